@@ -1,0 +1,1 @@
+"""Traces of decoding: recording, storing, loading and replaying them. Nothing yet."""

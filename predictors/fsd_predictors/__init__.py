@@ -1,0 +1,1 @@
+"""Acceptance predictors and the early stop they drive. Nothing yet."""
