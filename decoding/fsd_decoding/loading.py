@@ -1,0 +1,56 @@
+"""Loads models and tokenizers, and says plainly what is wrong when they cannot be used together.
+
+Knows transformers' Auto classes. Knows nothing of decoding.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fsd_decoding.errors import UsageError
+
+ModelSource = str | os.PathLike[str]
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None) -> Any:
+    """A causal LM in eval mode on `device`; dtype None is the checkpoint's own."""
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(os.fspath(source), dtype=_dtype(dtype))
+    except (OSError, ValueError) as error:
+        raise UsageError(_cannot_load("model", source, error)) from error
+    return model.to(device).eval()
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(os.fspath(source))
+    except (OSError, ValueError) as error:
+        raise UsageError(_cannot_load("tokenizer", source, error)) from error
+
+
+def _dtype(dtype: str | torch.dtype | None) -> Any:
+    if dtype is None:
+        return "auto"
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UsageError(f"dtype is {dtype!r}; it must be one of float32, bfloat16, float16, float64")
+    return found
+
+
+def _cannot_load(what: str, source: ModelSource, error: Exception) -> str:
+    reason = str(error).strip().split("\n")[0].rstrip(". ")
+    if Path(source).exists():
+        return f"{what} at {os.fspath(source)!r} cannot be loaded: {reason}"
+    return (
+        f"{what} {os.fspath(source)!r} is no local folder and cannot be had from the hub: {reason}; "
+        "--target and --draft also take paths of local folders"
+    )

@@ -1,0 +1,104 @@
+"""Feeds one Hugging Face causal LM with rows of different lengths.
+
+Knows positions, masks (full and sliding window) and vocabulary width. Knows nothing of drafting,
+acceptance or sampling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsd_decoding.cache import SlotCache
+from fsd_decoding.errors import UsageError
+
+_PREFILL_CHUNK = 256  # positions a forward of long prompts: bounds activations
+_REACH_STEP = 32  # slots read are rounded up to this, so that shapes repeat
+
+
+class ModelRunner:
+    """One model with its cache. Positions fed again overwrite, which is how a row is rolled back."""
+
+    def __init__(self, model: Any, rows: int, slots: int, vocabulary: int) -> None:
+        self.model, self.vocabulary = model, vocabulary
+        self.device = model.device
+        self.cache = SlotCache(rows, slots)
+        self._context = context_length(model)
+        self._masks = _mask_kinds(model.config.get_text_config())
+        self._additive = _attention(model) == "eager"
+
+    def logits(self, tokens: Tensor, positions: Tensor, reach: int, keep: int, rows: Tensor | None = None) -> Tensor:
+        """Feeds `tokens` at `positions`, both (B, Q), and returns logits of the last `keep`: (B, keep, V).
+
+        `reach` is one more than the largest position any row attends to; fp32, or fp64 for fp64 models.
+        """
+        reach = min(-(-reach // _REACH_STEP) * _REACH_STEP, self.cache.slots)
+        self.cache.aim(rows, positions, reach)
+        clamped = positions if self._context is None else positions.clamp_max(self._context - 1)
+        out = self.model(
+            input_ids=tokens,
+            position_ids=clamped,
+            attention_mask=self._mask(positions, reach),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits[..., : self.vocabulary]
+        logits: Tensor = out if out.dtype == torch.float64 else out.float()
+        return logits
+
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
+        """Caches positions 0 … until-1 of `rows`; `tokens` is (B, >= until), padded on the right.
+
+        A shorter row gets rubbish beyond its end, in slots it writes again before it reads them.
+        """
+        for start in range(0, until, _PREFILL_CHUNK):
+            stop = min(start + _PREFILL_CHUNK, until)
+            positions = torch.arange(start, stop, device=self.device).expand(len(rows), -1)
+            self.logits(tokens[:, start:stop], positions, stop, keep=1, rows=rows)
+
+    def _mask(self, positions: Tensor, reach: int) -> Any:
+        """4-D masks, which transformers hands to attention unchanged; a dict where layers differ."""
+        slot = torch.arange(reach, device=self.device)
+        behind = positions[:, None, :, None] - slot  # (B, 1, Q, reach); 0 is the query's own slot
+        masks = {}
+        for kind, window in self._masks.items():
+            visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+            masks[kind] = self._as_bias(visible) if self._additive else visible
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _as_bias(self, visible: Tensor) -> Tensor:
+        dtype = self.model.dtype
+        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible.device)
+        return torch.where(visible, torch.zeros((), dtype=dtype, device=visible.device), hidden)
+
+
+def context_length(model: Any) -> int | None:
+    """Positions the model was built for, or None where its configuration names no limit."""
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _attention(model: Any) -> str:
+    """ "sdpa" takes boolean masks, "eager" additive ones; others take none of ours."""
+    kind: str = model.config.get_text_config()._attn_implementation
+    if kind not in ("sdpa", "eager"):
+        raise UsageError(f"the model uses attention {kind!r}; load it with attn_implementation='sdpa' or 'eager'")
+    return kind
+
+
+def _mask_kinds(config: Any) -> dict[str, int | None]:
+    """Attention kinds of the layers -> window (None: full attention)."""
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if not kinds:
+        kinds = {"sliding_attention" if window else "full_attention"}
+    known = {"full_attention", "sliding_attention"}
+    if not kinds <= known:
+        odd = ", ".join(sorted(kinds - known))
+        raise UsageError(
+            f"{config.model_type} has layers of kind {odd}, whose cache cannot be rolled back; "
+            "use a model with full or sliding attention"
+        )
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}

@@ -1,0 +1,68 @@
+"""How a next token is drawn from logits: greedily, or by temperature, top-k and top-p.
+
+Knows the sampling settings and transformers' own warpers. Knows nothing of drafts or acceptance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from fsd_decoding import noise
+from fsd_decoding.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """temperature 0 is greedy; otherwise draft and target are both warped the same way first."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0.0 and math.isfinite(self.temperature)):
+            raise UsageError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top_k is {self.top_k}; it must be at least 1, or absent")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise UsageError(f"top_p is {self.top_p}; it must be in (0, 1], or absent")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @cached_property
+    def _warpers(self) -> LogitsProcessorList:
+        warpers = LogitsProcessorList([TemperatureLogitsWarper(float(self.temperature))])
+        if self.top_k is not None:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p is not None:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        return warpers
+
+    def warp(self, logits: Tensor) -> Tensor:
+        """Logits (B, N, V) as sampling sees them; unchanged when greedy."""
+        if self.greedy:
+            return logits
+        flat = logits.reshape(-1, logits.shape[-1])
+        no_prefix = torch.empty((flat.shape[0], 0), dtype=torch.int64, device=flat.device)
+        warped: Tensor = self._warpers(no_prefix, flat)  # type: ignore[arg-type]  # any integer tensor will do
+        return warped.view_as(logits)
+
+    def draw(self, warped: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """The token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N)."""
+        if self.greedy:
+            return warped.argmax(-1)
+        race = noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
+        return (torch.log_softmax(warped, -1) + race).argmax(-1)
