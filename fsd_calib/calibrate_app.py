@@ -1,0 +1,223 @@
+"""`fsd-calibrate`: finds the threshold of a task, certifies it, and writes a profile.
+
+Knows options, their checks and exit codes; all input is checked before the long work. Knows nothing of
+searching or measuring. Heavy imports stay inside functions: `--help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from fsd_decoding.errors import UsageError
+
+from fsd_calib.command_line import NOT_MET, RunInterruptedError, quiet_transformers, run
+from fsd_calib.tasks import TASKS
+from fsd_calib.wish import Wish
+
+NAME = "fsd-calibrate"
+_LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
+_EPILOG = """
+Example: fsd-calibrate --task arithmetic --min-acc 0.98
+
+Exit codes: 0 found and certified what was asked · 2 bad input · 3 could not be certified, or the speed not
+reached (the profile then says the best guess, and decoders run losslessly) · 130 interrupted
+"""
+_ASKED, _MODELS, _DATA, _DECODING = "What to ask for", "Models", "Problems and results", "Decoding"
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=_EPILOG)
+def command(
+    task: Annotated[
+        str,
+        typer.Option(help=f"What the models are to be good at: {', '.join(TASKS)}.", rich_help_panel=_ASKED),
+    ],
+    min_acc: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep at least this share of the target's accuracy (0.98: 98 %), as fast as that allows.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = None,
+    min_speed: Annotated[
+        float | None,
+        typer.Option(help="Make at least this many tokens/s, as accurately as that allows.", rich_help_panel=_ASKED),
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="How sure the certificate is to be.", rich_help_panel=_ASKED)
+    ] = 0.95,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The large model: hub id or local path. By default the bundled one for arithmetic, else "
+            f"{_LARGE_PAIR[0]}.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The small model, with the same tokenizer. By default the bundled one for arithmetic, else "
+            f"{_LARGE_PAIR[1]}.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda, cpu, … By default a GPU where there is one.", rich_help_panel=_MODELS),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16. By default the models' own.", rich_help_panel=_MODELS),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A file of problems, instead of the task's own.", rich_help_panel=_DATA),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Use at most this many problems.", rich_help_panel=_DATA)] = None,
+    seed: Annotated[
+        int, typer.Option(help="Of generated or picked problems, and of sampling.", rich_help_panel=_DATA)
+    ] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for profile.json and the measurements. By default fsd-profile/TASK.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Print the first prompt and stop.", rich_help_panel=_DATA)
+    ] = False,
+    rule: Annotated[
+        str,
+        typer.Option(help="When a drafted token is accepted: fsd or fsd-coupled.", rich_help_panel=_DECODING),
+    ] = "fsd-coupled",
+    divergence: Annotated[
+        str,
+        typer.Option(
+            help="What the threshold bounds, between the two models: js, ag or kl_qp.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = "js",
+    draft_length: Annotated[int, typer.Option(help="Tokens drafted a round.", rich_help_panel=_DECODING)] = 5,
+    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.", rich_help_panel=_DECODING)] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.", rich_help_panel=_DECODING)] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from this much probability.", rich_help_panel=_DECODING)
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="Problems decoded at once while calibrating.", rich_help_panel=_DECODING)
+    ] = 32,
+) -> None:
+    """Finds how fuzzy speculative decoding may be on a task: the threshold that is fastest while it keeps
+    the accuracy you ask for (or most accurate at the speed you ask for).
+
+    A small draft model proposes tokens and the target checks them. Accepting more than an exact check does
+    makes decoding faster and may cost accuracy. This command measures how much, certifies the choice on
+    problems that had no say in it, and writes profile.json, which fsd-generate and SpeculativeDecoder follow.
+    """
+    _check_task(task)
+    if show_prompt:
+        print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
+        return
+    Wish(min_acc, min_speed, confidence)
+    _check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
+    folder = out if out is not None else Path("fsd-profile") / task
+    _check_writable(folder)
+    _check_divergence(divergence)
+    _check_device(device)
+
+    from fsd_calib import calibrate
+    from fsd_calib.progress import stderr_progress
+    from fsd_calib.report import print_report
+
+    quiet_transformers()
+    large, small = _models(task, target, draft)
+    try:
+        profile = calibrate(
+            task, target=large, draft=small, min_acc=min_acc, min_speed=min_speed,
+            confidence=confidence, rule=rule, divergence=divergence, draft_length=draft_length,
+            temperature=temperature, top_k=top_k, top_p=top_p, limit=limit, data=data, seed=seed,
+            batch_size=batch_size, device=device, dtype=dtype, out=folder, progress=stderr_progress(),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        raise RunInterruptedError(_on_disk(folder)) from None
+    print_report(profile, folder / "profile.json")
+    if not profile.met:
+        raise typer.Exit(NOT_MET)
+
+
+def main() -> None:
+    sys.exit(run(app, NAME))
+
+
+def _models(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
+    """What was given, and the defaults where nothing was."""
+    if target is not None and draft is not None:
+        return target, draft
+    default_target, default_draft = _default_pair(task)
+    return target or default_target, draft or default_draft
+
+
+def _default_pair(task: str) -> tuple[str, str]:
+    if task != "arithmetic":
+        return _LARGE_PAIR
+    from fsd_data import pair_paths
+
+    target, draft = pair_paths()
+    return str(target), str(draft)
+
+
+def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, target: str) -> str:
+    from fsd_decoding.loading import load_tokenizer
+
+    from fsd_calib.tasks import load_task
+
+    return load_task(task, seed, limit, data, load_tokenizer(target)).problems[0].prompt
+
+
+def _check_task(task: str) -> None:
+    if task not in TASKS:
+        raise UsageError(f"--task {task!r} is unknown; the tasks are {', '.join(TASKS)}")
+
+
+def _check_at_least_one(values: dict[str, int | None]) -> None:
+    for option, value in values.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{option} is {value}; it must be at least 1")
+
+
+def _check_divergence(divergence: str) -> None:
+    from fsd_decoding.divergence import formula_of
+
+    formula_of(divergence)
+
+
+def _check_device(device: str | None) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UsageError(f"--device {device!r} cannot be used here: {reason}") from error
+
+
+def _check_writable(folder: Path) -> None:
+    """Writes there and takes it away again: permission bits alone do not tell."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {str(folder)!r} cannot be written: {error.strerror}; choose another folder") from error
+
+
+def _on_disk(folder: Path) -> str:
+    files = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return f"{folder} holds what was measured: {', '.join(files)}" if files else f"{folder} holds nothing yet"

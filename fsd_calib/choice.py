@@ -1,0 +1,101 @@
+"""From a wish to frozen configurations, on the tuning part alone.
+
+Knows what to search for and which of the tried thresholds to put to the test, in which order. Knows
+nothing of the certification part but its size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fsd_calib.measure import Bench, Configuration, Measurement
+from fsd_calib.power import power
+from fsd_calib.search import Evaluate, ShareScale, search_threshold
+from fsd_calib.speed import time_interleaved
+from fsd_calib.wish import Wish
+
+_CHANCES = (0.95, 0.8, 0.5, 0.2)  # of passing: the frozen sequence has at most one configuration for each
+_WANTED_CHANCE = 0.8  # where the bisection closes in
+_SPEED_MARGIN = 1.02  # predicted over asked, because timings are noisy
+_TIMED_PROBLEMS = 10
+
+
+class Chooser:
+    """Searches thresholds of one (rule, divergence, draft length)."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        fuzzy: Configuration,
+        alone: Measurement,
+        scale: ShareScale,
+        wish: Wish,
+        trials: int,
+        journal: Path | None,
+    ) -> None:
+        self._bench, self._fuzzy, self._alone, self._scale = bench, fuzzy, alone, scale
+        self._wish, self._trials, self._journal = wish, trials, journal
+
+    def sequence(self) -> list[Configuration]:
+        """The configurations to put to the test, safest first; never empty."""
+        return self._keeping_accuracy() if self._wish.min_acc is not None else [self._reaching_speed()]
+
+    def _keeping_accuracy(self) -> list[Configuration]:
+        def evaluate(threshold: float) -> tuple[float, float]:
+            measured = self._measure(threshold)
+            return measured.tokens_per_round, _WANTED_CHANCE - self._chance(measured)
+
+        self._search(evaluate, upward=True)
+        tried = self._bench.measured(self._fuzzy, "tuning")
+        rungs = {
+            max(able, key=_threshold)
+            for chance in _CHANCES
+            if (able := [m for m in tried if self._chance(m) >= chance])
+        }
+        chosen = sorted(rungs, key=_threshold) or [min(tried, key=_threshold)]
+        return [measured.configuration for measured in chosen]
+
+    def _chance(self, measured: Measurement) -> float:
+        """Of passing the test on the certification part, if the tuning part shows the truth."""
+        seen = measured.against(self._alone)
+        assert self._wish.min_acc is not None
+        return power(
+            problems=len(self._bench.problems["certification"]),
+            accuracy=self._alone.accuracy,
+            churn=seen.churn,
+            retention=seen.retention,
+            wanted=self._wish.min_acc,
+            confidence=self._wish.confidence,
+        )
+
+    def _reaching_speed(self) -> Configuration:
+        seconds = self._seconds_per_round()
+
+        def evaluate(threshold: float) -> tuple[float, float]:
+            measured = self._measure(threshold)
+            assert self._wish.min_speed is not None
+            predicted = measured.tokens_per_round / seconds
+            return measured.tokens_per_round, _SPEED_MARGIN * self._wish.min_speed - predicted
+
+        self._search(evaluate, upward=False)
+        tried = self._bench.measured(self._fuzzy, "tuning")
+        enough = [m for m in tried if evaluate(_threshold(m))[1] <= 0]
+        chosen = min(enough, key=_threshold) if enough else max(tried, key=lambda m: m.tokens_per_round)
+        return chosen.configuration
+
+    def _seconds_per_round(self) -> float:
+        """At batch 1; a round takes the same time whatever it accepts, so one threshold tells for all."""
+        middle = self._fuzzy.at(self._scale.threshold(self._scale.lowest))
+        problems = self._bench.problems["tuning"][:_TIMED_PROBLEMS]
+        return time_interleaved(self._bench, [middle], problems)[middle].seconds_per_round
+
+    def _measure(self, threshold: float) -> Measurement:
+        return self._bench.measure(self._fuzzy.at(threshold), "tuning")
+
+    def _search(self, evaluate: Evaluate, upward: bool) -> None:
+        search_threshold(evaluate, self._scale, upward=upward, trials=self._trials, journal=self._journal)
+
+
+def _threshold(measured: Measurement) -> float:
+    assert measured.configuration.threshold is not None
+    return measured.configuration.threshold

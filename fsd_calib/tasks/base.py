@@ -1,0 +1,121 @@
+"""What a task is: problems with their prompts, a grader, and when a model's answer ends.
+
+Knows how the parts of a task come together. Knows no particular task, and no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from fsd_calib.tasks.answers import same_answer
+from fsd_calib.tasks.prompts import (
+    STEP_BY_STEP,
+    STOP,
+    Exemplar,
+    chat_prompts,
+    has_chat_template,
+    plain_prompt,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Part = Literal["tuning", "certification"]
+Grader = Callable[[str, str], bool]  # (reference, text) -> whether the text's answer is right
+
+
+class Example(NamedTuple):
+    """A problem as its source gives it, without a prompt."""
+
+    question: str
+    answer: str
+    part: Part | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    id: int  # of the question alone: the same in any subset and order, and the key of its noise
+    question: str
+    prompt: str
+    reference: str  # the whole reference answer, working included
+    part: Part | None  # None: the source names no parts
+
+
+@dataclass(frozen=True)
+class Task:
+    """Problems ready to be given to one model, and what is needed to judge its texts."""
+
+    name: str
+    problems: tuple[Problem, ...]
+    max_new_tokens: int
+    stop: tuple[str, ...]  # strings that end an answer, beside the model's own end of text
+    source: str  # where the problems came from, as a profile records it
+    grader: Grader
+
+    def grade(self, problem: Problem, text: str) -> bool:
+        """Whether `text`, a model's whole answer, is right."""
+        return self.grader(problem.reference, text)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of all questions and references, in order. Prompts are not part of it."""
+        digest = hashlib.sha256()
+        for problem in self.problems:
+            digest.update(json.dumps([problem.question, problem.reference]).encode() + b"\n")
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """One kind of task: what is its own, in one small file each."""
+
+    name: str
+    read: Callable[[int, int | None, Path | None], tuple[Sequence[Example], str]]
+    """(seed, limit, data) -> at most `limit` examples, and their source in words."""
+    exemplars: Callable[[PreTrainedTokenizerBase | None], Sequence[Exemplar]]
+    """What a model without a chat template is shown first."""
+    max_new_tokens: int
+    instruction: str = STEP_BY_STEP
+    grader: Grader = same_answer
+
+    def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
+        """The task with its prompts in the form that suits `tokenizer`'s model."""
+        examples, source = self.read(seed, limit, data)
+        prompt_of, stop = self._prompts(tokenizer)
+        problems = tuple(
+            Problem(_id(e.question), e.question, prompt_of(e.question), e.answer, e.part) for e in examples
+        )
+        return Task(self.name, problems, self.max_new_tokens, stop, source, self.grader)
+
+    def _prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Callable[[str], str], tuple[str, ...]]:
+        if tokenizer is not None and has_chat_template(tokenizer):
+            return chat_prompts(tokenizer, self.instruction), ()
+        exemplars = self.exemplars(tokenizer)
+        return lambda question: plain_prompt(exemplars, question), STOP
+
+
+def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[Example]:
+    """At most `limit` examples, in their own order, chosen by `seed`; a smaller choice lies within a larger.
+
+    The parts share the limit in proportion to their sizes, and from 2 on each of two has one at least.
+    """
+    parts: defaultdict[Part | None, list[int]] = defaultdict(list)
+    for index, example in enumerate(examples):
+        parts[example.part].append(index)
+    ranked: list[tuple[float, int]] = []  # the n-th choice of a part of size s ranks n / s
+    for part, members in parts.items():
+        Random(f"fsd-calib/{seed}/{part}").shuffle(members)
+        ranked += [(n / len(members), index) for n, index in enumerate(members)]
+    return [examples[index] for index in sorted(index for _, index in sorted(ranked)[:limit])]
+
+
+def _id(question: str) -> int:
+    return int.from_bytes(hashlib.sha256(question.encode()).digest()[:6], "big")

@@ -1,0 +1,89 @@
+"""Problems from a file: one JSON object a line, `question` and `answer`, the answer ending in `#### N`.
+
+This is GSM8K's original form. Knows what can be wrong with such a file; every complaint names file and
+line. Knows nothing of tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from fsd_decoding.errors import UsageError
+
+from fsd_calib.tasks.answers import MARK, marked_number
+from fsd_calib.tasks.base import Example
+
+
+def read_examples(path: Path) -> list[Example]:
+    """All problems of a file, in order. White space around texts is dropped, blank lines are passed over.
+
+    Raises UsageError for anything else than problems in this form. A question that occurs twice is an error
+    too: it would count as two pieces of evidence in a certificate; the file's owner decides which to keep.
+    """
+    numbered = [(number, _example(path, number, line)) for number, line in _lines(path) if line.strip()]
+    if not numbered:
+        raise UsageError(f"data file {path}: it is empty; it must hold one problem a line")
+    _refuse_repeats(path, numbered)
+    return [example for _, example in numbered]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers; read as bytes so that a bad byte is found in its line."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.decode("utf-8-sig")  # some editors write a byte-order mark
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}, line {number}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+    except (OSError, ValueError) as error:  # ValueError: a name no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"data file {path}: cannot be read ({reason}); give a JSON Lines file") from None
+
+
+def _example(path: Path, number: int, line: str) -> Example:
+    where = f"{path}, line {number}"
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg}, column {error.colno}"
+        raise UsageError(f"{where}: not JSON ({reason}); each line must be one object") from None
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        raise UsageError(f"{where}: JSON that cannot be read ({error}); simplify it") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"{where}: not a JSON object; each line must hold a question and an answer")
+    question, answer = _text(where, row, "question"), _text(where, row, "answer")
+    if marked_number(answer) is None:
+        raise UsageError(f"{where}: the answer does not end in '{MARK} N'; N must be its final number")
+    return Example(question, answer)
+
+
+def _text(where: str, row: dict[str, object], field: str) -> str:
+    if field not in row:
+        raise UsageError(f"{where}: no field {field!r}; each line must hold a question and an answer")
+    text = row[field]
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(f"{where}: field {field!r} is {json.dumps(text)[:40]}; it must be a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{where}: field {field!r} holds half a character (a lone surrogate); write it whole"
+        ) from None
+    return text.strip()
+
+
+def _refuse_repeats(path: Path, numbered: list[tuple[int, Example]]) -> None:
+    first: dict[str, int] = {}
+    repeats = [
+        (number, first[example.question])
+        for number, example in numbered
+        if first.setdefault(example.question, number) != number
+    ]
+    if repeats:
+        number, original = repeats[0]
+        raise UsageError(
+            f"{path}, line {number}: repeats the question of line {original}; "
+            f"each may occur once, remove the others ({len(repeats)} repeated lines in all)"
+        )

@@ -1,0 +1,69 @@
+"""The split: the same question is always on the same side."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsd_calib.split import CERTIFICATION_SHARE, tuning_and_certification
+
+
+@dataclass(frozen=True)
+class Asked:
+    question: str
+    part: Literal["tuning", "certification"] | None = None
+
+
+PARTS = st.sampled_from(["tuning", "certification", None])
+PROBLEMS = st.lists(st.builds(Asked, st.text(), PARTS), unique_by=lambda problem: problem.question)
+MANY = [Asked(f"How many apples are {i} apples?") for i in range(20_000)]
+
+
+@given(PROBLEMS, st.randoms(use_true_random=False))
+def test_neither_order_nor_company_matters(problems: list[Asked], random: Random) -> None:
+    tuning, certification = tuning_and_certification(problems)
+    some = random.sample(problems, len(problems) // 2)
+    tuning_of_some, certification_of_some = tuning_and_certification(some)
+    assert set(tuning_of_some) == set(tuning) & set(some)
+    assert set(certification_of_some) == set(certification) & set(some)
+
+
+@given(PROBLEMS)
+def test_every_problem_is_in_one_part_in_the_given_order(problems: list[Asked]) -> None:
+    tuning, certification = tuning_and_certification(problems)
+    assert not set(tuning) & set(certification)
+    for part in (tuning, certification):
+        assert part == [problem for problem in problems if problem in part]
+    assert len(tuning) + len(certification) == len(problems)
+
+
+@given(PROBLEMS)
+def test_parts_given_by_the_data_are_honoured(problems: list[Asked]) -> None:
+    tuning, certification = tuning_and_certification(problems)
+    assert all(problem.part != "certification" for problem in tuning)
+    assert all(problem.part != "tuning" for problem in certification)
+
+
+@pytest.mark.parametrize("share", [CERTIFICATION_SHARE, 0.5, 0.05])
+def test_the_share_is_what_was_asked(share: float) -> None:
+    """Five standard deviations of a fair draw: another salt would fail with probability 6e-7."""
+    _, certification = tuning_and_certification(MANY, share)
+    allowed = 5 * math.sqrt(share * (1 - share) * len(MANY))
+    assert abs(len(certification) - share * len(MANY)) < allowed
+
+
+@pytest.mark.parametrize(("share", "certified"), [(0.0, 0), (1.0, 100)])
+def test_all_and_nothing(share: float, certified: int) -> None:
+    assert len(tuning_and_certification(MANY[:100], share)[1]) == certified
+
+
+def test_the_split_is_the_one_that_was_used_before() -> None:
+    """Changing it lets a later run search on what an earlier one certified with."""
+    _, certification = tuning_and_certification(MANY[:16])
+    assert [MANY.index(problem) for problem in certification] == [1, 2, 3, 5, 6, 7, 9, 10, 11, 12, 13, 14]
