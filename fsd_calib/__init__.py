@@ -10,11 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fsd_decoding.decoder import SpeculativeDecoder
-    from fsd_decoding.profile import ThresholdProfile
-
     from fsd_calib.calibration import calibrate
     from fsd_calib.tasks import load_task
+    from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.profile import ThresholdProfile
 
 __all__ = ["SpeculativeDecoder", "ThresholdProfile", "calibrate", "load_task"]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from fsd_decoding.errors import UsageError
 
 from fsd_calib.command_line import NOT_MET, RunInterruptedError, quiet_transformers, run
 from fsd_calib.tasks import TASKS
 from fsd_calib.wish import Wish
+from fsd_decoding.errors import UsageError
 
 NAME = "fsd-calibrate"
 _LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
@@ -174,9 +174,8 @@ def _default_pair(task: str) -> tuple[str, str]:
 
 
 def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, target: str) -> str:
-    from fsd_decoding.loading import load_tokenizer
-
     from fsd_calib.tasks import load_task
+    from fsd_decoding.loading import load_tokenizer
 
     return load_task(task, seed, limit, data, load_tokenizer(target)).problems[0].prompt
 

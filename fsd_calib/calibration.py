@@ -7,15 +7,8 @@ certification part, time what was chosen. How each step is done is in the module
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
-from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.rules import rule_named
-from fsd_decoding.sampling import Sampling
 
 from fsd_calib.certify import certify_sequence
 from fsd_calib.choice import Chooser
@@ -27,6 +20,11 @@ from fsd_calib.speed import time_interleaved
 from fsd_calib.split import tuning_and_certification
 from fsd_calib.tasks import Task, load_task
 from fsd_calib.wish import Wish
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.rules import RULES, rule_named
+from fsd_decoding.sampling import Sampling
 
 _TUNING_PROBLEMS = 1000  # at most: beyond this the certification part decides what can be shown
 _SCALE_PROBLEMS = 100  # enough to learn how divergences are distributed
@@ -48,7 +46,7 @@ def calibrate(
         task: a task's name, or a `Task` whose prompts suit the target.
         target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed).
         out: folder for `profile.json`, every decoding (`decodings.jsonl`) and Optuna's journal
-            (`study.log`); None writes nothing.
+            (`study.log`), both appended to by later runs; None writes nothing.
         trials: thresholds tried on the tuning part.
 
     Returns:
@@ -59,7 +57,8 @@ def calibrate(
     """
     wish = Wish(min_acc, min_speed, confidence)
     if not rule_named(rule).fuzzy:
-        raise UsageError(f"rule {rule!r} has no threshold to calibrate")
+        fuzzy = ", ".join(name for name, known in RULES.items() if known.fuzzy)
+        raise UsageError(f"rule {rule!r} has no threshold to calibrate; those that have: {fuzzy}")
     decoder = SpeculativeDecoder.from_pretrained(
         target, draft, rule=rule, divergence=divergence, draft_length=draft_length, device=device, dtype=dtype,
         seed=seed, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
@@ -85,7 +84,7 @@ def _bench(decoder: SpeculativeDecoder, task: Task, batch_size: int, folder: Pat
 
 
 def _run(bench: Bench, wish: Wish, trials: int, folder: Path | None) -> ThresholdProfile:
-    started, decoder = datetime.now(UTC), bench.decoder
+    decoder = bench.decoder
     fuzzy = Configuration(decoder.rule, decoder.divergence, decoder.draft_length)
     alone, sd, lossless = (fuzzy.under(rule) for rule in ("target", "sd", rule_named(fuzzy.rule).lossless))
     on_tuning = bench.measure(alone, "tuning")
@@ -104,4 +103,4 @@ def _run(bench: Bench, wish: Wish, trials: int, folder: Path | None) -> Threshol
     result = certify_sequence(outcomes, wish.min_acc, wish.confidence)
     tried = [measured.configuration for measured in bench.measured(fuzzy, "tuning")]
     clocks = time_interleaved(bench, [alone, sd, *tried], bench.problems["tuning"][:_TIMED_PROBLEMS])
-    return to_profile(Findings(bench, started, wish, alone, sd, fuzzy, frozen, result, clocks))
+    return to_profile(Findings(bench, wish, alone, sd, fuzzy, frozen, result, clocks))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import typer
+
 from fsd_decoding.errors import UsageError
 
 FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130

@@ -8,9 +8,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from importlib.metadata import version
 
+from fsd_calib.certify import METHOD, Evidence, Verdict
+from fsd_calib.measure import Bench, Configuration, Measurement, PartName
+from fsd_calib.speed import Clock
+from fsd_calib.wish import Wish
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile import ThresholdProfile
@@ -27,11 +30,6 @@ from fsd_decoding.profile_parts import (
     TokensPerRound,
 )
 
-from fsd_calib.certify import METHOD, Evidence, Verdict
-from fsd_calib.measure import Bench, Configuration, Measurement, PartName
-from fsd_calib.speed import Clock
-from fsd_calib.wish import Wish
-
 _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
 _PARTS: tuple[PartName, ...] = ("tuning", "certification")
 
@@ -41,7 +39,6 @@ class Findings:
     """Everything a calibration learned. `verdict.tested` are the first ones of `frozen`."""
 
     bench: Bench
-    started: datetime
     wish: Wish
     alone: Configuration
     sd: Configuration
@@ -74,7 +71,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
     alone, fuzzy = (found.bench.measure(c, "certification") for c in (found.alone, chosen))
     assert chosen.threshold is not None
     return ThresholdProfile(
-        created=found.started,
+        created=found.bench.started,
         task=found.bench.task.name,
         data=_data(found.bench),
         target=ModelInfo.of(decoder.target),

@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import torch
-from fsd_decoding.decoder import Result, SpeculativeDecoder
-from fsd_decoding.engine import Observer
-from fsd_decoding.rules import Proposal
 from torch import Tensor
 
 from fsd_calib.certify import Outcomes
 from fsd_calib.progress import Progress
 from fsd_calib.tasks import Problem, Task
+from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.engine import Observer
+from fsd_decoding.rules import Proposal
 
 PartName = Literal["tuning", "certification"]
 OnFinish = Callable[[int, Result], None]
@@ -87,6 +88,7 @@ class Bench:
         progress: Progress,
     ) -> None:
         self.decoder, self.task, self.progress = decoder, task, progress
+        self.started = datetime.now(UTC)
         self.problems: dict[PartName, Sequence[Problem]] = {"tuning": tuning, "certification": certification}
         self._batch_size, self._journal = batch_size, journal
         self._done: dict[tuple[Configuration, PartName], Measurement] = {}
@@ -165,7 +167,8 @@ class Bench:
         with self._journal.open("a") as file:
 
             def write(configuration: Configuration, part: PartName, problem: Problem, result: Result) -> None:
-                row = asdict(configuration) | {"part": part, "problem": problem.id} | _summary(result)
+                row = {"run": self.started.isoformat(), **asdict(configuration), "part": part, "problem": problem.id}
+                row |= _summary(result)
                 row["correct"] = self.task.grade(problem, result.text)
                 file.write(json.dumps(row) + "\n")
                 file.flush()

@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from fsd_decoding.errors import UsageError
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import binom
 
 from fsd_calib.certify import p_values
+from fsd_decoding.errors import UsageError
 
 _MOST = 10_000_000  # problems; who would need more cannot get there
 _POINTS = 150  # losses, and as many gains, that are looked at
 _SPREAD = ndtri((np.arange(9) + 0.5) / 9)  # a normal law in nine equally likely points
 _TINY = 1e-12
+_ROUNDING = 1e-9  # of a share
 
 
 class Cells(NamedTuple):
@@ -38,12 +39,12 @@ def cells(accuracy: float, churn: float, retention: float) -> Cells:
     """
     lost = (churn + (1 - retention) * accuracy) / 2
     found = Cells(accuracy - lost, lost, churn - lost, 1 - accuracy - churn + lost)
-    if not min(found) > -1e-9:
+    if not min(found) > -_ROUNDING:
         raise UsageError(
             f"accuracy {accuracy}, churn {churn} and retention {retention} contradict each other: "
             f"the shares of outcomes would be {', '.join(f'{n} {x:.4g}' for n, x in found._asdict().items())}"
         )
-    return Cells(*(max(x, 0.0) for x in found))
+    return Cells(*(x if x > _ROUNDING else 0.0 for x in found))
 
 
 def power(*, problems: int, accuracy: float, churn: float, retention: float, wanted: float, confidence: float) -> float:

@@ -10,12 +10,13 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.profile_parts import Certificate, CurvePoint, Source
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.profile_parts import Certificate, CurvePoint, Source
 
 _MARKS: dict[Source, str] = {"certification": "¹", "tuning": "²"}
 _NONE = "–"

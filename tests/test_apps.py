@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fsd_calib import calibrate_app, generate_app
+from fsd_calib.command_line import run
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.divergence import DIVERGENCE_VERSION, DIVERGENCES
 from fsd_decoding.fingerprint import tokenizer_fingerprint
@@ -21,10 +25,6 @@ from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.profile_parts import ModelInfo
 from fsd_decoding.rules import RULES
 from profiles import UNCERTIFIED, profile
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from fsd_calib import calibrate_app, generate_app
-from fsd_calib.command_line import run
 
 GOOD = ["--task", "arithmetic", "--min-acc", "0.98"]
 

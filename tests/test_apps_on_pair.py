@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from fsd_decoding.profile import ThresholdProfile
 
 from fsd_calib import calibrate_app, generate_app
 from fsd_calib.command_line import run
+from fsd_decoding.profile import ThresholdProfile
 
 pytestmark = pytest.mark.slow
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fsd_decoding.errors import UsageError
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, norm
 
 from fsd_calib.certify import Outcomes, certify_sequence, lower_bound, p_value, p_values
+from fsd_decoding.errors import UsageError
 
 EXAMPLE = Outcomes(1020, 40, 35, 224)
 

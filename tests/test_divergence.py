@@ -9,11 +9,12 @@ import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
 import torch
-from fsd_decoding.divergence import DIVERGENCES, divergence
-from fsd_decoding.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
+
+from fsd_decoding.divergence import DIVERGENCES, divergence
+from fsd_decoding.errors import UsageError
 
 LOGITS = arrays.arrays(np.float64, (2, 7), elements=st.floats(-12, 12))
 

@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fsd_decoding.decoder import Result, SpeculativeDecoder
-from fsd_decoding.errors import UsageError
-from fsd_decoding.rules import Proposal
-from tiny import EOS, VOCABULARY, llama, random_model, word_tokenizer
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
@@ -24,6 +20,11 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.rules import Proposal
+from tiny import EOS, VOCABULARY, llama, random_model, word_tokenizer
 
 NEW = 24
 LOSSLESS = ["sd", "coupled", "fsd", "fsd-coupled"]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCE_VERSION
@@ -17,7 +19,6 @@ from fsd_decoding.fingerprint import model_fingerprint, tokenizer_difference, to
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.profile_parts import ModelInfo
 from profiles import UNCERTIFIED, profile
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 WORDS = ["Ann has 12 red apples and 34 green pears.", "How many apples does Ann have now?"]
 

@@ -8,12 +8,12 @@ from itertools import accumulate, product
 
 import numpy as np
 import pytest
-from fsd_decoding.errors import UsageError
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
 from fsd_calib.certify import Outcomes, certify_sequence, p_values
 from fsd_calib.power import Cells, cells
+from fsd_decoding.errors import UsageError
 
 DELTA = 1 - 0.95
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from scipy.stats import chisquare, kstest
+
 from fsd_decoding import noise
 from fsd_decoding.noise import Stream
 from fsd_decoding.sampling import Sampling
-from scipy.stats import chisquare, kstest
 
 STORED = [
     [[430047521, 1141739570], [758325299, 2024789632]],

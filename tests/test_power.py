@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fsd_decoding.errors import UsageError
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsd_calib.certify import Outcomes, p_values
 from fsd_calib.power import cells, power, problems_needed
+from fsd_decoding.errors import UsageError
 
 
 def chance(problems: int, churn: float, retention: float, accuracy: float = 0.8, wanted: float = 0.98) -> float:
@@ -84,6 +84,11 @@ def test_power_where_nothing_can_flip() -> None:
     assert chance(149, 0.0, 1.0, accuracy=1.0) == 1.0
     assert chance(1000, 0.0, 1.0, accuracy=0.0) == 0.0
     assert chance(0, 0.01, 1.0) == 0.0
+
+
+def test_a_chance_that_is_only_rounding_is_none() -> None:
+    assert chance(500, 1e-310, 1.0, accuracy=1e-310) == 0.0
+    assert chance(500, 1e-17, 1.0) == chance(500, 0.0, 1.0)
 
 
 def test_harder_wishes_have_less_power() -> None:

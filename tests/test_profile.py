@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsd_decoding.errors import UsageError
-from fsd_decoding.profile import ThresholdProfile
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import UNCERTIFIED, profile, values
 from pydantic import ValidationError
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile import ThresholdProfile
+from profiles import UNCERTIFIED, profile, values
 
 # The schema
 

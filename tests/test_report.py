@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profiles import UNCERTIFIED, profile
 from rich.console import Console
 
 from fsd_calib.progress import Bars, Lines, Silent
 from fsd_calib.report import print_report, usage, verdict
+from profiles import UNCERTIFIED, profile
 
 SPEED_MISSED = {**UNCERTIFIED, "certificate.wanted": None, "estimate": None, "speed.wanted": 90.0}
 

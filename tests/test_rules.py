@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
+from scipy.stats import chisquare
+
 from fsd_decoding import noise
 from fsd_decoding.divergence import divergence
 from fsd_decoding.errors import UsageError
 from fsd_decoding.rules import RULES, Proposal, rule_named
 from fsd_decoding.sampling import Sampling
-from scipy.stats import chisquare
 
 FALSE_ALARM = 1e-6
 DRAFTING = [name for name, rule in RULES.items() if rule.drafts]

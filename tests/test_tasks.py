@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsd_data.problems import GeneratedProblem, generate, part_of
-from fsd_data.tokenizer import build_tokenizer
-from fsd_decoding.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from fsd_calib.tasks import TASKS, Task, load_task
 from fsd_calib.tasks.base import Example, pick
+from fsd_data.problems import GeneratedProblem, generate, part_of
+from fsd_data.tokenizer import build_tokenizer
+from fsd_decoding.errors import UsageError
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
 QWEN = (  # the part of Qwen2.5's template that serves plain messages

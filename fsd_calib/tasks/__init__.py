@@ -10,11 +10,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_decoding.errors import UsageError
-
 from fsd_calib.tasks.arithmetic import ARITHMETIC
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.tasks.gsm8k import GSM8K
+from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,11 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_data.problems import generate
-from fsd_decoding.errors import UsageError
-
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.prompts import Exemplar
+from fsd_data.problems import generate
+from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

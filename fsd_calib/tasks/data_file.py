@@ -10,10 +10,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from fsd_decoding.errors import UsageError
-
 from fsd_calib.tasks.answers import MARK, marked_number
 from fsd_calib.tasks.base import Example
+from fsd_decoding.errors import UsageError
 
 
 def read_examples(path: Path) -> list[Example]:
