@@ -22,6 +22,7 @@ from fsd_calib.tasks import Task, load_task
 from fsd_calib.wish import Wish
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
+from fsd_decoding.loading import shared_tokenizer
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.rules import RULES, rule_named
 from fsd_decoding.sampling import Sampling
@@ -59,11 +60,12 @@ def calibrate(
     if not rule_named(rule).fuzzy:
         fuzzy = ", ".join(name for name, known in RULES.items() if known.fuzzy)
         raise UsageError(f"rule {rule!r} has no threshold to calibrate; those that have: {fuzzy}")
+    shared = shared_tokenizer(target, draft, tokenizer)
+    problems = task if isinstance(task, Task) else load_task(task, seed, limit, data, shared)
     decoder = SpeculativeDecoder.from_pretrained(
         target, draft, rule=rule, divergence=divergence, draft_length=draft_length, device=device, dtype=dtype,
-        seed=seed, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
+        seed=seed, tokenizer=shared, sampling=Sampling(temperature, top_k, top_p),
     )  # fmt: skip
-    problems = task if isinstance(task, Task) else load_task(task, seed, limit, data, decoder.tokenizer)
     folder = Path(out) if out is not None else None
     bench = _bench(decoder, problems, batch_size, folder, progress or Silent())
     profile = _run(bench, wish, trials, folder)

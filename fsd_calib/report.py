@@ -63,7 +63,7 @@ def profile_table(profile: ThresholdProfile) -> Table:
 def verdict(profile: ThresholdProfile) -> str:
     """What was shown and what was not, in plain sentences."""
     said = _certified(profile) if profile.certificate.certified else _not_certified(profile)
-    return " ".join([said, _speed_asked(profile), _counts(profile.certificate)]).replace("  ", " ")
+    return " ".join(filter(None, [said, _gain(profile), _speed_asked(profile), _counts(profile.certificate)]))
 
 
 def usage(profile: ThresholdProfile, path: Path) -> str:
@@ -145,6 +145,17 @@ def _not_certified(profile: ThresholdProfile) -> str:
         bound = "" if guess.lower_bound is None else f", lower bound {_bound(guess.lower_bound)}"
         said += f" The best guess is T = {guess.threshold:.4g}: retention {_percent(guess.retention)}{bound}."
     return said
+
+
+def _gain(profile: ThresholdProfile) -> str:
+    """How much faster, where there is something to be glad of."""
+    if not profile.certificate.certified:
+        return ""
+    speed, paces = profile.speed, profile.tokens_per_round
+    return (
+        f"It makes {paces.chosen / paces.sd:.2f}x the tokens a round of sd, {speed.chosen / speed.sd:.2f}x its "
+        f"{speed.unit} and {speed.chosen / speed.target:.2f}x those of the target alone."
+    )
 
 
 def _speed_asked(profile: ThresholdProfile) -> str:

@@ -217,7 +217,8 @@ def test_padding_of_the_vocabulary_is_never_emitted(prompts: list[list[int]]) ->
 
 
 BAD_CALLS: list[tuple[str, dict[str, object]]] = [
-    ("prompts is empty", {"prompts": []}),
+    (r"prompts is \[\]", {"prompts": []}),
+    ("prompts is 'w5'", {"prompts": "w5"}),
     ("prompt 1 is empty", {"prompts": [[5], []]}),
     ("prompt 0 has 120 tokens", {"prompts": [[5] * 120]}),
     ("max_new_tokens is 0", {"max_new_tokens": 0}),

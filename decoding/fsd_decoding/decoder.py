@@ -6,7 +6,6 @@ Knows tokenizers, prompts, stop strings and profiles. The loop itself is `engine
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from fsd_decoding.divergence import formula_of
 from fsd_decoding.drafter import ModelDrafter
 from fsd_decoding.engine import Engine, FinishReason, Observer, Request, Row, Settings
 from fsd_decoding.errors import UsageError
-from fsd_decoding.fingerprint import tokenizer_difference
-from fsd_decoding.loading import default_device, load_model, load_tokenizer
+from fsd_decoding.loading import default_device, is_source, load_model, shared_tokenizer
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.rules import rule_named
 from fsd_decoding.runner import ModelRunner, context_length
@@ -94,9 +92,9 @@ class SpeculativeDecoder:
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.
         """
-        shared = _shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
+        shared = shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
         place = device or default_device()
-        models = [load_model(m, place, dtype) if _is_source(m) else m for m in (target, draft)]
+        models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
         decoder = cls(
             models[0], models[1], shared, rule=rule, divergence=divergence, threshold=threshold,
             draft_length=draft_length, seed=seed, sampling=sampling,
@@ -147,8 +145,8 @@ class SpeculativeDecoder:
 
         Args:
             prompts: texts, or lists of token ids taken as they are.
-            temperature, top_k, top_p: 0 is greedy; without a temperature, the profile's sampling (greedy
-                where there is none).
+            temperature, top_k, top_p: 0 is greedy; without a temperature the profile's, and without all three
+                its whole sampling (greedy where there is no profile).
             rule, threshold, draft_length: for this call instead of the decoder's; `threshold` may be one a
                 prompt.
             ids: one stable integer a prompt, the key of its noise; default: its index.
@@ -159,7 +157,7 @@ class SpeculativeDecoder:
         Raises:
             UsageError: an empty prompt or batch, a prompt beyond the context, or a bad setting.
         """
-        sampling = self.sampling if temperature is None else Sampling(temperature, top_k, top_p)
+        sampling = self._sampling(temperature, top_k, top_p)
         thresholds = self._thresholds(threshold, len(prompts))
         chosen = rule_named(rule or self.rule)
         length = self.draft_length if draft_length is None else draft_length
@@ -182,6 +180,11 @@ class SpeculativeDecoder:
                 on_finish(index, finished[index])
         return [finished[i] for i in range(len(requests))]
 
+    def _sampling(self, temperature: float | None, top_k: int | None, top_p: float | None) -> Sampling:
+        if temperature is None and top_k is None and top_p is None:
+            return self.sampling
+        return Sampling(self.sampling.temperature if temperature is None else temperature, top_k, top_p)
+
     def _engine(self, settings: Settings, rows: int, slots: int) -> Engine:
         vocabulary = min(m.get_output_embeddings().weight.shape[0] for m in (self.target, self.draft))
         target = ModelRunner(self.target, rows, slots, vocabulary)
@@ -189,8 +192,8 @@ class SpeculativeDecoder:
         return Engine(target, ModelDrafter(draft) if draft else None, rows, slots, settings)
 
     def _requests(self, prompts: Sequence[Prompt], ids: Sequence[int] | None, thresholds: list[float]) -> list[Request]:
-        if not prompts:
-            raise UsageError("prompts is empty; give at least one")
+        if isinstance(prompts, str) or not prompts:
+            raise UsageError(f"prompts is {prompts!r:.40}; it must be a list of at least one prompt")
         keys = list(range(len(prompts))) if ids is None else list(ids)
         if len(keys) != len(prompts):
             raise UsageError(f"ids has {len(keys)} entries for {len(prompts)} prompts; give one each")
@@ -246,20 +249,3 @@ class SpeculativeDecoder:
             text = text[: min((at for s in stop if (at := text.find(s)) >= 0), default=None)]
         assert row.finish_reason is not None
         return Result(text, row.tokens, row.rounds, row.drafted, row.accepted, (row.lo, row.hi), row.finish_reason)
-
-
-def _is_source(model: Any) -> bool:
-    """A hub id or a path, rather than a loaded model."""
-    return isinstance(model, (str, os.PathLike))
-
-
-def _shared_tokenizer(target: Any, draft: Any, given: Any) -> Any:
-    """The tokenizer given, or the target's; UsageError where a model comes with another."""
-    tokenizers = [given] if given is not None else []
-    tokenizers += [load_tokenizer(model) for model in (target, draft) if _is_source(model)]
-    if not tokenizers:
-        raise UsageError("target and draft are loaded models; give their tokenizer= too")
-    for other in tokenizers[1:]:
-        if difference := tokenizer_difference(tokenizers[0], other):
-            raise UsageError(f"target and draft cannot decode together, their tokenizers differ: {difference}")
-    return tokenizers[0]

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.fingerprint import tokenizer_difference
 
 ModelSource = str | os.PathLike[str]
 
@@ -35,6 +36,23 @@ def load_tokenizer(source: ModelSource) -> Any:
         return AutoTokenizer.from_pretrained(os.fspath(source))
     except (OSError, ValueError) as error:
         raise UsageError(_cannot_load("tokenizer", source, error)) from error
+
+
+def is_source(model: Any) -> bool:
+    """A hub id or a path, rather than a loaded model."""
+    return isinstance(model, (str, os.PathLike))
+
+
+def shared_tokenizer(target: Any, draft: Any, given: Any) -> Any:
+    """The tokenizer given, or the target's; UsageError where a model comes with another."""
+    tokenizers = [given] if given is not None else []
+    tokenizers += [load_tokenizer(model) for model in (target, draft) if is_source(model)]
+    if not tokenizers:
+        raise UsageError("target and draft are loaded models; give their tokenizer= too")
+    for other in tokenizers[1:]:
+        if difference := tokenizer_difference(tokenizers[0], other):
+            raise UsageError(f"target and draft cannot decode together, their tokenizers differ: {difference}")
+    return tokenizers[0]
 
 
 def _dtype(dtype: str | torch.dtype | None) -> Any:

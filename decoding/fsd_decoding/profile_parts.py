@@ -107,7 +107,7 @@ class CurvePoint(Part):
 
 
 class Certificate(Counts):
-    """What the certification part showed, of the configuration that was tested last.
+    """What the certification part showed, of the chosen configuration, or of the safest where none passed.
 
     wanted: what --min-acc asked for; None for --min-speed, where `certified` says that `lower_bound` was
     computed on problems that the choice never saw. `retention` and `lower_bound` None: nothing was
