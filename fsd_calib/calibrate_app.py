@@ -95,12 +95,13 @@ def command(
     ] = False,
     rule: Annotated[
         str,
-        typer.Option(help="When a drafted token is accepted: fsd or fsd-coupled.", rich_help_panel=_DECODING),
+        typer.Option(help="When a drafted token is accepted: fsd, fsd-sd or fsd-coupled.", rich_help_panel=_DECODING),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
         typer.Option(
-            help="What the threshold bounds, between the two models: js, ag or kl_qp.",
+            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv or hellinger, "
+            "and js@50: the same on 50 tokens.",
             rich_help_panel=_DECODING,
         ),
     ] = "js",
@@ -192,9 +193,9 @@ def _check_at_least_one(values: dict[str, int | None]) -> None:
 
 
 def _check_divergence(divergence: str) -> None:
-    from fsd_decoding.divergence import formula_of
+    from fsd_decoding.divergence import check_name
 
-    formula_of(divergence)
+    check_name(divergence)
 
 
 def _check_device(device: str | None) -> None:

@@ -27,7 +27,7 @@ from fsd_decoding.rules import Proposal
 from tiny import EOS, VOCABULARY, llama, random_model, word_tokenizer
 
 NEW = 24
-LOSSLESS = ["sd", "coupled", "fsd", "fsd-coupled"]
+LOSSLESS = ["sd", "coupled", "fsd", "fsd-sd", "fsd-coupled"]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def tokens(results: list[Result]) -> list[list[int]]:
 def test_lossless_rules_give_the_targets_own_text(
     decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str, draft_length: int, temperature: float
 ) -> None:
-    if rule == "sd" and temperature:
+    if rule in ("sd", "fsd-sd") and temperature:
         pytest.skip("sampled sd keeps the distribution, not the text: see test_rules")
     alone = decoder.generate(prompts, NEW, temperature, rule="target")
     fuzzy = decoder.generate(
@@ -108,7 +108,7 @@ def test_families_decode_as_transformers_does(family: str, prompts: list[list[in
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("rule", ["sd", "fsd", "fsd-coupled"])
+@pytest.mark.parametrize("rule", ["sd", "fsd", "fsd-sd", "fsd-coupled"])
 def test_company_does_not_matter(
     decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str, temperature: float
 ) -> None:
@@ -129,7 +129,7 @@ def test_company_does_not_matter(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("rule", ["fsd", "fsd-coupled"])
+@pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "fsd-coupled"])
 def test_interval_holds_the_thresholds_that_give_this_text(
     decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str, temperature: float
 ) -> None:
@@ -208,6 +208,19 @@ def test_texts_and_token_ids_are_the_same_prompt(decoder: SpeculativeDecoder) ->
     assert by_text == by_ids
 
 
+def test_a_text_ends_with_the_context(decoder: SpeculativeDecoder) -> None:
+    """128 positions, learned ones as well: nothing is fed beyond the last."""
+    prompts = [[5] * 120, [7, 9]]
+    learned = SpeculativeDecoder(random_model(FAMILIES["gpt2"], seed=3), decoder.draft, word_tokenizer())
+    for pair, context in ((decoder, 128), (learned, 64)):
+        cut = [prompt[-context + 8 :] for prompt in prompts]
+        for rule in ("target", "fsd-coupled"):
+            crowded, free = pair.generate(cut, NEW, rule=rule, threshold=0.3, draft_length=6)
+            assert len(crowded.tokens) == 8 or crowded.finish_reason == "eos"
+            alone = pair.generate(cut[1:], NEW, rule=rule, threshold=0.3, draft_length=6, ids=[1])[0]
+            assert free.tokens == alone.tokens
+
+
 def test_padding_of_the_vocabulary_is_never_emitted(prompts: list[list[int]]) -> None:
     wide, narrow = llama(seed=1, layers=2, vocab_size=VOCABULARY + 24), llama(seed=2, layers=1)
     pair = SpeculativeDecoder(wide, narrow, word_tokenizer())
@@ -220,7 +233,7 @@ BAD_CALLS: list[tuple[str, dict[str, object]]] = [
     (r"prompts is \[\]", {"prompts": []}),
     ("prompts is 'w5'", {"prompts": "w5"}),
     ("prompt 1 is empty", {"prompts": [[5], []]}),
-    ("prompt 0 has 120 tokens", {"prompts": [[5] * 120]}),
+    ("prompt 1 has 128 tokens, the models' context is 128", {"prompts": [[5], [5] * 128]}),
     ("max_new_tokens is 0", {"max_new_tokens": 0}),
     ("draft_length is 0", {"draft_length": 0}),
     ("batch_size is 0", {"batch_size": 0}),

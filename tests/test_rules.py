@@ -133,5 +133,5 @@ def test_coupling_accepts_as_often_as_its_bound_says() -> None:
 
 
 def test_unknown_rule_lists_the_known() -> None:
-    with pytest.raises(UsageError, match="unknown rule 'exact'; known: target, sd, coupled, fsd, fsd-coupled"):
+    with pytest.raises(UsageError, match="unknown rule 'exact'; known: target, sd, coupled, fsd, fsd-sd, fsd-coupled"):
         rule_named("exact")

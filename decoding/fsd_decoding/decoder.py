@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fsd_decoding.divergence import formula_of
+from fsd_decoding.divergence import check_name
 from fsd_decoding.drafter import ModelDrafter
 from fsd_decoding.engine import Engine, FinishReason, Observer, Request, Row, Settings
 from fsd_decoding.errors import UsageError
@@ -145,6 +145,7 @@ class SpeculativeDecoder:
 
         Args:
             prompts: texts, or lists of token ids taken as they are.
+            max_new_tokens: the most a text may have, EOS included; a text also ends with the models' context.
             temperature, top_k, top_p: 0 is greedy; without a temperature the profile's, and without all three
                 its whole sampling (greedy where there is no profile).
             rule, threshold, draft_length: for this call instead of the decoder's; `threshold` may be one a
@@ -162,15 +163,13 @@ class SpeculativeDecoder:
         chosen = rule_named(rule or self.rule)
         length = self.draft_length if draft_length is None else draft_length
         self._check_settings(chosen.name, self.divergence, length, thresholds)
-        requests = self._requests(prompts, ids, thresholds)
+        requests = self._requests(prompts, ids, thresholds, max_new_tokens)
         length = length if chosen.drafts else 0
-        slots = self._slots(requests, max_new_tokens, length)
+        slots = max(len(r.prompt) + r.max_new_tokens for r in requests) + length + 1
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
         stops = StopStrings(self.tokenizer, stop).completed_at if stop else None
-        settings = Settings(
-            chosen, self.divergence, length, sampling, max_new_tokens, self._eos(), self.seed, stops, observer
-        )
+        settings = Settings(chosen, self.divergence, length, sampling, self._eos(), self.seed, stops, observer)
         engine = self._engine(settings, min(batch_size, len(requests)), slots)
         finished: dict[int, Result] = {}
         for row in engine.run(requests):
@@ -191,13 +190,19 @@ class SpeculativeDecoder:
         draft = ModelRunner(self.draft, rows, slots, vocabulary) if settings.rule.drafts else None
         return Engine(target, ModelDrafter(draft) if draft else None, rows, slots, settings)
 
-    def _requests(self, prompts: Sequence[Prompt], ids: Sequence[int] | None, thresholds: list[float]) -> list[Request]:
+    def _requests(
+        self, prompts: Sequence[Prompt], ids: Sequence[int] | None, thresholds: list[float], max_new_tokens: int
+    ) -> list[Request]:
         if isinstance(prompts, str) or not prompts:
             raise UsageError(f"prompts is {prompts!r:.40}; it must be a list of at least one prompt")
         keys = list(range(len(prompts))) if ids is None else list(ids)
         if len(keys) != len(prompts):
             raise UsageError(f"ids has {len(keys)} entries for {len(prompts)} prompts; give one each")
-        return [Request(i, self._encode(p, i), keys[i], thresholds[i]) for i, p in enumerate(prompts)]
+        if max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+        encoded = [self._encode(prompt, i) for i, prompt in enumerate(prompts)]
+        rooms = [self._room(prompt, i, max_new_tokens) for i, prompt in enumerate(encoded)]
+        return [Request(i, *row) for i, row in enumerate(zip(encoded, keys, thresholds, rooms, strict=True))]
 
     def _encode(self, prompt: Prompt, index: int) -> list[int]:
         if isinstance(prompt, str):
@@ -208,18 +213,15 @@ class SpeculativeDecoder:
             raise UsageError(f"prompt {index} is empty; it must hold at least one token")
         return prompt
 
-    def _slots(self, requests: list[Request], max_new_tokens: int, draft_length: int) -> int:
-        if max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-        longest = max(requests, key=lambda request: len(request.prompt))
+    def _room(self, prompt: list[int], index: int, max_new_tokens: int) -> int:
+        """How many new tokens a prompt may have: as asked, or to the end of the models' context."""
         limits = [length for m in (self.target, self.draft) if (length := context_length(m)) is not None]
-        wanted, limit = len(longest.prompt) + max_new_tokens, min(limits, default=None)
-        if limit is not None and wanted > limit:
+        left = min(limits, default=len(prompt) + max_new_tokens) - len(prompt)
+        if left < 1:
             raise UsageError(
-                f"prompt {longest.index} has {len(longest.prompt)} tokens; with max_new_tokens "
-                f"{max_new_tokens} that is beyond the models' context of {limit}; shorten either"
+                f"prompt {index} has {len(prompt)} tokens, the models' context is {min(limits)}; shorten the prompt"
             )
-        return wanted + draft_length + 1
+        return min(max_new_tokens, left)
 
     def _thresholds(self, threshold: float | Sequence[float] | None, prompts: int) -> list[float]:
         if threshold is None:
@@ -232,7 +234,8 @@ class SpeculativeDecoder:
 
     @staticmethod
     def _check_settings(rule: str, divergence: str, draft_length: int, thresholds: list[float]) -> None:
-        rule_named(rule), formula_of(divergence)
+        rule_named(rule)
+        check_name(divergence)
         if draft_length < 1:
             raise UsageError(f"draft_length is {draft_length}; it must be at least 1 (rule 'target' drafts nothing)")
         if any(math.isnan(t) for t in thresholds):

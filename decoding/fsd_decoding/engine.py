@@ -31,6 +31,7 @@ class Request:
     prompt: list[int]
     key: int
     threshold: float
+    max_new_tokens: int
 
 
 @dataclass
@@ -64,7 +65,6 @@ class Settings:
     divergence: str
     draft_length: int
     sampling: Sampling
-    max_new_tokens: int
     eos: frozenset[int]
     seed: int
     stops: Callable[[list[int], int], int | None] | None = None
@@ -193,7 +193,7 @@ class Engine:
     def _cut(self, row: Row, candidates: list[int]) -> tuple[int, FinishReason | None]:
         """How many candidates the row keeps (an EOS counts as kept), and why it ends if it does."""
         settings = self._settings
-        room = settings.max_new_tokens - len(row.tokens)
+        room = row.request.max_new_tokens - len(row.tokens)
         kept = candidates[:room]
         ended = next((n for n, token in enumerate(kept) if token in settings.eos), None)
         text = kept if ended is None else kept[:ended]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding import noise
-from fsd_decoding.divergence import divergence
+from fsd_decoding.divergence import unchecked
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 
@@ -49,7 +49,8 @@ class Proposal:
     @cached_property
     def divergences(self) -> Tensor:
         """D on raw logits: (B, L)."""
-        return divergence(self.divergence_name, self.target_logits[:, :-1], self.draft_logits)
+        name = self.divergence_name
+        return unchecked([name], self.target_logits[:, :-1], self.draft_logits)[name]
 
     @cached_property
     def within_threshold(self) -> Tensor:
@@ -135,13 +136,14 @@ class Fuzzy(Rule):
         return Verdict(round_.within_threshold, round_.target_choice, everywhere)
 
 
-class FuzzyCoupled(Rule):
-    """Accept when x = y or D <= T: same quality as `fsd`, never a shorter round."""
+class FuzzyOver(Rule):
+    """An exact rule's acceptances, and those with D <= T: `fsd`'s quality, never a shorter round."""
 
-    name, lossless = "fsd-coupled", "coupled"
+    def __init__(self, name: str, exact: Rule) -> None:
+        self.name, self.lossless, self._exact = name, exact.name, exact
 
     def judge(self, round_: Proposal) -> Verdict:
-        exact = Coupled().judge(round_)
+        exact = self._exact.judge(round_)
         return Verdict(exact.accepted | round_.within_threshold, exact.replacement, ~exact.accepted)
 
 
@@ -154,7 +156,15 @@ def _residual(p: Tensor, q: Tensor, round_: Proposal) -> Tensor:
 
 
 RULES: Mapping[str, Rule] = {
-    rule.name: rule for rule in (TargetOnly(), Speculative(), Coupled(), Fuzzy(), FuzzyCoupled())
+    rule.name: rule
+    for rule in (
+        TargetOnly(),
+        Speculative(),
+        Coupled(),
+        Fuzzy(),
+        FuzzyOver("fsd-sd", Speculative()),
+        FuzzyOver("fsd-coupled", Coupled()),
+    )
 }
 
 
