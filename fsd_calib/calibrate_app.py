@@ -6,15 +6,14 @@ searching or measuring. Heavy imports stay inside functions: `--help` must answe
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fsd_calib.command_line import NOT_MET, RunInterruptedError, quiet_transformers, run
-from fsd_calib.tasks import TASKS
+from fsd_calib.command_line import NOT_MET, RunInterruptedError, leave, quiet_transformers
+from fsd_calib.tasks import TASKS, task_kind
 from fsd_calib.wish import Wish
 from fsd_decoding.errors import UsageError
 
@@ -95,13 +94,13 @@ def command(
     ] = False,
     rule: Annotated[
         str,
-        typer.Option(help="When a drafted token is accepted: fsd, fsd-sd or fsd-coupled.", rich_help_panel=_DECODING),
+        typer.Option(help="When a drafted token is accepted: fsd, fsd-sd, fsd-coupled.", rich_help_panel=_DECODING),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
         typer.Option(
-            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv or hellinger, "
-            "and js@50: the same on 50 tokens.",
+            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv, hellinger; js@50 and "
+            "so on look at 50 tokens.",
             rich_help_panel=_DECODING,
         ),
     ] = "js",
@@ -122,7 +121,7 @@ def command(
     makes decoding faster and may cost accuracy. This command measures how much, certifies the choice on
     problems that had no say in it, and writes profile.json, which fsd-generate and SpeculativeDecoder follow.
     """
-    _check_task(task)
+    task_kind(task)  # refuses an unknown one
     if show_prompt:
         print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
         return
@@ -130,8 +129,14 @@ def command(
     _check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
     folder = out if out is not None else Path("fsd-profile") / task
     _check_writable(folder)
-    _check_divergence(divergence)
-    _check_device(device)
+
+    from fsd_decoding.divergence import check_name
+    from fsd_decoding.loading import as_dtype, check_device
+
+    check_name(divergence)
+    as_dtype(dtype)
+    if device is not None:
+        check_device(device)
 
     from fsd_calib import calibrate
     from fsd_calib.progress import stderr_progress
@@ -154,7 +159,7 @@ def command(
 
 
 def main() -> None:
-    sys.exit(run(app, NAME))
+    leave(app, NAME)
 
 
 def _models(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
@@ -162,7 +167,7 @@ def _models(task: str, target: str | None, draft: str | None) -> tuple[str, str]
     if target is not None and draft is not None:
         return target, draft
     default_target, default_draft = _default_pair(task)
-    return target or default_target, draft or default_draft
+    return default_target if target is None else target, default_draft if draft is None else draft
 
 
 def _default_pair(task: str) -> tuple[str, str]:
@@ -181,31 +186,10 @@ def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, ta
     return load_task(task, seed, limit, data, load_tokenizer(target)).problems[0].prompt
 
 
-def _check_task(task: str) -> None:
-    if task not in TASKS:
-        raise UsageError(f"--task {task!r} is unknown; the tasks are {', '.join(TASKS)}")
-
-
 def _check_at_least_one(values: dict[str, int | None]) -> None:
     for option, value in values.items():
         if value is not None and value < 1:
             raise UsageError(f"{option} is {value}; it must be at least 1")
-
-
-def _check_divergence(divergence: str) -> None:
-    from fsd_decoding.divergence import check_name
-
-    check_name(divergence)
-
-
-def _check_device(device: str | None) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"--device {device!r} cannot be used here: {reason}") from error
 
 
 def _check_writable(folder: Path) -> None:
@@ -214,6 +198,9 @@ def _check_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        for name in ("profile.json", "decodings.jsonl", "study.log"):  # an earlier run's, which this one goes on with
+            if (folder / name).exists():
+                (folder / name).open("r+b").close()
     except OSError as error:
         raise UsageError(f"--out {str(folder)!r} cannot be written: {error.strerror}; choose another folder") from error
 

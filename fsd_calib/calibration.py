@@ -16,7 +16,7 @@ from fsd_calib.export import Findings, to_profile
 from fsd_calib.measure import Bench, Configuration
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.search import ShareScale
-from fsd_calib.speed import time_interleaved
+from fsd_calib.speed import seconds_per_round
 from fsd_calib.split import tuning_and_certification
 from fsd_calib.tasks import Task, load_task
 from fsd_calib.wish import Wish
@@ -29,7 +29,7 @@ from fsd_decoding.sampling import Sampling
 
 _TUNING_PROBLEMS = 1000  # at most: beyond this the certification part decides what can be shown
 _SCALE_PROBLEMS = 100  # enough to learn how divergences are distributed
-_TIMED_PROBLEMS = 25
+_TIMED_PROBLEMS = 50
 
 
 def calibrate(
@@ -57,6 +57,8 @@ def calibrate(
         UsageError: bad input, models that cannot be used together, or a target that solves nothing.
     """
     wish = Wish(min_acc, min_speed, confidence)
+    if trials < 1:
+        raise UsageError(f"trials is {trials}; it must be at least 1")
     if not rule_named(rule).fuzzy:
         fuzzy = ", ".join(name for name, known in RULES.items() if known.fuzzy)
         raise UsageError(f"rule {rule!r} has no threshold to calibrate; those that have: {fuzzy}")
@@ -95,7 +97,6 @@ def _run(bench: Bench, wish: Wish, trials: int, folder: Path | None) -> Threshol
             f"the target solves none of {len(on_tuning.correct)} {bench.task.name} problems, so retention is "
             "undefined; look at --show-prompt, or use another target"
         )
-    bench.measure(sd, "tuning")
     scale = ShareScale(bench.divergences(lossless, bench.problems["tuning"][:_SCALE_PROBLEMS]))
     study = folder / "study.log" if folder is not None else None
     frozen = Chooser(bench, fuzzy, on_tuning, scale, wish, trials, study).sequence()
@@ -103,6 +104,8 @@ def _run(bench: Bench, wish: Wish, trials: int, folder: Path | None) -> Threshol
     baseline = bench.measure(alone, "certification")
     outcomes = (bench.measure(configuration, "certification").against(baseline) for configuration in frozen)
     result = certify_sequence(outcomes, wish.min_acc, wish.confidence)
-    tried = [measured.configuration for measured in bench.measured(fuzzy, "tuning")]
-    clocks = time_interleaved(bench, [alone, sd, *tried], bench.problems["tuning"][:_TIMED_PROBLEMS])
-    return to_profile(Findings(bench, wish, alone, sd, fuzzy, frozen, result, clocks))
+    bench.measure(sd, "certification")
+    chosen = frozen[result.passed or 0]  # the fastest that passed, or the safest where none did
+    timed = bench.problems["tuning"][:_TIMED_PROBLEMS]
+    seconds = seconds_per_round(bench, [alone, sd, chosen], timed)
+    return to_profile(Findings(bench, wish, alone, sd, chosen, frozen, result, seconds, len(timed)))

@@ -6,18 +6,20 @@ nothing of the certification part but its size.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 from fsd_calib.measure import Bench, Configuration, Measurement
 from fsd_calib.power import power
 from fsd_calib.search import Evaluate, ShareScale, search_threshold
-from fsd_calib.speed import time_interleaved
+from fsd_calib.speed import seconds_per_round
 from fsd_calib.wish import Wish
 
 _CHANCES = (0.95, 0.8, 0.5, 0.2)  # of passing: the frozen sequence has at most one configuration for each
 _WANTED_CHANCE = 0.8  # where the bisection closes in
 _SPEED_MARGIN = 1.02  # predicted over asked, because timings are noisy
-_TIMED_PROBLEMS = 10
+_TIMED_PROBLEMS = 20
 
 
 class Chooser:
@@ -47,17 +49,18 @@ class Chooser:
 
         self._search(evaluate, upward=True)
         tried = self._bench.measured(self._fuzzy, "tuning")
-        rungs = {
-            max(able, key=_threshold)
-            for chance in _CHANCES
-            if (able := [m for m in tried if self._chance(m) >= chance])
-        }
+        able = [[m for m in tried if self._chance(m) >= chance] for chance in _CHANCES]
+        able.append([m for m in tried if self._chance(m, worse=True) >= max(_CHANCES)])
+        rungs = {max(enough, key=_threshold) for enough in able if enough}
         chosen = sorted(rungs, key=_threshold) or [min(tried, key=_threshold)]
         return [measured.configuration for measured in chosen]
 
-    def _chance(self, measured: Measurement) -> float:
-        """Of passing the test on the certification part, if the tuning part shows the truth."""
+    def _chance(self, measured: Measurement, worse: bool = False) -> float:
+        """Of passing the test on the certification part, if the tuning part shows the truth; `worse`: if its
+        losses were lucky by about one standard deviation, which a small tuning part often is."""
         seen = measured.against(self._alone)
+        more = min(math.ceil(math.sqrt(seen.lost + seen.gained + 1)), seen.both_right) if worse else 0
+        seen = replace(seen, both_right=seen.both_right - more, lost=seen.lost + more)
         assert self._wish.min_acc is not None
         return power(
             problems=len(self._bench.problems["certification"]),
@@ -69,7 +72,9 @@ class Chooser:
         )
 
     def _reaching_speed(self) -> Configuration:
-        seconds = self._seconds_per_round()
+        exact = self._fuzzy.at(0.0)
+        problems = self._bench.problems["tuning"][:_TIMED_PROBLEMS]
+        seconds = seconds_per_round(self._bench, [exact], problems)[exact]
 
         def evaluate(threshold: float) -> tuple[float, float]:
             measured = self._measure(threshold)
@@ -77,17 +82,13 @@ class Chooser:
             predicted = measured.tokens_per_round / seconds
             return measured.tokens_per_round, _SPEED_MARGIN * self._wish.min_speed - predicted
 
+        if evaluate(0.0)[1] <= 0:  # fast enough without losing anything
+            return exact
         self._search(evaluate, upward=False)
         tried = self._bench.measured(self._fuzzy, "tuning")
         enough = [m for m in tried if evaluate(_threshold(m))[1] <= 0]
         chosen = min(enough, key=_threshold) if enough else max(tried, key=lambda m: m.tokens_per_round)
         return chosen.configuration
-
-    def _seconds_per_round(self) -> float:
-        """At batch 1; a round takes the same time whatever it accepts, so one threshold tells for all."""
-        middle = self._fuzzy.at(self._scale.threshold(self._scale.lowest))
-        problems = self._bench.problems["tuning"][:_TIMED_PROBLEMS]
-        return time_interleaved(self._bench, [middle], problems)[middle].seconds_per_round
 
     def _measure(self, threshold: float) -> Measurement:
         return self._bench.measure(self._fuzzy.at(threshold), "tuning")

@@ -6,7 +6,9 @@ Knows exit codes and typer. Knows neither command.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 import typer
 
@@ -20,15 +22,24 @@ class RunInterruptedError(Exception):
 
 
 def quiet_transformers() -> None:
-    """Its bars for loading weights would stand between a command's own lines. Imports transformers."""
+    """Its bars for loading weights would stand between a command's own lines; those of downloads, which take
+    minutes, stay. Imports transformers."""
+    from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    enable_progress_bars()
 
 
 def say(name: str, message: str) -> None:
     """One line on stderr, whatever line breaks the message has."""
     print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+
+
+def leave(app: typer.Typer, name: str) -> NoReturn:
+    """Runs the process's own arguments and exits; warnings become lines of the command's own."""
+    warnings.showwarning = lambda message, *_, **__: say(name, f"warning: {message}")
+    sys.exit(run(app, name))
 
 
 def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
 from fsd_calib.certify import METHOD, Evidence, Verdict
-from fsd_calib.measure import Bench, Configuration, Measurement, PartName
-from fsd_calib.speed import Clock
+from fsd_calib.measure import Bench, Configuration, Measurement
+from fsd_calib.parts import Part
 from fsd_calib.wish import Wish
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.fingerprint import tokenizer_fingerprint
@@ -31,33 +31,36 @@ from fsd_decoding.profile_parts import (
 )
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
-_PARTS: tuple[PartName, ...] = ("tuning", "certification")
+_PARTS: tuple[Part, ...] = ("tuning", "certification")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything a calibration learned. `verdict.tested` are the first ones of `frozen`."""
+    """Everything a calibration learned. `verdict.tested` are the first ones of `frozen`; `seconds` are of a
+    round at batch 1, on `timed` problems."""
 
     bench: Bench
     wish: Wish
     alone: Configuration
     sd: Configuration
-    fuzzy: Configuration
+    chosen: Configuration
     frozen: Sequence[Configuration]
     verdict: Verdict
-    clocks: Mapping[Configuration, Clock]
-
-    @property
-    def chosen(self) -> Configuration:
-        """The fastest that passed, or the safest that was tried where none did."""
-        return self.frozen[self.verdict.passed or 0]
+    seconds: Mapping[Configuration, float]
+    timed: int
 
     @property
     def granted(self) -> bool:
         """Certified, and fast enough where speed was asked for."""
         wanted = self.wish.min_speed
-        fast = wanted is None or self.clocks[self.chosen].tokens_per_second >= wanted
+        fast = wanted is None or self.speed(self.chosen) >= wanted
         return self.verdict.passed is not None and fast
+
+    def speed(self, configuration: Configuration, part: Part = "certification") -> float:
+        """Tokens per second of one stream; a round of the fuzzy rule takes as long at every threshold."""
+        fuzzy = configuration.rule == self.chosen.rule
+        seconds = self.seconds[self.chosen if fuzzy else configuration]
+        return self.bench.measure(configuration, part).tokens_per_round / seconds
 
     @property
     def evidence(self) -> Evidence:
@@ -90,9 +93,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
         certificate=_certificate(found),
         accuracy=Accuracy(target=alone.accuracy, chosen=fuzzy.accuracy),
         tokens_per_round=TokensPerRound(
-            sd=found.bench.measure(found.sd, "tuning").tokens_per_round,
-            chosen=found.bench.measure(chosen, "tuning").tokens_per_round,
-            source="tuning",
+            sd=found.bench.measure(found.sd, "certification").tokens_per_round, chosen=fuzzy.tokens_per_round
         ),
         speed=_speed(found),
         estimate=None if granted else Estimate(
@@ -130,8 +131,8 @@ def _certificate(found: Findings) -> Certificate:
 
 
 def _speed(found: Findings) -> Speed:
-    target, sd, chosen = (found.clocks[c].tokens_per_second for c in (found.alone, found.sd, found.chosen))
-    return Speed(target=target, sd=sd, chosen=chosen, batch=1, source="tuning", wanted=found.wish.min_speed)
+    target, sd, chosen = (found.speed(configuration) for configuration in (found.alone, found.sd, found.chosen))
+    return Speed(target=target, sd=sd, chosen=chosen, batch=1, timed=found.timed, wanted=found.wish.min_speed)
 
 
 def _curve(found: Findings) -> Iterator[CurvePoint]:
@@ -139,15 +140,13 @@ def _curve(found: Findings) -> Iterator[CurvePoint]:
     bounds = dict(zip(found.frozen, found.verdict.tested, strict=False))
     for part in _PARTS:
         alone = found.bench.measure(found.alone, part)
-        for like in (found.alone, found.sd, found.fuzzy):
+        for like in (found.alone, found.sd, found.chosen):
             for measured in found.bench.measured(like, part):
                 evidence = bounds.get(measured.configuration) if part == "certification" else None
-                yield _point(measured, alone, part, evidence, found.clocks.get(measured.configuration))
+                yield _point(measured, alone, evidence, found.speed(measured.configuration, part))
 
 
-def _point(
-    measured: Measurement, alone: Measurement, part: PartName, evidence: Evidence | None, clock: Clock | None
-) -> CurvePoint:
+def _point(measured: Measurement, alone: Measurement, evidence: Evidence | None, speed: float) -> CurvePoint:
     configuration = measured.configuration
     return CurvePoint(
         rule=configuration.rule,
@@ -158,8 +157,8 @@ def _point(
         retention=measured.against(alone).retention,
         lower_bound=evidence.lower_bound if evidence else None,
         tokens_per_round=measured.tokens_per_round,
-        tokens_per_second=clock.tokens_per_second if clock else None,
+        tokens_per_second=speed,
         problems=len(measured.correct),
-        source=part,
+        source=measured.part,
         counts=Counts(**asdict(evidence.outcomes)) if evidence else None,
     )

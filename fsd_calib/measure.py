@@ -12,19 +12,18 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fsd_calib.certify import Outcomes
+from fsd_calib.parts import Part
 from fsd_calib.progress import Progress
 from fsd_calib.tasks import Problem, Task
 from fsd_decoding.decoder import Result, SpeculativeDecoder
 from fsd_decoding.engine import Observer
 from fsd_decoding.rules import Proposal
 
-PartName = Literal["tuning", "certification"]
 OnFinish = Callable[[int, Result], None]
 
 
@@ -53,7 +52,7 @@ class Measurement:
     """One configuration on one part."""
 
     configuration: Configuration
-    part: PartName
+    part: Part
     correct: tuple[bool, ...]  # by problem, in the part's order
     tokens: int  # emitted, EOS included
     rounds: int
@@ -70,7 +69,7 @@ class Measurement:
         return Outcomes.of(target.correct, self.correct)
 
 
-Writer = Callable[[Configuration, PartName, Problem, Result], None]
+Writer = Callable[[Configuration, Part, Problem, Result], None]
 
 
 class Bench:
@@ -89,18 +88,18 @@ class Bench:
     ) -> None:
         self.decoder, self.task, self.progress = decoder, task, progress
         self.started = datetime.now(UTC)
-        self.problems: dict[PartName, Sequence[Problem]] = {"tuning": tuning, "certification": certification}
+        self.problems: dict[Part, Sequence[Problem]] = {"tuning": tuning, "certification": certification}
         self._batch_size, self._journal = batch_size, journal
-        self._done: dict[tuple[Configuration, PartName], Measurement] = {}
+        self._done: dict[tuple[Configuration, Part], Measurement] = {}
 
-    def measure(self, configuration: Configuration, part: PartName) -> Measurement:
+    def measure(self, configuration: Configuration, part: Part) -> Measurement:
         """Decodes all problems of a part; asking a second time costs nothing."""
         key = (configuration, part)
         if key not in self._done:
             self._done[key] = self._decode(configuration, part)
         return self._done[key]
 
-    def measured(self, like: Configuration, part: PartName) -> list[Measurement]:
+    def measured(self, like: Configuration, part: Part) -> list[Measurement]:
         """What was measured of `like` on a part so far, by rising threshold."""
         found = [
             m for (c, where), m in self._done.items() if where == part and c == replace(like, threshold=c.threshold)
@@ -119,13 +118,13 @@ class Bench:
             self._generate(configuration, problems, lambda i, r: advance(1), collect)
         return torch.cat(seen).sort().values
 
-    def time(self, configuration: Configuration, problem: Problem) -> tuple[int, int, float]:
-        """Decodes one problem alone: tokens emitted, rounds, and seconds taken."""
+    def time_round(self, configuration: Configuration, problem: Problem) -> float:
+        """Decodes one problem alone: seconds a round, its prompt's share included."""
         started = time.perf_counter()
         result = self._generate(configuration, [problem], batch_size=1)[0]
-        return _emitted(result), result.rounds, time.perf_counter() - started
+        return (time.perf_counter() - started) / result.rounds
 
-    def _decode(self, configuration: Configuration, part: PartName) -> Measurement:
+    def _decode(self, configuration: Configuration, part: Part) -> Measurement:
         problems = self.problems[part]
         title = f"{part}: {configuration}"
         with self.progress.step(title, len(problems)) as advance, self._writing() as write:
@@ -136,7 +135,7 @@ class Bench:
 
             results = self._generate(configuration, problems, finish)
         graded = tuple(self.task.grade(p, r.text) for p, r in zip(problems, results, strict=True))
-        return Measurement(configuration, part, graded, sum(map(_emitted, results)), sum(r.rounds for r in results))
+        return Measurement(configuration, part, graded, sum(r.emitted for r in results), sum(r.rounds for r in results))
 
     def _generate(
         self,
@@ -166,7 +165,7 @@ class Bench:
             return
         with self._journal.open("a") as file:
 
-            def write(configuration: Configuration, part: PartName, problem: Problem, result: Result) -> None:
+            def write(configuration: Configuration, part: Part, problem: Problem, result: Result) -> None:
                 row = {"run": self.started.isoformat(), **asdict(configuration), "part": part, "problem": problem.id}
                 row |= _summary(result)
                 row["correct"] = self.task.grade(problem, result.text)
@@ -184,7 +183,3 @@ def _summary(result: Result) -> dict[str, object]:
         "accepted": result.accepted,
         "finish_reason": result.finish_reason,
     }
-
-
-def _emitted(result: Result) -> int:
-    return len(result.tokens) + (result.finish_reason == "eos")

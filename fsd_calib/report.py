@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.profile_parts import Certificate, CurvePoint, Source
+from fsd_decoding.profile_parts import Certificate, CurvePoint
 
-_MARKS: dict[Source, str] = {"certification": "¹", "tuning": "²"}
+_CERTIFICATION, _TIMED = "¹", "²"
 _NONE = "–"
 
 
@@ -80,8 +80,8 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
 def _target_row(profile: ThresholdProfile) -> _Row:
     return _Row(
         "target alone",
-        accuracy=_marked(_percent(profile.accuracy.target), "certification"),
-        speed=_marked(f"{profile.speed.target:.1f}", profile.speed.source),
+        accuracy=_marked(_percent(profile.accuracy.target), _CERTIFICATION),
+        speed=_marked(f"{profile.speed.target:.1f}", _TIMED),
     )
 
 
@@ -90,10 +90,10 @@ def _sd_row(profile: ThresholdProfile) -> _Row:
     point = _point(profile, "sd")
     return _Row(
         "sd (lossless)",
-        accuracy=_marked(_percent(point.accuracy), point.source) if point else _NONE,
-        retention=_marked(_percent(point.retention), point.source) if point else _NONE,
-        tokens_per_round=_marked(f"{profile.tokens_per_round.sd:.2f}", profile.tokens_per_round.source),
-        speed=_marked(f"{profile.speed.sd:.1f}", profile.speed.source),
+        accuracy=_marked(_percent(point.accuracy), _CERTIFICATION) if point else _NONE,
+        retention=_marked(_percent(point.retention), _CERTIFICATION) if point else _NONE,
+        tokens_per_round=_marked(f"{profile.tokens_per_round.sd:.2f}", _CERTIFICATION),
+        speed=_marked(f"{profile.speed.sd:.1f}", _TIMED),
     )
 
 
@@ -101,25 +101,24 @@ def _chosen_row(profile: ThresholdProfile) -> _Row:
     certificate = profile.certificate
     return _Row(
         _configuration(profile),
-        accuracy=_marked(_percent(profile.accuracy.chosen), "certification"),
-        retention=_marked(_percent(certificate.retention), "certification"),
-        bound=_marked(_bound(certificate.lower_bound), "certification"),
-        tokens_per_round=_marked(f"{profile.tokens_per_round.chosen:.2f}", profile.tokens_per_round.source),
-        speed=_marked(f"{profile.speed.chosen:.1f}", profile.speed.source),
+        accuracy=_marked(_percent(profile.accuracy.chosen), _CERTIFICATION),
+        retention=_marked(_percent(certificate.retention), _CERTIFICATION),
+        bound=_marked(_bound(certificate.lower_bound), _CERTIFICATION),
+        tokens_per_round=_marked(f"{profile.tokens_per_round.chosen:.2f}", _CERTIFICATION),
+        speed=_marked(f"{profile.speed.chosen:.1f}", _TIMED),
     )
 
 
 def _point(profile: ThresholdProfile, rule: str) -> CurvePoint | None:
-    """The point of a rule, preferably on the certification part."""
-    points = [point for point in profile.curve if point.rule == rule]
-    return min(points, key=lambda point: point.source, default=None)  # "certification" < "tuning"
+    """The point of a rule on the certification part."""
+    return next((p for p in profile.curve if p.rule == rule and p.source == "certification"), None)
 
 
 def _configuration(profile: ThresholdProfile) -> str:
     if profile.threshold is not None:
         return f"{profile.rule}\nT = {profile.threshold:.4g}"
     if profile.estimate is not None:
-        return f"best guess\nT = {profile.estimate.threshold:.4g}"
+        return f"not certified\nT = {profile.estimate.threshold:.4g}"
     return f"lossless\n({profile.effective_rule})"
 
 
@@ -133,7 +132,7 @@ def _certified(profile: ThresholdProfile) -> str:
 
 def _not_certified(profile: ThresholdProfile) -> str:
     certificate, guess = profile.certificate, profile.estimate
-    said = "Not certified: no threshold was found."
+    said = "Not certified: no threshold is fast enough."
     if certificate.wanted is not None:
         wanted, confidence = _exact(certificate.wanted), _exact(certificate.confidence)
         said = (
@@ -143,7 +142,7 @@ def _not_certified(profile: ThresholdProfile) -> str:
     said += f" Decoders that follow this profile run the lossless rule {profile.effective_rule}."
     if guess is not None:
         bound = "" if guess.lower_bound is None else f", lower bound {_bound(guess.lower_bound)}"
-        said += f" The best guess is T = {guess.threshold:.4g}: retention {_percent(guess.retention)}{bound}."
+        said += f" The estimate is T = {guess.threshold:.4g}: retention {_percent(guess.retention)}{bound}."
     return said
 
 
@@ -177,19 +176,19 @@ def _counts(certificate: Certificate) -> str:
 
 
 def _caption(profile: ThresholdProfile) -> str:
-    temperature, data = profile.sampling.temperature, profile.data
+    temperature, data, speed = profile.sampling.temperature, profile.data, profile.speed
     return (
-        f"{_MARKS['certification']} measured on the certification part ({data.certification} problems)\n"
-        f"{_MARKS['tuning']} measured on the tuning part ({data.tuning} problems)\n"
+        f"{_CERTIFICATION} measured on the certification part: {data.certification} problems, unseen by the search\n"
+        f"{_TIMED} tokens a round over the median time of a round, of {speed.timed} tuning problems\n"
         f"≥ lower bound at {_exact(profile.certificate.confidence)} confidence\n"
         f"T on {profile.divergence}, L = {profile.draft_length}, "
         f"{f'temperature {temperature:g}' if temperature else 'greedy'}; "
-        f"speed at batch {profile.speed.batch}, {profile.device}, {profile.dtype}"
+        f"speed at batch {speed.batch}, {profile.device}, {profile.dtype}"
     )
 
 
-def _marked(number: str, source: Source) -> str:
-    return number if number == _NONE else number + _MARKS[source]
+def _marked(number: str, mark: str) -> str:
+    return number if number == _NONE else number + mark
 
 
 def _percent(share: float | None) -> str:

@@ -1,47 +1,29 @@
-"""Tokens per second of several configurations, one prompt at a time.
+"""How long a round takes, one prompt at a time.
 
 Knows clocks and fairness: every configuration decodes the same problems, in turn, so that a machine that
-slows down slows them all. Knows nothing of accuracy.
+slows down slows them all, and medians, so that a hiccup counts once. Knows nothing of accuracy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Mapping, Sequence
 
 from fsd_calib.measure import Bench, Configuration
 from fsd_calib.tasks import Problem
 
 
-@dataclass
-class Clock:
-    """What one configuration took so far."""
-
-    tokens: int = 0
-    rounds: int = 0
-    seconds: float = 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def seconds_per_round(self) -> float:
-        return self.seconds / self.rounds
-
-
-def time_interleaved(
+def seconds_per_round(
     bench: Bench, configurations: Sequence[Configuration], problems: Sequence[Problem]
-) -> dict[Configuration, Clock]:
-    """Decodes every problem with every configuration, alternating; the first problem only warms up."""
-    clocks = {configuration: Clock() for configuration in configurations}
-    with bench.progress.step("measuring speed, one prompt at a time", len(problems)) as advance:
-        for warm, problem in enumerate(problems):
-            for configuration, clock in clocks.items():
-                tokens, rounds, seconds = bench.time(configuration, problem)
-                if warm:
-                    clock.tokens += tokens
-                    clock.rounds += rounds
-                    clock.seconds += seconds
+) -> Mapping[Configuration, float]:
+    """The median over problems of seconds / rounds at batch 1; the first problem only warms up.
+
+    A round takes as long whatever it accepts, so tokens a round over this are tokens per second.
+    """
+    taken: dict[Configuration, list[float]] = {configuration: [] for configuration in configurations}
+    with bench.progress.step("timing rounds, one prompt at a time", len(problems)) as advance:
+        for problem in problems:
+            for configuration, seconds in taken.items():
+                seconds.append(bench.time_round(configuration, problem))
             advance(1)
-    return clocks
+    return {configuration: statistics.median(seconds[1:]) for configuration, seconds in taken.items()}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-Part = Literal["tuning", "certification"]
+from fsd_calib.parts import Part
 
 CERTIFICATION_SHARE = 0.7
 

@@ -54,8 +54,8 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
     for expected in ("--min-acc", "--min-speed", "--show-prompt", "arithmetic, gsm8k", "Example: fsd-",
                      "0 found", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text
-    assert ", ".join(DIVERGENCES).replace(", kl_qp", " or kl_qp") in text
-    assert " or ".join(name for name, rule in RULES.items() if rule.fuzzy) in text
+    assert ", ".join(DIVERGENCES) in text
+    assert ", ".join(name for name, rule in RULES.items() if rule.fuzzy) in text
 
 
 def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "complaint"),
     [
         ([], "Missing option '--task'"),
-        (["--task", "poetry", "--min-acc", "0.9"], "'poetry' is unknown; the tasks are arithmetic, gsm8k"),
+        (["--task", "poetry", "--min-acc", "0.9"], "unknown task 'poetry': the known tasks are arithmetic, gsm8k"),
         (["--task", "arithmetic"], "give --min-acc or --min-speed"),
         ([*GOOD, "--min-speed", "60"], "give --min-acc or --min-speed: exactly one"),
         (["--task", "gsm8k", "--min-acc", "0"], "--min-acc is 0.0; it must be above 0 and at most 1.2"),
@@ -104,7 +104,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--temperature", "-1"], "temperature is -1"),
         (["--top-k", "0"], "top_k is 0"),
         (["--top-p", "1.5"], "top_p is 1.5"),
-        (["--device", "abacus"], "--device 'abacus' cannot be used here"),
+        (["--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--dtype", "int8", "--target", "x", "--draft", "x"], "dtype is 'int8'"),
         (["--target", "./no/such/folder", "--draft", "x"], "--target and --draft"),
     ],

@@ -5,6 +5,7 @@ Numbers of problems are small; the thresholds found here mean nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 
 from fsd_calib import calibrate_app, generate_app
 from fsd_calib.command_line import run
+from fsd_calib.split import tuning_and_certification
+from fsd_calib.tasks import load_task
 from fsd_decoding.profile import ThresholdProfile
 
 pytestmark = pytest.mark.slow
@@ -38,8 +41,37 @@ def test_calibrate_then_generate_on_the_bundled_pair(tmp_path: Path, capsys: pyt
     assert code == (0 if found.met else 3)
     assert found.certificate.wanted == 0.5
     assert f"T = {found.threshold:.4g}" in capsys.readouterr().out
+    _journal_agrees(tmp_path / "decodings.jsonl", found)
     assert generate("--profile", str(tmp_path / "profile.json"), "Ann has 3 boxes of 12 pens. How many?") == 0
     assert "####" in capsys.readouterr().out
+
+
+def _journal_agrees(path: Path, found: ThresholdProfile) -> None:
+    """The search saw the tuning part only; every point of the curve is what was decoded on its part."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    parts = [row["part"] for row in rows]
+    assert parts == sorted(parts, reverse=True)  # all tuning, then all certification
+    problems = load_task("arithmetic", limit=150).problems
+    tuning, certification = ({p.id for p in part} for part in tuning_and_certification(problems))
+    assert {row["problem"] for row in rows if row["part"] == "tuning"} == tuning
+    assert {row["problem"] for row in rows if row["part"] == "certification"} == certification
+    for point in found.curve:
+        decoded = [
+            r for r in rows if (r["rule"], r["threshold"], r["part"]) == (point.rule, point.threshold, point.source)
+        ]
+        assert len(decoded) == point.problems
+        assert sum(row["correct"] for row in decoded) / len(decoded) == pytest.approx(point.accuracy)
+    chosen = next(p for p in found.curve if p.source == "certification" and p.threshold == found.threshold)
+    assert chosen.tokens_per_second == pytest.approx(found.speed.chosen)
+    assert chosen.counts is not None
+
+
+def test_a_modest_speed_needs_no_loss(tmp_path: Path) -> None:
+    common = ["--task", "arithmetic", "--limit", "40", "--device", "cpu", "--out", str(tmp_path)]
+    assert calibrate(*common, "--min-speed", "1") == 0
+    found = ThresholdProfile.load(tmp_path / "profile.json")
+    assert found.threshold == 0
+    assert found.certificate.lost == 0
 
 
 def test_what_cannot_be_certified_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

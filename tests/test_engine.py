@@ -160,7 +160,7 @@ def test_interval_holds_the_thresholds_that_give_this_text(
 def test_everything_is_accepted_without_a_threshold(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     """`fsd` at T = ∞: the draft's own tokens but for one bonus a round."""
     for result in decoder.generate(prompts, NEW, rule="fsd", threshold=math.inf, draft_length=4):
-        written = len(result.tokens) + (result.finish_reason == "eos")
+        written = result.emitted
         assert result.accepted == written - written // 5
         assert result.rounds == math.ceil(written / 5)
 
@@ -169,7 +169,7 @@ def test_counts_add_up(decoder: SpeculativeDecoder, prompts: list[list[int]]) ->
     for r in decoder.generate(prompts, NEW, rule="fsd-coupled", threshold=0.2, draft_length=4):
         assert len(r.tokens) <= NEW
         assert r.accepted <= r.drafted == 4 * r.rounds
-        assert len(r.tokens) + (r.finish_reason == "eos") <= r.accepted + r.rounds
+        assert r.emitted <= r.accepted + r.rounds
         assert (r.finish_reason == "length") == (len(r.tokens) == NEW)
         assert not set(EOS) & set(r.tokens)
 
@@ -191,7 +191,7 @@ def test_observer_sees_every_decision_once(decoder: SpeculativeDecoder, prompts:
         decided += int(counts.sum())
 
     results = decoder.generate(prompts, NEW, rule="coupled", batch_size=6, observer=observe)
-    emitted = sum(len(r.tokens) + (r.finish_reason == "eos") for r in results)
+    emitted = sum(r.emitted for r in results)
     assert emitted - sum(r.rounds for r in results) <= decided <= sum(r.drafted for r in results)
 
 
@@ -243,6 +243,9 @@ BAD_CALLS: list[tuple[str, dict[str, object]]] = [
     ("unknown rule 'x'", {"rule": "x"}),
     ("temperature is -1", {"temperature": -1.0}),
     ("top_k is 0", {"temperature": 1.0, "top_k": 0}),
+    ("top_k is 3 and top_p None at temperature 0", {"top_k": 3}),
+    ("stop is 'ab'", {"stop": "ab"}),
+    (r"stop is \[''\]", {"stop": [""]}),
     ("top_p is 2", {"temperature": 1.0, "top_p": 2.0}),
 ]
 

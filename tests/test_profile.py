@@ -34,7 +34,7 @@ def test_values_make_a_profile_certified_or_not() -> None:
         ({"accuracy.target": 1.5}, "less than or equal to 1"),
         ({"created": "2026-01-02T03:04:05"}, "timezone"),
         ({"curve.1.lower_bound": 0.9}, "tuning part has no lower_bound"),
-        ({"curve.3.problems": 699}, "counts add up to 700, problems says 699"),
+        ({"curve.4.problems": 699}, "counts add up to 700, problems says 699"),
         ({"certificate.problems": 699}, "counts add up to 700, problems says 699"),
         ({"certificate.retention": 0.99}, "the counts make it"),
         ({"certificate.lower_bound": None}, "certified, but without a lower_bound"),

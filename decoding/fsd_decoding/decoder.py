@@ -17,7 +17,7 @@ from fsd_decoding.divergence import check_name
 from fsd_decoding.drafter import ModelDrafter
 from fsd_decoding.engine import Engine, FinishReason, Observer, Request, Row, Settings
 from fsd_decoding.errors import UsageError
-from fsd_decoding.loading import default_device, is_source, load_model, shared_tokenizer
+from fsd_decoding.loading import as_dtype, check_device, default_device, is_source, load_model, shared_tokenizer
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.rules import rule_named
 from fsd_decoding.runner import ModelRunner, context_length
@@ -38,6 +38,11 @@ class Result:
     accepted: int
     interval: tuple[float, float]  # every threshold in [lo, hi) gives this very text
     finish_reason: FinishReason
+
+    @property
+    def emitted(self) -> int:
+        """Tokens the rounds brought, an EOS included: what speeds are counted in."""
+        return len(self.tokens) + (self.finish_reason == "eos")
 
 
 class SpeculativeDecoder:
@@ -92,8 +97,10 @@ class SpeculativeDecoder:
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.
         """
-        shared = shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
         place = device or default_device()
+        check_device(place)
+        as_dtype(dtype)
+        shared = shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
         models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
         decoder = cls(
             models[0], models[1], shared, rule=rule, divergence=divergence, threshold=threshold,
@@ -161,6 +168,8 @@ class SpeculativeDecoder:
         sampling = self._sampling(temperature, top_k, top_p)
         thresholds = self._thresholds(threshold, len(prompts))
         chosen = rule_named(rule or self.rule)
+        if threshold is not None and rule is None and not chosen.fuzzy:
+            raise UsageError(f"threshold is given, but the decoder's rule {chosen.name!r} has none; give rule= too")
         length = self.draft_length if draft_length is None else draft_length
         self._check_settings(chosen.name, self.divergence, length, thresholds)
         requests = self._requests(prompts, ids, thresholds, max_new_tokens)
@@ -168,6 +177,8 @@ class SpeculativeDecoder:
         slots = max(len(r.prompt) + r.max_new_tokens for r in requests) + length + 1
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
+        if isinstance(stop, str) or not all(stop):
+            raise UsageError(f"stop is {stop!r}; it must be a list of strings, none of them empty")
         stops = StopStrings(self.tokenizer, stop).completed_at if stop else None
         settings = Settings(chosen, self.divergence, length, sampling, self._eos(), self.seed, stops, observer)
         engine = self._engine(settings, min(batch_size, len(requests)), slots)
@@ -226,7 +237,7 @@ class SpeculativeDecoder:
     def _thresholds(self, threshold: float | Sequence[float] | None, prompts: int) -> list[float]:
         if threshold is None:
             threshold = self.threshold
-        if isinstance(threshold, (int, float)):
+        if not isinstance(threshold, Sequence):
             return [float(threshold)] * prompts
         if len(threshold) != prompts:
             raise UsageError(f"threshold has {len(threshold)} entries for {prompts} prompts; give one, or one each")

@@ -18,23 +18,33 @@ from fsd_decoding.fingerprint import tokenizer_difference
 ModelSource = str | os.PathLike[str]
 
 
+def check_device(device: str) -> None:
+    """UsageError where nothing can be put on `device`."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UsageError(f"device {device!r} cannot be used here: {reason}") from error
+
+
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None) -> Any:
     """A causal LM in eval mode on `device`; dtype None is the checkpoint's own."""
+    wanted = as_dtype(dtype)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(os.fspath(source), dtype=_dtype(dtype))
-    except (OSError, ValueError) as error:
+        model: Any = AutoModelForCausalLM.from_pretrained(_place(source), dtype=wanted)
+    except Exception as error:  # a broken file fails in as many ways as there are libraries on the way
         raise UsageError(_cannot_load("model", source, error)) from error
     return model.to(device).eval()
 
 
 def load_tokenizer(source: ModelSource) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(os.fspath(source))
-    except (OSError, ValueError) as error:
+        return AutoTokenizer.from_pretrained(_place(source))
+    except Exception as error:  # as above
         raise UsageError(_cannot_load("tokenizer", source, error)) from error
 
 
@@ -55,13 +65,20 @@ def shared_tokenizer(target: Any, draft: Any, given: Any) -> Any:
     return tokenizers[0]
 
 
-def _dtype(dtype: str | torch.dtype | None) -> Any:
+def as_dtype(dtype: str | torch.dtype | None) -> Any:
+    """What transformers calls it; None is the checkpoint's own. UsageError: no floating-point type."""
     if dtype is None:
         return "auto"
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise UsageError(f"dtype is {dtype!r}; it must be one of float32, bfloat16, float16, float64")
     return found
+
+
+def _place(source: ModelSource) -> str:
+    """Absolute where it is a local path, so that a profile finds the model from any folder."""
+    path = Path(source)
+    return str(path.resolve()) if path.exists() else os.fspath(source)
 
 
 def _cannot_load(what: str, source: ModelSource, error: Exception) -> str:

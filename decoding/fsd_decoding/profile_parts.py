@@ -149,19 +149,21 @@ class Accuracy(Part):
 
 
 class TokensPerRound(Part):
+    """On the certification part."""
+
     sd: Amount
     chosen: Amount
-    source: Source
 
 
 class Speed(Part):
-    """Tokens/s with `batch` prompts at a time; `wanted` is what --min-speed asked for."""
+    """Tokens a round on the certification part over the median time of a round, with `batch` prompts at a
+    time, of `timed` problems; `wanted` is what --min-speed asked for."""
 
     target: Amount
     sd: Amount
     chosen: Amount
     batch: Natural
-    source: Source
+    timed: Natural
     wanted: Annotated[float, Field(gt=0)] | None = None
     unit: str = "tokens/s"
 

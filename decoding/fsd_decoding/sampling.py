@@ -38,6 +38,11 @@ class Sampling:
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise UsageError(f"top_p is {self.top_p}; it must be in (0, 1], or absent")
 
+        if self.greedy and not (self.top_k is self.top_p is None):
+            raise UsageError(
+                f"top_k is {self.top_k} and top_p {self.top_p} at temperature 0, which is greedy; give a temperature"
+            )
+
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsd_calib.tasks.arithmetic import ARITHMETIC
-from fsd_calib.tasks.base import Problem, Task
+from fsd_calib.tasks.base import Problem, Task, TaskKind
 from fsd_calib.tasks.gsm8k import GSM8K
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TASKS", "Problem", "Task", "load_task"]
+__all__ = ["TASKS", "Problem", "Task", "TaskKind", "load_task", "task_kind"]
 
 _KINDS = {kind.name: kind for kind in (ARITHMETIC, GSM8K)}
 TASKS = tuple(_KINDS)
@@ -39,8 +39,14 @@ def load_task(
     `tokenizer` decides the form of the prompts: its chat template, or worked examples without one.
     Raises UsageError for an unknown task, a limit below 1 and problems that cannot be read.
     """
-    if name not in _KINDS:
-        raise UsageError(f"unknown task {name!r}: the known tasks are {', '.join(TASKS)}")
+    kind = task_kind(name)
     if limit is not None and limit < 1:
         raise UsageError(f"limit {limit}: it must be at least 1 (leave it out for the default)")
-    return _KINDS[name].load(seed, limit, None if data is None else Path(data), tokenizer)
+    return kind.load(seed, limit, None if data is None else Path(data), tokenizer)
+
+
+def task_kind(name: str) -> TaskKind:
+    """How a task asks and judges, without its problems. Raises UsageError for an unknown task."""
+    if name not in _KINDS:
+        raise UsageError(f"unknown task {name!r}: the known tasks are {', '.join(TASKS)}")
+    return _KINDS[name]

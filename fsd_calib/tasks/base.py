@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from fsd_calib.parts import Part
 from fsd_calib.tasks.answers import same_answer
 from fsd_calib.tasks.prompts import (
     STEP_BY_STEP,
@@ -28,7 +29,6 @@ from fsd_calib.tasks.prompts import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Part = Literal["tuning", "certification"]
 Grader = Callable[[str, str], bool]  # (reference, text) -> whether the text's answer is right
 
 
@@ -89,13 +89,14 @@ class TaskKind:
     def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
         """The task with its prompts in the form that suits `tokenizer`'s model."""
         examples, source = self.read(seed, limit, data)
-        prompt_of, stop = self._prompts(tokenizer)
+        prompt_of, stop = self.prompts(tokenizer)
         problems = tuple(
             Problem(_id(e.question), e.question, prompt_of(e.question), e.answer, e.part) for e in examples
         )
         return Task(self.name, problems, self.max_new_tokens, stop, source, self.grader)
 
-    def _prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Callable[[str], str], tuple[str, ...]]:
+    def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Callable[[str], str], tuple[str, ...]]:
+        """How `tokenizer`'s model is asked a question, and the strings that end its answer."""
         if tokenizer is not None and has_chat_template(tokenizer):
             return chat_prompts(tokenizer, self.instruction), ()
         exemplars = self.exemplars(tokenizer)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_calib.tasks.base import Example, Part, TaskKind, pick
+from fsd_calib.parts import Part
+from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.data_file import read_examples
 from fsd_calib.tasks.prompts import Exemplar
 from fsd_decoding.errors import UsageError
