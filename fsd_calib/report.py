@@ -143,7 +143,23 @@ def _not_certified(profile: ThresholdProfile) -> str:
     if guess is not None:
         bound = "" if guess.lower_bound is None else f", lower bound {_bound(guess.lower_bound)}"
         said += f" The estimate is T = {guess.threshold:.4g}: retention {_percent(guess.retention)}{bound}."
-    return said
+    return f"{said} {_needed(profile)}".strip()
+
+
+def _needed(profile: ThresholdProfile) -> str:
+    """How many problems would have certified what was tested, had they shown the same shares."""
+    from fsd_calib.power import problems_needed
+
+    c = profile.certificate
+    if c.wanted is None or c.retention is None:
+        return ""
+    needed = problems_needed(
+        accuracy=profile.accuracy.target, churn=(c.lost + c.gained) / c.problems, retention=c.retention,
+        wanted=c.wanted, confidence=c.confidence,
+    )  # fmt: skip
+    if needed is None:
+        return "At this retention no number of problems would certify it."
+    return f"At these shares about {needed:,} problems on the certification part would certify it 4 times in 5."
 
 
 def _gain(profile: ThresholdProfile) -> str:

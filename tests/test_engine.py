@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from fsd_decoding.decoder import Result, SpeculativeDecoder
-from fsd_decoding.errors import UsageError
+from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.rules import Proposal
 from tiny import EOS, VOCABULARY, llama, random_model, word_tokenizer
 
@@ -227,6 +227,20 @@ def test_padding_of_the_vocabulary_is_never_emitted(prompts: list[list[int]]) ->
     for rule in ("target", "sd", "fsd-coupled"):
         found = pair.generate(prompts, NEW, 1.5, rule=rule, threshold=0.3)
         assert all(t < VOCABULARY for r in found for t in r.tokens)
+
+
+@pytest.mark.parametrize("rule", ["target", "sd", "coupled", "fsd", "fsd-coupled"])
+def test_broken_logits_stop_the_run_and_keep_what_is_done(prompts: list[list[int]], rule: str) -> None:
+    """Token 39 stands only in the sixth prompt, and its embedding is NaN."""
+    broken = llama(seed=1)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[39] = math.nan
+    pair = SpeculativeDecoder(broken, llama(seed=2, layers=1), word_tokenizer())
+    clean = [[t for t in prompt if t != 39] or [5] for prompt in prompts[:6]]
+    clean[5].append(39)
+    with pytest.raises(NumericalError, match=r"prompt 5 got logits that are NaN or \+inf in round 1") as caught:
+        pair.generate(clean, 1, rule=rule, threshold=0.2, batch_size=1)
+    assert sorted(caught.value.finished) == [0, 1, 2, 3, 4]
 
 
 BAD_CALLS: list[tuple[str, dict[str, object]]] = [

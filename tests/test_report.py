@@ -62,6 +62,12 @@ def test_not_certified_names_the_lossless_rule_and_the_guess() -> None:
     assert "run the lossless rule coupled" in said
     assert "The estimate is T = 0.0625: retention 99.8%, lower bound 98.9%." in said
     assert "both right 650" in said
+    assert re.search(r"At these shares about [\d,]+ problems on the certification part would certify it", said)
+
+
+def test_hopeless_wishes_are_called_so() -> None:
+    said = verdict(profile(UNCERTIFIED | {"certificate.wanted": 1.1}))
+    assert "At this retention no number of problems would certify it." in said
 
 
 def test_a_wanted_speed_is_compared() -> None:

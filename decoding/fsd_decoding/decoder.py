@@ -16,7 +16,7 @@ import torch
 from fsd_decoding.divergence import check_name
 from fsd_decoding.drafter import ModelDrafter
 from fsd_decoding.engine import Engine, FinishReason, Observer, Request, Row, Settings
-from fsd_decoding.errors import UsageError
+from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.loading import as_dtype, check_device, default_device, is_source, load_model, shared_tokenizer
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.rules import rule_named
@@ -164,6 +164,7 @@ class SpeculativeDecoder:
 
         Raises:
             UsageError: an empty prompt or batch, a prompt beyond the context, or a bad setting.
+            NumericalError: a model gave NaN or +inf logits; `error.finished` has the results until then.
         """
         sampling = self._sampling(temperature, top_k, top_p)
         thresholds = self._thresholds(threshold, len(prompts))
@@ -183,11 +184,15 @@ class SpeculativeDecoder:
         settings = Settings(chosen, self.divergence, length, sampling, self._eos(), self.seed, stops, observer)
         engine = self._engine(settings, min(batch_size, len(requests)), slots)
         finished: dict[int, Result] = {}
-        for row in engine.run(requests):
-            index = row.request.index
-            finished[index] = self._result(row, stop)
-            if on_finish is not None:
-                on_finish(index, finished[index])
+        try:
+            for row in engine.run(requests):
+                index = row.request.index
+                finished[index] = self._result(row, stop)
+                if on_finish is not None:
+                    on_finish(index, finished[index])
+        except NumericalError as error:
+            error.finished = finished
+            raise
         return [finished[i] for i in range(len(requests))]
 
     def _sampling(self, temperature: float | None, top_k: int | None, top_p: float | None) -> Sampling:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fsd_decoding import noise
 from fsd_decoding.drafter import ModelDrafter
+from fsd_decoding.errors import NumericalError
 from fsd_decoding.rules import Proposal, Rule, Verdict
 from fsd_decoding.runner import ModelRunner
 from fsd_decoding.sampling import Sampling
@@ -79,6 +80,7 @@ class _Round:
 
     emitted: list[list[int]]  # L + 1 each; the first `accepted + 1` count
     accepted: list[int]
+    sound: list[bool]  # no logits of the row were NaN or +inf
     spared: list[list[float]]  # largest D so far that alone accepted, by position
     refused: list[list[float]]  # D where it rejected, else inf
 
@@ -108,6 +110,7 @@ class Engine:
             decided = self._round()
             for i, row in enumerate(self._rows):
                 if row is not None:
+                    _check_sound(row, decided.sound[i])
                     self._emit(row, decided, i)
                     if row.finish_reason is not None:
                         self._rows[i] = None
@@ -208,7 +211,9 @@ class Engine:
 
 def _to_host(emitted: Tensor, accepted: Tensor, verdict: Verdict, proposal: Proposal) -> _Round:
     """One copy for the whole round; token ids are exact in fp64."""
-    parts = [emitted.double(), accepted.double()[:, None]]
+    logits = (proposal.target_logits, proposal.draft_logits)
+    sound = torch.cat([one.amax(-1).isfinite() for one in logits], 1).all(1)  # the largest is NaN where any is
+    parts = [emitted.double(), accepted.double()[:, None], sound.double()[:, None]]
     if verdict.by_divergence is not None:
         decided = verdict.by_divergence
         d = proposal.divergences.double()
@@ -219,6 +224,15 @@ def _to_host(emitted: Tensor, accepted: Tensor, verdict: Verdict, proposal: Prop
     return _Round(
         emitted=[[int(t) for t in row[:n]] for row in rows],
         accepted=[int(row[n]) for row in rows],
-        spared=[row[n + 1 : n + 1 + drafts] for row in rows],
-        refused=[row[n + 1 + drafts :] for row in rows],
+        sound=[bool(row[n + 1]) for row in rows],
+        spared=[row[n + 2 : n + 2 + drafts] for row in rows],
+        refused=[row[n + 2 + drafts :] for row in rows],
     )
+
+
+def _check_sound(row: Row, sound: bool) -> None:
+    if not sound:
+        raise NumericalError(
+            f"prompt {row.request.index} got logits that are NaN or +inf in round {row.rounds + 1}; "
+            "a wider dtype (bfloat16 rather than float16, or float32) usually helps"
+        )
