@@ -107,5 +107,5 @@ def _run(bench: Bench, wish: Wish, trials: int, folder: Path | None) -> Threshol
     bench.measure(sd, "certification")
     chosen = frozen[result.passed or 0]  # the fastest that passed, or the safest where none did
     timed = bench.problems["tuning"][:_TIMED_PROBLEMS]
-    seconds = seconds_per_round(bench, [alone, sd, chosen], timed)
+    seconds = seconds_per_round(bench, [alone, sd, *frozen[: len(result.tested)]], timed)
     return to_profile(Findings(bench, wish, alone, sd, chosen, frozen, result, seconds, len(timed)))

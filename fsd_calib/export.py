@@ -56,11 +56,9 @@ class Findings:
         fast = wanted is None or self.speed(self.chosen) >= wanted
         return self.verdict.passed is not None and fast
 
-    def speed(self, configuration: Configuration, part: Part = "certification") -> float:
-        """Tokens per second of one stream; a round of the fuzzy rule takes as long at every threshold."""
-        fuzzy = configuration.rule == self.chosen.rule
-        seconds = self.seconds[self.chosen if fuzzy else configuration]
-        return self.bench.measure(configuration, part).tokens_per_round / seconds
+    def speed(self, configuration: Configuration) -> float:
+        """Tokens per second of one stream: tokens a round on the certification part over the time of a round."""
+        return self.bench.measure(configuration, "certification").tokens_per_round / self.seconds[configuration]
 
     @property
     def evidence(self) -> Evidence:
@@ -143,10 +141,11 @@ def _curve(found: Findings) -> Iterator[CurvePoint]:
         for like in (found.alone, found.sd, found.chosen):
             for measured in found.bench.measured(like, part):
                 evidence = bounds.get(measured.configuration) if part == "certification" else None
-                yield _point(measured, alone, evidence, found.speed(measured.configuration, part))
+                timed = part == "certification" and measured.configuration in found.seconds
+                yield _point(measured, alone, evidence, found.speed(measured.configuration) if timed else None)
 
 
-def _point(measured: Measurement, alone: Measurement, evidence: Evidence | None, speed: float) -> CurvePoint:
+def _point(measured: Measurement, alone: Measurement, evidence: Evidence | None, speed: float | None) -> CurvePoint:
     configuration = measured.configuration
     return CurvePoint(
         rule=configuration.rule,

@@ -132,7 +132,7 @@ def _certified(profile: ThresholdProfile) -> str:
 
 def _not_certified(profile: ThresholdProfile) -> str:
     certificate, guess = profile.certificate, profile.estimate
-    said = "Not certified: no threshold is fast enough."
+    said = "Not certified: what was tested is not fast enough."
     if certificate.wanted is not None:
         wanted, confidence = _exact(certificate.wanted), _exact(certificate.confidence)
         said = (

@@ -18,7 +18,8 @@ def seconds_per_round(
 ) -> Mapping[Configuration, float]:
     """The median over problems of seconds / rounds at batch 1; the first problem only warms up.
 
-    A round takes as long whatever it accepts, so tokens a round over this are tokens per second.
+    Tokens a round over this are tokens per second. A round itself takes as long whatever it accepts, but its
+    share of the prompt's time grows as rounds become fewer: so a configuration is timed itself.
     """
     taken: dict[Configuration, list[float]] = {configuration: [] for configuration in configurations}
     with bench.progress.step("timing rounds, one prompt at a time", len(problems)) as advance:
