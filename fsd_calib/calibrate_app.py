@@ -23,7 +23,7 @@ _EPILOG = """
 Example: fsd-calibrate --task arithmetic --min-acc 0.98
 
 Exit codes: 0 found and certified what was asked · 2 bad input · 3 could not be certified, or the speed not
-reached (the profile then says the best guess, and decoders run losslessly) · 130 interrupted
+reached (the profile then holds what was tested as an estimate, and decoders run losslessly) · 130 interrupted
 """
 _ASKED, _MODELS, _DATA, _DECODING = "What to ask for", "Models", "Problems and results", "Decoding"
 

@@ -169,7 +169,8 @@ class Speed(Part):
 
 
 class Estimate(Part):
-    """The best guess where nothing could be certified. It is no claim, and no decoder uses it."""
+    """Where nothing was granted: the safest configuration tested, or the fastest where speed was asked for. It is
+    no claim, and no decoder uses it."""
 
     threshold: Amount
     retention: Amount
