@@ -81,7 +81,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
         rule=chosen.rule,
         divergence=chosen.divergence,
         divergence_version=DIVERGENCE_VERSION,
-        logits="raw",
+        logits=decoder.criterion.on, within_support=decoder.criterion.within_support,
         threshold=chosen.threshold if granted else None,
         draft_length=chosen.draft_length,
         sampling=SamplingInfo.model_validate(asdict(decoder.sampling)),

@@ -21,8 +21,7 @@ from fsd_calib.parts import Part
 from fsd_calib.progress import Progress
 from fsd_calib.tasks import Problem, Task
 from fsd_decoding.decoder import Result, SpeculativeDecoder
-from fsd_decoding.engine import Observer
-from fsd_decoding.rules import Proposal
+from fsd_decoding.observing import Observer, RoundRecord
 
 OnFinish = Callable[[int, Result], None]
 
@@ -110,9 +109,8 @@ class Bench:
         """D of every drafted token that was decided on, sorted: (N,) in fp32 on the CPU."""
         seen: list[Tensor] = []
 
-        def collect(proposal: Proposal, decided: Tensor) -> None:
-            place = torch.arange(proposal.drafted.shape[1], device=decided.device)
-            seen.append(proposal.divergences[place < decided[:, None]].float().cpu())
+        def collect(round_: RoundRecord) -> None:
+            seen.append(round_.proposal.divergences[round_.decided].float().cpu())
 
         with self.progress.step("measuring divergences", len(problems)) as advance:
             self._generate(configuration, problems, lambda i, r: advance(1), collect)

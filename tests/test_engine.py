@@ -23,7 +23,7 @@ from transformers import (
 
 from fsd_decoding.decoder import Result, SpeculativeDecoder
 from fsd_decoding.errors import NumericalError, UsageError
-from fsd_decoding.rules import Proposal
+from fsd_decoding.observing import RoundRecord
 from tiny import EOS, VOCABULARY, llama, random_model, word_tokenizer
 
 NEW = 24
@@ -185,10 +185,10 @@ def test_thresholds_may_differ_by_prompt(decoder: SpeculativeDecoder, prompts: l
 def test_observer_sees_every_decision_once(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     decided = 0
 
-    def observe(proposal: Proposal, counts: torch.Tensor) -> None:
+    def observe(round_: RoundRecord) -> None:
         nonlocal decided
-        assert proposal.divergences.shape == proposal.drafted.shape
-        decided += int(counts.sum())
+        assert round_.proposal.divergences.shape == round_.decided.shape
+        decided += int(round_.decided.sum())
 
     results = decoder.generate(prompts, NEW, rule="coupled", batch_size=6, observer=observe)
     emitted = sum(r.emitted for r in results)

@@ -7,11 +7,13 @@ import math
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch import Tensor
 
 from fsd_decoding import noise
 from fsd_decoding.divergence import divergence
 from fsd_decoding.errors import UsageError
-from fsd_decoding.rules import RULES, Proposal, rule_named
+from fsd_decoding.proposal import Criterion, Proposal
+from fsd_decoding.rules import RULES, rule_named
 from fsd_decoding.sampling import Sampling
 
 FALSE_ALARM = 1e-6
@@ -28,8 +30,21 @@ def proposal(
     draft = target[:, :-1] + torch.randn(rows, drafts, 9, generator=generator, dtype=torch.float64)
     keys = noise.problem_keys(seed, list(range(rows)))
     positions = torch.arange(drafts + 1).expand(rows, -1) + 10
-    drafted = sampling.draw(sampling.warp(draft), keys, positions[:, :-1])
-    return Proposal(target, draft, drafted, positions, keys, torch.full((rows,), threshold), name, sampling)
+    return drawn(target, draft, positions, keys, torch.full((rows,), threshold), Criterion(name), sampling)
+
+
+def drawn(
+    target: Tensor,
+    draft: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    thresholds: Tensor,
+    criterion: Criterion,
+    sampling: Sampling,
+) -> Proposal:
+    tokens = torch.zeros(len(target), 20, dtype=torch.int64)
+    drafted = sampling.draw(sampling.warp(draft, tokens, positions[:, :-1]), keys, positions[:, :-1])
+    return Proposal(target, draft, drafted, positions, tokens, keys, thresholds, criterion, sampling)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -40,32 +55,28 @@ class TestEveryRule:
         verdict = rule_named(name).judge(round_)
         assert verdict.accepted.shape == round_.drafted.shape
         assert verdict.accepted.dtype == torch.bool
-        assert verdict.replacement.shape == round_.positions.shape
-        assert ((verdict.replacement >= 0) & (verdict.replacement < 9)).all()
+        assert verdict.fallback.shape == round_.drafted.shape
+        assert ((verdict.fallback >= 0) & (verdict.fallback < 9)).all()
 
     def test_says_the_same_again(self, name: str, sampling: Sampling) -> None:
         first, second = (rule_named(name).judge(proposal(sampling, 0.1)) for _ in range(2))
         assert torch.equal(first.accepted, second.accepted)
-        assert torch.equal(first.replacement, second.replacement)
+        assert torch.equal(first.fallback, second.fallback)
 
     def test_rows_do_not_see_each_other(self, name: str, sampling: Sampling) -> None:
         whole = rule_named(name).judge(proposal(sampling, 0.1))
         part = proposal(sampling, 0.1)
-        for field in ("target_logits", "draft_logits", "drafted", "positions", "keys", "thresholds"):
+        for field in ("target_logits", "draft_logits", "drafted", "positions", "tokens", "keys", "thresholds"):
             setattr(part, field, getattr(part, field)[7:9])
         alone = rule_named(name).judge(part)
         assert torch.equal(alone.accepted, whole.accepted[7:9])
-        assert torch.equal(alone.replacement, whole.replacement[7:9])
-
-    def test_bonus_is_what_the_target_would_say(self, name: str, sampling: Sampling) -> None:
-        round_ = proposal(sampling, 0.1)
-        assert torch.equal(rule_named(name).judge(round_).replacement[:, -1], round_.target_choice[:, -1])
+        assert torch.equal(alone.fallback, whole.fallback[7:9])
 
     def test_lossless_counterpart_is_lossless(self, name: str, sampling: Sampling) -> None:
         rule = rule_named(name)
         assert not rule_named(rule.lossless).fuzzy
         exact, fuzzy = (rule_named(n).judge(proposal(sampling, -1e-9)) for n in (rule.lossless, name))
-        assert torch.equal(exact.replacement, fuzzy.replacement)
+        assert torch.equal(exact.fallback, fuzzy.fallback)
         if name == "fsd":  # its T < 0 is the target alone: right, and slower
             assert not fuzzy.accepted.any()
         else:
@@ -83,10 +94,10 @@ def test_fuzzy_rules_accept_by_divergence(sampling: Sampling, divergence_name: s
     fsd, coupled = rule_named("fsd").judge(round_), rule_named("fsd-coupled").judge(round_)
     assert torch.equal(fsd.accepted, near)
     assert torch.equal(coupled.accepted, near | same)
-    assert fsd.by_divergence is not None
-    assert fsd.by_divergence.all()
-    assert coupled.by_divergence is not None
-    assert torch.equal(coupled.by_divergence, ~same)
+    assert fsd.by_score is not None
+    assert fsd.by_score.all()
+    assert coupled.by_score is not None
+    assert torch.equal(coupled.by_score, ~same)
 
 
 def test_an_infinite_divergence_is_rejected_at_every_threshold() -> None:
@@ -105,13 +116,11 @@ def test_lossless_rules_emit_the_targets_distribution(name: str, sampling: Sampl
     one = proposal(sampling, 0.0, rows=1, drafts=1, seed=4)
     target, draft = one.target_logits.expand(rows, -1, -1), one.draft_logits.expand(rows, -1, -1)
     keys, positions = noise.problem_keys(1, list(range(rows))), one.positions.expand(rows, -1)
-    drafted = sampling.draw(sampling.warp(draft), keys, positions[:, :-1])
-    verdict = rule_named(name).judge(
-        Proposal(target, draft, drafted, positions, keys, torch.zeros(rows), "js", sampling)
-    )
-    emitted = torch.where(verdict.accepted, drafted, verdict.replacement[:, :1]).flatten()
+    round_ = drawn(target, draft, positions, keys, torch.zeros(rows), Criterion(), sampling)
+    verdict = rule_named(name).judge(round_)
+    emitted = torch.where(verdict.accepted, round_.drafted, verdict.fallback).flatten()
     assert 0.05 < verdict.accepted.double().mean() < 0.95
-    expected = torch.softmax(sampling.warp(one.target_logits)[0, 0], -1)
+    expected = torch.softmax(one.warped_target[0, 0], -1)
     seen = torch.bincount(emitted, minlength=9)
     possible = expected > 0
     assert not seen[~possible].any()

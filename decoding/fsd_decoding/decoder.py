@@ -5,26 +5,29 @@ Knows tokenizers, prompts, stop strings and profiles. The loop itself is `engine
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fsd_decoding.divergence import check_name
-from fsd_decoding.drafter import ModelDrafter
-from fsd_decoding.engine import Engine, FinishReason, Observer, Request, Row, Settings
-from fsd_decoding.errors import NumericalError, UsageError
+from fsd_decoding.batch import Request
+from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
+from fsd_decoding.drafting import StopPolicy
+from fsd_decoding.engine import Engine, FinishReason, Row, Settings
+from fsd_decoding.errors import OutOfMemoryError, UnfinishedError, UsageError
 from fsd_decoding.loading import as_dtype, check_device, default_device, is_source, load_model, shared_tokenizer
+from fsd_decoding.observing import Observer
 from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.proposal import Criterion, Logits
+from fsd_decoding.requests import Prompt, check_settings, requests_for
 from fsd_decoding.rules import rule_named
-from fsd_decoding.runner import ModelRunner, context_length
+from fsd_decoding.runner import ModelRunner, context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.stopping import StopStrings
-
-Prompt = str | list[int]
+from fsd_decoding.streaming import TextStream
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Result:
     rounds: int
     drafted: int
     accepted: int
+    bonus: int  # tokens the target added to a draft accepted whole
     interval: tuple[float, float]  # every threshold in [lo, hi) gives this very text
     finish_reason: FinishReason
 
@@ -46,7 +50,7 @@ class Result:
 
 
 class SpeculativeDecoder:
-    """Two causal LMs that share a tokenizer, decoding in batches. See `from_pretrained`."""
+    """A causal LM and a drafter that share a tokenizer, decoding in batches. See `from_pretrained`."""
 
     def __init__(
         self,
@@ -60,12 +64,16 @@ class SpeculativeDecoder:
         draft_length: int = 5,
         seed: int = 0,
         sampling: Sampling | None = None,
+        on: Logits = "raw",
+        within_support: bool = False,
     ) -> None:
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
-        self.rule, self.divergence, self.seed = rule, divergence, seed
+        self.rule, self.seed = rule_named(rule).name, seed
         self.threshold, self.draft_length = threshold, draft_length
         self.sampling = sampling or Sampling()
-        self._check_settings(rule, divergence, draft_length, [threshold])
+        self.criterion = Criterion(divergence, on, within_support)
+        check_settings([draft_length], [threshold])
+        _warn_of_a_large_draft(target, draft)
 
     @classmethod
     def from_pretrained(
@@ -83,16 +91,21 @@ class SpeculativeDecoder:
         seed: int = 0,
         tokenizer: Any = None,
         sampling: Sampling | None = None,
+        on: Logits = "raw",
+        within_support: bool = False,
     ) -> SpeculativeDecoder:
         """Loads a target and a draft model.
 
         Args:
-            target, draft: hub id, path, or loaded model (then `tokenizer` is needed).
+            target: hub id, path, or loaded model (then `tokenizer` is needed), on whatever device or devices.
+            draft: the same, or `NGram()`, which drafts from the text itself.
             profile: path of a profile or a `ThresholdProfile`; sets rule, divergence, threshold, draft
                 length, sampling and seed, whatever else is given.
             rule, divergence, threshold, draft_length: DESIGN words; see `rules.py`, `divergence.py`.
-            device: "cuda" where there is one, else "cpu". dtype: the checkpoint's own.
+            device: "cuda" where there is one, else "cpu". dtype: the checkpoint's own. Loaded models stay as
+                they are.
             sampling: what `generate` does when it is given no temperature; greedy.
+            on, within_support: see `proposal.Criterion`.
 
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.
@@ -104,7 +117,7 @@ class SpeculativeDecoder:
         models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
         decoder = cls(
             models[0], models[1], shared, rule=rule, divergence=divergence, threshold=threshold,
-            draft_length=draft_length, seed=seed, sampling=sampling,
+            draft_length=draft_length, seed=seed, sampling=sampling, on=on, within_support=within_support,
         )  # fmt: skip
         if profile is not None:
             decoder._follow(profile if isinstance(profile, ThresholdProfile) else ThresholdProfile.load(profile))
@@ -118,10 +131,15 @@ class SpeculativeDecoder:
                 f"rule {profile.effective_rule!r}",
                 stacklevel=3,
             )
-        self.rule, self.divergence, self.seed = profile.effective_rule, profile.divergence, profile.seed
+        self.rule, self.seed = profile.effective_rule, profile.seed
+        self.criterion = Criterion(profile.divergence, profile.logits, profile.within_support)
         self.threshold = -1.0 if profile.threshold is None else profile.threshold
         self.draft_length = profile.draft_length
         self.sampling = Sampling(**profile.sampling.model_dump())
+
+    @property
+    def divergence(self) -> str:
+        return self.criterion.divergence
 
     @property
     def device(self) -> torch.device:
@@ -139,13 +157,16 @@ class SpeculativeDecoder:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         rule: str | None = None,
         threshold: float | Sequence[float] | None = None,
-        draft_length: int | None = None,
+        draft_length: int | Sequence[int] | None = None,
         batch_size: int = 32,
         ids: Sequence[int] | None = None,
         stop: Sequence[str] = (),
         on_finish: Callable[[int, Result], None] | None = None,
+        policy: StopPolicy | None = None,
         observer: Observer | None = None,
     ) -> list[Result]:
         """Decodes prompts, in their order.
@@ -153,109 +174,124 @@ class SpeculativeDecoder:
         Args:
             prompts: texts, or lists of token ids taken as they are.
             max_new_tokens: the most a text may have, EOS included; a text also ends with the models' context.
-            temperature, top_k, top_p: 0 is greedy; without a temperature the profile's, and without all three
-                its whole sampling (greedy where there is no profile).
-            rule, threshold, draft_length: for this call instead of the decoder's; `threshold` may be one a
-                prompt.
+            temperature, top_k, top_p, min_p, repetition_penalty: see `sampling.Sampling`; temperature 0 is
+                greedy. Without a temperature the profile's, and without all five its whole sampling (greedy
+                where there is no profile).
+            rule, threshold, draft_length: for this call instead of the decoder's; `threshold` and
+                `draft_length` may be one a prompt.
             ids: one stable integer a prompt, the key of its noise; default: its index.
             stop: strings that end a text; the text is cut before them.
             on_finish: called with a prompt's index and result as soon as it is done.
-            observer: called once a round, see `engine.Observer`.
+            policy: says before each draft step which rows draft another token, see `drafting.StopPolicy`.
+            observer: called once a round, see `observing.Observer`.
 
         Raises:
             UsageError: an empty prompt or batch, a prompt beyond the context, or a bad setting.
-            NumericalError: a model gave NaN or +inf logits; `error.finished` has the results until then.
+            NumericalError: a model gave NaN or +inf logits. OutOfMemoryError: the batch is too large.
+                `error.finished` of both has the results until then.
         """
-        sampling = self._sampling(temperature, top_k, top_p)
-        thresholds = self._thresholds(threshold, len(prompts))
-        chosen = rule_named(rule or self.rule)
-        if threshold is not None and rule is None and not chosen.fuzzy:
-            raise UsageError(f"threshold is given, but the decoder's rule {chosen.name!r} has none; give rule= too")
-        length = self.draft_length if draft_length is None else draft_length
-        self._check_settings(chosen.name, self.divergence, length, thresholds)
-        requests = self._requests(prompts, ids, thresholds, max_new_tokens)
-        length = length if chosen.drafts else 0
-        slots = max(len(r.prompt) + r.max_new_tokens for r in requests) + length + 1
-        if batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
-        if isinstance(stop, str) or not all(stop):
-            raise UsageError(f"stop is {stop!r}; it must be a list of strings, none of them empty")
-        stops = StopStrings(self.tokenizer, stop).completed_at if stop else None
-        settings = Settings(chosen, self.divergence, length, sampling, self._eos(), self.seed, stops, observer)
-        engine = self._engine(settings, min(batch_size, len(requests)), slots)
+        requests = self._requests(prompts, max_new_tokens, ids, rule, threshold, draft_length)
+        sampling = self._sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+        )
+        settings = self._settings(rule, sampling, stop, policy, observer)
         finished: dict[int, Result] = {}
-        try:
-            for row in engine.run(requests):
+        with _keeping(finished, batch_size):
+            for row in self._engine(settings, requests, batch_size).run(requests):
                 index = row.request.index
                 finished[index] = self._result(row, stop)
                 if on_finish is not None:
                     on_finish(index, finished[index])
-        except NumericalError as error:
-            error.finished = finished
-            raise
         return [finished[i] for i in range(len(requests))]
 
-    def _sampling(self, temperature: float | None, top_k: int | None, top_p: float | None) -> Sampling:
-        if temperature is None and top_k is None and top_p is None:
-            return self.sampling
-        return Sampling(self.sampling.temperature if temperature is None else temperature, top_k, top_p)
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 256,
+        *,
+        rule: str | None = None,
+        threshold: float | None = None,
+        draft_length: int | None = None,
+        id: int = 0,
+        stop: Sequence[str] = (),
+        **sampling: float | None,
+    ) -> Iterator[str]:
+        """Decodes one prompt and yields its text round by round; the pieces joined are `generate`'s text.
 
-    def _engine(self, settings: Settings, rows: int, slots: int) -> Engine:
-        vocabulary = min(m.get_output_embeddings().weight.shape[0] for m in (self.target, self.draft))
-        target = ModelRunner(self.target, rows, slots, vocabulary)
-        draft = ModelRunner(self.draft, rows, slots, vocabulary) if settings.rule.drafts else None
-        return Engine(target, ModelDrafter(draft) if draft else None, rows, slots, settings)
+        Arguments and errors are those of `generate`; `sampling` takes its temperature, top_k, top_p, min_p and
+        repetition_penalty.
+        """
+        requests = self._requests([prompt], max_new_tokens, [id], rule, threshold, draft_length)
+        settings = self._settings(rule, self._sampling(**sampling), stop)
+        return self._pieces(self._engine(settings, requests, 1), requests, stop)
+
+    def _pieces(self, engine: Engine, requests: list[Request], stop: Sequence[str]) -> Iterator[str]:
+        text = TextStream(self.tokenizer, stop)
+        with _keeping({}, 1):
+            for (row,) in engine.rounds(requests):
+                done = row.finish_reason is not None
+                piece = text.rest(self._result(row, stop).text) if done else text.push(row.tokens)
+                if piece:
+                    yield piece
 
     def _requests(
-        self, prompts: Sequence[Prompt], ids: Sequence[int] | None, thresholds: list[float], max_new_tokens: int
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        ids: Sequence[int] | None,
+        rule: str | None,
+        threshold: float | Sequence[float] | None,
+        draft_length: int | Sequence[int] | None,
     ) -> list[Request]:
-        if isinstance(prompts, str) or not prompts:
-            raise UsageError(f"prompts is {prompts!r:.40}; it must be a list of at least one prompt")
-        keys = list(range(len(prompts))) if ids is None else list(ids)
-        if len(keys) != len(prompts):
-            raise UsageError(f"ids has {len(keys)} entries for {len(prompts)} prompts; give one each")
-        if max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-        encoded = [self._encode(prompt, i) for i, prompt in enumerate(prompts)]
-        rooms = [self._room(prompt, i, max_new_tokens) for i, prompt in enumerate(encoded)]
-        return [Request(i, *row) for i, row in enumerate(zip(encoded, keys, thresholds, rooms, strict=True))]
+        if threshold is not None and rule is None and not rule_named(self.rule).fuzzy:
+            raise UsageError(f"threshold is given, but the decoder's rule {self.rule!r} has none; give rule= too")
+        lengths = [length for m in self._models() if (length := context_length(m)) is not None]
+        return requests_for(
+            self.tokenizer,
+            min(lengths, default=None),
+            prompts,
+            ids,
+            self.threshold if threshold is None else threshold,
+            self.draft_length if draft_length is None else draft_length,
+            max_new_tokens,
+        )
 
-    def _encode(self, prompt: Prompt, index: int) -> list[int]:
-        if isinstance(prompt, str):
-            # A chat template has put the BOS there already.
-            begun = self.tokenizer.bos_token is not None and prompt.startswith(self.tokenizer.bos_token)
-            prompt = list(self.tokenizer(prompt, add_special_tokens=not begun)["input_ids"])
-        if not prompt:
-            raise UsageError(f"prompt {index} is empty; it must hold at least one token")
-        return prompt
+    def _sampling(self, **given: Any) -> Sampling:
+        changed = {name: value for name, value in given.items() if value is not None}
+        return Sampling(**{"temperature": self.sampling.temperature} | changed) if changed else self.sampling
 
-    def _room(self, prompt: list[int], index: int, max_new_tokens: int) -> int:
-        """How many new tokens a prompt may have: as asked, or to the end of the models' context."""
-        limits = [length for m in (self.target, self.draft) if (length := context_length(m)) is not None]
-        left = min(limits, default=len(prompt) + max_new_tokens) - len(prompt)
-        if left < 1:
-            raise UsageError(
-                f"prompt {index} has {len(prompt)} tokens, the models' context is {min(limits)}; shorten the prompt"
-            )
-        return min(max_new_tokens, left)
+    def _settings(
+        self,
+        rule: str | None,
+        sampling: Sampling,
+        stop: Sequence[str],
+        policy: StopPolicy | None = None,
+        observer: Observer | None = None,
+    ) -> Settings:
+        if isinstance(stop, str) or not all(stop):
+            raise UsageError(f"stop is {stop!r}; it must be a list of strings, none of them empty")
+        strings = StopStrings(self.tokenizer, stop) if stop else None
+        stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
+        chosen = rule_named(rule or self.rule)
+        return Settings(chosen, self.criterion, sampling, self._eos(), self.seed, stops, policy, observer)
 
-    def _thresholds(self, threshold: float | Sequence[float] | None, prompts: int) -> list[float]:
-        if threshold is None:
-            threshold = self.threshold
-        if not isinstance(threshold, Sequence):
-            return [float(threshold)] * prompts
-        if len(threshold) != prompts:
-            raise UsageError(f"threshold has {len(threshold)} entries for {prompts} prompts; give one, or one each")
-        return [float(t) for t in threshold]
+    def _engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
+        if batch_size < 1:
+            raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
+        rows = min(batch_size, len(requests))
+        slots = max(len(r.prompt) + r.max_new_tokens + r.draft_length for r in requests) + 1
+        vocabulary = min(vocabulary_size(m) for m in self._models())
+        target = ModelRunner(self.target, rows, slots, vocabulary)
+        drafter = self._drafter(rows, slots, vocabulary) if settings.rule.drafts else None
+        return Engine(target, drafter, rows, slots, settings)
 
-    @staticmethod
-    def _check_settings(rule: str, divergence: str, draft_length: int, thresholds: list[float]) -> None:
-        rule_named(rule)
-        check_name(divergence)
-        if draft_length < 1:
-            raise UsageError(f"draft_length is {draft_length}; it must be at least 1 (rule 'target' drafts nothing)")
-        if any(math.isnan(t) for t in thresholds):
-            raise UsageError("threshold is NaN; it must be a number (negative is lossless)")
+    def _drafter(self, rows: int, slots: int, vocabulary: int) -> Drafter:
+        if isinstance(self.draft, DraftSource):
+            return self.draft.drafter(rows, slots, vocabulary)
+        return ModelDrafter(ModelRunner(self.draft, rows, slots, vocabulary))
+
+    def _models(self) -> list[Any]:
+        return [self.target] if isinstance(self.draft, DraftSource) else [self.target, self.draft]
 
     def _eos(self) -> frozenset[int]:
         configured = self.target.generation_config.eos_token_id
@@ -267,4 +303,34 @@ class SpeculativeDecoder:
         if row.finish_reason == "stop":
             text = text[: min((at for s in stop if (at := text.find(s)) >= 0), default=None)]
         assert row.finish_reason is not None
-        return Result(text, row.tokens, row.rounds, row.drafted, row.accepted, (row.lo, row.hi), row.finish_reason)
+        counts = (row.rounds, row.drafted, row.accepted, row.bonus)
+        return Result(text, row.tokens, *counts, (row.lo, row.hi), row.finish_reason)
+
+
+def _warn_of_a_large_draft(target: Any, draft: Any) -> None:
+    if isinstance(draft, DraftSource):
+        return
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (target, draft)]
+    if sizes[1] > sizes[0]:
+        warnings.warn(
+            f"the draft has {sizes[1]:,} parameters, the target {sizes[0]:,}: drafting costs more than it saves; "
+            "are they swapped?",
+            stacklevel=4,
+        )
+
+
+@contextmanager
+def _keeping(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
+    """Hands what is finished to whoever catches the error that ended a run."""
+    try:
+        yield
+    except UnfinishedError as error:
+        error.finished = finished
+        raise
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+            raise
+        way_out = f"try batch_size {batch_size // 2}" if batch_size > 1 else "shorten max_new_tokens or the prompt"
+        full = OutOfMemoryError(f"out of memory with batch_size {batch_size}; {way_out}")
+        full.finished = finished
+        raise full from error

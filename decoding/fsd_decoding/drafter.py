@@ -1,54 +1,63 @@
-"""Proposes tokens for a round with a small model.
+"""Drafters: where the draft distribution q comes from.
 
-Knows how the draft model is fed. Knows nothing of acceptance: the next round simply names the position
-it starts from, and what was rejected is overwritten.
+Knows how a model, or anything else that names a next-token distribution, is asked for it step by step.
+Knows nothing of sampling, of when to stop (`drafting.py`) or of acceptance.
 """
 
 from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fsd_decoding.runner import ModelRunner
-from fsd_decoding.sampling import Sampling
+
+
+class Drafter(Protocol):
+    """Gives q, step by step.
+
+    A round asks for steps 0, 1, …, after each of which one token is appended to every row. The next round
+    starts at step 0 again, with whatever length the rows have then: asking again is the rollback.
+    """
+
+    def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
+        """Reads prompts into `rows` (R,): `tokens` (R, >= until), padded on the right.
+
+        Positions from `until` on, and the last token of every row, are read when a round begins.
+        """
+
+    def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
+        """Raw logits (B, 1, V) of the token after the first `lengths + step` of every row.
+
+        Args:
+            tokens: (B, slots) the rows' texts; what lies beyond `lengths + step` is rubbish.
+            lengths: (B,) at the beginning of the round.
+            reach: the largest `lengths + step`, on the host.
+        """
+
+
+@runtime_checkable
+class DraftSource(Protocol):
+    """What may stand where a draft model stands, without being one."""
+
+    def drafter(self, rows: int, slots: int, vocabulary: int) -> Drafter:
+        """A drafter for texts of up to `slots` tokens in `rows` rows, over `vocabulary` token ids."""
 
 
 class ModelDrafter:
-    """Drafts with a causal LM, drawing with the same keyed noise as the target."""
+    """Drafts with a causal LM."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
+        self._runner = runner
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
-        self.runner.prefill(rows, tokens, until)
+        self._runner.prefill(rows, tokens, until)
 
-    def draft(
-        self,
-        tokens: Tensor,
-        lengths: Tensor,
-        keys: Tensor,
-        sampling: Sampling,
-        draft_length: int,
-        longest: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Drafts `draft_length` = L tokens a row.
-
-        Args:
-            tokens: (B, slots) with `lengths` (B,) of them valid; `longest` is the largest length.
-            keys: (B, 2) of the noise.
-
-        Returns:
-            drafted tokens (B, L) and the raw logits they were drawn from (B, L, V).
-        """
-        # The last two tokens are fed, because after a full round the draft has not read its own last
-        # one; then the shape never depends on the last round. A one-token row feeds its token twice.
-        positions = torch.stack([lengths - 2, lengths - 1], 1).clamp_min(0)  # (B, 2)
-        fed = tokens.gather(1, positions)
-        drafted, logits = [], []
-        for step in range(draft_length):
-            here = self.runner.logits(fed, positions, longest + step, keep=1)  # (B, 1, V)
-            positions = lengths[:, None] + step
-            fed = sampling.draw(sampling.warp(here), keys, positions)
-            drafted.append(fed)
-            logits.append(here)
-        return torch.cat(drafted, 1), torch.cat(logits, 1)
+    def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
+        # The first step feeds the last two tokens, because after a full round the draft has not read its own
+        # last one; then the shape never depends on the last round. A one-token row feeds its token twice.
+        fed = 2 if step == 0 else 1
+        ahead = torch.arange(step - fed, step, device=lengths.device)
+        positions = (lengths[:, None] + ahead).clamp_min(0)  # (B, fed)
+        return self._runner.logits(tokens.gather(1, positions), positions, reach, keep=1)

@@ -9,7 +9,15 @@ class UsageError(ValueError):
     """An input breaks a rule. The message is one line: the thing, its value, the rule, the way out."""
 
 
-class NumericalError(UsageError):
-    """A model gave logits that are NaN or +inf. `finished` holds what was done by then: index -> `Result`."""
+class UnfinishedError(UsageError):
+    """Decoding had to stop. `finished` holds what was done by then: prompt index -> `Result`."""
 
     finished: dict[int, Any]
+
+
+class NumericalError(UnfinishedError):
+    """A model gave logits that are NaN or +inf."""
+
+
+class OutOfMemoryError(UnfinishedError):
+    """The batch does not fit into memory."""

@@ -60,7 +60,8 @@ class ThresholdProfile(Part):
     rule: str
     divergence: str
     divergence_version: int
-    logits: Literal["raw"]
+    logits: Literal["raw", "processed"]
+    within_support: bool = False
     threshold: Amount | None
     draft_length: Natural
     sampling: SamplingInfo

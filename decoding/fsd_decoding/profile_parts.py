@@ -62,6 +62,8 @@ class SamplingInfo(Part):
     temperature: Amount
     top_k: Natural | None
     top_p: Annotated[float, Field(gt=0, le=1)] | None
+    min_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
 
 
 class Counts(Part):

@@ -1,70 +1,21 @@
 """Acceptance rules: which drafted tokens stay, and what is emitted where one does not.
 
-Knows probabilities, keyed noise and thresholds of one round. Knows nothing of models, caches or rows'
-bookkeeping. A rule is one small class; `RULES` is where one is added. DESIGN words: x is the drafted
-token, y what target-only decoding would emit there with the same noise, D the divergence.
+Knows the formulas that decide over a `Proposal`. Knows nothing of models, caches or rows' bookkeeping. A
+rule is one small class; `RULES` is where one is added. What is emitted after a round accepted whole is no
+rule's to say: it is always the target's own choice.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fsd_decoding import noise
-from fsd_decoding.divergence import unchecked
 from fsd_decoding.errors import UsageError
-from fsd_decoding.sampling import Sampling
-
-
-@dataclass
-class Proposal:
-    """One round as a rule sees it: B rows, L drafted tokens, verified at L + 1 positions."""
-
-    target_logits: Tensor  # (B, L + 1, V) raw
-    draft_logits: Tensor  # (B, L, V) raw
-    drafted: Tensor  # (B, L) x
-    positions: Tensor  # (B, L + 1) absolute positions of the tokens to emit
-    keys: Tensor  # (B, 2) of the noise
-    thresholds: Tensor  # (B,) T
-    divergence_name: str
-    sampling: Sampling
-
-    @cached_property
-    def warped_target(self) -> Tensor:
-        return self.sampling.warp(self.target_logits)
-
-    @cached_property
-    def warped_draft(self) -> Tensor:
-        return self.sampling.warp(self.draft_logits)
-
-    @cached_property
-    def target_choice(self) -> Tensor:
-        """y at every position, the last one being the bonus: (B, L + 1)."""
-        return self.sampling.draw(self.warped_target, self.keys, self.positions)
-
-    @cached_property
-    def divergences(self) -> Tensor:
-        """D on raw logits: (B, L)."""
-        name = self.divergence_name
-        return unchecked([name], self.target_logits[:, :-1], self.draft_logits)[name]
-
-    @cached_property
-    def within_threshold(self) -> Tensor:
-        """D <= T, where an infinite D never is: (B, L)."""
-        return (self.divergences <= self.thresholds[:, None]) & self.divergences.isfinite()
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a rule says of a round; the engine cuts it at the first rejection."""
-
-    accepted: Tensor  # (B, L) bool
-    replacement: Tensor  # (B, L + 1): emitted at the first rejection, or the bonus
-    by_divergence: Tensor | None  # (B, L) bool: the decisions D made; None: the rule has no threshold
+from fsd_decoding.proposal import Proposal, Verdict
 
 
 class Rule:
@@ -82,6 +33,10 @@ class Rule:
     def fuzzy(self) -> bool:
         return self.lossless != self.name
 
+    def widest(self, threshold: float) -> tuple[float, float]:
+        """Where no decision has narrowed it, the interval [lo, hi) of T that gives one and the same text."""
+        return -math.inf, math.inf
+
     def judge(self, round_: Proposal) -> Verdict:
         raise NotImplementedError
 
@@ -94,7 +49,7 @@ class TargetOnly(Rule):
 
     def judge(self, round_: Proposal) -> Verdict:
         nothing = torch.zeros_like(round_.drafted, dtype=torch.bool)
-        return Verdict(nothing, round_.target_choice, None)
+        return Verdict(nothing, round_.target_choice[:, :-1])
 
 
 class Coupled(Rule):
@@ -103,7 +58,8 @@ class Coupled(Rule):
     name = lossless = "coupled"
 
     def judge(self, round_: Proposal) -> Verdict:
-        return Verdict(round_.drafted == round_.target_choice[:, :-1], round_.target_choice, None)
+        y = round_.target_choice[:, :-1]
+        return Verdict(round_.drafted == y, y)
 
 
 class Speculative(Rule):
@@ -122,8 +78,7 @@ class Speculative(Rule):
         x = round_.drafted.unsqueeze(-1)
         p_x, q_x = p[:, :-1].gather(-1, x).squeeze(-1), q.gather(-1, x).squeeze(-1)
         u = noise.uniform(round_.keys, round_.positions[:, :-1], noise.Stream.ACCEPT, p.dtype)
-        replacement = torch.cat([_residual(p[:, :-1], q, round_), round_.target_choice[:, -1:]], 1)
-        return Verdict(u * q_x <= p_x, replacement, None)
+        return Verdict(u * q_x <= p_x, _residual(p[:, :-1], q, round_))
 
 
 class Fuzzy(Rule):
@@ -132,8 +87,8 @@ class Fuzzy(Rule):
     name, lossless = "fsd", "coupled"
 
     def judge(self, round_: Proposal) -> Verdict:
-        everywhere = torch.ones_like(round_.within_threshold)
-        return Verdict(round_.within_threshold, round_.target_choice, everywhere)
+        accepted = round_.within_threshold(round_.scores)
+        return Verdict(accepted, round_.target_choice[:, :-1], round_.scores, torch.ones_like(accepted))
 
 
 class FuzzyOver(Rule):
@@ -144,7 +99,8 @@ class FuzzyOver(Rule):
 
     def judge(self, round_: Proposal) -> Verdict:
         exact = self._exact.judge(round_)
-        return Verdict(exact.accepted | round_.within_threshold, exact.replacement, ~exact.accepted)
+        fuzzy = round_.within_threshold(round_.scores)
+        return Verdict(exact.accepted | fuzzy, exact.fallback, round_.scores, ~exact.accepted)
 
 
 def _residual(p: Tensor, q: Tensor, round_: Proposal) -> Tensor:

@@ -80,6 +80,12 @@ def context_length(model: Any) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
+def vocabulary_size(model: Any) -> int:
+    """Width of the logits, the tail of which may be padding."""
+    width: int = model.get_output_embeddings().weight.shape[0]
+    return width
+
+
 def _attention(model: Any) -> str:
     """ "sdpa" takes boolean masks, "eager" additive ones; others take none of ours."""
     kind: str = model.config.get_text_config()._attn_implementation

@@ -29,6 +29,8 @@ class Sampling:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0.0 and math.isfinite(self.temperature)):
@@ -56,8 +58,14 @@ class Sampling:
             warpers.append(TopPLogitsWarper(self.top_p))
         return warpers
 
-    def warp(self, logits: Tensor) -> Tensor:
-        """Logits (B, N, V) as sampling sees them; unchanged when greedy."""
+    def warp(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits as sampling sees them; unchanged when greedy.
+
+        Args:
+            logits: (B, N, V) raw.
+            tokens: (B, slots) the rows' texts. positions: (B, N) of the tokens the logits are for: what
+                lies before is their context.
+        """
         if self.greedy:
             return logits
         flat = logits.reshape(-1, logits.shape[-1])

@@ -1,0 +1,54 @@
+"""What the device knows of the rows being decoded: their texts, lengths, noise keys and settings.
+
+Knows tensors only. What the host knows of a row is `engine.Row`; what a model keeps of it is its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fsd_decoding import noise
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to decode. `key` names its noise; `index` is for the caller."""
+
+    index: int
+    prompt: list[int]
+    key: int
+    threshold: float
+    draft_length: int
+    max_new_tokens: int
+
+
+class Batch:
+    """A fixed number of rows; one without a request holds one token and drafts nothing."""
+
+    def __init__(self, rows: int, slots: int, device: torch.device) -> None:
+        self.tokens = torch.zeros((rows, slots), dtype=torch.int64, device=device)
+        self.lengths = torch.ones(rows, dtype=torch.int64, device=device)
+        self.keys = torch.zeros((rows, 2), dtype=torch.int64, device=device)  # of the noise
+        self.thresholds = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.draft_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def put(self, rows: Tensor, requests: Sequence[Request], seed: int) -> int:
+        """Fills `rows` (R,) with requests; returns the length of the longest prompt."""
+        device = self.tokens.device
+        longest = max(len(r.prompt) for r in requests)
+        padded = torch.tensor([r.prompt + [0] * (longest - len(r.prompt)) for r in requests])
+        self.tokens[rows, :longest] = padded.to(device)
+        self.lengths[rows] = torch.tensor([len(r.prompt) for r in requests], device=device)
+        self.keys[rows] = noise.problem_keys(seed, [r.key for r in requests]).to(device)
+        thresholds = torch.tensor([r.threshold for r in requests], dtype=torch.float64)
+        self.thresholds[rows] = thresholds.to(device)
+        self.draft_lengths[rows] = torch.tensor([r.draft_length for r in requests], device=device)
+        return longest
+
+    def resize(self, lengths: Sequence[int]) -> None:
+        """Sets every row's length: this is how a row grows, is rolled back and is emptied."""
+        self.lengths.copy_(torch.tensor(lengths))

@@ -1,0 +1,61 @@
+"""What a round knows, for whoever wants to watch.
+
+Knows how a `Proposal` and its `Verdict` are described. Everything stays on the device and is computed when it
+is asked for; without an observer nothing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fsd_decoding.batch import Request
+from fsd_decoding.divergence import log_softmax, unchecked
+from fsd_decoding.proposal import Proposal, Verdict
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round of B rows with up to L drafted tokens each."""
+
+    requests: Sequence[Request | None]  # by row; None: the row is empty and what it holds is rubbish
+    proposal: Proposal
+    verdict: Verdict
+    drafted: Tensor  # (B,) tokens proposed
+    accepted: Tensor  # (B,) of them, up to the first rejection
+    draft_seconds: float  # on the host's clock: on CUDA what it took to launch
+    verify_seconds: float
+
+    @property
+    def active(self) -> Tensor:
+        """(B,) bool: rows with a request."""
+        return torch.tensor([r is not None for r in self.requests], device=self.drafted.device)
+
+    @property
+    def proposed(self) -> Tensor:
+        """(B, L) bool: tokens that rows with a request proposed."""
+        return self._first(self.drafted)
+
+    @property
+    def decided(self) -> Tensor:
+        """(B, L) bool: the accepted tokens and the first rejected one."""
+        return self._first(torch.minimum(self.accepted + 1, self.drafted))
+
+    def _first(self, counts: Tensor) -> Tensor:
+        span = torch.arange(self.proposal.drafted.shape[1], device=counts.device)
+        return (span < counts[:, None]) & self.active[:, None]
+
+    def divergences(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Each named divergence on raw logits: (B, L)."""
+        return unchecked(names, self.proposal.target_logits[:, :-1], self.proposal.draft_logits)
+
+    def log_probabilities(self) -> tuple[Tensor, Tensor]:
+        """log p and log q of raw logits at the drafted positions: (B, L, V) each."""
+        return log_softmax(self.proposal.target_logits[:, :-1]), log_softmax(self.proposal.draft_logits)
+
+
+Observer = Callable[[RoundRecord], None]
+"""Called once a round, before the host has seen it."""

@@ -1,0 +1,96 @@
+"""What one round puts before an acceptance rule, and what a rule answers.
+
+Knows logits, drafted tokens, keyed noise and thresholds of one round. Knows no rule, no model and nothing
+of rows' bookkeeping. DESIGN words: x is the drafted token, y what target-only decoding would emit there with
+the same noise, D the divergence, T the threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from torch import Tensor
+
+from fsd_decoding.divergence import check_name, unchecked
+from fsd_decoding.errors import UsageError
+from fsd_decoding.sampling import Sampling
+
+Logits = Literal["raw", "processed"]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What D is, and what it may not accept.
+
+    divergence: a name of `divergence.py`. on: "raw" logits, or "processed" by temperature, top-k and the
+    like. within_support: reject what the processed target gives no probability, however small D is.
+    """
+
+    divergence: str = "js"
+    on: Logits = "raw"
+    within_support: bool = False
+
+    def __post_init__(self) -> None:
+        check_name(self.divergence)
+        if self.on not in ("raw", "processed"):
+            raise UsageError(f"divergences are computed on 'raw' or 'processed' logits, not on {self.on!r}")
+
+
+@dataclass
+class Proposal:
+    """One round as a rule sees it: B rows, L drafted tokens, verified at L + 1 positions."""
+
+    target_logits: Tensor  # (B, L + 1, V) raw
+    draft_logits: Tensor  # (B, L, V) raw
+    drafted: Tensor  # (B, L) x
+    positions: Tensor  # (B, L + 1) absolute positions of the tokens to emit
+    tokens: Tensor  # (B, slots) the rows' texts, the drafted tokens in place
+    keys: Tensor  # (B, 2) of the noise
+    thresholds: Tensor  # (B,) T
+    criterion: Criterion
+    sampling: Sampling
+
+    @cached_property
+    def warped_target(self) -> Tensor:
+        return self.sampling.warp(self.target_logits, self.tokens, self.positions)
+
+    @cached_property
+    def warped_draft(self) -> Tensor:
+        return self.sampling.warp(self.draft_logits, self.tokens, self.positions[:, :-1])
+
+    @cached_property
+    def target_choice(self) -> Tensor:
+        """y at every position, the last one being the bonus: (B, L + 1)."""
+        return self.sampling.draw(self.warped_target, self.keys, self.positions)
+
+    @cached_property
+    def divergences(self) -> Tensor:
+        """D: (B, L)."""
+        name = self.criterion.divergence
+        if self.criterion.on == "raw":
+            return unchecked([name], self.target_logits[:, :-1], self.draft_logits)[name]
+        return unchecked([name], self.warped_target[:, :-1], self.warped_draft)[name]
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """D where it may accept at all, else infinity: (B, L)."""
+        if not self.criterion.within_support:
+            return self.divergences
+        of_drafted = self.warped_target[:, :-1].gather(-1, self.drafted.unsqueeze(-1)).squeeze(-1)
+        return self.divergences.masked_fill(of_drafted == float("-inf"), float("inf"))
+
+    def within_threshold(self, scores: Tensor) -> Tensor:
+        """score <= T, where an infinite score never is: (B, L)."""
+        return (scores <= self.thresholds[:, None]) & scores.isfinite()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule says of a round; the engine cuts it at the first rejection."""
+
+    accepted: Tensor  # (B, L) bool
+    fallback: Tensor  # (B, L): emitted in place of the first rejected token
+    score: Tensor | None = None  # (B, L) what T was held against: accepted where score <= T
+    by_score: Tensor | None = None  # (B, L) bool: the decisions the score made; the others do not depend on T
