@@ -17,34 +17,37 @@ class SlotCache(Cache):
     """A transformers cache of `rows` × `slots`. Before each forward `aim` says which rows and slots it
     writes and how many slots it reads; attention masks decide which of those a query sees."""
 
-    def __init__(self, rows: int, slots: int) -> None:
+    def __init__(self, rows: int, slots: int, device: torch.device) -> None:
         super().__init__(layers=[])  # transformers' own layers would copy on every update
         self.rows, self.slots = rows, slots
-        self._keys: dict[int, Tensor] = {}  # layer -> (rows, heads, slots, head size)
-        self._values: dict[int, Tensor] = {}
+        self._begins = torch.arange(rows, device=device)[:, None] * slots
+        self._stores: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> (rows, slots, heads, size) of keys, values
         self._reach = 0
 
     def aim(self, rows: Tensor | None, positions: Tensor, reach: int) -> None:
         """The next forward writes `positions` (B, Q) of `rows` (B,; None: all) and reads slots < reach."""
-        self._whole = rows is None
-        self._row_index = torch.arange(self.rows, device=positions.device) if rows is None else rows
-        self._positions = positions
+        begins = self._begins if rows is None else self._begins[rows]
+        self._rows = rows
+        self._written = (begins + positions).flatten()  # (B·Q,) in rows·slots
         self._reach = reach
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores (B, heads, Q, size) and returns what attention reads: (B, heads, reach, size)."""
-        stored = []
-        for store, states in ((self._keys, key_states), (self._values, value_states)):
-            if layer_idx not in store:
-                shape = (self.rows, states.shape[1], self.slots, states.shape[3])
-                store[layer_idx] = states.new_zeros(shape)
-            slots = store[layer_idx]
-            slots[self._row_index[:, None], :, self._positions] = states.transpose(1, 2)
-            seen = slots[:, :, : self._reach]
-            stored.append(seen if self._whole else seen[self._row_index])
-        return stored[0], stored[1]
+        if layer_idx not in self._stores:
+            self._stores[layer_idx] = (self._empty(key_states), self._empty(value_states))
+        keys, values = self._stores[layer_idx]
+        return self._exchange(keys, key_states), self._exchange(values, value_states)
+
+    def _empty(self, states: Tensor) -> Tensor:
+        return states.new_zeros((self.rows, self.slots, states.shape[1], states.shape[3]))
+
+    def _exchange(self, store: Tensor, states: Tensor) -> Tensor:
+        flat = states.transpose(1, 2).flatten(2).flatten(0, 1)  # (B·Q, heads·size)
+        store.view(self.rows * self.slots, -1).index_copy_(0, self._written.to(store.device), flat)
+        seen = store[:, : self._reach] if self._rows is None else store[self._rows.to(store.device), : self._reach]
+        return seen.transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._reach

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fsd_decoding.batch import Request
+from fsd_decoding.calling import Caller, Eager, Graphs
 from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
 from fsd_decoding.drafting import StopPolicy
 from fsd_decoding.engine import Engine, FinishReason, Row, Settings
@@ -66,7 +67,9 @@ class SpeculativeDecoder:
         sampling: Sampling | None = None,
         on: Logits = "raw",
         within_support: bool = False,
+        compile: bool = False,
     ) -> None:
+        self._call: Caller = Graphs() if compile else Eager()
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
         self.rule, self.seed = rule_named(rule).name, seed
         self.threshold, self.draft_length = threshold, draft_length
@@ -93,6 +96,7 @@ class SpeculativeDecoder:
         sampling: Sampling | None = None,
         on: Logits = "raw",
         within_support: bool = False,
+        compile: bool = False,
     ) -> SpeculativeDecoder:
         """Loads a target and a draft model.
 
@@ -106,6 +110,8 @@ class SpeculativeDecoder:
                 they are.
             sampling: what `generate` does when it is given no temperature; greedy.
             on, within_support: see `proposal.Criterion`.
+            compile: run rounds as compiled graphs: faster by far once warm, after half a minute or more of
+                compiling for every new batch size, draft length and doubling of the longest text.
 
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.
@@ -118,6 +124,7 @@ class SpeculativeDecoder:
         decoder = cls(
             models[0], models[1], shared, rule=rule, divergence=divergence, threshold=threshold,
             draft_length=draft_length, seed=seed, sampling=sampling, on=on, within_support=within_support,
+            compile=compile,
         )  # fmt: skip
         if profile is not None:
             decoder._follow(profile if isinstance(profile, ThresholdProfile) else ThresholdProfile.load(profile))
@@ -278,12 +285,12 @@ class SpeculativeDecoder:
     def _engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
-        rows = min(batch_size, len(requests))
-        slots = max(len(r.prompt) + r.max_new_tokens + r.draft_length for r in requests) + 1
+        rows = self._call.rows(len(requests), batch_size)
+        slots = self._call.size(max(len(r.prompt) + r.max_new_tokens + r.draft_length for r in requests) + 1)
         vocabulary = min(vocabulary_size(m) for m in self._models())
         target = ModelRunner(self.target, rows, slots, vocabulary)
         drafter = self._drafter(rows, slots, vocabulary) if settings.rule.drafts else None
-        return Engine(target, drafter, rows, slots, settings)
+        return Engine(target, drafter, rows, slots, settings, self._call)
 
     def _drafter(self, rows: int, slots: int, vocabulary: int) -> Drafter:
         if isinstance(self.draft, DraftSource):

@@ -33,7 +33,7 @@ class Drafter(Protocol):
         Args:
             tokens: (B, slots) the rows' texts; what lies beyond `lengths + step` is rubbish.
             lengths: (B,) at the beginning of the round.
-            reach: the largest `lengths + step`, on the host.
+            reach: at least the largest `lengths + step`, on the host.
         """
 
 
@@ -57,7 +57,6 @@ class ModelDrafter:
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         # The first step feeds the last two tokens, because after a full round the draft has not read its own
         # last one; then the shape never depends on the last round. A one-token row feeds its token twice.
-        fed = 2 if step == 0 else 1
-        ahead = torch.arange(step - fed, step, device=lengths.device)
-        positions = (lengths[:, None] + ahead).clamp_min(0)  # (B, fed)
+        last = lengths[:, None] + (step - 1)
+        positions = torch.cat([(last - 1).clamp_min(0), last], 1) if step == 0 else last
         return self._runner.logits(tokens.gather(1, positions), positions, reach, keep=1)

@@ -18,9 +18,11 @@ from fsd_decoding.sampling import Sampling
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens drafted in a round. A row's first `counts` are proposed; what follows them is rubbish."""
+    """What a round drafted: tokens that stand behind the rows' texts.
 
-    tokens: Tensor  # (B, L)
+    A row's first `counts` are proposed; what follows them is rubbish.
+    """
+
     logits: list[Tensor]  # L times (B, 1, V), raw
     counts: Tensor  # (B,)
 
@@ -40,28 +42,35 @@ stopped for the round. No token once drawn goes unverified, so `sd` keeps the ta
 policy."""
 
 
-def draft_round(
-    drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, longest: int, policy: StopPolicy | None
-) -> Draft:
-    """Drafts up to `draft_length` = L tokens a row and writes them behind its text.
+def draft_steps(drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, reach: int) -> list[Tensor]:
+    """Drafts `draft_length` = L tokens a row, writes them behind its text and returns L logits (B, 1, V).
 
-    `longest` is the largest of `batch.lengths`, on the host. A row drafts no more than its own
-    `batch.draft_lengths`; the phase ends early where a policy has stopped every row.
+    `reach` is at least the largest of `batch.lengths` and L. No step depends on a tensor's value, so the whole
+    phase may be one graph.
     """
+    return [_step(drafter, batch, sampling, step, reach) for step in range(draft_length)]
+
+
+def draft_until(
+    policy: StopPolicy, drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, reach: int
+) -> Draft:
+    """The same under a policy, which is asked before each step; ends early where it has stopped every row."""
     counts = torch.zeros_like(batch.lengths)
-    drafting = batch.draft_lengths > 0
+    drafting = torch.ones_like(batch.lengths, dtype=torch.bool)
     logits: list[Tensor] = []
     for step in range(draft_length):
-        if policy is not None:
-            drafting = drafting & policy(DraftState(batch, logits, drafting))
-            if not drafting.any():
-                break
-        here = drafter.logits(batch.tokens, batch.lengths, step, longest + step)
-        positions = batch.lengths[:, None] + step
-        drawn = sampling.draw(sampling.warp(here, batch.tokens, positions), batch.keys, positions)
-        batch.tokens.scatter_(1, positions, drawn)
-        logits.append(here)
-        counts += drafting
-        drafting = drafting & (batch.draft_lengths > step + 1)
-    span = torch.arange(len(logits), device=counts.device)
-    return Draft(batch.tokens.gather(1, batch.lengths[:, None] + span), logits, counts)
+        drafting = drafting & (batch.draft_lengths > step)
+        drafting = drafting & policy(DraftState(batch, logits, drafting))
+        if not drafting.any():
+            break
+        counts = counts + drafting
+        logits.append(_step(drafter, batch, sampling, step, reach))
+    return Draft(logits, counts)
+
+
+def _step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, reach: int) -> Tensor:
+    logits = drafter.logits(batch.tokens, batch.lengths, step, reach)
+    positions = batch.lengths[:, None] + step
+    drawn = sampling.draw(sampling.warp(logits, batch.tokens, positions), batch.keys, positions)
+    batch.tokens.scatter_(1, positions, drawn)
+    return logits

@@ -1,28 +1,29 @@
 """The decoding loop: draft, verify, accept, emit, refill.
 
-Knows rows and rounds. How tokens are drafted is in `drafting.py`, what accepting means in `rules.py`, what a
-model is in `runner.py`; text and tokenizers are in `decoder.py`.
+Knows rows and rounds, on the host. What the device does in a round is in `drafting.py` and `verification.py`,
+what accepting means in `rules.py`, what a model is in `runner.py`; text and tokenizers are in `decoder.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from fsd_decoding.batch import Batch, Request
+from fsd_decoding.calling import Caller
 from fsd_decoding.drafter import Drafter
-from fsd_decoding.drafting import Draft, StopPolicy, draft_round
+from fsd_decoding.drafting import Draft, StopPolicy, draft_steps, draft_until
 from fsd_decoding.errors import NumericalError
 from fsd_decoding.observing import Observer, RoundRecord
-from fsd_decoding.proposal import Criterion, Proposal, Verdict
+from fsd_decoding.proposal import Criterion
 from fsd_decoding.rules import Rule
 from fsd_decoding.runner import ModelRunner
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.verification import Decided, Judged, judge, judge_and_settle, settle, verify
 
 FinishReason = Literal["eos", "stop", "length"]
 
@@ -62,23 +63,20 @@ class Settings:
     observer: Observer | None = None
 
 
-@dataclass(frozen=True)
-class _Round:
-    """One round on the host: per row its candidate tokens and what was decided of them."""
-
-    emitted: list[list[int]]  # L + 1 each; the first `accepted + 1` count
-    drafted: list[int]
-    accepted: list[int]
-    sound: list[bool]  # no logits of the row were NaN or +inf
-    spared: list[list[float]]  # largest score so far that alone accepted, by position
-    refused: list[list[float]]  # score where it rejected, else inf
-
-
 class Engine:
     """Decodes any number of requests in a fixed number of rows, refilling a row when it finishes."""
 
-    def __init__(self, target: ModelRunner, drafter: Drafter | None, rows: int, slots: int, settings: Settings) -> None:
-        self._target, self._drafter, self._settings = target, drafter, settings
+    def __init__(
+        self,
+        target: ModelRunner,
+        drafter: Drafter | None,
+        rows: int,
+        slots: int,
+        settings: Settings,
+        call: Caller,
+    ) -> None:
+        self._target, self._drafter, self._settings, self._call = target, drafter, settings, call
+        self._key = (rows, slots, settings.rule.name, settings.criterion, settings.sampling)
         self._batch = Batch(rows, slots, target.device)
         self._rows: list[Row | None] = [None] * rows
 
@@ -103,6 +101,7 @@ class Engine:
                     self._emit(row, decided, i)
                     if row.finish_reason is not None:
                         self._rows[i] = None
+                        self._batch.draft_lengths[i] = 0
             self._batch.resize([row.length if row else 1 for row in self._rows])
             yield took_part
 
@@ -121,47 +120,40 @@ class Engine:
             if model is not None:
                 model.prefill(rows, prompts, longest - 1)
 
-    def _round(self) -> _Round:
+    def _round(self) -> Decided:
         """Drafts, verifies and judges one round of all rows; one copy to the host at its end."""
-        batch, settings = self._batch, self._settings
-        longest = max(row.length for row in self._rows if row)
+        settings, batch = self._settings, self._batch
+        most = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
+        reach = self._call.size(max(row.length for row in self._rows if row) + most)
+        key = (self._key, most, reach)
         began = time.perf_counter()
-        draft = self._draft(longest)
+        draft = self._draft(key, most, reach)
+        drafts = len(draft.logits)
         drafted = time.perf_counter()
-        span = torch.arange(draft.tokens.shape[1] + 1, device=batch.lengths.device)
-        at = batch.lengths[:, None] - 1 + span  # (B, L + 1): the last token and the drafted ones
-        target_logits = self._target.logits(batch.tokens.gather(1, at), at, longest + len(span) - 1, keep=len(span))
-        proposal = Proposal(
-            target_logits,
-            torch.cat([target_logits[:, :0], *draft.logits], 1),
-            draft.tokens,
-            at + 1,
-            batch.tokens,
-            batch.keys,
-            batch.thresholds,
-            settings.criterion,
-            settings.sampling,
-        )
+        logits = self._call((key, drafts), verify, self._target, batch, drafts, reach)
         verified = time.perf_counter()
-        verdict = settings.rule.judge(proposal)
-        agreed = verdict.accepted & (span[:-1] < draft.counts[:, None])
-        accepted = agreed.cumprod(1).sum(1)  # (B,) up to the first rejection
-        if settings.observer is not None:
-            requests = [row.request if row else None for row in self._rows]
-            seconds = drafted - began, verified - drafted
-            settings.observer(RoundRecord(requests, proposal, verdict, draft.counts, accepted, *seconds))
-        emitted = _emitted(proposal, verdict, draft.counts, accepted)
-        batch.tokens.scatter_(1, at + 1, emitted)  # what lies beyond the new length is written again later
-        return _to_host(emitted, draft.counts, accepted, verdict, proposal)
+        judging = (batch, settings.rule, settings.criterion, settings.sampling, logits, draft.logits, draft.counts)
+        if settings.observer is None:
+            return Decided.of(self._call((key, drafts), judge_and_settle, *judging), drafts)
+        judged = judge(*judging)
+        settings.observer(self._record(judged, drafted - began, verified - drafted))
+        return Decided.of(settle(judged, batch), drafts)
 
-    def _draft(self, longest: int) -> Draft:
+    def _draft(self, key: Hashable, most: int, reach: int) -> Draft:
         batch, settings = self._batch, self._settings
         if self._drafter is None:
-            return Draft(batch.tokens[:, :0], [], torch.zeros_like(batch.lengths))
-        most = max(row.request.draft_length for row in self._rows if row)
-        return draft_round(self._drafter, batch, settings.sampling, most, longest, settings.policy)
+            return Draft([], torch.zeros_like(batch.lengths))
+        arguments = (self._drafter, batch, settings.sampling, most, reach)
+        if settings.policy is not None:
+            return draft_until(settings.policy, *arguments)
+        return Draft(self._call(key, draft_steps, *arguments), batch.draft_lengths)
 
-    def _emit(self, row: Row, decided: _Round, i: int) -> None:
+    def _record(self, judged: Judged, draft_seconds: float, verify_seconds: float) -> RoundRecord:
+        requests = [row.request if row else None for row in self._rows]
+        outcome = (judged.proposal, judged.verdict, judged.drafted.clone(), judged.accepted)
+        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds)
+
+    def _emit(self, row: Row, decided: Decided, i: int) -> None:
         """Appends a round's tokens to a row, up to its end, and narrows the interval of T."""
         drafted, accepted = decided.drafted[i], decided.accepted[i]
         candidates = decided.emitted[i][: accepted + 1]
@@ -173,7 +165,7 @@ class Engine:
         row.bonus += 0 < drafted == accepted < kept
         self._narrow(row, decided, i, kept)
 
-    def _narrow(self, row: Row, decided: _Round, i: int, kept: int) -> None:
+    def _narrow(self, row: Row, decided: Decided, i: int, kept: int) -> None:
         """Only decisions behind a token that was kept could have changed the text."""
         drafted, accepted = decided.drafted[i], decided.accepted[i]
         if spared := decided.spared[i][: min(accepted, kept)]:
@@ -195,35 +187,6 @@ class Engine:
         if ended is not None:
             return ended + 1, "eos"
         return len(kept), "length" if len(kept) == room else None
-
-
-def _emitted(proposal: Proposal, verdict: Verdict, drafted: Tensor, accepted: Tensor) -> Tensor:
-    """What every position emits if the round gets that far: (B, L + 1)."""
-    pad = torch.nn.functional.pad
-    span = torch.arange(proposal.positions.shape[1], device=drafted.device)
-    bonus = torch.where(span < drafted[:, None], pad(verdict.fallback, (0, 1)), proposal.target_choice)
-    return torch.where(span < accepted[:, None], pad(proposal.drafted, (0, 1)), bonus)
-
-
-def _to_host(emitted: Tensor, drafted: Tensor, accepted: Tensor, verdict: Verdict, proposal: Proposal) -> _Round:
-    """One copy for the whole round; token ids are exact in fp64."""
-    logits = (proposal.target_logits, proposal.draft_logits)
-    sound = torch.cat([one.amax(-1).isfinite() for one in logits], 1).all(1)  # the largest is NaN where any is
-    parts = [emitted.double(), torch.stack([drafted, accepted, sound], 1).double()]
-    if verdict.score is not None and verdict.by_score is not None:
-        score, decided = verdict.score.double(), verdict.by_score
-        spared = torch.where(decided & verdict.accepted, score, -torch.inf)
-        parts += [spared.cummax(1).values, torch.where(decided & ~verdict.accepted, score, torch.inf)]
-    rows = torch.cat(parts, 1).tolist()
-    n, drafts = emitted.shape[1], emitted.shape[1] - 1
-    return _Round(
-        emitted=[[int(t) for t in row[:n]] for row in rows],
-        drafted=[int(row[n]) for row in rows],
-        accepted=[int(row[n + 1]) for row in rows],
-        sound=[bool(row[n + 2]) for row in rows],
-        spared=[row[n + 3 : n + 3 + drafts] for row in rows],
-        refused=[row[n + 3 + drafts :] for row in rows],
-    )
 
 
 def _check_sound(row: Row, sound: bool) -> None:

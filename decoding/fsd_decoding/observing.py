@@ -58,4 +58,5 @@ class RoundRecord:
 
 
 Observer = Callable[[RoundRecord], None]
-"""Called once a round, before the host has seen it."""
+"""Called once a round, before the host has seen it. Logits, drafted tokens and what comes of them are the round's
+own and may be kept; `proposal.tokens`, `keys` and `thresholds` are the engine's, and change with the next round."""

@@ -8,13 +8,13 @@ the same noise, D the divergence, T the threshold.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
 
 from fsd_decoding.divergence import check_name, unchecked
 from fsd_decoding.errors import UsageError
+from fsd_decoding.lazy import lazy
 from fsd_decoding.sampling import Sampling
 
 Logits = Literal["raw", "processed"]
@@ -52,20 +52,20 @@ class Proposal:
     criterion: Criterion
     sampling: Sampling
 
-    @cached_property
+    @lazy
     def warped_target(self) -> Tensor:
         return self.sampling.warp(self.target_logits, self.tokens, self.positions)
 
-    @cached_property
+    @lazy
     def warped_draft(self) -> Tensor:
         return self.sampling.warp(self.draft_logits, self.tokens, self.positions[:, :-1])
 
-    @cached_property
+    @lazy
     def target_choice(self) -> Tensor:
         """y at every position, the last one being the bonus: (B, L + 1)."""
         return self.sampling.draw(self.warped_target, self.keys, self.positions)
 
-    @cached_property
+    @lazy
     def divergences(self) -> Tensor:
         """D: (B, L)."""
         name = self.criterion.divergence
@@ -73,7 +73,7 @@ class Proposal:
             return unchecked([name], self.target_logits[:, :-1], self.draft_logits)[name]
         return unchecked([name], self.warped_target[:, :-1], self.warped_draft)[name]
 
-    @cached_property
+    @lazy
     def scores(self) -> Tensor:
         """D where it may accept at all, else infinity: (B, L)."""
         if not self.criterion.within_support:

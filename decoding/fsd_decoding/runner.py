@@ -6,16 +6,17 @@ acceptance or sampling.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fsd_decoding.attention import fold, grouped
 from fsd_decoding.cache import SlotCache
 from fsd_decoding.errors import UsageError
 
 _PREFILL_CHUNK = 256  # positions a forward of long prompts: bounds activations
-_REACH_STEP = 32  # slots read are rounded up to this, so that shapes repeat
 
 
 class ModelRunner:
@@ -24,54 +25,55 @@ class ModelRunner:
     def __init__(self, model: Any, rows: int, slots: int, vocabulary: int) -> None:
         self.model, self.vocabulary = model, vocabulary
         self.device = model.device
-        self.cache = SlotCache(rows, slots)
-        self._context = context_length(model)
-        self._masks = _mask_kinds(model.config.get_text_config())
-        self._additive = _attention(model) == "eager"
+        self.cache = SlotCache(rows, slots, self.device)
+        context = context_length(model)
+        self._last = None if context is None or context >= slots else context - 1
+        self._config = model.config.get_text_config()
+        self._windows = _mask_kinds(self._config)
+        self._grouped = _attention(model) == "sdpa"
+        self._groups = _query_groups(self._config) if self._grouped else 1
+        self._slots = torch.arange(slots, device=self.device)
+        self._seen, self._hidden = torch.tensor([0.0, torch.finfo(model.dtype).min]).to(self.device, model.dtype)
 
     def logits(self, tokens: Tensor, positions: Tensor, reach: int, keep: int, rows: Tensor | None = None) -> Tensor:
         """Feeds `tokens` at `positions`, both (B, Q), and returns logits of the last `keep`: (B, keep, V).
 
-        `reach` is one more than the largest position any row attends to; fp32, or fp64 for fp64 models.
+        `reach` is more than the largest position any row attends to, at most `slots`; fp32, or fp64 for fp64
+        models.
         """
-        reach = min(-(-reach // _REACH_STEP) * _REACH_STEP, self.cache.slots)
         self.cache.aim(rows, positions, reach)
-        clamped = positions if self._context is None else positions.clamp_max(self._context - 1)
-        out = self.model(
-            input_ids=tokens,
-            position_ids=clamped,
-            attention_mask=self._mask(positions, reach),
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits[..., : self.vocabulary]
+        clamped = positions if self._last is None else positions.clamp_max(self._last)
+        with grouped(self._config) if self._grouped else nullcontext():
+            out = self.model(
+                input_ids=tokens,
+                position_ids=clamped,
+                attention_mask=self._mask(positions, reach),
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            ).logits[..., : self.vocabulary]
         logits: Tensor = out if out.dtype == torch.float64 else out.float()
         return logits
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         """Caches positions 0 … until-1 of `rows`; `tokens` is (B, >= until), padded on the right.
 
-        A shorter row gets rubbish beyond its end, in slots it writes again before it reads them.
+        A shorter row gets rubbish beyond its end, in slots it writes again before it reads them. The first
+        position is fed in any case, so that the cache's memory is there when a graph first asks for it.
         """
-        for start in range(0, until, _PREFILL_CHUNK):
-            stop = min(start + _PREFILL_CHUNK, until)
+        for start in range(0, max(until, 1), _PREFILL_CHUNK):
+            stop = min(start + _PREFILL_CHUNK, max(until, 1))
             positions = torch.arange(start, stop, device=self.device).expand(len(rows), -1)
             self.logits(tokens[:, start:stop], positions, stop, keep=1, rows=rows)
 
     def _mask(self, positions: Tensor, reach: int) -> Any:
-        """4-D masks, which transformers hands to attention unchanged; a dict where layers differ."""
-        slot = torch.arange(reach, device=self.device)
-        behind = positions[:, None, :, None] - slot  # (B, 1, Q, reach); 0 is the query's own slot
+        """Additive 4-D masks, which transformers hands to attention unchanged; a dict where layers differ."""
+        slot, own = self._slots[:reach], positions[:, None, :, None]
         masks = {}
-        for kind, window in self._masks.items():
-            visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-            masks[kind] = self._as_bias(visible) if self._additive else visible
+        for kind, window in self._windows.items():
+            hidden = slot > own if window is None else (slot > own) | (slot <= own - window)  # (B, 1, Q, reach)
+            masks[kind] = fold(torch.where(hidden, self._hidden, self._seen), self._groups)
         return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _as_bias(self, visible: Tensor) -> Tensor:
-        dtype = self.model.dtype
-        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=visible.device)
-        return torch.where(visible, torch.zeros((), dtype=dtype, device=visible.device), hidden)
 
 
 def context_length(model: Any) -> int | None:
@@ -87,11 +89,17 @@ def vocabulary_size(model: Any) -> int:
 
 
 def _attention(model: Any) -> str:
-    """ "sdpa" takes boolean masks, "eager" additive ones; others take none of ours."""
+    """The model's own attention: "sdpa", which `grouped_attention` stands in for, or "eager"."""
     kind: str = model.config.get_text_config()._attn_implementation
     if kind not in ("sdpa", "eager"):
         raise UsageError(f"the model uses attention {kind!r}; load it with attn_implementation='sdpa' or 'eager'")
     return kind
+
+
+def _query_groups(config: Any) -> int:
+    """Query heads that share a key head."""
+    heads: int = config.num_attention_heads
+    return heads // (getattr(config, "num_key_value_heads", None) or heads)
 
 
 def _mask_kinds(config: Any) -> dict[str, int | None]:
