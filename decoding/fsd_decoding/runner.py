@@ -6,6 +6,7 @@ acceptance or sampling.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fsd_decoding.cache import SlotCache
 from fsd_decoding.errors import UsageError
+from fsd_decoding.support import check_model
 
 _PREFILL_CHUNK = 256  # positions a forward of long prompts: bounds activations
 _REACH_STEP = 32  # slots read are rounded up to this, so that shapes repeat
@@ -22,11 +24,12 @@ class ModelRunner:
     """One model with its cache. Positions fed again overwrite, which is how a row is rolled back."""
 
     def __init__(self, model: Any, rows: int, slots: int, vocabulary: int) -> None:
+        check_model(model, slots)
         self.model, self.vocabulary = model, vocabulary
         self.device = model.device
         self.cache = SlotCache(rows, slots)
         self._context = context_length(model)
-        self._masks = _mask_kinds(model.config.get_text_config())
+        self._masks = _mask_kinds(model)
         self._additive = _attention(model) == "eager"
 
     def logits(self, tokens: Tensor, positions: Tensor, reach: int, keep: int, rows: Tensor | None = None) -> Tensor:
@@ -88,12 +91,13 @@ def _attention(model: Any) -> str:
     return kind
 
 
-def _mask_kinds(config: Any) -> dict[str, int | None]:
+def _mask_kinds(model: Any) -> dict[str, int | None]:
     """Attention kinds of the layers -> window (None: full attention)."""
+    config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or [])
     if not kinds:
-        kinds = {"sliding_attention" if window else "full_attention"}
+        kinds = {"sliding_attention" if window and _makes_windows(model) else "full_attention"}
     known = {"full_attention", "sliding_attention"}
     if not kinds <= known:
         odd = ", ".join(sorted(kinds - known))
@@ -102,3 +106,8 @@ def _mask_kinds(config: Any) -> dict[str, int | None]:
             "use a model with full or sliding attention"
         )
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def _makes_windows(model: Any) -> bool:
+    """Whether the model's own code knows windows: a configuration may name one that no layer has (Moshi)."""
+    return hasattr(sys.modules[type(model.get_decoder()).__module__], "create_sliding_window_causal_mask")
