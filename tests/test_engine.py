@@ -7,24 +7,14 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
 
 from fsd_decoding.decoder import Result, SpeculativeDecoder
 from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.observing import RoundRecord
-from tiny import EOS, VOCABULARY, llama, random_model, word_tokenizer
+from tiny import CONTEXT, EOS, FAMILIES, VOCABULARY, llama, random_model, word_tokenizer
 
 NEW = 24
 LOSSLESS = ["sd", "coupled", "fsd", "fsd-sd", "fsd-coupled"]
@@ -81,21 +71,6 @@ def generated(model: torch.nn.Module, prompt: list[int]) -> list[int]:
     out = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)  # type: ignore[operator]
     written: list[int] = out[0, len(prompt) :].tolist()
     return written[: next((i for i, t in enumerate(written) if t in EOS), len(written))]
-
-
-SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
-         "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": list(EOS), "pad_token_id": 0}  # fmt: skip
-FAMILIES = {
-    "llama": LlamaConfig(**SMALL),
-    "qwen2": Qwen2Config(**SMALL),
-    "qwen3": Qwen3Config(**SMALL),
-    "mistral with a window": MistralConfig(**SMALL, sliding_window=6),
-    "gemma2": Gemma2Config(**SMALL, sliding_window=6),
-    "gemma3": Gemma3TextConfig(**SMALL, sliding_window=6),
-    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64,
-                       bos_token_id=None, eos_token_id=list(EOS), pad_token_id=0, initializer_range=0.3),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -212,7 +187,7 @@ def test_a_text_ends_with_the_context(decoder: SpeculativeDecoder) -> None:
     """128 positions, learned ones as well: nothing is fed beyond the last."""
     prompts = [[5] * 120, [7, 9]]
     learned = SpeculativeDecoder(random_model(FAMILIES["gpt2"], seed=3), decoder.draft, word_tokenizer())
-    for pair, context in ((decoder, 128), (learned, 64)):
+    for pair, context in ((decoder, 128), (learned, CONTEXT)):
         cut = [prompt[-context + 8 :] for prompt in prompts]
         for rule in ("target", "fsd-coupled"):
             crowded, free = pair.generate(cut, NEW, rule=rule, threshold=0.3, draft_length=6)

@@ -6,10 +6,43 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 VOCABULARY = 40
 EOS = (1, 7, 19)  # several, so that random models end some texts
+CONTEXT = 64
+WINDOW = 6
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": list(EOS), "pad_token_id": 0,
+}  # fmt: skip
+MIXED = ["sliding_attention", "full_attention"]
+FAMILIES = {
+    "llama": LlamaConfig(**SMALL),
+    "qwen2": Qwen2Config(**SMALL),
+    "qwen3": Qwen3Config(**SMALL),
+    "mistral": MistralConfig(**SMALL, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(**SMALL, sliding_window=WINDOW, layer_types=MIXED, attn_logit_softcapping=2.0),
+    "gemma3": Gemma3TextConfig(**SMALL, sliding_window=WINDOW, layer_types=MIXED),
+    "gpt-neox": GPTNeoXConfig(**SMALL),
+    "gpt2": GPT2Config(**SMALL),
+    "phi3": Phi3Config(**SMALL, sliding_window=WINDOW),
+    "mixtral": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+}
 
 
 def word_tokenizer(words: int = VOCABULARY) -> PreTrainedTokenizerFast:
@@ -20,21 +53,21 @@ def word_tokenizer(words: int = VOCABULARY) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
-def random_model(config: Any, seed: int, spread: float = 4.0) -> Any:
+def random_model(config: Any, seed: int, spread: float = 4.0, attention: str | None = None) -> Any:
     """A float64 model whose next-token distributions are far from uniform."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    model = AutoModelForCausalLM.from_config(
+        config,
+        dtype=torch.float64,
+        attn_implementation=attention,
+        experts_implementation="eager",  # the other one has no float64
+    ).eval()
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(spread)
     return model
 
 
 def llama(seed: int, layers: int = 2, **changes: Any) -> Any:
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
-        bos_token_id=None, eos_token_id=list(EOS), pad_token_id=0,
-    )  # fmt: skip
-    for name, value in changes.items():
-        setattr(config, name, value)
-    return random_model(config, seed)
+    return random_model(
+        LlamaConfig(**SMALL | {"num_hidden_layers": layers, "max_position_embeddings": 128} | changes), seed
+    )

@@ -29,19 +29,16 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """What transformers' `sdpa` computes, with the G queries that share a key head folded into the query axis.
 
-    query (B, G·K, Q, D), key and value (B, K, S, D) -> (B, Q, G·K, D). transformers repeats keys and values G
-    times where there is a mask, which copies the cache at every layer. `attention_mask` is additive and
-    already repeated for the group: (B, 1, G·Q, S), see `fold`.
+    query (B, G·K, Q, D), key and value (B, K, S, D), `attention_mask` (B, 1, Q, S) additive -> (B, Q, G·K, D).
+    Where there is a mask transformers repeats keys and values G times instead, which copies the cache at every
+    layer; the mask is smaller by far.
     """
     rows, heads, queries, size = query.shape
-    folded = query.reshape(rows, key.shape[1], -1, size)
-    out = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    groups = heads // key.shape[1]
+    folded = query.reshape(rows, -1, groups * queries, size)
+    mask = attention_mask if groups == 1 else attention_mask.repeat(1, 1, groups, 1)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(rows, heads, queries, -1).transpose(1, 2).contiguous(), None
-
-
-def fold(mask: Tensor, groups: int) -> Tensor:
-    """(B, 1, Q, S) -> (B, 1, G·Q, S)."""
-    return mask if groups == 1 else mask.repeat(1, 1, groups, 1)
 
 
 AttentionInterface.register(NAME, grouped_attention)

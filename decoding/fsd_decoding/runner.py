@@ -6,15 +6,17 @@ acceptance or sampling.
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fsd_decoding.attention import fold, grouped
+from fsd_decoding.attention import grouped
 from fsd_decoding.cache import SlotCache
 from fsd_decoding.errors import UsageError
+from fsd_decoding.support import check_model
 
 _PREFILL_CHUNK = 256  # positions a forward of long prompts: bounds activations
 
@@ -23,15 +25,15 @@ class ModelRunner:
     """One model with its cache. Positions fed again overwrite, which is how a row is rolled back."""
 
     def __init__(self, model: Any, rows: int, slots: int, vocabulary: int) -> None:
+        check_model(model, slots)
         self.model, self.vocabulary = model, vocabulary
         self.device = model.device
         self.cache = SlotCache(rows, slots, self.device)
         context = context_length(model)
         self._last = None if context is None or context >= slots else context - 1
         self._config = model.config.get_text_config()
-        self._windows = _mask_kinds(self._config)
+        self._windows = _mask_kinds(model)
         self._grouped = _attention(model) == "sdpa"
-        self._groups = _query_groups(self._config) if self._grouped else 1
         self._slots = torch.arange(slots, device=self.device)
         self._seen, self._hidden = torch.tensor([0.0, torch.finfo(model.dtype).min]).to(self.device, model.dtype)
 
@@ -72,7 +74,7 @@ class ModelRunner:
         masks = {}
         for kind, window in self._windows.items():
             hidden = slot > own if window is None else (slot > own) | (slot <= own - window)  # (B, 1, Q, reach)
-            masks[kind] = fold(torch.where(hidden, self._hidden, self._seen), self._groups)
+            masks[kind] = torch.where(hidden, self._hidden, self._seen)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
@@ -96,18 +98,13 @@ def _attention(model: Any) -> str:
     return kind
 
 
-def _query_groups(config: Any) -> int:
-    """Query heads that share a key head."""
-    heads: int = config.num_attention_heads
-    return heads // (getattr(config, "num_key_value_heads", None) or heads)
-
-
-def _mask_kinds(config: Any) -> dict[str, int | None]:
+def _mask_kinds(model: Any) -> dict[str, int | None]:
     """Attention kinds of the layers -> window (None: full attention)."""
+    config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or [])
     if not kinds:
-        kinds = {"sliding_attention" if window else "full_attention"}
+        kinds = {"sliding_attention" if window and _makes_windows(model) else "full_attention"}
     known = {"full_attention", "sliding_attention"}
     if not kinds <= known:
         odd = ", ".join(sorted(kinds - known))
@@ -116,3 +113,8 @@ def _mask_kinds(config: Any) -> dict[str, int | None]:
             "use a model with full or sliding attention"
         )
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def _makes_windows(model: Any) -> bool:
+    """Whether the model's own code knows windows: a configuration may name one that no layer has (Moshi)."""
+    return hasattr(sys.modules[type(model.get_decoder()).__module__], "create_sliding_window_causal_mask")
