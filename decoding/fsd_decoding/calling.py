@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from types import FunctionType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
+
+from fsd_decoding.errors import UsageError
 
 Value = TypeVar("Value")
 
@@ -40,13 +42,15 @@ class Eager:
 
 
 class Graphs:
-    """Calls a step as one full graph, compiled when a key first occurs.
+    """Calls a step as one full graph, made when a key first occurs.
 
-    PyTorch's own check whether a graph still fits costs more than the graph of a small model, so it is left
-    out: the key has to say it all.
+    `backend` is PyTorch's: "inductor" compiles kernels, "eager" keeps the ones there are and only leaves
+    Python out, which gives the very same numbers. PyTorch's own check whether a graph still fits costs more
+    than the graph of a small model, so it is left out: the key has to say it all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Literal["inductor", "eager"]) -> None:
+        self._backend = backend
         self._graphs: dict[Hashable, Callable[..., Any]] = {}
 
     def size(self, needed: int) -> int:
@@ -58,7 +62,7 @@ class Graphs:
     def __call__(self, key: Hashable, function: Callable[..., Value], *args: Any) -> Value:
         place = (function, key)
         if place not in self._graphs:
-            self._graphs[place] = _graph(function)
+            self._graphs[place] = _graph(function, self._backend)
         found: Value = self._graphs[place](*args)
         return found
 
@@ -66,13 +70,21 @@ class Graphs:
         return len(self._graphs)
 
 
-def _graph(function: Any) -> Callable[..., Any]:
+def caller(compile: bool | Literal["capture"]) -> Caller:
+    """False: as it is; "capture": graphs of the same kernels; True: compiled kernels."""
+    if compile not in (False, True, "capture"):
+        raise UsageError(f"compile is {compile!r}; it must be False, 'capture' or True")
+    return Graphs("eager" if compile == "capture" else "inductor") if compile else Eager()
+
+
+def _graph(function: Any, backend: str) -> Callable[..., Any]:
     """PyTorch keeps its graphs by code object, so every one gets a code object of its own."""
     code = function.__code__.replace()
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    return torch.compile(
-        copy, fullgraph=True, dynamic=False, options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    )
+    unguarded: dict[str, str | int | bool | Callable[..., Any]] = {
+        "guard_filter_fn": torch.compiler.skip_all_guards_unsafe
+    }
+    return torch.compile(copy, fullgraph=True, dynamic=False, backend=backend, options=unguarded)
 
 
 def _power_of_two(size: int) -> int:

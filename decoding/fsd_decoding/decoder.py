@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fsd_decoding.batch import Request
-from fsd_decoding.calling import Caller, Eager, Graphs
+from fsd_decoding.calling import caller
 from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
 from fsd_decoding.drafting import StopPolicy
 from fsd_decoding.engine import Engine, FinishReason, Row, Settings
@@ -67,9 +67,9 @@ class SpeculativeDecoder:
         sampling: Sampling | None = None,
         on: Logits = "raw",
         within_support: bool = False,
-        compile: bool = False,
+        compile: bool | Literal["capture"] = False,
     ) -> None:
-        self._call: Caller = Graphs() if compile else Eager()
+        self._call = caller(compile)
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
         self.rule, self.seed = rule_named(rule).name, seed
         self.threshold, self.draft_length = threshold, draft_length
@@ -96,7 +96,7 @@ class SpeculativeDecoder:
         sampling: Sampling | None = None,
         on: Logits = "raw",
         within_support: bool = False,
-        compile: bool = False,
+        compile: bool | Literal["capture"] = False,
     ) -> SpeculativeDecoder:
         """Loads a target and a draft model.
 
@@ -110,8 +110,9 @@ class SpeculativeDecoder:
                 they are.
             sampling: what `generate` does when it is given no temperature; greedy.
             on, within_support: see `proposal.Criterion`.
-            compile: run rounds as compiled graphs: faster by far once warm, after half a minute or more of
-                compiling for every new batch size, draft length and doubling of the longest text.
+            compile: run rounds as graphs, made anew for every batch size, draft length and doubling of the longest
+                text. "capture" leaves Python out of a round, after seconds; True compiles kernels too, after
+                half a minute or more. Worth it where thousands of rounds follow.
 
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.

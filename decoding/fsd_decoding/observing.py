@@ -50,11 +50,32 @@ class RoundRecord:
 
     def divergences(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Each named divergence on raw logits: (B, L)."""
-        return unchecked(names, self.proposal.target_logits[:, :-1], self.proposal.draft_logits)
+        return unchecked(names, *self._drafted_logits)
 
-    def log_probabilities(self) -> tuple[Tensor, Tensor]:
-        """log p and log q of raw logits at the drafted positions: (B, L, V) each."""
-        return log_softmax(self.proposal.target_logits[:, :-1]), log_softmax(self.proposal.draft_logits)
+    def entropies(self) -> tuple[Tensor, Tensor]:
+        """Of p and of q, on raw logits, in nats: (B, L) each."""
+        return _entropy(self._drafted_logits[0]), _entropy(self._drafted_logits[1])
+
+    def top_probabilities(self, k: int = 2) -> tuple[Tensor, Tensor]:
+        """The k largest probabilities of p and of q, falling: (B, L, k) each."""
+        p, q = (log_softmax(logits).topk(k, -1).values.exp() for logits in self._drafted_logits)
+        return p, q
+
+    def ranks(self) -> tuple[Tensor, Tensor]:
+        """How many tokens p and q hold likelier than the drafted one: (B, L) each."""
+        x = self.proposal.drafted.unsqueeze(-1)
+        p, q = ((logits > logits.gather(-1, x)).sum(-1) for logits in self._drafted_logits)
+        return p, q
+
+    @property
+    def _drafted_logits(self) -> tuple[Tensor, Tensor]:
+        """The target's and the draft's where a token was drafted: (B, L, V) each."""
+        return self.proposal.target_logits[:, :-1], self.proposal.draft_logits
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    log = log_softmax(logits)
+    return -torch.where(log.isinf(), 0.0, log.exp() * log).sum(-1)
 
 
 Observer = Callable[[RoundRecord], None]

@@ -40,10 +40,12 @@ class ModelRunner:
     def logits(self, tokens: Tensor, positions: Tensor, reach: int, keep: int, rows: Tensor | None = None) -> Tensor:
         """Feeds `tokens` at `positions`, both (B, Q), and returns logits of the last `keep`: (B, keep, V).
 
-        `reach` is more than the largest position any row attends to, at most `slots`; fp32, or fp64 for fp64
-        models.
+        `reach` is more than the largest position any row attends to, at most `slots`. The logits are fp32, or
+        fp64 for fp64 models, and come to where `tokens` are, wherever the model is.
         """
-        self.cache.aim(rows, positions, reach)
+        home = tokens.device
+        tokens, positions = tokens.to(self.device), positions.to(self.device)
+        self.cache.aim(None if rows is None else rows.to(self.device), positions, reach)
         clamped = positions if self._last is None else positions.clamp_max(self._last)
         with grouped(self._config) if self._grouped else nullcontext():
             out = self.model(
@@ -54,7 +56,7 @@ class ModelRunner:
                 use_cache=True,
                 logits_to_keep=keep,
             ).logits[..., : self.vocabulary]
-        logits: Tensor = out if out.dtype == torch.float64 else out.float()
+        logits: Tensor = (out if out.dtype == torch.float64 else out.float()).to(home)
         return logits
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
@@ -86,7 +88,8 @@ def context_length(model: Any) -> int | None:
 
 def vocabulary_size(model: Any) -> int:
     """Width of the logits, the tail of which may be padding."""
-    width: int = model.get_output_embeddings().weight.shape[0]
+    head = model.get_output_embeddings()
+    width: int = getattr(head, "out_features", None) or head.weight.shape[0]  # quantised weights may be packed
     return width
 
 
