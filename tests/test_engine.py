@@ -120,12 +120,25 @@ def test_a_text_ends_with_the_context(decoder: SpeculativeDecoder) -> None:
             assert free.tokens == alone.tokens
 
 
-def test_padding_of_the_vocabulary_is_never_emitted(prompts: list[list[int]]) -> None:
-    wide, narrow = llama(seed=1, layers=2, vocab_size=VOCABULARY + 24), llama(seed=2, layers=1)
-    pair = SpeculativeDecoder(wide, narrow, word_tokenizer())
-    for rule in ("target", "sd", "fsd-coupled"):
-        found = pair.generate(prompts, NEW, 1.5, rule=rule, threshold=0.3)
-        assert all(t < VOCABULARY for r in found for t in r.tokens)
+@pytest.mark.parametrize("widths", [(152064, 151936), (151936, 152064)], ids=str)
+def test_vocabularies_padded_to_different_widths_decode_on_what_they_share(widths: tuple[int, int]) -> None:
+    """Qwen2.5's 7B and 0.5B. The wider model would say a padding token at every turn, were it heard."""
+    target, draft = llama(seed=1, layers=2, vocab_size=widths[0]), llama(seed=2, layers=1, vocab_size=widths[1])
+    narrow = min(widths)
+    with torch.no_grad():
+        for model in (target, draft):
+            model.lm_head.weight[narrow:] = 9 * model.lm_head.weight[: model.config.vocab_size - narrow]
+    pair = SpeculativeDecoder(target, draft, word_tokenizer())
+    prompt = [narrow - 1, 5, 77]
+    logits = target(torch.tensor([prompt])).logits[0, -1]
+    assert (logits.argmax() >= narrow) == (widths[0] > narrow)
+    for temperature in (0.0, 1.0):
+        alone = pair.generate([prompt], 6, temperature, rule="target")
+        assert alone[0].tokens[0] == logits[:narrow].argmax() or temperature
+        for rule in ("sd", "fsd-coupled") if not temperature else ("fsd-coupled",):
+            assert pair.generate([prompt], 6, temperature, rule=rule, threshold=-1.0)[0].tokens == alone[0].tokens
+        fuzzy = pair.generate([prompt], 6, temperature, threshold=9.0)[0].tokens
+        assert all(token < narrow for token in fuzzy + alone[0].tokens)
 
 
 @pytest.mark.parametrize("rule", ["target", "sd", "coupled", "fsd", "fsd-coupled"])

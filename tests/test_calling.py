@@ -1,0 +1,87 @@
+"""Rounds as graphs: the same texts, and no graph made twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fsd_decoding.calling import Graphs
+from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from tiny import word_tokenizer
+from tiny_pair import ragged_prompts, tiny_decoder
+
+NEW = 20
+PROMPTS = ragged_prompts(6)
+
+
+def again(decoder: SpeculativeDecoder, compile: str | bool) -> SpeculativeDecoder:
+    return SpeculativeDecoder(decoder.target, decoder.draft, decoder.tokenizer, compile=compile)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain() -> SpeculativeDecoder:
+    return tiny_decoder()
+
+
+@pytest.fixture(scope="module")
+def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
+    return again(plain, "capture")
+
+
+def decode(decoder: SpeculativeDecoder, rule: str, temperature: float) -> list[Result]:
+    return decoder.generate(PROMPTS, NEW, temperature, rule=rule, threshold=0.2, draft_length=3, batch_size=4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", ["target", "sd", "fsd", "fsd-coupled"])
+def test_captured_rounds_give_the_same_results(
+    plain: SpeculativeDecoder, captured: SpeculativeDecoder, rule: str, temperature: float
+) -> None:
+    """The same kernels in the same order: every field of every result, to the last bit."""
+    assert decode(captured, rule, temperature) == decode(plain, rule, temperature)
+
+
+def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
+    """Other prompts, thresholds, seeds of noise and ids: nothing that needs another graph."""
+    graphs = captured._call
+    assert isinstance(graphs, Graphs)
+    decode(captured, "fsd-coupled", 0.8)
+    made = len(graphs)
+    torch._dynamo.utils.counters.clear()
+    captured.seed = 3
+    captured.generate(
+        ragged_prompts(8)[4:], NEW, 0.8, threshold=[0.1, -1.0, 0.3, 9.0], draft_length=3, ids=[5, 6, 7, 8]
+    )
+    assert len(graphs) == made
+    assert not torch._dynamo.utils.counters["frames"]  # PyTorch itself compiled nothing either
+
+
+def test_an_observer_sees_the_same_round(plain: SpeculativeDecoder, captured: SpeculativeDecoder) -> None:
+    seen: list[list[torch.Tensor]] = []
+    for decoder in (plain, captured):
+        rounds: list[torch.Tensor] = []
+        decoder.generate(
+            PROMPTS,
+            NEW,
+            rule="sd",
+            batch_size=4,
+            draft_length=3,
+            observer=lambda r, to=rounds: to.append(r.proposal.divergences),
+        )
+        seen.append(rounds)
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+@pytest.mark.slow
+def test_compiled_kernels_give_the_same_texts(plain: SpeculativeDecoder) -> None:
+    """Float64 on tiny models: rounding is far below what turns a choice around."""
+    compiled = again(plain, True)
+    for temperature in (0.0, 0.8):
+        ours, theirs = (decode(d, "fsd-coupled", temperature) for d in (compiled, plain))
+        assert [(r.tokens, r.rounds, r.accepted) for r in ours] == [(r.tokens, r.rounds, r.accepted) for r in theirs]
+
+
+def test_compile_is_one_of_three(plain: SpeculativeDecoder) -> None:
+    with pytest.raises(UsageError, match="compile is 'fast'; it must be False, 'capture' or True"):
+        SpeculativeDecoder(plain.target, plain.draft, word_tokenizer(), compile="fast")  # type: ignore[arg-type]
