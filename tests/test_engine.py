@@ -123,7 +123,7 @@ def test_a_text_ends_with_the_context(decoder: SpeculativeDecoder) -> None:
 @pytest.mark.parametrize("widths", [(152064, 151936), (151936, 152064)], ids=str)
 def test_vocabularies_padded_to_different_widths_decode_on_what_they_share(widths: tuple[int, int]) -> None:
     """Qwen2.5's 7B and 0.5B. The wider model would say a padding token at every turn, were it heard."""
-    target, draft = llama(seed=1, layers=2, vocab_size=widths[0]), llama(seed=2, layers=1, vocab_size=widths[1])
+    target, draft = llama(seed=1, layers=4, vocab_size=widths[0]), llama(seed=2, layers=1, vocab_size=widths[1])
     narrow = min(widths)
     with torch.no_grad():
         for model in (target, draft):

@@ -198,7 +198,8 @@ def choices(model: Any, prompt: list[int], result: Result, sampling: Sampling, k
     with torch.inference_mode():
         logits = model(read, use_cache=False).logits[:, first - 1 :]
     positions = torch.arange(first, first + result.emitted)[None]
-    chosen = sampling.draw(sampling.warp(logits), noise.problem_keys(0, [key]), positions)
+    warped = sampling.warp(logits, torch.tensor([prompt + result.tokens]), positions)
+    chosen = sampling.draw(warped, noise.problem_keys(0, [key]), positions)
     says: list[int] = chosen[0].tolist()
     return says
 
