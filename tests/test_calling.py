@@ -8,6 +8,7 @@ import torch
 from fsd_decoding.calling import Graphs
 from fsd_decoding.decoder import Result, SpeculativeDecoder
 from fsd_decoding.errors import UsageError
+from fsd_decoding.observing import RoundRecord
 from tiny import word_tokenizer
 from tiny_pair import ragged_prompts, tiny_decoder
 
@@ -58,19 +59,12 @@ def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
 
 
 def test_an_observer_sees_the_same_round(plain: SpeculativeDecoder, captured: SpeculativeDecoder) -> None:
-    seen: list[list[torch.Tensor]] = []
-    for decoder in (plain, captured):
-        rounds: list[torch.Tensor] = []
-        decoder.generate(
-            PROMPTS,
-            NEW,
-            rule="sd",
-            batch_size=4,
-            draft_length=3,
-            observer=lambda r, to=rounds: to.append(r.proposal.divergences),
-        )
-        seen.append(rounds)
-    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+    seen: list[list[RoundRecord]] = [[], []]
+    for decoder, to in zip((plain, captured), seen, strict=True):
+        decoder.generate(PROMPTS, NEW, rule="sd", batch_size=4, draft_length=3, observer=to.append)
+    for a, b in zip(*seen, strict=True):
+        assert torch.equal(a.proposal.divergences, b.proposal.divergences)
+        assert torch.equal(a.accepted, b.accepted)
 
 
 @pytest.mark.slow

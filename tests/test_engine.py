@@ -5,34 +5,25 @@ Float64 on tiny random models, so that a verification and a single step agree to
 
 from __future__ import annotations
 
-import math
-from random import Random
-
 import pytest
 import torch
 
 from fsd_decoding.decoder import Result, SpeculativeDecoder
-from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.observing import RoundRecord
-from tiny import CONTEXT, EOS, FAMILIES, VOCABULARY, llama, random_model, word_tokenizer
+from tiny import CONTEXT, EOS, FAMILIES, llama, random_model, word_tokenizer
+from tiny_pair import ragged_prompts, tiny_decoder
 
 NEW = 24
 
 
 @pytest.fixture(scope="module")
 def decoder() -> SpeculativeDecoder:
-    target, draft = llama(seed=1), llama(seed=1)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():  # a draft that agrees about as often as not
-        for weight in draft.parameters():
-            weight.mul_(1 + 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
-    return SpeculativeDecoder(target, draft, word_tokenizer())
+    return tiny_decoder()
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    rng = Random(0)
-    return [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 12))] for _ in range(40)]
+    return ragged_prompts(40)
 
 
 def tokens(results: list[Result]) -> list[list[int]]:
@@ -139,44 +130,3 @@ def test_vocabularies_padded_to_different_widths_decode_on_what_they_share(width
             assert pair.generate([prompt], 6, temperature, rule=rule, threshold=-1.0)[0].tokens == alone[0].tokens
         fuzzy = pair.generate([prompt], 6, temperature, threshold=9.0)[0].tokens
         assert all(token < narrow for token in fuzzy + alone[0].tokens)
-
-
-@pytest.mark.parametrize("rule", ["target", "sd", "coupled", "fsd", "fsd-coupled"])
-def test_broken_logits_stop_the_run_and_keep_what_is_done(prompts: list[list[int]], rule: str) -> None:
-    """Token 39 stands only in the sixth prompt, and its embedding is NaN."""
-    broken = llama(seed=1)
-    with torch.no_grad():
-        broken.model.embed_tokens.weight[39] = math.nan
-    pair = SpeculativeDecoder(broken, llama(seed=2, layers=1), word_tokenizer())
-    clean = [[t for t in prompt if t != 39] or [5] for prompt in prompts[:6]]
-    clean[5].append(39)
-    with pytest.raises(NumericalError, match=r"prompt 5 got logits that are NaN or \+inf in round 1") as caught:
-        pair.generate(clean, 1, rule=rule, threshold=0.2, batch_size=1)
-    assert sorted(caught.value.finished) == [0, 1, 2, 3, 4]
-
-
-BAD_CALLS: list[tuple[str, dict[str, object]]] = [
-    (r"prompts is \[\]", {"prompts": []}),
-    ("prompts is 'w5'", {"prompts": "w5"}),
-    ("prompt 1 is empty", {"prompts": [[5], []]}),
-    ("prompt 1 has 128 tokens, the models' context is 128", {"prompts": [[5], [5] * 128]}),
-    ("max_new_tokens is 0", {"max_new_tokens": 0}),
-    ("draft_length is 0", {"draft_length": 0}),
-    ("batch_size is 0", {"batch_size": 0}),
-    ("threshold is NaN", {"threshold": math.nan}),
-    ("threshold has 2 entries for 1 prompts", {"threshold": [0.1, 0.2]}),
-    ("ids has 2 entries for 1 prompts", {"ids": [1, 2]}),
-    ("unknown rule 'x'", {"rule": "x"}),
-    ("temperature is -1", {"temperature": -1.0}),
-    ("top_k is 0", {"temperature": 1.0, "top_k": 0}),
-    ("top_k is 3 and top_p None at temperature 0", {"top_k": 3}),
-    ("stop is 'ab'", {"stop": "ab"}),
-    (r"stop is \[''\]", {"stop": [""]}),
-    ("top_p is 2", {"temperature": 1.0, "top_p": 2.0}),
-]
-
-
-@pytest.mark.parametrize(("message", "call"), BAD_CALLS, ids=[m for m, _ in BAD_CALLS])
-def test_bad_calls_are_named(decoder: SpeculativeDecoder, message: str, call: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=message):
-        decoder.generate(**({"prompts": [[5]], "max_new_tokens": NEW} | call))  # type: ignore[arg-type]

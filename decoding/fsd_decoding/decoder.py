@@ -204,7 +204,7 @@ class SpeculativeDecoder:
         )
         settings = self._settings(rule, sampling, stop, policy, observer)
         finished: dict[int, Result] = {}
-        with _keeping(finished, batch_size):
+        with _keeping(finished, min(batch_size, len(requests))):
             for row in self._engine(settings, requests, batch_size).run(requests):
                 index = row.request.index
                 finished[index] = self._result(row, stop)
@@ -231,7 +231,8 @@ class SpeculativeDecoder:
         """
         requests = self._requests([prompt], max_new_tokens, [id], rule, threshold, draft_length)
         settings = self._settings(rule, self._sampling(**sampling), stop)
-        return self._pieces(self._engine(settings, requests, 1), requests, stop)
+        with _keeping({}, 1):
+            return self._pieces(self._engine(settings, requests, 1), requests, stop)
 
     def _pieces(self, engine: Engine, requests: list[Request], stop: Sequence[str]) -> Iterator[str]:
         text = TextStream(self.tokenizer, stop)
@@ -257,6 +258,7 @@ class SpeculativeDecoder:
         return requests_for(
             self.tokenizer,
             min(lengths, default=None),
+            self._vocabulary,
             prompts,
             ids,
             self.threshold if threshold is None else threshold,
@@ -288,15 +290,19 @@ class SpeculativeDecoder:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
         rows = self._call.rows(len(requests), batch_size)
         slots = self._call.size(max(len(r.prompt) + r.max_new_tokens + r.draft_length for r in requests) + 1)
-        vocabulary = min(vocabulary_size(m) for m in self._models())
-        target = ModelRunner(self.target, rows, slots, vocabulary)
-        drafter = self._drafter(rows, slots, vocabulary) if settings.rule.drafts else None
+        target = ModelRunner(self.target, rows, slots, self._vocabulary)
+        drafter = self._drafter(rows, slots) if settings.rule.drafts else None
         return Engine(target, drafter, rows, slots, settings, self._call)
 
-    def _drafter(self, rows: int, slots: int, vocabulary: int) -> Drafter:
+    def _drafter(self, rows: int, slots: int) -> Drafter:
         if isinstance(self.draft, DraftSource):
-            return self.draft.drafter(rows, slots, vocabulary)
-        return ModelDrafter(ModelRunner(self.draft, rows, slots, vocabulary))
+            return self.draft.drafter(rows, slots, self._vocabulary)
+        return ModelDrafter(ModelRunner(self.draft, rows, slots, self._vocabulary))
+
+    @property
+    def _vocabulary(self) -> int:
+        """What the models share: the tail of the wider one is padding."""
+        return min(vocabulary_size(m) for m in self._models())
 
     def _models(self) -> list[Any]:
         return [self.target] if isinstance(self.draft, DraftSource) else [self.target, self.draft]

@@ -132,11 +132,17 @@ class ThresholdProfile(Part):
 
         Raises:
             UsageError: other weights, configuration, vocabulary or tokenizer, or other divergences: the
-                threshold says nothing about them.
+                threshold says nothing about them. Or the draft is no model.
         """
         from fsd_decoding.divergence import DIVERGENCE_VERSION
+        from fsd_decoding.drafter import DraftSource
         from fsd_decoding.fingerprint import tokenizer_fingerprint
 
+        if isinstance(draft_model, DraftSource):
+            raise UsageError(
+                f"the profile is of the draft model {self.draft.id!r}, this draft is {draft_model!r}, which is no "
+                "model; load that model, or decode without a profile"
+            )
         if self.divergence_version != DIVERGENCE_VERSION:
             raise UsageError(
                 f"the profile's divergences are version {self.divergence_version}, these are version "

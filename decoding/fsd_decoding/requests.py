@@ -6,68 +6,85 @@ Knows tokenizers and what is wrong with a prompt or a per-prompt setting. Knows 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from typing import Any
 
 from fsd_decoding.batch import Request
 from fsd_decoding.errors import UsageError
 
 Prompt = str | list[int]
-Value = TypeVar("Value", int, float)
 
 
 def requests_for(
     tokenizer: Any,
     context: int | None,
+    vocabulary: int,
     prompts: Sequence[Prompt],
     ids: Sequence[int] | None,
     thresholds: float | Sequence[float],
     draft_lengths: int | Sequence[int],
     max_new_tokens: int,
 ) -> list[Request]:
-    """One request a prompt; `context` is the most tokens a text may have, None: any number.
+    """One request a prompt; `context` is the most tokens a text may have (None: any number), of `vocabulary` kinds.
 
     Raises:
-        UsageError: an empty prompt or batch, a prompt beyond the context, or a bad setting.
+        UsageError: an empty prompt or batch, a prompt beyond the context or the vocabulary, or a bad setting.
     """
-    if isinstance(prompts, str) or not prompts:
+    if isinstance(prompts, str) or len(prompts) < 1:
         raise UsageError(f"prompts is {prompts!r:.40}; it must be a list of at least one prompt")
-    if max_new_tokens < 1:
-        raise UsageError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+    check_count("max_new_tokens", max_new_tokens)
     keys = _one_each("ids", range(len(prompts)) if ids is None else ids, prompts)
-    each_threshold = [float(t) for t in _one_each("threshold", thresholds, prompts)]
+    each_threshold = _one_each("threshold", thresholds, prompts)
     each_length = _one_each("draft_length", draft_lengths, prompts)
     check_settings(each_length, each_threshold)
-    encoded = [_encode(tokenizer, prompt, i) for i, prompt in enumerate(prompts)]
+    encoded = [_encode(tokenizer, vocabulary, prompt, i) for i, prompt in enumerate(prompts)]
     rooms = [_room(context, prompt, i, max_new_tokens) for i, prompt in enumerate(encoded)]
     rows = zip(encoded, keys, each_threshold, each_length, rooms, strict=True)
     return [Request(i, *row) for i, row in enumerate(rows)]
 
 
-def check_settings(draft_lengths: Sequence[int], thresholds: Sequence[float]) -> None:
+def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]) -> None:
     for length in draft_lengths:
-        if length < 1:
-            raise UsageError(f"draft_length is {length}; it must be at least 1 (rule 'target' drafts nothing)")
-    if any(math.isnan(t) for t in thresholds):
-        raise UsageError("threshold is NaN; it must be a number (negative is lossless)")
+        check_count("draft_length", length, " (rule 'target' drafts nothing)")
+    for threshold in thresholds:
+        if not isinstance(threshold, Real) or math.isnan(threshold):
+            shown = "NaN" if isinstance(threshold, Real) else repr(threshold)
+            raise UsageError(f"threshold is {shown}; it must be a number (negative is lossless)")
 
 
-def _one_each(name: str, values: Value | Sequence[Value], prompts: Sequence[Prompt]) -> list[Value]:
-    if not isinstance(values, Sequence):
-        return [values] * len(prompts)
-    if len(values) != len(prompts):
-        raise UsageError(f"{name} has {len(values)} entries for {len(prompts)} prompts; give one each")
-    return list(values)
+def check_count(name: str, value: object, hint: str = "") -> None:
+    """UsageError where `value` is no whole number of at least 1; True is none."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1{hint}")
 
 
-def _encode(tokenizer: Any, prompt: Prompt, index: int) -> list[int]:
+def _one_each(name: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
+    listed = values.tolist() if hasattr(values, "tolist") else values  # arrays and tensors
+    if not isinstance(listed, Sequence):
+        return [listed] * len(prompts)
+    if len(listed) != len(prompts):
+        raise UsageError(f"{name} has {len(listed)} entries for {len(prompts)} prompts; give one each")
+    return list(listed)
+
+
+def _encode(tokenizer: Any, vocabulary: int, prompt: Prompt, index: int) -> list[int]:
     if isinstance(prompt, str):
         # A chat template has put the BOS there already.
         begun = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
-        prompt = list(tokenizer(prompt, add_special_tokens=not begun)["input_ids"])
-    if not prompt:
+        prompt = tokenizer(prompt, add_special_tokens=not begun)["input_ids"]
+    ids: Any = prompt
+    try:
+        tokens = [operator.index(token) for token in ids]
+    except TypeError as error:
+        raise UsageError(f"prompt {index} is {prompt!r:.40}; it must be a text or a list of token ids") from error
+    if not tokens:
         raise UsageError(f"prompt {index} is empty; it must hold at least one token")
-    return prompt
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            raise UsageError(f"prompt {index} holds token {token}; the models know 0 to {vocabulary - 1}")
+    return tokens
 
 
 def _room(context: int | None, prompt: list[int], index: int, max_new_tokens: int) -> int:

@@ -1,0 +1,406 @@
+"""Drafters and stop policies: whatever names q and whenever it stops, the target's text stays the target's.
+
+`TestEveryDrafter` is what a new drafter must pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from torch import Tensor
+
+from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
+from fsd_decoding.drafting import DraftState, StopPolicy
+from fsd_decoding.errors import UsageError
+from fsd_decoding.ngram import NGram
+from fsd_decoding.observing import RoundRecord
+from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.rules import RULES
+from fsd_decoding.runner import ModelRunner
+from profiles import values
+from tiny import VOCABULARY, llama, word_tokenizer
+
+SLOTS, NEW = 40, 24
+LENGTHS = [1, 2, 9, 5]  # of the prompts a drafter is asked about
+
+
+@pytest.fixture(autouse=True)
+def _as_the_engine_does() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def model_drafter(rows: int, vocabulary: int = VOCABULARY) -> Drafter:
+    return ModelDrafter(ModelRunner(llama(seed=3, layers=1), rows, SLOTS, vocabulary))
+
+
+def ngram_drafter(rows: int, vocabulary: int = VOCABULARY) -> Drafter:
+    return NGram().drafter(rows, SLOTS, vocabulary)
+
+
+def texts(seed: int = 0, rows: int = len(LENGTHS)) -> Tensor:
+    """(rows, SLOTS) tokens of which some repeat."""
+    return torch.randint(2, 9, (rows, SLOTS), generator=torch.Generator().manual_seed(seed))
+
+
+def read(drafter: Drafter, tokens: Tensor, lengths: Tensor) -> Drafter:
+    drafter.prefill(torch.arange(len(tokens)), tokens, int(lengths.max()) - 1)
+    return drafter
+
+
+def drafted(drafter: Drafter, tokens: Tensor, lengths: Tensor, steps: int = 4) -> Tensor:
+    """log q of every step of a round, whose tokens stand in `tokens` already: (B, steps, V)."""
+    longest = int(lengths.max())
+    found = [drafter.logits(tokens, lengths, step, longest + step) for step in range(steps)]
+    return torch.log_softmax(torch.cat(found, 1), -1)
+
+
+def same(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", [model_drafter, ngram_drafter])
+class TestEveryDrafter:
+    def test_names_a_distribution_at_every_step(self, make: Callable[..., Drafter]) -> None:
+        lengths = torch.tensor(LENGTHS)
+        drafter = read(make(len(LENGTHS)), texts(), lengths)
+        for step in range(4):
+            logits = drafter.logits(texts(), lengths, step, max(LENGTHS) + step)
+            assert logits.shape == (len(LENGTHS), 1, VOCABULARY)
+            assert logits.dtype in (torch.float32, torch.float64)
+            assert logits.isfinite().all()
+
+    def test_says_the_same_again(self, make: Callable[..., Drafter]) -> None:
+        lengths = torch.tensor(LENGTHS)
+        drafter = read(make(len(LENGTHS)), texts(), lengths)
+        first = drafted(drafter, texts(), lengths)
+        assert torch.equal(drafted(drafter, texts(), lengths), first)
+
+    def test_rows_do_not_see_each_other(self, make: Callable[..., Drafter]) -> None:
+        lengths = torch.tensor(LENGTHS)
+        together = drafted(read(make(len(LENGTHS)), texts(), lengths), texts(), lengths)
+        for i in range(len(LENGTHS)):
+            one, length = texts()[i : i + 1], lengths[i : i + 1]
+            same(drafted(read(make(1), one, length), one, length), together[i : i + 1])
+
+    def test_sees_only_the_text_before(self, make: Callable[..., Drafter]) -> None:
+        lengths = torch.tensor(LENGTHS)
+        clean = drafted(read(make(len(LENGTHS)), texts(), lengths), texts(), lengths)
+        for step in range(4):
+            beyond = torch.arange(SLOTS) >= lengths[:, None] + step
+            other = torch.where(beyond, texts(seed=1), texts())
+            drafter = read(make(len(LENGTHS)), other, lengths)
+            same(drafted(drafter, other, lengths, step + 1)[:, step], clean[:, step])
+
+    def test_sees_all_of_the_last_two_tokens(self, make: Callable[..., Drafter]) -> None:
+        lengths = torch.tensor(LENGTHS)
+        clean = drafted(read(make(len(LENGTHS)), texts(), lengths), texts(), lengths, 1)
+        for back in (1, 2):
+            other = texts().scatter(1, (lengths - back).clamp_min(0)[:, None], 9)
+            changed = drafted(read(make(len(LENGTHS)), other, lengths), other, lengths, 1)
+            assert (changed - clean).abs().amax((1, 2)).min() > 1e-3
+
+    def test_asking_at_a_shorter_length_rolls_back(self, make: Callable[..., Drafter]) -> None:
+        """Rounds that keep 0 to 4 of 4 drafted tokens and add one: as if it had read the kept text at once."""
+        lengths, tokens, rng = torch.tensor(LENGTHS), texts(), Random(0)
+        drafter = read(make(len(LENGTHS)), tokens, lengths)
+        for round_ in range(5):
+            drafted(drafter, tokens, lengths)
+            lengths = lengths + torch.tensor([rng.randint(0, 4) for _ in LENGTHS])
+            tokens = torch.where(torch.arange(SLOTS) < lengths[:, None], tokens, texts(seed=2 + round_))
+            lengths = lengths + 1
+            fresh = read(make(len(LENGTHS)), tokens, lengths)
+            same(drafted(drafter, tokens, lengths), drafted(fresh, tokens, lengths))
+
+    def test_a_refilled_row_forgets_its_former_text(self, make: Callable[..., Drafter]) -> None:
+        lengths, tokens = torch.tensor(LENGTHS), texts()
+        drafter = read(make(len(LENGTHS)), tokens, lengths)
+        drafted(drafter, tokens, lengths)
+        tokens[2], lengths[2] = texts(seed=5)[2], 3
+        drafter.prefill(torch.tensor([2]), tokens[2:3], 2)
+        fresh = read(make(len(LENGTHS)), tokens, lengths)
+        same(drafted(drafter, tokens, lengths), drafted(fresh, tokens, lengths))
+
+
+def witten_bell(text: list[int], vocabulary: int) -> list[Fraction]:
+    """q of the next token, from tables of what followed what."""
+    tables: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for end in range(len(text)):
+        for start in range(max(0, end - 2), end + 1):
+            tables[tuple(text[start:end])][text[end]] += 1
+    q = [Fraction(1, vocabulary)] * vocabulary
+    for back in range(min(2, len(text)) + 1):
+        table = tables[tuple(text[len(text) - back :])]
+        if table:
+            q = [(table[w] + len(table) * q[w]) / Fraction(table.total() + len(table)) for w in range(vocabulary)]
+    return q
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=14), min_size=1, max_size=4))
+def test_ngram_is_witten_bell_smoothing_of_the_rows_own_text(rows: list[list[int]]) -> None:
+    """Ragged rows with rubbish behind them; what is returned is log q itself."""
+    tokens = torch.tensor([row + [3] * (SLOTS - len(row)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    found = ngram_drafter(len(rows), 5).logits(tokens, lengths, 0, int(lengths.max()))[:, 0].exp()
+    expected = torch.tensor([[float(x) for x in witten_bell(row, 5)] for row in rows])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    assert (found > 0).all()
+
+
+def test_ngram_never_waits_for_the_device() -> None:
+    """On the meta device there are no values, so whoever asks for one fails."""
+    tokens, lengths = torch.zeros((3, SLOTS), dtype=torch.int64, device="meta"), torch.ones(3, device="meta").long()
+    assert ngram_drafter(3).logits(tokens, lengths, 1, 9).device.type == "meta"
+
+
+def test_ngram_is_a_draft_source_and_a_model_is_not() -> None:
+    assert isinstance(NGram(), DraftSource)
+    assert not isinstance(llama(seed=1), DraftSource)
+
+
+def test_a_profile_refuses_a_draft_that_is_no_model() -> None:
+    profile = ThresholdProfile.model_validate(values())
+    message = r"the profile is of the draft model 'small', this draft is NGram\(\), which is no model"
+    with pytest.raises(UsageError, match=message):
+        SpeculativeDecoder.from_pretrained(llama(seed=1), NGram(), profile, tokenizer=word_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = Random(0)
+    return [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 12))] for _ in range(12)]
+
+
+@pytest.fixture(scope="module")
+def by_text() -> SpeculativeDecoder:
+    return SpeculativeDecoder.from_pretrained(llama(seed=1), NGram(), tokenizer=word_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def by_model() -> SpeculativeDecoder:
+    target, draft = llama(seed=1), llama(seed=1)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # a draft that agrees about as often as not
+        for weight in draft.parameters():
+            weight.mul_(1 + 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    return SpeculativeDecoder(target, draft, word_tokenizer())
+
+
+def texts_of(results: list[Result]) -> list[tuple[list[int], str]]:
+    return [(r.tokens, r.finish_reason) for r in results]
+
+
+LOSSLESS = [("coupled", 0.0), ("coupled", 0.9), ("fsd", 0.9), ("fsd-coupled", 0.0), ("fsd-coupled", 0.9), ("sd", 0.0)]
+
+
+@pytest.mark.parametrize(("rule", "temperature"), LOSSLESS)
+def test_drafting_by_ngram_keeps_the_targets_text(
+    by_text: SpeculativeDecoder, prompts: list[list[int]], rule: str, temperature: float
+) -> None:
+    alone = by_text.generate(prompts, NEW, temperature, rule="target")
+    found = by_text.generate(prompts, NEW, temperature, rule=rule, threshold=-1.0, batch_size=5)
+    assert texts_of(found) == texts_of(alone)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_drafting_by_ngram_works_with_every_rule_in_any_company(
+    by_text: SpeculativeDecoder, prompts: list[list[int]], rule: str
+) -> None:
+    together = by_text.generate(prompts, NEW, 0.9, rule=rule, threshold=0.3)
+    equal_but_for_rounding(by_text.generate(prompts, NEW, 0.9, rule=rule, threshold=0.3, batch_size=2), together)
+
+
+def equal_but_for_rounding(found: list[Result], expected: list[Result]) -> None:
+    assert [replace(r, interval=(0, 0)) for r in found] == [replace(r, interval=(0, 0)) for r in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.interval == pytest.approx(other.interval, abs=1e-9)
+
+
+def cycling(length: int) -> Any:
+    """A target that says 20, 21, … and begins again after `length` tokens: the next depends on the last alone."""
+    model = llama(seed=1, hidden_size=64)
+    following = torch.arange(VOCABULARY)
+    following[20 : 20 + length] = torch.arange(length).add(1).remainder(length) + 20
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(VOCABULARY, 64))
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[following] = torch.eye(VOCABULARY, 64, dtype=torch.float64)
+    return model
+
+
+def test_ngram_learns_a_repetition_as_it_goes() -> None:
+    """Four tokens on end: from the second time on every draft is right, whether the prompt has the first or not."""
+    pair = SpeculativeDecoder(cycling(4), NGram(), word_tokenizer(), rule="coupled", draft_length=5)
+    shown, unseen = pair.generate([[20, 21, 22, 23, 20], [20]], NEW)
+    assert shown.tokens == ([21, 22, 23, 20] * 6)
+    assert (shown.rounds, shown.bonus) == (NEW // 6, NEW // 6)
+    assert unseen.tokens == shown.tokens
+    assert shown.rounds < unseen.rounds <= 4 + NEW // 6
+
+
+def never(state: DraftState) -> Tensor:
+    return torch.ones_like(state.drafting)
+
+
+def always(state: DraftState) -> Tensor:
+    return torch.zeros_like(state.drafting)
+
+
+def after_two(state: DraftState) -> Tensor:
+    return torch.full_like(state.drafting, len(state.logits) < 2)
+
+
+def by_chance(state: DraftState) -> Tensor:
+    """As good as random, and a matter of the row alone."""
+    mixed = state.batch.lengths * 7919 + len(state.logits) * 104729 + state.batch.keys[:, 0]
+    return mixed % 5 > 1
+
+
+def unlikely_token(state: DraftState) -> Tensor:
+    """Looks at q, and at what was drawn from it."""
+    if not state.logits:
+        return torch.ones_like(state.drafting)
+    q = torch.softmax(state.logits[-1][:, 0], -1)
+    last = state.batch.tokens.gather(1, state.batch.lengths[:, None] + len(state.logits) - 1)
+    return q.gather(1, last)[:, 0] > 0.3
+
+
+POLICIES = [never, always, after_two, by_chance, unlikely_token]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("rule", "temperature"), LOSSLESS)
+def test_no_policy_changes_a_lossless_text(
+    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str, temperature: float, policy: StopPolicy
+) -> None:
+    alone = by_model.generate(prompts, NEW, temperature, rule="target")
+    found = by_model.generate(
+        prompts, NEW, temperature, rule=rule, threshold=-1.0, draft_length=4, batch_size=5, policy=policy
+    )
+    assert texts_of(found) == texts_of(alone)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_is_asked_before_each_step_and_obeyed(
+    by_model: SpeculativeDecoder, prompts: list[list[int]], policy: StopPolicy
+) -> None:
+    """Steps are asked about in order, no more than L a round, and what was allowed is what was drafted."""
+    asked: list[int] = []
+    allowed: list[Tensor] = []
+    rounds = 0
+
+    def watched(state: DraftState) -> Tensor:
+        answer = policy(state)
+        asked.append(len(state.logits))
+        allowed.append(answer & state.drafting)
+        return answer
+
+    def observe(record: RoundRecord) -> None:
+        nonlocal rounds
+        rounds += 1
+        assert asked == list(range(len(asked)))
+        assert 1 <= len(asked) <= 4
+        assert torch.equal(torch.stack(allowed).sum(0), record.drafted)
+        assert all(not (later & ~earlier).any() for earlier, later in itertools.pairwise(allowed))
+        asked.clear()
+        allowed.clear()
+
+    by_model.generate(
+        prompts, NEW, 0.9, rule="fsd-coupled", threshold=0.2, draft_length=4, batch_size=5, policy=watched,
+        observer=observe,
+    )  # fmt: skip
+    assert rounds > 5
+
+
+@pytest.mark.parametrize("rule", ["sd", "fsd", "fsd-coupled"])
+def test_policies_that_amount_to_a_draft_length(
+    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str
+) -> None:
+    def run(**more: Any) -> list[Result]:
+        return by_model.generate(prompts, NEW, 0.9, rule=rule, threshold=0.2, **more)
+
+    equal_but_for_rounding(run(draft_length=4, policy=never), run(draft_length=4))
+    equal_but_for_rounding(run(draft_length=4, policy=after_two), run(draft_length=2))
+    for r in run(draft_length=4, policy=always):
+        assert (r.rounds, r.drafted, r.accepted, r.bonus) == (r.emitted, 0, 0, 0)
+
+
+def test_sampled_sd_keeps_the_distribution_under_a_policy_that_looks_at_q() -> None:
+    """All three-token continuations of a six-token vocabulary, 8,000 samples. False alarm: 1e-6."""
+    target, draft = (llama(seed, layers=1, vocab_size=6, eos_token_id=None) for seed in (1, 2))
+    target.generation_config.eos_token_id = []
+    pair = SpeculativeDecoder(target, draft, word_tokenizer(), rule="sd", draft_length=3)
+    samples, temperature = 8_000, 2.0
+    found = pair.generate([[5, 2]] * samples, 3, temperature, batch_size=4_000, policy=unlikely_token)
+    assert 0.05 < sum(r.accepted for r in found) / sum(r.drafted for r in found) < 0.95
+    expected = continuations(target, [5, 2], temperature).flatten()
+    seen = torch.zeros(6, 6, 6, dtype=torch.float64)
+    for r in found:
+        seen[tuple(r.tokens)] += 1
+    rare = expected * samples < 5
+    pooled = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (seen.flatten(), expected * samples)]
+    assert (~rare).sum() > 30
+    assert chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-6
+
+
+def continuations(model: Any, prompt: list[int], temperature: float) -> Tensor:
+    """(6, 6, 6) probabilities of the next three tokens."""
+    pairs = torch.tensor([prompt + list(two) for two in itertools.product(range(6), repeat=2)])
+    p = torch.softmax(model(input_ids=pairs).logits / temperature, -1)  # (36, 4, 6)
+    first, second, third = p[0, 1], p[::6, 2], p[:, 3]
+    return first[:, None, None] * second[:, :, None] * third.view(6, 6, 6)
+
+
+@pytest.mark.parametrize("rule", ["sd", "coupled", "fsd", "fsd-coupled"])
+def test_each_prompt_may_have_its_own_draft_length(
+    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str
+) -> None:
+    lengths = [1 + i % 6 for i in range(len(prompts))]
+    together = by_model.generate(prompts, NEW, 0.9, rule=rule, threshold=0.2, draft_length=lengths, batch_size=5)
+    alone = [
+        by_model.generate([prompt], NEW, 0.9, rule=rule, threshold=0.2, draft_length=length, ids=[i])[0]
+        for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    equal_but_for_rounding(together, alone)
+    assert all(r.drafted == length * r.rounds for r, length in zip(together, lengths, strict=True))
+
+
+@pytest.mark.parametrize("policy", [never, by_chance])
+@pytest.mark.parametrize("rule", ["sd", "fsd-coupled"])
+def test_every_token_is_drafted_a_bonus_or_a_fallback(
+    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str, policy: StopPolicy
+) -> None:
+    """Against what an observer saw: a round adds one token, but for the last, which may end before it."""
+    whole: dict[int, list[bool]] = defaultdict(list)  # by prompt and round: a draft was accepted to its end
+
+    def observe(record: RoundRecord) -> None:
+        for i, request in enumerate(record.requests):
+            if request is not None:
+                whole[request.index].append(bool(0 < record.drafted[i] == record.accepted[i]))
+
+    found = by_model.generate(
+        prompts, NEW, 0.9, rule=rule, threshold=0.2, draft_length=3, batch_size=5, policy=policy, observer=observe
+    )
+    for i, r in enumerate(found):
+        *before, last = whole[i]
+        assert r.rounds == len(before) + 1
+        added_last = r.emitted - r.accepted - len(before)
+        assert added_last in (0, 1)
+        assert r.bonus == sum(before) + (last and added_last)
+    assert sum(r.bonus for r in found) > 5
+    assert sum(r.rounds - r.bonus for r in found) > 5
