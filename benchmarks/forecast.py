@@ -1,0 +1,123 @@
+"""Are tokens per second predictable? Costs are measured on some prompts, speeds predicted and measured on others.
+
+Knows the cost model: a round drafting L tokens takes L c + v, where c is one draft step and v everything else,
+both measured at (L, batch), whatever T is; a run takes an opening, its rounds, and each later prompt's prefill.
+Tokens a round are counted, not predicted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from statistics import fmean, median
+from typing import Any
+
+from pairs import Pair
+from rounds import RoundClock
+from timing import Run, rates
+
+from fsd_calib import SpeculativeDecoder
+from fsd_decoding.decoder import Result
+from fsd_decoding.observing import Observer
+
+_CALIBRATED_AT = -1.0  # a threshold that no forecast is made for
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds."""
+
+    draft_step: float  # c
+    verify: float  # v: the round but for its draft steps
+    prefill: float  # a prompt that takes a finished one's place
+    opening: float  # the first prompts, and what a call of `generate` needs besides
+
+    @classmethod
+    def typical(cls, measured: Sequence[Costs]) -> Costs:
+        return cls(*(median(getattr(costs, field.name) for costs in measured) for field in fields(cls)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How prompts are decoded, T apart."""
+
+    draft_length: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One setting at one T, on prompts that were not calibrated on."""
+
+    setting: Setting
+    threshold: float
+    tokens_a_round: float  # of the whole batch
+    predicted: float  # tokens per second, prompts included
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted / self.measured - 1)
+
+
+class Forecaster:
+    """Decodes one pair's prompts: the first `known` to learn costs from, the others to predict."""
+
+    def __init__(self, pair: Pair, known: int) -> None:
+        self._decoder = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, rule="fsd-coupled")
+        self._pair, self._known, self._asked = pair, pair.prompts[:known], pair.prompts[known:]
+
+    def costs(self, setting: Setting) -> Costs:
+        clock = RoundClock()
+        began = time.perf_counter()
+        self._decode(self._known, setting, _CALIBRATED_AT, clock)
+        around = clock.first - began + time.perf_counter() - clock.last
+        a_round, step = fmean(clock.seconds), fmean(clock.drafting) / setting.draft_length
+        reading = sum(clock.with_prompts) - len(clock.with_prompts) * a_round
+        prefill = reading / max(1, len(self._known) - setting.batch)
+        return Costs(step, a_round - setting.draft_length * step, prefill, around - a_round)
+
+    def timed(self, setting: Setting, threshold: float) -> Run:
+        began = time.perf_counter()
+        results = self._decode(self._asked, setting, threshold)
+        return Run(sum(r.emitted for r in results), time.perf_counter() - began)
+
+    def predicted(self, setting: Setting, threshold: float, costs: Costs) -> tuple[float, float]:
+        """Tokens a round, and tokens per second."""
+        clock = RoundClock()
+        tokens = sum(r.emitted for r in self._decode(self._asked, setting, threshold, clock))
+        a_round = setting.draft_length * costs.draft_step + costs.verify
+        prompts = costs.opening + max(0, len(self._asked) - setting.batch) * costs.prefill
+        return tokens / clock.looks, tokens / (clock.looks * a_round + prompts)
+
+    def _decode(
+        self, prompts: list[list[int]], setting: Setting, threshold: float, observer: Observer | None = None
+    ) -> list[Result]:
+        return self._decoder.generate(
+            prompts, self._pair.max_new_tokens, threshold=threshold, draft_length=setting.draft_length,
+            batch_size=setting.batch, observer=observer,
+        )  # fmt: skip
+
+
+def forecasts(pair: Pair, known: int, lengths: Sequence[int], batches: Sequence[int], repeats: int) -> dict[str, Any]:
+    """Forecasts at the pair's thresholds. Calibration and predicted runs take turns: both see the same machine."""
+    forecaster = Forecaster(pair, known)
+    settings = [Setting(*of) for of in product(lengths, batches)]
+    cells = list(product(settings, pair.thresholds))
+    for setting in settings:
+        forecaster.costs(setting)  # warms up
+    costs: dict[Setting, list[Costs]] = {setting: [] for setting in settings}
+    runs: dict[tuple[Setting, float], list[Run]] = {cell: [] for cell in cells}
+    for _, setting in product(range(repeats), settings):
+        costs[setting].append(forecaster.costs(setting))
+        for threshold in pair.thresholds:
+            runs[setting, threshold].append(forecaster.timed(setting, threshold))
+    typical = {setting: Costs.typical(measured) for setting, measured in costs.items()}
+    made = [Forecast(*cell, *forecaster.predicted(*cell, typical[cell[0]]), rates(runs[cell]).median) for cell in cells]
+    return {
+        "pair": pair.name,
+        "costs": [asdict(setting) | asdict(found) for setting, found in typical.items()],
+        "forecasts": [asdict(forecast) | {"error": forecast.error} for forecast in made],
+    }

@@ -1,0 +1,31 @@
+"""What a measurement was taken on. Knows the machine and the versions, nothing of what is measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("fsd-calib", "torch", "transformers", "tokenizers", "numpy")
+
+
+def facts() -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "load_before": os.getloadavg()[0],  # others who were busy here
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+    }
+
+
+def _processor() -> str:
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text().splitlines() if described.exists() else []
+    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.processor())

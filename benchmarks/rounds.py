@@ -1,0 +1,91 @@
+"""How long a round takes, seen from an observer, and what it costs to record it.
+
+Knows rounds, observers and clocks. Knows nothing of transformers' side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pairs import Pair
+from timing import Run, rates, speed_up, take_turns
+from torch import Tensor
+
+from fsd_decoding import observing
+from fsd_decoding.batch import Request
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.observing import Observer, RoundRecord
+
+
+class RoundClock:
+    """Times the rounds of one call of `generate`: from one look at a round to the next.
+
+    Whatever a round does lies between two looks. Where prompts were read in between, the time is kept apart.
+    """
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.seconds: list[float] = []  # of the rounds before which no prompt was read
+        self.drafting: list[float] = []  # of them, in the draft phase
+        self.with_prompts: list[float] = []  # rounds together with the prompts read before them
+        self.first = self.last = 0.0  # when the first and the last look was
+        self._requests: Sequence[Request | None] = ()
+
+    def __call__(self, record: RoundRecord) -> None:
+        now = time.perf_counter()
+        if self.looks == 0:
+            self.first = now
+        elif any(new is not None and new is not old for new, old in zip(record.requests, self._requests, strict=True)):
+            self.with_prompts.append(now - self.last)
+        else:
+            self.seconds.append(now - self.last)
+            self.drafting.append(record.draft_seconds)
+        self.looks, self.last, self._requests = self.looks + 1, now, record.requests
+
+
+class _Recorder:
+    """Stands in where `fsd_decoding.observing` has no `Recorder`: computes all divergences and keeps them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self.kept = names, list[tuple[dict[str, Tensor], Tensor]]()
+
+    def __call__(self, record: RoundRecord) -> None:
+        self.kept.append((record.divergences(self._names), record.decided))
+
+
+def recording(pair: Pair, draft_length: int, batch_size: int, repeats: int) -> dict[str, Any]:
+    """Seconds a round of `sd` with all divergences recorded, over those without; prompts are not in them."""
+    decoder = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, rule="sd", draft_length=draft_length)
+    recorder: Callable[[Sequence[str]], Observer] = getattr(observing, "Recorder", _Recorder)
+
+    def timed(prompts: list[list[int]], *observers: Observer) -> Run:
+        clock = RoundClock()
+        watch = _all(clock, *observers)
+        decoder.generate(prompts, pair.max_new_tokens, batch_size=batch_size, observer=watch)
+        return Run(len(clock.seconds), sum(clock.seconds))
+
+    contenders = {
+        "silent": timed,
+        "recording": lambda prompts: timed(prompts, recorder(list(DIVERGENCES))),
+    }
+    work = [pair.prompts[i : i + batch_size] for i in range(0, len(pair.prompts), batch_size)]
+    take_turns(contenders, work[:1], 2)  # warms up
+    runs = take_turns(contenders, work, repeats)
+    return {
+        "pair": pair.name,
+        "batch": batch_size,
+        "divergences": list(DIVERGENCES),
+        "seconds_a_round": {name: 1 / rates(taken).median for name, taken in runs.items()},
+        "ratio": speed_up(runs["silent"], runs["recording"]),
+    }
+
+
+def _all(*observers: Observer) -> Observer:
+    def look(record: RoundRecord) -> None:
+        for observer in observers:
+            observer(record)
+
+    return look

@@ -1,0 +1,78 @@
+"""The benchmarks run, and their bounds hold. What they measure is not tested: this machine has other work."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+TIMING = runpy.run_path(str(BENCHMARKS / "timing.py"))
+Run, bounded, speed_up, take_turns = (TIMING[name] for name in ("Run", "bounded", "speed_up", "take_turns"))
+
+
+def test_everyone_does_a_piece_before_anyone_does_the_next_and_each_comes_first_in_turn() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def look(name: str, piece: int) -> Any:
+        seen.append((name, piece))
+        return Run(piece, 1.0)
+
+    taken = take_turns({name: partial(look, name) for name in "abc"}, [1, 2, 3], 3)
+    assert [piece for _, piece in seen] == [1, 1, 1, 2, 2, 2, 3, 3, 3] * 3
+    assert [name for name, _ in seen[::3]] == list("abcbcacab")
+    assert taken == {name: [Run(6.0, 3.0)] * 3 for name in "abc"}
+
+
+def test_a_ratio_is_taken_within_a_repeat() -> None:
+    slow = [Run(10, 1.0), Run(10, 4.0), Run(10, 2.0)]  # the machine slows down; the fast one stays twice as fast
+    fast = [Run(10, run.seconds / 2) for run in slow]
+    ratio = speed_up(fast, slow)
+    assert (ratio.median, ratio.at_least, ratio.at_most) == (2.0, 2.0, 2.0)
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=15))
+def test_the_median_lies_between_its_bounds(ratios: list[float]) -> None:
+    ratio = bounded(ratios)
+    assert min(ratios) <= ratio.at_least <= ratio.median <= ratio.at_most <= max(ratios)
+
+
+def test_bounds_of_twelve_repeats_hold_about_as_often_as_they_say() -> None:
+    # Each holds in about 94 % of cases: of 400, fewer than 340 or all of them do with probability below 1e-8.
+    random = np.random.default_rng(5)
+    found = [bounded(random.lognormal(0.0, 0.1, 12)) for _ in range(400)]
+    assert 340 <= sum(ratio.at_least <= 1.0 for ratio in found) < 400
+    assert 340 <= sum(ratio.at_most >= 1.0 for ratio in found) < 400
+
+
+@pytest.mark.slow
+def test_the_smoke_run_has_a_number_for_every_claim(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "decode.json"
+    command = [sys.executable, str(BENCHMARKS / "decode.py"), "--quick", "--threads", "1", "--out", str(out)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(out.read_text())
+    claimed = {claim["name"]: claim for claim in found["claims"]}
+    assert len(claimed) == 15
+    for name, claim in claimed.items():
+        assert name in ran.stdout
+        if "compiled" in name:  # what is compiled takes minutes, and has no place in a smoke run
+            assert claim["measured"] is claim["reached"] is None
+        else:
+            assert 0 <= claim["measured"] < math.inf
+            assert 0 <= claim["bound"] < math.inf
+    assert found["machine"]["threads"] == 1
+    for contest in found["contests"]:
+        assert set(contest["same_texts"].values()) == {1.0}  # short ones: rounding has not told them apart yet
+        assert contest["rounds"]["sd"]["tokens_a_round"] > 1
+        assert len(contest["tokens_per_second"]) == 7
