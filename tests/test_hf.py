@@ -281,14 +281,14 @@ def test_returned_sequences_differ_and_stay_with_their_prompt(processors: dict[s
 
 PROCESSORS = [
     TemperatureLogitsWarper(0.7), TopKLogitsWarper(7), TopPLogitsWarper(0.8), MinPLogitsWarper(0.1),
-    TopKLogitsWarper(9, min_tokens_to_keep=2), MinPLogitsWarper(0.1, min_tokens_to_keep=3), TypicalLogitsWarper(0.6),
+    TopKLogitsWarper(9, min_tokens_to_keep=2), MinPLogitsWarper(0.9, min_tokens_to_keep=3), TypicalLogitsWarper(0.6),
     LogitNormalization(), RepetitionPenaltyLogitsProcessor(1.4), NoRepeatNGramLogitsProcessor(1),
     RepetitionPenaltyLogitsProcessor(1.4, prompt_ignore_length=2),
 ]  # fmt: skip
 
 
 @given(order=st.permutations(range(len(PROCESSORS))), used=st.integers(0, 5), do_sample=st.booleans())
-def test_processors_in_any_order_make_one_law(order: list[int], used: int, do_sample: bool) -> None:
+def test_processors_in_any_order_choose_as_they_would(order: list[int], used: int, do_sample: bool) -> None:
     processors = LogitsProcessorList(PROCESSORS[i] for i in order[:used])
     logits = torch.randn(1, 2, VOCABULARY, generator=torch.Generator().manual_seed(4), dtype=torch.float64) * 3
     tokens, positions = torch.tensor([[5, 9, 2, 17, 0]]), torch.tensor([[3, 4]])
@@ -298,7 +298,18 @@ def test_processors_in_any_order_make_one_law(order: list[int], used: int, do_sa
         torch.testing.assert_close(warped[:, n].softmax(-1), expected.softmax(-1))
 
 
-@pytest.mark.parametrize("options", [case[0] for case in WARPERS.values()] + [{"repetition_penalty": 1.3}])
+def test_processors_that_write_leave_raw_logits_alone() -> None:
+    logits = torch.zeros(1, 1, VOCABULARY)
+    warped = sampling_for(LogitsProcessorList([Against()]), False).warp(
+        logits, torch.tensor([[5]]), torch.tensor([[1]])
+    )
+    assert not logits.any()
+    assert warped.any()
+
+
+@pytest.mark.parametrize(
+    "options", [case[0] for case in WARPERS.values()] + [{"repetition_penalty": 1.3, "renormalize_logits": True}]
+)
 def test_usual_settings_need_no_processor(options: dict[str, Any]) -> None:
     """They decode all rows at once."""
     seen: list[int] = []
