@@ -122,28 +122,13 @@ class SpeculativeDecoder:
         as_dtype(dtype)
         shared = shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
         models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
-        decoder = cls(
-            models[0], models[1], shared, rule=rule, divergence=divergence, threshold=threshold,
-            draft_length=draft_length, seed=seed, sampling=sampling, on=on, within_support=within_support,
-            compile=compile,
-        )  # fmt: skip
+        settings: dict[str, Any] = {
+            "rule": rule, "divergence": divergence, "threshold": threshold, "draft_length": draft_length, "seed": seed,
+            "sampling": sampling, "on": on, "within_support": within_support,
+        }  # fmt: skip
         if profile is not None:
-            decoder._follow(profile if isinstance(profile, ThresholdProfile) else ThresholdProfile.load(profile))
-        return decoder
-
-    def _follow(self, profile: ThresholdProfile) -> None:
-        profile.check(self.target, self.draft, self.tokenizer)
-        if profile.threshold is None:
-            warnings.warn(
-                f"the profile certifies no threshold for {profile.task!r}; decoding runs the lossless "
-                f"rule {profile.effective_rule!r}",
-                stacklevel=3,
-            )
-        self.rule, self.seed = profile.effective_rule, profile.seed
-        self.criterion = Criterion(profile.divergence, profile.logits, profile.within_support)
-        self.threshold = -1.0 if profile.threshold is None else profile.threshold
-        self.draft_length = profile.draft_length
-        self.sampling = Sampling(**profile.sampling.model_dump())
+            settings = _followed(profile, models, shared)
+        return cls(models[0], models[1], shared, compile=compile, **settings)
 
     @property
     def divergence(self) -> str:
@@ -198,14 +183,14 @@ class SpeculativeDecoder:
             NumericalError: a model gave NaN or +inf logits. OutOfMemoryError: the batch is too large.
                 `error.finished` of both has the results until then.
         """
-        requests = self._requests(prompts, max_new_tokens, ids, rule, threshold, draft_length)
+        requests = self.requests(prompts, max_new_tokens, ids, rule, threshold, draft_length)
         sampling = self._sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
         )
         settings = self._settings(rule, sampling, stop, policy, observer)
         finished: dict[int, Result] = {}
-        with _keeping(finished, min(batch_size, len(requests))):
-            for row in self._engine(settings, requests, batch_size).run(requests):
+        with keeping(finished, min(batch_size, len(requests))):
+            for row in self.engine(settings, requests, batch_size).run(requests):
                 index = row.request.index
                 finished[index] = self._result(row, stop)
                 if on_finish is not None:
@@ -229,21 +214,21 @@ class SpeculativeDecoder:
         Arguments and errors are those of `generate`; `sampling` takes its temperature, top_k, top_p, min_p and
         repetition_penalty.
         """
-        requests = self._requests([prompt], max_new_tokens, [id], rule, threshold, draft_length)
+        requests = self.requests([prompt], max_new_tokens, [id], rule, threshold, draft_length)
         settings = self._settings(rule, self._sampling(**sampling), stop)
-        with _keeping({}, 1):
-            return self._pieces(self._engine(settings, requests, 1), requests, stop)
+        with keeping({}, 1):
+            return self._pieces(self.engine(settings, requests, 1), requests, stop)
 
     def _pieces(self, engine: Engine, requests: list[Request], stop: Sequence[str]) -> Iterator[str]:
         text = TextStream(self.tokenizer, stop)
-        with _keeping({}, 1):
+        with keeping({}, 1):
             for (row,) in engine.rounds(requests):
                 done = row.finish_reason is not None
                 piece = text.rest(self._result(row, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
 
-    def _requests(
+    def requests(
         self,
         prompts: Sequence[Prompt],
         max_new_tokens: int,
@@ -252,6 +237,7 @@ class SpeculativeDecoder:
         threshold: float | Sequence[float] | None,
         draft_length: int | Sequence[int] | None,
     ) -> list[Request]:
+        """What `generate` makes of its prompts; None: the decoder's own setting."""
         if threshold is not None and rule is None and not rule_named(self.rule).fuzzy:
             raise UsageError(f"threshold is given, but the decoder's rule {self.rule!r} has none; give rule= too")
         lengths = [length for m in self._models() if (length := context_length(m)) is not None]
@@ -285,7 +271,8 @@ class SpeculativeDecoder:
         chosen = rule_named(rule or self.rule)
         return Settings(chosen, self.criterion, sampling, self._eos(), self.seed, stops, policy, observer)
 
-    def _engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
+    def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
+        """The loop for these requests, with caches for `batch_size` of them at a time."""
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
         rows = self._call.rows(len(requests), batch_size)
@@ -321,6 +308,28 @@ class SpeculativeDecoder:
         return Result(text, row.tokens, *counts, (row.lo, row.hi), row.finish_reason)
 
 
+def profile_settings(profile: ThresholdProfile, stacklevel: int) -> dict[str, Any]:
+    """The arguments of `SpeculativeDecoder` that a profile sets; warns where it certifies no threshold."""
+    if profile.threshold is None:
+        warnings.warn(
+            f"the profile certifies no threshold for {profile.task!r}; decoding runs the lossless "
+            f"rule {profile.effective_rule!r}",
+            stacklevel=stacklevel,
+        )
+    return {
+        "rule": profile.effective_rule, "divergence": profile.divergence, "seed": profile.seed,
+        "threshold": -1.0 if profile.threshold is None else profile.threshold,
+        "draft_length": profile.draft_length, "sampling": Sampling(**profile.sampling.model_dump()),
+        "on": profile.logits, "within_support": profile.within_support,
+    }  # fmt: skip
+
+
+def _followed(source: Any, models: Sequence[Any], tokenizer: Any) -> dict[str, Any]:
+    profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
+    profile.check(models[0], models[1], tokenizer)
+    return profile_settings(profile, stacklevel=4)
+
+
 def _warn_of_a_large_draft(target: Any, draft: Any) -> None:
     if isinstance(draft, DraftSource):
         return
@@ -334,7 +343,7 @@ def _warn_of_a_large_draft(target: Any, draft: Any) -> None:
 
 
 @contextmanager
-def _keeping(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
+def keeping(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
     """Hands what is finished to whoever catches the error that ended a run."""
     try:
         yield

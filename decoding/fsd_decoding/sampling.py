@@ -12,7 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -31,6 +34,7 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0.0 and math.isfinite(self.temperature)):
@@ -56,22 +60,37 @@ class Sampling:
             warpers.append(TopKLogitsWarper(self.top_k))
         if self.top_p is not None:
             warpers.append(TopPLogitsWarper(self.top_p))
+        if self.min_p is not None:
+            warpers.append(MinPLogitsWarper(self.min_p))
         return warpers
 
     def warp(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Logits as sampling sees them; unchanged when greedy.
+        """Logits as sampling sees them; raw when greedy and free of context.
 
         Args:
             logits: (B, N, V) raw.
             tokens: (B, slots) the rows' texts. positions: (B, N) of the tokens the logits are for: what
                 lies before is their context.
         """
+        logits = self._in_context(logits, tokens, positions)
         if self.greedy:
             return logits
         flat = logits.reshape(-1, logits.shape[-1])
         no_prefix = torch.empty((flat.shape[0], 0), dtype=torch.int64, device=flat.device)
         warped: Tensor = self._warpers(no_prefix, flat)  # type: ignore[arg-type]  # any integer tensor will do
         return warped.view_as(logits)
+
+    def _in_context(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        context = LogitsProcessorList(self.processors)
+        if self.repetition_penalty != 1.0:
+            context.insert(0, RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
+        if not context or not logits.shape[1]:
+            return logits
+        rows = [
+            torch.cat([context(tokens[b : b + 1, :at], logits[b : b + 1, n].clone()) for n, at in enumerate(row)])  # type: ignore[arg-type]
+            for b, row in enumerate(positions.tolist())
+        ]
+        return torch.stack(rows)
 
     def draw(self, warped: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """The token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N)."""
