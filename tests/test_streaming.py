@@ -145,6 +145,7 @@ def test_a_stop_string_is_found_behind_a_run_of_bytes_and_special_tokens() -> No
     vocabulary = tokenizer.get_vocab()
     run = [vocabulary[f"<0x{byte:02X}>"] for byte in "你好".encode()]
     assert StopStrings(tokenizer, ["好"]).completed_at(run, 1) == 6
+    assert StopStrings(tokenizer, ["你"]).completed_at(run[:4], 2) == 3  # the fourth byte breaks it again
     assert StopStrings(tokenizer, ["nx"]).completed_at([vocabulary["n"], 0, 0, 0, 0, vocabulary["x"]], 1) == 6
 
 
