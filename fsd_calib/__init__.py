@@ -13,14 +13,20 @@ if TYPE_CHECKING:
     from fsd_calib.calibration import calibrate
     from fsd_calib.tasks import load_task
     from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.hf import fsd_generate
+    from fsd_decoding.ngram import NGram
     from fsd_decoding.profile import ThresholdProfile
+    from fsd_decoding.recording import Recorder
 
-__all__ = ["SpeculativeDecoder", "ThresholdProfile", "calibrate", "load_task"]
+__all__ = ["NGram", "Recorder", "SpeculativeDecoder", "ThresholdProfile", "calibrate", "fsd_generate", "load_task"]
 
 _HOMES = {
+    "NGram": "fsd_decoding.ngram",
+    "Recorder": "fsd_decoding.recording",
     "SpeculativeDecoder": "fsd_decoding.decoder",
     "ThresholdProfile": "fsd_decoding.profile",
     "calibrate": "fsd_calib.calibration",
+    "fsd_generate": "fsd_decoding.hf",
     "load_task": "fsd_calib.tasks",
 }
 

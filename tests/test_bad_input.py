@@ -44,7 +44,7 @@ BAD_CALLS: list[tuple[str, dict[str, object]]] = [
     ("draft_length is True; it must be a whole number", {"draft_length": True}),
     ("draft_length is '5'", {"draft_length": "5"}),
     ("draft_length has 2 entries for 1 prompts; give one each", {"draft_length": [3, 4]}),
-    ("batch_size is 0; it must be at least 1", {"batch_size": 0}),
+    ("batch_size is 0; it must be a whole number of at least 1", {"batch_size": 0}),
     ("threshold is NaN; it must be a number", {"threshold": math.nan}),
     ("threshold is NaN", {"threshold": [math.nan]}),
     ("threshold is None", {"threshold": [None]}),

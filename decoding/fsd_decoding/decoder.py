@@ -23,7 +23,7 @@ from fsd_decoding.loading import as_dtype, check_device, default_device, is_sour
 from fsd_decoding.observing import Observer
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.proposal import Criterion, Logits
-from fsd_decoding.requests import Prompt, check_settings, requests_for
+from fsd_decoding.requests import Prompt, check_count, check_settings, requests_for
 from fsd_decoding.rules import rule_named
 from fsd_decoding.runner import ModelRunner, context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
@@ -273,8 +273,7 @@ class SpeculativeDecoder:
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         """The loop for these requests, with caches for `batch_size` of them at a time."""
-        if batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}; it must be at least 1")
+        check_count("batch_size", batch_size)
         rows = self._call.rows(len(requests), batch_size)
         slots = self._call.size(max(len(r.prompt) + r.max_new_tokens + r.draft_length for r in requests) + 1)
         target = ModelRunner(self.target, rows, slots, self._vocabulary)

@@ -19,8 +19,6 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fsd_decoding.batch import Request
 from fsd_decoding.decoder import SpeculativeDecoder, keeping, profile_settings
-from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.drafter import DraftSource
 from fsd_decoding.engine import Row, Settings
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hf_caller import argument_of_generate
@@ -28,7 +26,6 @@ from fsd_decoding.hf_refusing import check_asked, check_draft, check_inputs, unp
 from fsd_decoding.hf_sampling import sampling_for, sampling_of_row
 from fsd_decoding.hf_stopping import StopsOfGenerate
 from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.profile_parts import ModelInfo
 from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 
@@ -119,7 +116,7 @@ def _from_profile(
     if given:
         raise UsageError(f"fsd_{next(iter(given))} is given, but fsd_profile sets it; leave one of them out")
     profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
-    _check_models(profile, model, draft, tokenizer)
+    profile.check(model, draft, tokenizer)
     settings = profile_settings(profile, stacklevel=_TO_USER + 1)
     if settings["sampling"] != sampling:
         warnings.warn(
@@ -128,23 +125,6 @@ def _from_profile(
             stacklevel=_TO_USER,
         )
     return settings
-
-
-def _check_models(profile: ThresholdProfile, model: Any, draft: Any, tokenizer: Any) -> None:
-    """`ThresholdProfile.check`, which wants a tokenizer, as far as it goes without one."""
-    if isinstance(draft, DraftSource):
-        raise UsageError(f"draft_model is {draft!r:.80}; the profile was calibrated with {profile.draft.id!r}")
-    if tokenizer is not None:
-        profile.check(model, draft, tokenizer)
-        return
-    if profile.divergence_version != DIVERGENCE_VERSION:
-        raise UsageError(
-            f"the profile's divergences are version {profile.divergence_version}, these are version "
-            f"{DIVERGENCE_VERSION}; calibrate again"
-        )
-    for role, then, now in (("target", profile.target, model), ("draft", profile.draft, draft)):
-        if then.fingerprint != ModelInfo.of(now).fingerprint:
-            raise UsageError(f"the profile's {role} is {then.id!r}, this {role} is another; load that model")
 
 
 def _pad(config: GenerationConfig, stops: StopsOfGenerate, requests: list[Request]) -> int:

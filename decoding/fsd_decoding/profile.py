@@ -125,8 +125,8 @@ class ThresholdProfile(Part):
         except ValidationError as error:
             raise UsageError(f"{name} is not valid: {_first_problem(error)}") from error
 
-    def check(self, target_model: Any, draft_model: Any, tokenizer: Any) -> None:
-        """Compares with the models in hand.
+    def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:
+        """Compares with the models in hand, and with their tokenizer where there is one.
 
         Another dtype or device moves the last bits of logits: it warns.
 
@@ -148,7 +148,7 @@ class ThresholdProfile(Part):
                 f"the profile's divergences are version {self.divergence_version}, these are version "
                 f"{DIVERGENCE_VERSION}; calibrate again"
             )
-        if tokenizer_fingerprint(tokenizer) != self.tokenizer:
+        if tokenizer is not None and tokenizer_fingerprint(tokenizer) != self.tokenizer:
             raise UsageError("the profile is of another tokenizer; load its models, or calibrate again")
         for role, then, model in (("target", self.target, target_model), ("draft", self.draft, draft_model)):
             now = ModelInfo.of(model)

@@ -70,8 +70,10 @@ def settle(judged: Judged, batch: Batch) -> Tensor:
     bonus = torch.where(span < judged.drafted[:, None], pad(verdict.fallback, (0, 1)), proposal.target_choice)
     emitted = torch.where(span < judged.accepted[:, None], pad(proposal.drafted, (0, 1)), bonus)  # (B, L + 1)
     batch.tokens.scatter_(1, proposal.positions, emitted)  # what lies beyond the new length is written again later
-    logits = (proposal.target_logits, proposal.draft_logits)
-    sound = torch.cat([one.amax(-1).isfinite() for one in logits], 1).all(1)  # the largest is NaN where any is
+    logits = (proposal.target_logits[:, 1:], proposal.draft_logits)
+    finite = [one.amax(-1).isfinite() for one in logits]  # the largest is NaN where any is
+    rubbish = span[:-1] >= judged.drafted[:, None]
+    sound = proposal.target_logits[:, 0].amax(-1).isfinite() & (finite[0] & finite[1] | rubbish).all(1)
     parts = [emitted, torch.stack([judged.drafted, judged.accepted, sound], 1)]
     if verdict.score is not None and verdict.by_score is not None:
         score = verdict.score.double()
