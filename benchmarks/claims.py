@@ -12,7 +12,12 @@ from typing import Any
 
 from timing import Ratio
 
-_SPEED_UPS = [("sd", "assisted", 1.6), ("sd compiled", "assisted", 2.2), ("target", "generate", 1.0)]
+_SPEED_UPS = [
+    ("sd", "assisted", 1.6),
+    ("sd captured", "assisted", 1.6),
+    ("sd compiled", "assisted", 2.2),
+    ("target", "generate", 1.0),
+]
 _BATCHING, _RECORDING, _FORECAST = 6.0, 1.05, 0.10
 
 

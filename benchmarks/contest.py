@@ -5,33 +5,36 @@ Knows who takes part, and that greedy texts must agree. Knows nothing of what is
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from fsd_calib import SpeculativeDecoder
+from fsd_decoding.decoder import Result
 from pairs import Pair, copied, parameters
 from peers import Decoded, Peer
 from timing import Ratio, Run, rates, speed_up, take_turns
 
-from fsd_calib import SpeculativeDecoder
-from fsd_decoding.decoder import Result
-
+_MODES: list[tuple[str, bool | Literal["capture"]]] = [("captured", "capture"), ("compiled", True)]
 Decode = Callable[[list[int]], Decoded]
 
-_SAME_TEXTS = [("sd", "assisted"), ("sd", "generate"), ("target", "generate"), ("sd compiled", "sd")]
+_SAME_TEXTS = [
+    ("sd", "assisted"),
+    ("sd", "generate"),
+    ("target", "generate"),
+    ("sd captured", "sd"),
+    ("sd compiled", "sd"),
+]
 _RATIOS = [
     ("sd", "assisted"),
+    ("sd captured", "assisted"),
     ("sd compiled", "assisted"),
     ("target", "generate"),
     ("assisted", "generate"),
     ("sd", "target"),
+    ("sd captured", "sd"),
     ("sd compiled", "sd"),
 ]
-
-
-def can_compile() -> bool:
-    return "compile" in inspect.signature(SpeculativeDecoder).parameters
 
 
 def contest(pair: Pair, draft_length: int, repeats: int, compiled: bool) -> dict[str, Any]:
@@ -56,13 +59,13 @@ def contest(pair: Pair, draft_length: int, repeats: int, compiled: bool) -> dict
 
 
 def ours(pair: Pair, draft_length: int, compiled: bool) -> dict[str, Decode]:
-    """Our contenders. The compiled ones have models of their own, so that nobody else's are touched."""
+    """Our contenders. Those of graphs have models of their own, so that nobody else's are touched."""
     eager = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, draft_length=draft_length)
     decoders = {"target": _one(eager, pair, "target"), "sd": _one(eager, pair, "sd")}
     decoders |= {f"fsd T={t}": _one(eager, pair, "fsd-coupled", t) for t in pair.thresholds}
-    if compiled:
-        options: dict[str, Any] = {"draft_length": draft_length, "compile": True}
-        decoders["sd compiled"] = _one(SpeculativeDecoder(*copied(pair), pair.tokenizer, **options), pair, "sd")
+    for name, mode in _MODES[: 1 + compiled]:
+        graphs = SpeculativeDecoder(*copied(pair), pair.tokenizer, draft_length=draft_length, compile=mode)
+        decoders[f"sd {name}"] = _one(graphs, pair, "sd")
     return decoders
 
 

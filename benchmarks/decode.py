@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
+
 from claims import claims, table
-from contest import batching, can_compile, contest
+from contest import batching, contest
 from forecast import forecasts
 from machine import facts
 from pairs import Pair, bundled, random_pair
 from rounds import recording
-from transformers.utils import logging
 
 _DRAFT_LENGTH, _BATCH = 5, 32
-_SEEN = ("generate", "assisted", "target", "sd", "sd compiled")  # in the order of the table; then FSD
+_SEEN = ("generate", "assisted", "target", "sd", "sd captured", "sd compiled")  # in the order of the table; then FSD
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     began, machine = time.perf_counter(), facts()
-    found = measure(_QUICK if options.quick else _FULL, can_compile() and not (options.quick or options.no_compile))
+    found = measure(_QUICK if options.quick else _FULL, compiled=not (options.quick or options.no_compile))
     made = claims(found)
     whole = {"machine": machine, "quick": options.quick, "draft_length": _DRAFT_LENGTH, "claims": made, **found}
     whole["seconds"] = time.perf_counter() - began

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
 import torch
-import transformers
 
 from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.tasks import Task
 from fsd_calib.tasks.answers import final_number
 from fsd_data import pair_paths
+from machine import facts
 
 _SEED, _TEMPERATURE, _DRAFT_LENGTHS = 424_242, 0.6, (1, 3, 8)
 _RULES = [("sd", 0.0), *product(("coupled", "fsd", "fsd-coupled"), (0.0, _TEMPERATURE))]
@@ -70,17 +68,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def report(decoder: SpeculativeDecoder, rows: Sequence[Row], problems: int) -> dict[str, object]:
     return {
-        "machine": {
-            "system": platform.platform(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "device": str(decoder.device),
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "machine": facts() | {"device": str(decoder.device)},
         "dtype": str(decoder.dtype).removeprefix("torch."),
         "seed": _SEED,
         "problems": problems,

@@ -14,13 +14,12 @@ from itertools import product
 from statistics import fmean, median
 from typing import Any
 
-from pairs import Pair
-from rounds import RoundClock
-from timing import Run, rates
-
 from fsd_calib import SpeculativeDecoder
 from fsd_decoding.decoder import Result
 from fsd_decoding.observing import Observer
+from pairs import Pair
+from rounds import RoundClock
+from timing import Run, rates
 
 _CALIBRATED_AT = -1.0  # a threshold that no forecast is made for
 

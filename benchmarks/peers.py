@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+
 from pairs import Pair
 
 _FULL_ROUNDS = 0.9  # of the rounds before a text's last: a draft may also end a text that the target goes on with

@@ -6,18 +6,16 @@ Knows rounds, observers and clocks. Knows nothing of transformers' side.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pairs import Pair
-from timing import Run, rates, speed_up, take_turns
-from torch import Tensor
-
-from fsd_decoding import observing
 from fsd_decoding.batch import Request
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.observing import Observer, RoundRecord
+from fsd_decoding.recording import Recorder
+from pairs import Pair
+from timing import Run, rates, speed_up, take_turns
 
 
 class RoundClock:
@@ -46,20 +44,9 @@ class RoundClock:
         self.looks, self.last, self._requests = self.looks + 1, now, record.requests
 
 
-class _Recorder:
-    """Stands in where `fsd_decoding.observing` has no `Recorder`: computes all divergences and keeps them."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names, self.kept = names, list[tuple[dict[str, Tensor], Tensor]]()
-
-    def __call__(self, record: RoundRecord) -> None:
-        self.kept.append((record.divergences(self._names), record.decided))
-
-
 def recording(pair: Pair, draft_length: int, batch_size: int, repeats: int) -> dict[str, Any]:
     """Seconds a round of `sd` with all divergences recorded, over those without; prompts are not in them."""
     decoder = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, rule="sd", draft_length=draft_length)
-    recorder: Callable[[Sequence[str]], Observer] = getattr(observing, "Recorder", _Recorder)
 
     def timed(prompts: list[list[int]], *observers: Observer) -> Run:
         clock = RoundClock()
@@ -69,7 +56,7 @@ def recording(pair: Pair, draft_length: int, batch_size: int, repeats: int) -> d
 
     contenders = {
         "silent": timed,
-        "recording": lambda prompts: timed(prompts, recorder(list(DIVERGENCES))),
+        "recording": lambda prompts: timed(prompts, Recorder(list(DIVERGENCES))),
     }
     work = [pair.prompts[i : i + batch_size] for i in range(0, len(pair.prompts), batch_size)]
     take_turns(contenders, work[:1], 2)  # warms up

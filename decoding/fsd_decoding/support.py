@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -18,13 +20,18 @@ from fsd_decoding.errors import UsageError
 _ASKED = ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
 
 
+_checked: WeakSet[Any] = WeakSet()  # models without an obstacle: looking through all modules takes milliseconds
+
+
 def check_model(model: Any, slots: int) -> None:
     """Raises UsageError for a model whose rows of up to `slots` tokens cannot be fed and rolled back one by one."""
-    for obstacle in _obstacles(model, slots):
+    obstacles = _too_long(model, slots) if model in _checked else chain(_obstacles(model), _too_long(model, slots))
+    for obstacle in obstacles:
         raise UsageError(f"{model.config.model_type} {obstacle}")
+    _checked.add(model)
 
 
-def _obstacles(model: Any, slots: int) -> Iterator[str]:
+def _obstacles(model: Any) -> Iterator[str]:
     if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         yield "attends to an encoder; use a decoder-only model"
     if model._is_stateful:
@@ -41,7 +48,10 @@ def _obstacles(model: Any, slots: int) -> Iterator[str]:
         yield "masks by its own table, which takes all rows to be of one length; use another model"
     if any("position" in name and getattr(m, "padding_idx", None) is not None for name, m in model.named_modules()):
         yield "counts positions from its padding token's id; use a model that counts from 0"
-    longest = _unscaled_length(config)
+
+
+def _too_long(model: Any, slots: int) -> Iterator[str]:
+    longest = _unscaled_length(model.config.get_text_config())
     if longest is not None and slots > longest:
         yield (
             f"computes all positions anew in texts beyond {longest} tokens (longrope), and {slots} are asked for; "
