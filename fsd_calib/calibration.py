@@ -59,9 +59,9 @@ def calibrate(
     wish = Wish(min_acc, min_speed, confidence)
     if trials < 1:
         raise UsageError(f"trials is {trials}; it must be at least 1")
-    if not rule_named(rule).fuzzy:
-        fuzzy = ", ".join(name for name, known in RULES.items() if known.fuzzy)
-        raise UsageError(f"rule {rule!r} has no threshold to calibrate; those that have: {fuzzy}")
+    if not rule_named(rule).bounds_divergence:
+        bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
+        raise UsageError(f"rule {rule!r} has no threshold on a divergence to calibrate; those that have: {bounding}")
     shared = shared_tokenizer(target, draft, tokenizer)
     problems = task if isinstance(task, Task) else load_task(task, seed, limit, data, shared)
     decoder = SpeculativeDecoder.from_pretrained(

@@ -84,7 +84,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
         logits=decoder.criterion.on, within_support=decoder.criterion.within_support,
         threshold=chosen.threshold if granted else None,
         draft_length=chosen.draft_length,
-        sampling=SamplingInfo.model_validate(asdict(decoder.sampling)),
+        sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
         lossy=granted,
         curve=list(_curve(found)),

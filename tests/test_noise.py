@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
@@ -13,6 +15,17 @@ STORED = [
     [[430047521, 1141739570], [758325299, 2024789632]],
     [[3753042893, 2193472064], [3441224194, 2483368901]],
 ]
+STORED_KEYS = [[3062909774, 3064006139], [2101318012, 3443748641]]
+STORED_FAR = {
+    Stream.ACCEPT: [
+        [[371840465, 4097943093], [934191518, 748603861]],
+        [[2310100932, 1413193119], [974488202, 3367589159]],
+    ],
+    Stream.RESIDUAL: [
+        [[2239163395, 1910728230], [2330299867, 3248092574]],
+        [[3438314943, 2553805930], [219845471, 3173629964]],
+    ],
+}
 FALSE_ALARM = 1e-6  # of every statistical test here; the noise is fixed, so a pass stays a pass
 
 
@@ -21,11 +34,20 @@ def places(problems: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, torch.arange(positions).expand(problems, -1)
 
 
-def test_bits_are_what_they_were() -> None:
+def test_keys_and_bits_are_what_they_were() -> None:
     """Stored vectors: results in caches and profiles depend on every bit."""
     keys = noise.problem_keys(7, [3, 2**47])
-    found = noise.bits(keys, torch.tensor([[0, 1000], [5, 6]]), Stream.TOKEN, torch.tensor([0, 151_935]))
-    assert found.tolist() == STORED
+    assert keys.tolist() == STORED_KEYS
+    where, tokens = torch.tensor([[0, 1000], [5, 6]]), torch.tensor([0, 151_935])
+    assert unsigned(noise.bits(keys, where, Stream.TOKEN, tokens)) == STORED
+    where, tokens = torch.tensor([[0, 131_071], [5, 2**24]]), torch.tensor([0, 262_143])
+    for stream, stored in STORED_FAR.items():
+        assert unsigned(noise.bits(keys, where, stream, tokens)) == stored
+
+
+def unsigned(words: torch.Tensor) -> list[list[list[int]]]:
+    found: list[list[list[int]]] = (words.long() & 0xFFFFFFFF).tolist()
+    return found
 
 
 def test_every_part_of_the_key_matters() -> None:
@@ -41,14 +63,26 @@ def test_every_part_of_the_key_matters() -> None:
     assert len(set(base.flatten().tolist())) == base.numel()
 
 
-def test_extreme_bits_stay_inside_the_open_interval() -> None:
-    bits = torch.tensor([0, 1, 511, 512, 2**31, 2**32 - 513, 2**32 - 512, 2**32 - 1])
-    for dtype in (torch.float32, torch.float64):
-        v = noise.unit(bits, dtype)
-        assert (v > 0).all()
-        assert (v < 1).all()
-        race = -torch.log(-torch.log1p(-v))
-        assert race.isfinite().all()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_bits_leave_the_open_interval(dtype: torch.dtype) -> None:
+    """Every pattern of the 23 bits that count, with the others all 0 and all 1."""
+    high = torch.arange(2**23, dtype=torch.int32) << 9
+    v = noise.unit(high, dtype)
+    assert torch.equal(noise.unit(high | 511, dtype), v)
+    assert v[0] > 0
+    assert v[-1] < 1
+    assert (v.diff() > 0).all()
+    race = -torch.log(-torch.log1p(-v))
+    assert race.isfinite().all()
+    assert (race.diff() <= 0).all()  # a large v is late in the race
+
+
+def test_the_race_is_that_of_the_bits() -> None:
+    keys, positions = places(3, 4)
+    v = noise.unit(noise.bits(keys, positions, Stream.RESIDUAL, torch.arange(50)), torch.float64)
+    expected = -np.log(-np.log1p(-v.numpy()))
+    found = noise.gumbel(keys, positions, Stream.RESIDUAL, 50, torch.float64)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_uniform_noise_is_uniform() -> None:
@@ -58,11 +92,12 @@ def test_uniform_noise_is_uniform() -> None:
 
 
 def test_neighbours_are_independent() -> None:
-    """Pairs of tokens, of positions and of problems fall evenly into a 16 x 16 grid."""
+    """Pairs of tokens, of positions, of problems and of streams fall evenly into a 16 x 16 grid."""
     keys, positions = places(64, 64)
-    v = noise.unit(noise.bits(keys, positions, Stream.TOKEN, torch.arange(64)), torch.float64)
-    for axis in range(3):
-        first, second = v.narrow(axis, 0, 63), v.narrow(axis, 1, 63)
+    streams = [noise.unit(noise.bits(keys, positions, s, torch.arange(64)), torch.float64) for s in Stream]
+    v = torch.stack(streams)  # (streams, problems, positions, tokens)
+    for axis in range(4):
+        first, second = v.narrow(axis, 0, v.shape[axis] - 1), v.narrow(axis, 1, v.shape[axis] - 1)
         cells = ((first * 16).long() * 16 + (second * 16).long()).flatten()
         assert chisquare(torch.bincount(cells, minlength=256).numpy()).pvalue > FALSE_ALARM
 

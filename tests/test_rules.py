@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from scipy.special import softmax, xlogy
 from scipy.stats import chisquare
 from torch import Tensor
 
 from fsd_decoding import noise
-from fsd_decoding.divergence import divergence
+from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.errors import UsageError
-from fsd_decoding.proposal import Criterion, Proposal
+from fsd_decoding.proposal import Criterion, Logits, Proposal
 from fsd_decoding.rules import RULES, rule_named
 from fsd_decoding.sampling import Sampling
 
 FALSE_ALARM = 1e-6
-DRAFTING = [name for name, rule in RULES.items() if rule.drafts]
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)]
+ALONE = ("fsd", "typical")  # at T < 0 they are the target alone: right, and slower than their lossless counterpart
 
 
 def proposal(
@@ -30,7 +34,9 @@ def proposal(
     draft = target[:, :-1] + torch.randn(rows, drafts, 9, generator=generator, dtype=torch.float64)
     keys = noise.problem_keys(seed, list(range(rows)))
     positions = torch.arange(drafts + 1).expand(rows, -1) + 10
-    return drawn(target, draft, positions, keys, torch.full((rows,), threshold), Criterion(name), sampling)
+    return drawn(
+        target, draft, positions, keys, torch.full((rows,), threshold, dtype=torch.float64), Criterion(name), sampling
+    )
 
 
 def drawn(
@@ -77,10 +83,31 @@ class TestEveryRule:
         assert not rule_named(rule.lossless).fuzzy
         exact, fuzzy = (rule_named(n).judge(proposal(sampling, -1e-9)) for n in (rule.lossless, name))
         assert torch.equal(exact.fallback, fuzzy.fallback)
-        if name == "fsd":  # its T < 0 is the target alone: right, and slower
+        if name in ALONE:
             assert not fuzzy.accepted.any()
         else:
             assert torch.equal(exact.accepted, fuzzy.accepted)
+
+    def test_a_larger_threshold_accepts_more(self, name: str, sampling: Sampling) -> None:
+        if sampling.greedy and name == "ensemble":
+            pytest.skip("what is emitted changes with T, so one round's acceptances do not nest")
+        accepted = [rule_named(name).judge(proposal(sampling, t)).accepted for t in (-1.0, 0.0, 0.05, 0.3, 0.9)]
+        for tight, loose in itertools.pairwise(accepted):
+            assert not (tight & ~loose).any()
+        assert rule_named(name).fuzzy == bool((accepted[-1] & ~accepted[0]).any())
+
+    def test_every_threshold_of_the_interval_decides_alike(self, name: str, sampling: Sampling) -> None:
+        """By score where there is one, else by what the rule says of itself."""
+        base = rule_named(name).judge(proposal(sampling, 0.1))
+        lo, hi = rule_named(name).widest(0.1)
+        if base.score is not None and base.by_score is not None:
+            lo = max([lo, *base.score[base.by_score & base.accepted].tolist()])
+            hi = min([hi, *base.score[base.by_score & ~base.accepted].tolist()])
+        assert lo <= 0.1 < hi
+        for inside in (max(lo, -9.0), math.nextafter(min(hi, 9.0), -math.inf)):
+            again = rule_named(name).judge(proposal(sampling, inside))
+            assert torch.equal(again.accepted, base.accepted)
+            assert torch.equal(again.fallback, base.fallback)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -108,23 +135,130 @@ def test_an_infinite_divergence_is_rejected_at_every_threshold() -> None:
     assert accepted[:, 1:].all()
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.91])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_typical_is_medusas_formula(sampling: Sampling, threshold: float) -> None:
+    """Medusa's own `posterior_prob > min(epsilon, alpha * exp(-entropy))`, alpha = sqrt(epsilon)."""
+    round_ = proposal(sampling, threshold)
+    p = softmax(round_.warped_target[:, :-1].numpy(), -1)
+    entropy = -xlogy(p, p).sum(-1)
+    of_x = np.take_along_axis(p, round_.drafted.numpy()[..., None], -1)[..., 0]
+    epsilon = 1 - threshold
+    expected = of_x > np.minimum(epsilon, math.sqrt(epsilon) * np.exp(-entropy))
+    verdict = rule_named("typical").judge(round_)
+    assert 0.02 < expected.mean() < 0.98
+    assert verdict.accepted.tolist() == expected.tolist()
+    assert torch.equal(verdict.fallback, round_.target_choice[:, :-1])
+
+
+def test_typical_is_strict_and_never_takes_what_the_target_cannot_emit() -> None:
+    """One token is certain: score 0, and 0 < T; the other is impossible, and rejected at every T."""
+    for threshold, expected in ((-1e-9, False), (0.0, False), (5e-324, True), (math.inf, True)):
+        round_ = proposal(Sampling(), threshold)
+        round_.target_logits[:] = -math.inf
+        round_.target_logits[:, :, 3] = 0.0
+        round_.drafted[:, 0], round_.drafted[:, 1] = 3, 4
+        accepted = rule_named("typical").judge(round_).accepted
+        assert (accepted[:, 0] == expected).all()
+        assert not accepted[:, 1].any()
+
+
+@pytest.mark.parametrize("weight", [0.9, 0.5, 0.1])
+def test_greedy_ensemble_chooses_as_transformers_does(weight: float) -> None:
+    round_ = proposal(Sampling(), 1 - weight)
+    p, q = (softmax(x.numpy(), -1) for x in (round_.target_logits[:, :-1], round_.draft_logits))
+    choice = (weight * p + (1 - weight) * q).argmax(-1)
+    verdict = rule_named("ensemble").judge(round_)
+    assert verdict.fallback.tolist() == choice.tolist()
+    assert verdict.accepted.tolist() == (round_.drafted.numpy() == choice).tolist()
+    if weight == 0.5:
+        assert (choice != p.argmax(-1)).any()
+
+
+def test_greedy_ensemble_without_weight_on_the_draft_breaks_no_ties() -> None:
+    """In fp32 a softmax cannot tell these two logits apart; the target itself can."""
+    round_ = proposal(Sampling(), 0.0, rows=1)
+    round_.target_logits = torch.zeros(1, 5, 9)
+    round_.target_logits[..., 6] = 1e-8
+    round_.draft_logits = round_.draft_logits.float()
+    assert (rule_named("ensemble").judge(round_).fallback == 6).all()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0, 7.0])
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
+def test_ensemble_emits_from_the_mixture(sampling: Sampling, threshold: float) -> None:
+    """w p + (1 - w) q of the processed distributions; T beyond 1 is the draft. False alarm: 1e-6 each."""
+    share = min(threshold, 1.0)
+    one = _emits("ensemble", sampling, threshold, lambda p, q: (1 - share) * p + share * q)
+    assert (one > 0.95) == (share == 1.0)
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
 @pytest.mark.parametrize("name", ["sd", "coupled"])
 def test_lossless_rules_emit_the_targets_distribution(name: str, sampling: Sampling) -> None:
-    """30,000 first tokens of rounds that all start alike. False alarm: 1e-6 each."""
+    """False alarm: 1e-6 each."""
+    assert 0.05 < _emits(name, sampling, 0.0, lambda p, q: p) < 0.95
+
+
+def _emits(name: str, sampling: Sampling, threshold: float, law: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """30,000 first tokens of rounds that all start alike follow `law`; returns the share accepted."""
     rows = 30_000
     one = proposal(sampling, 0.0, rows=1, drafts=1, seed=4)
     target, draft = one.target_logits.expand(rows, -1, -1), one.draft_logits.expand(rows, -1, -1)
     keys, positions = noise.problem_keys(1, list(range(rows))), one.positions.expand(rows, -1)
-    round_ = drawn(target, draft, positions, keys, torch.zeros(rows), Criterion(), sampling)
+    round_ = drawn(
+        target, draft, positions, keys, torch.full((rows,), threshold, dtype=torch.float64), Criterion(), sampling
+    )
     verdict = rule_named(name).judge(round_)
     emitted = torch.where(verdict.accepted, round_.drafted, verdict.fallback).flatten()
-    assert 0.05 < verdict.accepted.double().mean() < 0.95
-    expected = torch.softmax(one.warped_target[0, 0], -1)
+    expected = law(torch.softmax(one.warped_target[0, 0], -1), torch.softmax(one.warped_draft[0, 0], -1))
     seen = torch.bincount(emitted, minlength=9)
     possible = expected > 0
     assert not seen[~possible].any()
     assert chisquare(seen[possible].numpy(), (expected[possible] * rows).numpy()).pvalue > FALSE_ALARM
+    return verdict.accepted.double().mean().item()
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_divergences_of_processed_logits(sampling: Sampling, name: str) -> None:
+    """Top-k and top-p empty both supports in part: D is that of what is left, infinite at most, never NaN."""
+    raw, processed = (proposal(sampling, 0.1, name=name) for _ in range(2))
+    processed.criterion = Criterion(name, on="processed")
+    expected = divergence(name, processed.warped_target[:, :-1], processed.warped_draft)
+    assert torch.equal(processed.divergences, expected)
+    assert not expected.isnan().any()
+    assert torch.equal(raw.divergences, divergence(name, raw.target_logits[:, :-1], raw.draft_logits))
+    assert torch.equal(raw.divergences, processed.divergences) == (sampling in SAMPLINGS[:2])
+    cut = sampling in SAMPLINGS[2:]
+    assert bool(expected.isinf().any()) == (cut and name in ("ag", "kl_qp", "kl_pq"))
+
+
+def test_divergences_of_processed_logits_see_the_penalty_when_greedy() -> None:
+    round_ = proposal(Sampling(repetition_penalty=3.0), 0.1)
+    round_.tokens[:] = torch.arange(20) % 4
+    round_.criterion = Criterion(on="processed")
+    kept = torch.tensor([False] * 4 + [True] * 5)
+    for found, logits in ((round_.warped_target, round_.target_logits), (round_.warped_draft, round_.draft_logits)):
+        assert torch.equal(found[..., kept], logits[..., kept])
+        assert torch.equal(found[..., ~kept], torch.where(logits < 0, logits * 3, logits / 3)[..., ~kept])
+    expected = divergence("js", round_.warped_target[:, :-1], round_.warped_draft)
+    assert torch.equal(round_.divergences, expected)
+    assert not torch.equal(expected, divergence("js", round_.target_logits[:, :-1], round_.draft_logits))
+
+
+@pytest.mark.parametrize("on", ["raw", "processed"])
+@pytest.mark.parametrize("name", ["fsd", "fsd-sd", "fsd-coupled"])
+def test_within_support_rejects_what_the_target_cannot_emit(name: str, on: Logits) -> None:
+    """It changes nothing else, and it only matters where processors cut the support."""
+    for sampling in SAMPLINGS:
+        free, held = (proposal(sampling, 0.5) for _ in range(2))
+        free.criterion, held.criterion = Criterion("js", on), Criterion("js", on, within_support=True)
+        outside = torch.softmax(free.warped_target[:, :-1], -1).gather(-1, free.drafted[..., None])[..., 0] == 0
+        without, within = (rule_named(name).judge(round_) for round_ in (free, held))
+        assert torch.equal(within.accepted, without.accepted & ~outside)
+        assert torch.equal(within.fallback, without.fallback)
+        assert bool((without.accepted & outside).any()) == (sampling in SAMPLINGS[2:])
 
 
 def test_coupling_accepts_as_often_as_its_bound_says() -> None:
@@ -142,5 +276,6 @@ def test_coupling_accepts_as_often_as_its_bound_says() -> None:
 
 
 def test_unknown_rule_lists_the_known() -> None:
-    with pytest.raises(UsageError, match="unknown rule 'exact'; known: target, sd, coupled, fsd, fsd-sd, fsd-coupled"):
+    known = "target, sd, coupled, fsd, fsd-sd, fsd-coupled, typical, ensemble"
+    with pytest.raises(UsageError, match=f"unknown rule 'exact'; known: {known}$"):
         rule_named("exact")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from fsd_decoding.batch import Request
-from fsd_decoding.calling import caller
+from fsd_decoding.calling import Eager, caller
 from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
 from fsd_decoding.drafting import StopPolicy
 from fsd_decoding.engine import Engine, FinishReason, Row, Settings
@@ -254,7 +254,8 @@ class SpeculativeDecoder:
 
     def _sampling(self, **given: Any) -> Sampling:
         changed = {name: value for name, value in given.items() if value is not None}
-        return Sampling(**{"temperature": self.sampling.temperature} | changed) if changed else self.sampling
+        kept = {"temperature": self.sampling.temperature, "processors": self.sampling.processors}
+        return Sampling(**kept | changed) if changed else self.sampling
 
     def _settings(
         self,
@@ -278,7 +279,8 @@ class SpeculativeDecoder:
         slots = self._call.size(max(len(r.prompt) + r.max_new_tokens + r.draft_length for r in requests) + 1)
         target = ModelRunner(self.target, rows, slots, self._vocabulary)
         drafter = self._drafter(rows, slots) if settings.rule.drafts else None
-        return Engine(target, drafter, rows, slots, settings, self._call)
+        call = Eager() if settings.sampling.processors else self._call  # what these do fits no graph
+        return Engine(target, drafter, rows, slots, settings, call)
 
     def _drafter(self, rows: int, slots: int) -> Drafter:
         if isinstance(self.draft, DraftSource):

@@ -7,58 +7,87 @@ logarithms.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.lazy import lazy
 
 DIVERGENCE_VERSION = 1  # raised when a formula here changes: thresholds found before no longer apply
 
 _LOG_ZERO = -1e30
 _CHUNK = 1 << 24  # logits (rows x V) worked on at once: bounds what the formulas allocate, in fp32 64 MB each
-_Formula = Callable[[Tensor, Tensor], Tensor]  # log p (…, V), log q (…, V) -> (…)
+_CPU_CHUNK = 1 << 15  # there small enough for the cache, and for memory that malloc keeps
+
+
+class _Pair:
+    """p and q (…, V), and what formulas share of them: every part is computed once, when it is asked for."""
+
+    def __init__(self, log_p: Tensor, log_q: Tensor) -> None:
+        self.log_p, self.log_q = log_p, log_q
+
+    @lazy
+    def p(self) -> Tensor:
+        return self.log_p.exp()
+
+    @lazy
+    def q(self) -> Tensor:
+        return self.log_q.exp()
+
+    @lazy
+    def m(self) -> Tensor:
+        return 0.5 * (self.p + self.q)
+
+    @lazy
+    def log_m(self) -> Tensor:
+        return self.m.log().clamp_min(_LOG_ZERO)
+
+    @lazy
+    def log_ratio(self) -> Tensor:
+        """log p/q; NaN where both are 0."""
+        return self.log_p - self.log_q
+
+
+_Formula = Callable[[_Pair], Tensor]  # (…, V) -> (…)
 
 
 def _expectation(weights: Tensor, log_ratio: Tensor) -> Tensor:
     """Σ w·log_ratio over the vocabulary, where a zero weight counts nothing even against infinity."""
-    return torch.where(weights == 0, 0.0, weights * log_ratio).sum(-1)  # a NaN weight stays NaN
+    return (weights * log_ratio).masked_fill_(weights == 0, 0.0).sum(-1)  # a NaN weight stays NaN
 
 
-def _js(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _js(of: _Pair) -> Tensor:
     """½KL(p‖m) + ½KL(q‖m), in [0, ln 2] (Lin 1991)."""
-    p, q = log_p.exp(), log_q.exp()
     # Never infinite, so a finite stand-in for log 0 is exact here, and half the cost of masking.
-    log_p, log_q, log_m = (x.clamp_min(_LOG_ZERO) for x in (log_p, log_q, (0.5 * (p + q)).log()))
-    return 0.5 * (p * (log_p - log_m) + q * (log_q - log_m)).sum(-1)
+    log_p, log_q = of.log_p.clamp_min(_LOG_ZERO), of.log_q.clamp_min(_LOG_ZERO)
+    return 0.5 * (of.p * (log_p - of.log_m) + of.q * (log_q - of.log_m)).sum(-1)
 
 
-def _ag(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _ag(of: _Pair) -> Tensor:
     """½KL(m‖p) + ½KL(m‖q), in [0, ∞] (Taneja's arithmetic–geometric mean divergence)."""
-    log_m = torch.logaddexp(log_p, log_q) - math.log(2.0)
-    return _expectation(log_m.exp(), log_m - 0.5 * (log_p + log_q))
+    return _expectation(of.m, of.log_m - 0.5 * (of.log_p + of.log_q))
 
 
-def _kl_qp(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _kl_qp(of: _Pair) -> Tensor:
     """KL(q‖p), in [0, ∞]; the published FSD code's `kl_div`."""
-    return _expectation(log_q.exp(), log_q - log_p)
+    return -_expectation(of.q, of.log_ratio)
 
 
-def _kl_pq(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _kl_pq(of: _Pair) -> Tensor:
     """KL(p‖q), in [0, ∞]; the published FSD code's `kl_div_reversed`."""
-    return _kl_qp(log_q, log_p)
+    return _expectation(of.p, of.log_ratio)
 
 
-def _tv(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _tv(of: _Pair) -> Tensor:
     """½ Σ|p − q|, in [0, 1]; 1 − tv is the chance that speculative decoding accepts."""
-    return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
+    return 0.5 * (of.p - of.q).abs().sum(-1)
 
 
-def _hellinger(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _hellinger(of: _Pair) -> Tensor:
     """√(½ Σ(√p − √q)²), in [0, 1]."""
-    return (0.5 * ((0.5 * log_p).exp() - (0.5 * log_q).exp()).square().sum(-1)).sqrt()
+    return (0.5 * (of.p.sqrt() - of.q.sqrt()).square().sum(-1)).sqrt()
 
 
 DIVERGENCES: Mapping[str, _Formula] = {
@@ -89,7 +118,8 @@ def divergences(names: Sequence[str], target_logits: Tensor, draft_logits: Tenso
         for each name (…) in nats, never negative, computed in fp32 (in fp64 where both inputs are fp64).
 
     Raises:
-        UsageError: a name is unknown, the shapes differ, or logits are NaN (or +inf): the position is named.
+        UsageError: a name is unknown, the shapes differ, or logits are NaN, +inf or all -inf: then the position is
+            named.
     """
     for name in names:
         check_name(name)
@@ -100,14 +130,18 @@ def divergences(names: Sequence[str], target_logits: Tensor, draft_logits: Tenso
     for bad in (found[name].isnan() for name in names):
         if bad.any():
             place = tuple(bad.nonzero()[0].tolist())
-            raise UsageError(f"logits at position {place} of {tuple(bad.shape)} are NaN or +inf; they must be numbers")
+            raise UsageError(
+                f"logits at position {place} of {tuple(bad.shape)} are NaN, +inf or all -inf; they must be numbers, "
+                "with -inf for what is impossible"
+            )
     return found
 
 
 def unchecked(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor) -> dict[str, Tensor]:
     """`divergences` without a look at the values, which on a GPU would wait for them: NaN where logits are."""
     *places, vocabulary = target_logits.shape
-    rows = max(1, _CHUNK // vocabulary)
+    chunk = _CPU_CHUNK if target_logits.device.type == "cpu" else _CHUNK
+    rows = max(1, chunk // vocabulary)
     both = (logits.reshape(-1, vocabulary).split(rows) for logits in (target_logits, draft_logits))
     chunks = [_of_chunk(names, p, q) for p, q in zip(*both, strict=True)]
     return {name: torch.cat([chunk[name] for chunk in chunks]).reshape(places) for name in names}
@@ -130,23 +164,25 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 def _of_chunk(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor) -> dict[str, Tensor]:
     """(N, V), (N, V) -> for each name (N,)."""
-    log_p, log_q = log_softmax(target_logits), log_softmax(draft_logits)
+    whole = _Pair(log_softmax(target_logits), log_softmax(draft_logits))
+    pairs = {"": whole}
     found = {}
     for name in names:
         formula, _, k = name.partition("@")
-        pair = _bucketed(log_p, log_q, int(k)) if k else (log_p, log_q)
-        found[name] = DIVERGENCES[formula](*pair).clamp_min(0.0)
+        if k not in pairs:
+            pairs[k] = _bucketed(whole, int(k))
+        found[name] = DIVERGENCES[formula](pairs[k]).clamp_min(0.0)
     return found
 
 
-def _bucketed(log_p: Tensor, log_q: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _bucketed(whole: _Pair, k: int) -> _Pair:
     """Both on the target's k likeliest tokens and one bucket: (N, V) -> (N, k + 1)."""
-    if k >= log_p.shape[-1]:
-        return log_p, log_q
-    top = log_p.topk(k, dim=-1).indices  # (N, k)
+    if k >= whole.log_p.shape[-1]:
+        return whole
+    top = whole.log_p.topk(k, dim=-1).indices  # (N, k)
 
     def bucket(log: Tensor) -> Tensor:
         rest = log.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
         return torch.cat([log.gather(-1, top), rest], -1)
 
-    return bucket(log_p), bucket(log_q)
+    return _Pair(bucket(whole.log_p), bucket(whole.log_q))

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-_MASK = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9
+
+def _word(value: int) -> Tensor:
+    """A 32-bit constant in int32; as a tensor, which small operations take twice as fast as a number."""
+    return torch.tensor(value - (value >> 31 << 32), dtype=torch.int32, device="cpu")
+
+
+def _logical(shift: int) -> tuple[Tensor, Tensor]:
+    return _word(shift), _word(0xFFFFFFFF >> shift)
+
+
+# Words are int32 in two's complement: sums and products wrap, and a mask makes a right shift a logical one.
+_BY_9, _BY_15, _BY_16 = _logical(9), _logical(15), _logical(16)
+_GOLDEN, _FIRST, _SECOND = _word(0x9E3779B9), _word(0x7FEB352D), _word(0x846CA68B)
 
 
 class Stream(IntEnum):
@@ -31,13 +43,34 @@ def problem_keys(seed: int, problem_ids: list[int]) -> Tensor:
     return torch.tensor(words, dtype=torch.int64).reshape(-1, 2)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finalizer held in int64 (Wellons' `lowbias32`): bijective, and the same on every device."""
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & _MASK
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & _MASK
-    return x ^ (x >> 16)
+def _shifted(x: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:
+    shift, mask = by
+    return (x >> shift).bitwise_and_(mask)
+
+
+def _mix_(x: Tensor) -> Tensor:
+    """A 32-bit finalizer (Wellons' `lowbias32`), in place: bijective, and the same on every device."""
+    x ^= _shifted(x, _BY_16)
+    x *= _FIRST
+    x ^= _shifted(x, _BY_15)
+    x *= _SECOND
+    x ^= _shifted(x, _BY_16)
+    return x
+
+
+def _spread(tokens: Tensor) -> Tensor:
+    return _mix_(tokens.to(torch.int32) * _GOLDEN)
+
+
+def _spread_vocabulary(size: int, device: torch.device) -> Tensor:
+    return _spread_anew(size, device) if torch.compiler.is_compiling() else _spread_kept(size, device)
+
+
+def _spread_anew(size: int, device: torch.device) -> Tensor:
+    return _spread(torch.arange(size, device=device))
+
+
+_spread_kept = lru_cache(maxsize=8)(_spread_anew)  # a graph keeps nothing from one call to the next
 
 
 def bits(keys: Tensor, positions: Tensor, stream: Stream, tokens: Tensor) -> Tensor:
@@ -49,17 +82,23 @@ def bits(keys: Tensor, positions: Tensor, stream: Stream, tokens: Tensor) -> Ten
         tokens: (V,) token ids.
 
     Returns:
-        (B, N, V) int64 in [0, 2³²).
+        (B, N, V) int32: all 32 bits count, the sign's as well.
     """
-    first = _mix((keys[:, :1] + positions * 4 + int(stream)) & _MASK)  # (B, N)
-    second = _mix((keys[:, 1:] + first) & _MASK)
-    spread = _mix((tokens * _GOLDEN) & _MASK)  # (V,)
-    return _mix(((first.unsqueeze(-1) ^ spread) + second.unsqueeze(-1)) & _MASK)
+    return _bits(keys, positions, stream, _spread(tokens))
+
+
+def _bits(keys: Tensor, positions: Tensor, stream: Stream, spread: Tensor) -> Tensor:
+    words = keys.to(torch.int32)
+    first = _mix_(words[:, :1] + (positions.to(torch.int32) * 4 + int(stream)))  # (B, N)
+    second = _mix_(words[:, 1:] + first)
+    mixed = first.unsqueeze(-1) ^ spread
+    mixed += second.unsqueeze(-1)
+    return _mix_(mixed)
 
 
 def unit(random_bits: Tensor, dtype: torch.dtype) -> Tensor:
     """Bits to (0, 1): 23 of them and a half step, which fp32 holds exactly, so that 1 is never reached."""
-    return ((random_bits >> 9).to(dtype) + 0.5) * 2.0**-23
+    return _shifted(random_bits, _BY_9).to(dtype).add_(0.5).mul_(2.0**-23)
 
 
 def gumbel(keys: Tensor, positions: Tensor, stream: Stream, vocabulary: int, dtype: torch.dtype) -> Tensor:
@@ -67,9 +106,8 @@ def gumbel(keys: Tensor, positions: Tensor, stream: Stream, vocabulary: int, dty
 
     Returns (B, N, V) of `dtype` on the device of `keys`.
     """
-    tokens = torch.arange(vocabulary, device=keys.device)
-    v = unit(bits(keys, positions, stream, tokens), dtype)
-    return -torch.log(-torch.log1p(-v))
+    v = unit(_bits(keys, positions, stream, _spread_vocabulary(vocabulary, keys.device)), dtype)
+    return v.neg_().log1p_().neg_().log_().neg_()
 
 
 def uniform(keys: Tensor, positions: Tensor, stream: Stream, dtype: torch.dtype) -> Tensor:

@@ -78,8 +78,12 @@ class Proposal:
         """D where it may accept at all, else infinity: (B, L)."""
         if not self.criterion.within_support:
             return self.divergences
-        of_drafted = self.warped_target[:, :-1].gather(-1, self.drafted.unsqueeze(-1)).squeeze(-1)
-        return self.divergences.masked_fill(of_drafted == float("-inf"), float("inf"))
+        impossible = self.of_drafted(self.warped_target[:, :-1]) == float("-inf")
+        return self.divergences.masked_fill(impossible, float("inf"))
+
+    def of_drafted(self, values: Tensor) -> Tensor:
+        """What `values` (B, L, V) hold for x: (B, L)."""
+        return values.gather(-1, self.drafted.unsqueeze(-1)).squeeze(-1)
 
     def within_threshold(self, scores: Tensor) -> Tensor:
         """score <= T, where an infinite score never is: (B, L)."""

@@ -22,12 +22,14 @@ class Rule:
     """One acceptance rule.
 
     name: what users and profiles call it. drafts: whether it has a use for a draft. lossless: the rule
-    to run when no threshold may be trusted (its own name: it never loses anything).
+    to run when no threshold may be trusted (its own name: it never loses anything). bounds_divergence: whether
+    its threshold is one of D.
     """
 
     name: str
     lossless: str
     drafts = True
+    bounds_divergence = False
 
     @property
     def fuzzy(self) -> bool:
@@ -73,26 +75,25 @@ class Speculative(Rule):
     def judge(self, round_: Proposal) -> Verdict:
         if round_.sampling.greedy:
             return Coupled().judge(round_)
-        p = torch.softmax(round_.warped_target, -1)  # (B, L + 1, V)
-        q = torch.softmax(round_.warped_draft, -1)  # (B, L, V)
-        x = round_.drafted.unsqueeze(-1)
-        p_x, q_x = p[:, :-1].gather(-1, x).squeeze(-1), q.gather(-1, x).squeeze(-1)
-        u = noise.uniform(round_.keys, round_.positions[:, :-1], noise.Stream.ACCEPT, p.dtype)
-        return Verdict(u * q_x <= p_x, _residual(p[:, :-1], q, round_))
+        p, q = _probabilities(round_)
+        p_x, q_x = round_.of_drafted(p), round_.of_drafted(q)
+        return Verdict(_uniform(round_, p.dtype) * q_x <= p_x, _residual(p, q, round_))
 
 
 class Fuzzy(Rule):
     """Fuzzy Speculative Decoding (arXiv 2502.20704, section 3): accept when D <= T, whatever x is."""
 
     name, lossless = "fsd", "coupled"
+    bounds_divergence = True
 
     def judge(self, round_: Proposal) -> Verdict:
-        accepted = round_.within_threshold(round_.scores)
-        return Verdict(accepted, round_.target_choice[:, :-1], round_.scores, torch.ones_like(accepted))
+        return _by_score(round_, round_.scores)
 
 
 class FuzzyOver(Rule):
     """An exact rule's acceptances, and those with D <= T: `fsd`'s quality, never a shorter round."""
+
+    bounds_divergence = True
 
     def __init__(self, name: str, exact: Rule) -> None:
         self.name, self.lossless, self._exact = name, exact.name, exact
@@ -103,12 +104,77 @@ class FuzzyOver(Rule):
         return Verdict(exact.accepted | fuzzy, exact.fallback, round_.scores, ~exact.accepted)
 
 
+class Typical(Rule):
+    """Medusa's typical acceptance (arXiv 2401.10774): p(x) > min(ε, δ·exp(-H(p))).
+
+    One threshold: T = 1 - ε, and δ = √ε, the tie Medusa itself uses. Then x is accepted when 1 - max(p(x),
+    (p(x)·exp H)²) < T, so T < 0 accepts nothing, like `fsd`; and ε is never below 0, so x that the target
+    cannot emit stays out at every T. p is after the processors; at temperature 0 it is the softmax of the
+    logits, where Medusa takes the limit, which is `coupled` at every T. D plays no part.
+    """
+
+    name, lossless = "typical", "coupled"
+
+    def judge(self, round_: Proposal) -> Verdict:
+        p = torch.softmax(round_.warped_target[:, :-1], -1)
+        p_x, entropy = round_.of_drafted(p), torch.special.entr(p).sum(-1)
+        score = 1.0 - torch.maximum(p_x, (p_x * entropy.exp()).square()).double()
+        below = torch.nextafter(score, torch.full_like(score, math.inf))  # <= T exactly where score < T
+        return _by_score(round_, below.clamp_min(0.0).masked_fill(p_x == 0, math.inf))
+
+
+class Ensemble(Rule):
+    """Static ensemble verification (arXiv 2604.07622; transformers' `assistant_ensemble_weight` w): `sd`
+    against v = w·p + (1 - w)·q in place of p, so that every drafted position emits from v.
+
+    T = 1 - w, held to [0, 1]: T <= 0 is `sd`. Sampled: accept when u <= v(x)/q(x), else a sample of (v - q)+,
+    which normalised is that of (p - q)+. Greedy: accept x = argmax v, else emit that. p and q are after the
+    processors; at temperature 0 they are the softmax of the logits. D plays no part, and what is emitted
+    depends on T itself, so a text holds for this T alone.
+    """
+
+    name, lossless = "ensemble", "sd"
+
+    def widest(self, threshold: float) -> tuple[float, float]:
+        return threshold, math.nextafter(threshold, math.inf)
+
+    def judge(self, round_: Proposal) -> Verdict:
+        p, q = _probabilities(round_)
+        share = round_.thresholds.clamp(0.0, 1.0).to(p.dtype)[:, None]  # (B, 1) of q in v
+        if round_.sampling.greedy:
+            mixed = _mixture(p, q, share.unsqueeze(-1)).argmax(-1)
+            choice = torch.where(share > 0, mixed, round_.target_choice[:, :-1])  # softmax may tie what logits do not
+            return Verdict(round_.drafted == choice, choice)
+        p_x, q_x = round_.of_drafted(p), round_.of_drafted(q)
+        return Verdict(_uniform(round_, p.dtype) * q_x <= _mixture(p_x, q_x, share), _residual(p, q, round_))
+
+
+def _probabilities(round_: Proposal) -> tuple[Tensor, Tensor]:
+    """p and q after the processors at the drafted positions: (B, L, V) each."""
+    return torch.softmax(round_.warped_target[:, :-1], -1), torch.softmax(round_.warped_draft, -1)
+
+
+def _uniform(round_: Proposal, dtype: torch.dtype) -> Tensor:
+    """u of every drafted position: (B, L)."""
+    return noise.uniform(round_.keys, round_.positions[:, :-1], noise.Stream.ACCEPT, dtype)
+
+
 def _residual(p: Tensor, q: Tensor, round_: Proposal) -> Tensor:
     """A keyed sample of (p - q)+ at every drafted position; y where p = q leaves nothing: (B, L)."""
     rest = (p - q).clamp_min(0.0)
     race = noise.gumbel(round_.keys, round_.positions[:, :-1], noise.Stream.RESIDUAL, p.shape[-1], p.dtype)
     sampled = (rest.log() + race).argmax(-1)
     return torch.where(rest.sum(-1) > 0, sampled, round_.target_choice[:, :-1])
+
+
+def _mixture(p: Tensor, q: Tensor, share: Tensor) -> Tensor:
+    return (1.0 - share) * p + share * q
+
+
+def _by_score(round_: Proposal, scores: Tensor) -> Verdict:
+    """Accept score <= T, else emit y."""
+    accepted = round_.within_threshold(scores)
+    return Verdict(accepted, round_.target_choice[:, :-1], scores, torch.ones_like(accepted))
 
 
 RULES: Mapping[str, Rule] = {
@@ -120,6 +186,8 @@ RULES: Mapping[str, Rule] = {
         Fuzzy(),
         FuzzyOver("fsd-sd", Speculative()),
         FuzzyOver("fsd-coupled", Coupled()),
+        Typical(),
+        Ensemble(),
     )
 }
 

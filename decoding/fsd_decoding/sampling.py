@@ -1,13 +1,12 @@
-"""How a next token is drawn from logits: greedily, or by temperature, top-k and top-p.
+"""How a next token is drawn from logits: greedily, or by temperature, top-k, top-p and min-p.
 
-Knows the sampling settings and transformers' own warpers. Knows nothing of drafts or acceptance.
+Knows the sampling settings and transformers' own processors. Knows nothing of drafts or acceptance.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,7 +26,15 @@ from fsd_decoding.errors import UsageError
 
 @dataclass(frozen=True)
 class Sampling:
-    """temperature 0 is greedy; otherwise draft and target are both warped the same way first."""
+    """temperature 0 is greedy; otherwise draft and target are both warped the same way first.
+
+    In transformers' order: repetition_penalty (1 is none), `processors`, temperature, top_k, top_p, min_p.
+    The penalty counts the prompt too.
+
+    processors: any other of transformers' logits processors, called for one position at a time with the ids
+        before it (1, length) and its logits (1, V), more than once where a token is drafted: slow, and
+        nothing for those that remember their calls.
+    """
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -35,26 +42,34 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     processors: tuple[LogitsProcessor, ...] = ()
+    _warpers: LogitsProcessorList = field(init=False, repr=False, compare=False)  # what looks at the logits alone
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0.0 and math.isfinite(self.temperature)):
             raise UsageError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"top_k is {self.top_k}; it must be at least 1, or absent")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise UsageError(f"top_p is {self.top_p}; it must be in (0, 1], or absent")
-
-        if self.greedy and not (self.top_k is self.top_p is None):
+        for name, share in (("top_p", self.top_p), ("min_p", self.min_p)):
+            if share is not None and not 0.0 < share <= 1.0:
+                raise UsageError(f"{name} is {share}; it must be in (0, 1], or absent")
+        if not (self.repetition_penalty > 0.0 and math.isfinite(self.repetition_penalty)):
             raise UsageError(
-                f"top_k is {self.top_k} and top_p {self.top_p} at temperature 0, which is greedy; give a temperature"
+                f"repetition_penalty is {self.repetition_penalty}; it must be a positive number (1 is none)"
             )
+        if self.greedy and not (self.top_k is self.top_p is self.min_p is None):
+            raise UsageError(
+                f"min_p is {self.min_p}, top_k is {self.top_k} and top_p {self.top_p} at temperature 0, which is "
+                "greedy; give a temperature"
+            )
+        object.__setattr__(self, "_warpers", self._made_warpers())
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    @cached_property
-    def _warpers(self) -> LogitsProcessorList:
+    def _made_warpers(self) -> LogitsProcessorList:
+        if self.greedy:
+            return LogitsProcessorList()
         warpers = LogitsProcessorList([TemperatureLogitsWarper(float(self.temperature))])
         if self.top_k is not None:
             warpers.append(TopKLogitsWarper(self.top_k))
@@ -65,32 +80,28 @@ class Sampling:
         return warpers
 
     def warp(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Logits as sampling sees them; raw when greedy and free of context.
+        """Logits as a choice sees them: (B, N, V); the raw ones when greedy with neither penalty nor processors.
 
         Args:
-            logits: (B, N, V) raw.
+            logits: (B, N, V) raw; they stay as they are.
             tokens: (B, slots) the rows' texts. positions: (B, N) of the tokens the logits are for: what
                 lies before is their context.
         """
-        logits = self._in_context(logits, tokens, positions)
-        if self.greedy:
-            return logits
-        flat = logits.reshape(-1, logits.shape[-1])
-        no_prefix = torch.empty((flat.shape[0], 0), dtype=torch.int64, device=flat.device)
-        warped: Tensor = self._warpers(no_prefix, flat)  # type: ignore[arg-type]  # any integer tensor will do
-        return warped.view_as(logits)
-
-    def _in_context(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-        context = LogitsProcessorList(self.processors)
         if self.repetition_penalty != 1.0:
-            context.insert(0, RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
-        if not context or not logits.shape[1]:
-            return logits
-        rows = [
-            torch.cat([context(tokens[b : b + 1, :at], logits[b : b + 1, n].clone()) for n, at in enumerate(row)])  # type: ignore[arg-type]
-            for b, row in enumerate(positions.tolist())
-        ]
-        return torch.stack(rows)
+            penalty = RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
+            logits = _on_rows(penalty, logits, _prefixes(tokens, positions))
+        if self.processors:
+            logits = self._processed(logits, tokens, positions)
+        return _on_rows(self._warpers, logits, tokens[:0]) if self._warpers else logits
+
+    def _processed(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        processors = LogitsProcessorList(self.processors)
+        processed = logits.clone()  # a processor may write into what it is given
+        for row, ends in enumerate(positions.tolist()):
+            for n, end in enumerate(ends):
+                before = tokens[row : row + 1, :end]
+                processed[row, n] = processors(before, processed[row, n : n + 1])[0]  # type: ignore[arg-type]
+        return processed
 
     def draw(self, warped: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """The token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N)."""
@@ -98,3 +109,20 @@ class Sampling:
             return warped.argmax(-1)
         race = noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
         return (torch.log_softmax(warped, -1) + race).argmax(-1)
+
+
+def _on_rows(processor: LogitsProcessor | LogitsProcessorList, logits: Tensor, prefixes: Tensor) -> Tensor:
+    """A processor of (rows, V) on (B, N, V)."""
+    flat = logits.reshape(-1, logits.shape[-1])
+    done: Tensor = processor(prefixes, flat)  # type: ignore[arg-type]  # any integer tensor will do
+    return done.view_as(logits)
+
+
+def _prefixes(tokens: Tensor, positions: Tensor) -> Tensor:
+    """What lies before every position, filled up with its first token, which to a set changes nothing.
+
+    (B, slots), (B, N) -> (B * N, slots)
+    """
+    slots = torch.arange(tokens.shape[1], device=tokens.device)
+    before = slots < positions.unsqueeze(-1)  # (B, N, slots)
+    return torch.where(before, tokens.unsqueeze(1), tokens[:, None, :1]).flatten(0, 1)
