@@ -55,7 +55,7 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
                      "0 found", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text
     assert ", ".join(DIVERGENCES) in text
-    assert ", ".join(name for name, rule in RULES.items() if rule.fuzzy) in text
+    assert ", ".join(name for name, rule in RULES.items() if rule.bounds_divergence) in text
 
 
 def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:

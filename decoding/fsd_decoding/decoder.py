@@ -254,7 +254,7 @@ class SpeculativeDecoder:
 
     def _sampling(self, **given: Any) -> Sampling:
         changed = {name: value for name, value in given.items() if value is not None}
-        kept = {"temperature": self.sampling.temperature, "processors": self.sampling.processors}
+        kept: dict[str, Any] = {"temperature": self.sampling.temperature, "processors": self.sampling.processors}
         return Sampling(**kept | changed) if changed else self.sampling
 
     def _settings(
