@@ -1,4 +1,4 @@
-"""transformers' own greedy `generate`, alone and assisted, at its best.
+"""transformers' own greedy `generate`, alone and assisted, as its users call it.
 
 Knows how transformers is asked, and checks that it does what it was asked. Knows nothing of our decoder.
 """
@@ -51,7 +51,6 @@ class Peer:
     def assisted(self, prompt: list[int]) -> Decoded:
         return self._decode(prompt, self._pair.draft)
 
-    @torch.inference_mode()
     def _decode(self, prompt: list[int], assistant: Any) -> Decoded:
         ids = torch.tensor([prompt])
         out = self._pair.target.generate(

@@ -36,7 +36,7 @@ def grouped_attention(
     rows, heads, queries, size = query.shape
     groups = heads // key.shape[1]
     folded = query.reshape(rows, -1, groups * queries, size)
-    mask = attention_mask if groups == 1 else attention_mask.repeat(1, 1, groups, 1)
+    mask = attention_mask if groups == 1 or queries == 1 else attention_mask.repeat(1, 1, groups, 1)
     out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(rows, heads, queries, -1).transpose(1, 2).contiguous(), None
 

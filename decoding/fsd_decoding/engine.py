@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fsd_decoding.batch import Batch, Request
 from fsd_decoding.calling import Caller
@@ -21,7 +22,7 @@ from fsd_decoding.errors import NumericalError
 from fsd_decoding.observing import Observer, RoundRecord
 from fsd_decoding.proposal import Criterion
 from fsd_decoding.rules import Rule
-from fsd_decoding.runner import ModelRunner
+from fsd_decoding.runner import PREFILL_CHUNK, ModelRunner
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.verification import Decided, Judged, judge, judge_and_settle, settle, verify
 
@@ -79,6 +80,7 @@ class Engine:
         self._key = (rows, slots, settings.rule.name, settings.criterion, settings.sampling)
         self._batch = Batch(rows, slots, target.device)
         self._rows: list[Row | None] = [None] * rows
+        self._unread = 0  # tokens of the longest prompt, where all rows are new and their first round reads it too
 
     def run(self, requests: Sequence[Request]) -> Iterator[Row]:
         """Yields rows as they finish, in whatever order they do."""
@@ -116,9 +118,12 @@ class Engine:
         rows = torch.tensor(free, device=self._batch.lengths.device)
         longest = self._batch.put(rows, new, self._settings.seed)
         prompts = self._batch.tokens[rows]
-        for model in (self._target, self._drafter):
-            if model is not None:
-                model.prefill(rows, prompts, longest - 1)
+        if self._drafter is not None:
+            self._drafter.prefill(rows, prompts, longest - 1)
+        if longest <= PREFILL_CHUNK and len(new) == sum(row is not None for row in self._rows):
+            self._unread = longest
+        else:
+            self._target.prefill(rows, prompts, longest - 1)
 
     def _round(self) -> Decided:
         """Drafts, verifies and judges one round of all rows; one copy to the host at its end."""
@@ -130,7 +135,7 @@ class Engine:
         draft = self._draft(key, most, reach)
         drafts = len(draft.logits)
         drafted = time.perf_counter()
-        logits = self._call((key, drafts), verify, self._target, batch, drafts, reach)
+        logits = self._verify((key, drafts), drafts, reach)
         verified = time.perf_counter()
         judging = (batch, settings.rule, settings.criterion, settings.sampling, logits, draft.logits, draft.counts)
         if settings.observer is None:
@@ -147,6 +152,12 @@ class Engine:
         if settings.policy is not None:
             return draft_until(settings.policy, *arguments)
         return Draft(self._call(key, draft_steps, *arguments), batch.draft_lengths)
+
+    def _verify(self, key: Hashable, drafts: int, reach: int) -> Tensor:
+        if not self._unread:
+            return self._call(key, verify, self._target, self._batch, drafts, reach)
+        unread, self._unread = self._unread, 0
+        return verify(self._target, self._batch, drafts, reach, unread)
 
     def _record(self, judged: Judged, draft_seconds: float, verify_seconds: float) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]

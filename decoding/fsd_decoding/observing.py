@@ -27,7 +27,7 @@ class RoundRecord:
     drafted: Tensor  # (B,) tokens proposed
     accepted: Tensor  # (B,) of them, up to the first rejection
     draft_seconds: float  # on the host's clock: on CUDA what it took to launch
-    verify_seconds: float
+    verify_seconds: float  # where all rows are new, reading their prompts included
 
     @property
     def active(self) -> Tensor:

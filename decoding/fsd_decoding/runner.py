@@ -18,7 +18,7 @@ from fsd_decoding.cache import SlotCache
 from fsd_decoding.errors import UsageError
 from fsd_decoding.support import check_model
 
-_PREFILL_CHUNK = 256  # positions a forward of long prompts: bounds activations
+PREFILL_CHUNK = 256  # positions a forward of long prompts: bounds activations
 
 
 class ModelRunner:
@@ -65,8 +65,8 @@ class ModelRunner:
         A shorter row gets rubbish beyond its end, in slots it writes again before it reads them. The first
         position is fed in any case, so that the cache's memory is there when a graph first asks for it.
         """
-        for start in range(0, max(until, 1), _PREFILL_CHUNK):
-            stop = min(start + _PREFILL_CHUNK, max(until, 1))
+        for start in range(0, max(until, 1), PREFILL_CHUNK):
+            stop = min(start + PREFILL_CHUNK, max(until, 1))
             positions = torch.arange(start, stop, device=self.device).expand(len(rows), -1)
             self.logits(tokens[:, start:stop], positions, stop, keep=1, rows=rows)
 

@@ -30,9 +30,12 @@ class Judged:
     accepted: Tensor  # (B,) of them, up to the first rejection
 
 
-def verify(target: ModelRunner, batch: Batch, drafts: int, reach: int) -> Tensor:
-    """Raw logits of the target after the last token and after each of L drafted ones: (B, L + 1, V)."""
-    at = _last_and_drafted(batch, drafts)
+def verify(target: ModelRunner, batch: Batch, drafts: int, reach: int, unread: int = 1) -> Tensor:
+    """Raw logits of the target after the last token and after each of L drafted ones: (B, L + 1, V).
+
+    Feeds the last `unread` tokens of every row too. A shorter row feeds its first one again in their stead.
+    """
+    at = (batch.lengths[:, None] - unread + _span(batch, unread + drafts)).clamp_min(0)
     return target.logits(batch.tokens.gather(1, at), at, reach, keep=drafts + 1)
 
 
