@@ -133,6 +133,13 @@ class TestEveryDrafter:
         fresh = read(make(len(LENGTHS)), tokens, lengths)
         same(drafted(drafter, tokens, lengths), drafted(fresh, tokens, lengths))
 
+    def test_kept_rows_are_numbered_anew(self, make: Callable[..., Drafter]) -> None:
+        lengths, tokens, kept = torch.tensor(LENGTHS), texts(), torch.tensor([2, 0])
+        drafter = read(make(len(LENGTHS)), tokens, lengths)
+        whole = drafted(drafter, tokens, lengths)
+        drafter.keep(kept)
+        same(drafted(drafter, tokens[kept], lengths[kept]), whole[kept])
+
 
 def witten_bell(text: list[int], vocabulary: int) -> list[Fraction]:
     """q of the next token, from tables of what followed what."""

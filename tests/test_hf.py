@@ -111,6 +111,8 @@ class Fours:
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None: ...
 
+    def keep(self, rows: Tensor) -> None: ...
+
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         return 9.0 * torch.nn.functional.one_hot(torch.full((len(lengths), 1), 4), VOCABULARY).double()
 

@@ -52,3 +52,8 @@ class Batch:
     def resize(self, lengths: Sequence[int]) -> None:
         """Sets every row's length: this is how a row grows, is rolled back and is emptied."""
         self.lengths.copy_(torch.tensor(lengths))
+
+    def keep(self, rows: Tensor) -> None:
+        """Gives up all rows but these (R,), which are numbered anew in this order."""
+        for name, column in vars(self).items():
+            setattr(self, name, column[rows])

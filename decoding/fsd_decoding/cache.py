@@ -49,6 +49,15 @@ class SlotCache(Cache):
         seen = store[:, : self._reach] if self._rows is None else store[self._rows.to(store.device), : self._reach]
         return seen.transpose(1, 2)
 
+    def keep(self, rows: Tensor) -> None:
+        """Gives up all rows but these (R,), which are numbered anew in this order."""
+        self._stores = {
+            layer: (keys[rows.to(keys.device)], values[rows.to(values.device)])
+            for layer, (keys, values) in self._stores.items()
+        }
+        self.rows = len(rows)
+        self._begins = self._begins[: self.rows]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._reach
 

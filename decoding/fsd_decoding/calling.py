@@ -19,6 +19,10 @@ Value = TypeVar("Value")
 class Caller(Protocol):
     """Calls steps. `key` holds whatever beside tensors' values makes two calls of a function differ."""
 
+    @property
+    def reshapes(self) -> bool:
+        """Whether another number of rows costs nothing."""
+
     def size(self, needed: int) -> int:
         """How many slots to have, or to read, where so many are needed."""
 
@@ -30,6 +34,8 @@ class Caller(Protocol):
 
 class Eager:
     """Calls a step as it is."""
+
+    reshapes = True
 
     def size(self, needed: int) -> int:
         return -(-needed // 32) * 32  # so that shapes repeat
@@ -74,7 +80,9 @@ def caller(compile: bool | Literal["capture"]) -> Caller:
     """False: as it is; "capture": graphs of the same kernels; True: compiled kernels."""
     if compile not in (False, True, "capture"):
         raise UsageError(f"compile is {compile!r}; it must be False, 'capture' or True")
-    return Graphs("eager" if compile == "capture" else "inductor") if compile else Eager()
+    if not compile:
+        return Eager()
+    return Graphs("eager" if compile == "capture" else "inductor")
 
 
 def _graph(function: Any, backend: str) -> Callable[..., Any]:

@@ -27,6 +27,9 @@ class Drafter(Protocol):
         Positions from `until` on, and the last token of every row, are read when a round begins.
         """
 
+    def keep(self, rows: Tensor) -> None:
+        """Gives up all rows but these (R,), which are numbered anew in this order."""
+
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         """Raw logits (B, 1, V) of the token after the first `lengths + step` of every row.
 
@@ -53,6 +56,9 @@ class ModelDrafter:
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         self._runner.prefill(rows, tokens, until)
+
+    def keep(self, rows: Tensor) -> None:
+        self._runner.cache.keep(rows)
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         # The first step feeds the last two tokens, because after a full round the draft has not read its own

@@ -95,6 +95,7 @@ class Engine:
             self._refill(waiting)
             if not any(self._rows):
                 return
+            self._shrink()
             decided = self._round()
             took_part = [row for row in self._rows if row is not None]
             for i, row in enumerate(self._rows):
@@ -124,6 +125,18 @@ class Engine:
             self._unread = longest
         else:
             self._target.prefill(rows, prompts, longest - 1)
+
+    def _shrink(self) -> None:
+        """Gives up empty rows, which cost what others do, once they are half of all."""
+        taken = [i for i, row in enumerate(self._rows) if row is not None]
+        if not self._call.reshapes or 2 * len(taken) > len(self._rows):
+            return
+        self._rows = [self._rows[i] for i in taken]
+        rows = torch.tensor(taken, device=self._batch.lengths.device)
+        self._batch.keep(rows)
+        self._target.cache.keep(rows)
+        if self._drafter is not None:
+            self._drafter.keep(rows)
 
     def _round(self) -> Decided:
         """Drafts, verifies and judges one round of all rows; one copy to the host at its end."""

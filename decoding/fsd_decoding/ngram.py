@@ -40,6 +40,9 @@ class NGramDrafter:
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         """Nothing: the text is the table."""
 
+    def keep(self, rows: Tensor) -> None:
+        """Nothing, likewise."""
+
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         """log q in fp32: (B, 1, V); see `Drafter`."""
         text, ends = tokens[:, :reach], lengths[:, None] + step  # (B, reach), (B, 1)
