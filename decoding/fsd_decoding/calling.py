@@ -55,6 +55,8 @@ class Graphs:
     than the graph of a small model, so it is left out: the key has to say it all.
     """
 
+    reshapes = False
+
     def __init__(self, backend: Literal["inductor", "eager"]) -> None:
         self._backend = backend
         self._graphs: dict[Hashable, Callable[..., Any]] = {}
