@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from fsd_calib import SpeculativeDecoder
-from fsd_decoding.decoder import Result
+from fsd_decoding.result import Result
 from pairs import Pair, copied, parameters
 from peers import Decoded, Peer
 from timing import Ratio, Run, rates, speed_up, take_turns

@@ -15,8 +15,8 @@ from statistics import fmean, median
 from typing import Any
 
 from fsd_calib import SpeculativeDecoder
-from fsd_decoding.decoder import Result
 from fsd_decoding.observing import Observer
+from fsd_decoding.result import Result
 from pairs import Pair
 from rounds import RoundClock
 from timing import Run, rates

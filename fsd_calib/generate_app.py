@@ -16,7 +16,7 @@ from fsd_calib.command_line import leave, quiet_transformers, say
 from fsd_calib.tasks import TASKS, task_kind
 
 if TYPE_CHECKING:
-    from fsd_decoding.decoder import Result
+    from fsd_decoding.result import Result
 
 NAME = "fsd-generate"
 _MOST_NEW_TOKENS = 256

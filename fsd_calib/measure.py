@@ -20,8 +20,9 @@ from fsd_calib.certify import Outcomes
 from fsd_calib.parts import Part
 from fsd_calib.progress import Progress
 from fsd_calib.tasks import Problem, Task
-from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.observing import Observer, RoundRecord
+from fsd_decoding.result import Result
 
 OnFinish = Callable[[int, Result], None]
 

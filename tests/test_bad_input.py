@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import NumericalError, OutOfMemoryError, UsageError
 from fsd_decoding.ngram import NGram
+from fsd_decoding.result import Result
 from fsd_decoding.rules import RULES
 from tiny import VOCABULARY, llama, word_tokenizer
 

@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
 from fsd_decoding.drafting import DraftState, StopPolicy
 from fsd_decoding.errors import UsageError
 from fsd_decoding.ngram import NGram
 from fsd_decoding.observing import RoundRecord
 from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.result import Result
 from fsd_decoding.rules import RULES
 from fsd_decoding.runner import ModelRunner
 from profiles import values

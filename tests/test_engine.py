@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.observing import RoundRecord
+from fsd_decoding.result import Result
 from tiny import CONTEXT, EOS, FAMILIES, llama, random_model, word_tokenizer
 from tiny_pair import ragged_prompts, tiny_decoder
 

@@ -25,7 +25,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from fsd_decoding import noise
-from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.result import Result
 from fsd_decoding.rules import RULES
 from fsd_decoding.sampling import Sampling
 from tiny import EOS, word_tokenizer

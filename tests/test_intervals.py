@@ -13,7 +13,8 @@ from random import Random
 
 import pytest
 
-from fsd_decoding.decoder import Result, SpeculativeDecoder
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.result import Result
 from tiny_pair import ragged_prompts, tiny_decoder
 
 PROBLEMS, DRAWS, NEW, LENGTH = 100, 50, 14, 4

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,37 +15,19 @@ from fsd_decoding.batch import Request
 from fsd_decoding.calling import Eager, caller
 from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
 from fsd_decoding.drafting import StopPolicy
-from fsd_decoding.engine import Engine, FinishReason, Row, Settings
-from fsd_decoding.errors import OutOfMemoryError, UnfinishedError, UsageError
+from fsd_decoding.engine import Engine, Settings
+from fsd_decoding.errors import UsageError
+from fsd_decoding.following import followed
 from fsd_decoding.loading import as_dtype, check_device, default_device, is_source, load_model, shared_tokenizer
 from fsd_decoding.observing import Observer
-from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.proposal import Criterion, Logits
 from fsd_decoding.requests import Prompt, check_count, check_settings, requests_for
+from fsd_decoding.result import Result, keeping
 from fsd_decoding.rules import rule_named
 from fsd_decoding.runner import ModelRunner, context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.stopping import StopStrings
 from fsd_decoding.streaming import TextStream
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one prompt became."""
-
-    text: str
-    tokens: list[int]  # new ones, without EOS
-    rounds: int
-    drafted: int
-    accepted: int
-    bonus: int  # tokens the target added to a draft accepted whole
-    interval: tuple[float, float]  # every threshold in [lo, hi) gives this very text
-    finish_reason: FinishReason
-
-    @property
-    def emitted(self) -> int:
-        """Tokens the rounds brought, an EOS included: what speeds are counted in."""
-        return len(self.tokens) + (self.finish_reason == "eos")
 
 
 class SpeculativeDecoder:
@@ -127,7 +107,7 @@ class SpeculativeDecoder:
             "sampling": sampling, "on": on, "within_support": within_support,
         }  # fmt: skip
         if profile is not None:
-            settings = _followed(profile, models, shared)
+            settings = followed(profile, models, shared, stacklevel=3)
         return cls(models[0], models[1], shared, compile=compile, **settings)
 
     @property
@@ -192,7 +172,7 @@ class SpeculativeDecoder:
         with keeping(finished, min(batch_size, len(requests))):
             for row in self.engine(settings, requests, batch_size).run(requests):
                 index = row.request.index
-                finished[index] = self._result(row, stop)
+                finished[index] = Result.of(row, self.tokenizer, stop)
                 if on_finish is not None:
                     on_finish(index, finished[index])
         return [finished[i] for i in range(len(requests))]
@@ -224,7 +204,7 @@ class SpeculativeDecoder:
         with keeping({}, 1):
             for (row,) in engine.rounds(requests):
                 done = row.finish_reason is not None
-                piece = text.rest(self._result(row, stop).text) if done else text.push(row.tokens)
+                piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
 
@@ -300,36 +280,6 @@ class SpeculativeDecoder:
         ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
         return frozenset(i for i in ids if i is not None)
 
-    def _result(self, row: Row, stop: Sequence[str]) -> Result:
-        text = self.tokenizer.decode(row.tokens, skip_special_tokens=True)
-        if row.finish_reason == "stop":
-            text = text[: min((at for s in stop if (at := text.find(s)) >= 0), default=None)]
-        assert row.finish_reason is not None
-        counts = (row.rounds, row.drafted, row.accepted, row.bonus)
-        return Result(text, row.tokens, *counts, (row.lo, row.hi), row.finish_reason)
-
-
-def profile_settings(profile: ThresholdProfile, stacklevel: int) -> dict[str, Any]:
-    """The arguments of `SpeculativeDecoder` that a profile sets; warns where it certifies no threshold."""
-    if profile.threshold is None:
-        warnings.warn(
-            f"the profile certifies no threshold for {profile.task!r}; decoding runs the lossless "
-            f"rule {profile.effective_rule!r}",
-            stacklevel=stacklevel,
-        )
-    return {
-        "rule": profile.effective_rule, "divergence": profile.divergence, "seed": profile.seed,
-        "threshold": -1.0 if profile.threshold is None else profile.threshold,
-        "draft_length": profile.draft_length, "sampling": Sampling(**profile.sampling.model_dump()),
-        "on": profile.logits, "within_support": profile.within_support,
-    }  # fmt: skip
-
-
-def _followed(source: Any, models: Sequence[Any], tokenizer: Any) -> dict[str, Any]:
-    profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
-    profile.check(models[0], models[1], tokenizer)
-    return profile_settings(profile, stacklevel=4)
-
 
 def _warn_of_a_large_draft(target: Any, draft: Any) -> None:
     if isinstance(draft, DraftSource):
@@ -341,20 +291,3 @@ def _warn_of_a_large_draft(target: Any, draft: Any) -> None:
             "are they swapped?",
             stacklevel=4,
         )
-
-
-@contextmanager
-def keeping(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
-    """Hands what is finished to whoever catches the error that ended a run."""
-    try:
-        yield
-    except UnfinishedError as error:
-        error.finished = finished
-        raise
-    except RuntimeError as error:
-        if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
-            raise
-        way_out = f"try batch_size {batch_size // 2}" if batch_size > 1 else "shorten max_new_tokens or the prompt"
-        full = OutOfMemoryError(f"out of memory with batch_size {batch_size}; {way_out}")
-        full.finished = finished
-        raise full from error

@@ -18,14 +18,15 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fsd_decoding.batch import Request
-from fsd_decoding.decoder import SpeculativeDecoder, keeping, profile_settings
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine import Row, Settings
 from fsd_decoding.errors import UsageError
+from fsd_decoding.following import followed
 from fsd_decoding.hf_caller import argument_of_generate
 from fsd_decoding.hf_refusing import check_asked, check_draft, check_inputs, unpadded
 from fsd_decoding.hf_sampling import sampling_for, sampling_of_row
 from fsd_decoding.hf_stopping import StopsOfGenerate
-from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.result import keeping
 from fsd_decoding.rules import rule_named
 from fsd_decoding.sampling import Sampling
 
@@ -115,9 +116,7 @@ def _from_profile(
     """The decoder's settings under a profile. UsageError: of other models, or contradicted by what is given."""
     if given:
         raise UsageError(f"fsd_{next(iter(given))} is given, but fsd_profile sets it; leave one of them out")
-    profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
-    profile.check(model, draft, tokenizer)
-    settings = profile_settings(profile, stacklevel=_TO_USER + 1)
+    settings = followed(source, (model, draft), tokenizer, stacklevel=_TO_USER + 1)
     if settings["sampling"] != sampling:
         warnings.warn(
             f"the profile was calibrated with {settings['sampling']}, generate runs {sampling}: its certificate says "
