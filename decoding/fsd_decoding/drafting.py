@@ -39,7 +39,7 @@ class DraftState:
 StopPolicy = Callable[[DraftState], Tensor]
 """Asked before each draft step: the rows (B,) bool that shall draft one more token. A row that stopped stays
 stopped for the round. No token once drawn goes unverified, so `sd` keeps the target's distribution under every
-policy."""
+policy. A result's interval of T supposes a policy that does not look at `batch.thresholds`."""
 
 
 def draft_steps(drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, reach: int) -> list[Tensor]:
