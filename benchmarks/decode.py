@@ -64,7 +64,7 @@ def measure(plan: Plan, compiled: bool) -> dict[str, Any]:
     own, *deep = pairs(plan)
     few = [own.first(plan.prompts), *deep]
     return {
-        "contests": [contest(pair, _DRAFT_LENGTH, plan.repeats, compiled) for pair in few],
+        "contests": [_told(contest(pair, _DRAFT_LENGTH, plan.repeats, compiled)) for pair in few],
         "batching": batching(own.first(plan.stream), _DRAFT_LENGTH, _BATCH, plan.stream_repeats),
         "recording": [
             *(recording(pair, _DRAFT_LENGTH, 1, plan.repeats) for pair in few),
@@ -72,6 +72,12 @@ def measure(plan: Plan, compiled: bool) -> dict[str, Any]:
         ],
         "forecast": forecasts(own.first(plan.forecast), plan.known, plan.lengths, plan.batches, plan.forecast_repeats),
     }
+
+
+def _told(contest: dict[str, Any]) -> dict[str, Any]:
+    """Prints one pair's speeds as soon as they are there: a full run takes a while."""
+    print(speeds(contest), end="\n\n", flush=True)
+    return contest
 
 
 def speeds(contest: Mapping[str, Any]) -> str:
@@ -110,7 +116,7 @@ def main() -> None:
     whole["seconds"] = time.perf_counter() - began
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(whole, indent=1, default=plain) + "\n")
-    print(*(speeds(contest) for contest in found["contests"]), table(made), sep="\n\n")
+    print(table(made))
     print(f"\n{whole['seconds']:.0f} s; {options.out}")
 
 

@@ -1,18 +1,21 @@
 """Are tokens per second predictable? Costs are measured on some prompts, speeds predicted and measured on others.
 
-Knows the cost model: a round drafting L tokens takes L c + v, where c is one draft step and v everything else,
-both measured at (L, batch), whatever T is; a run takes an opening, its rounds, and each later prompt's prefill.
-Tokens a round are counted, not predicted.
+Knows the cost model: a round drafting L tokens in B rows takes L c + v(B), where c is one draft step and v, linear
+in B, everything else, both measured at L and whatever T is; a run takes an opening, its rounds, and each later
+prompt's prefill. Rounds, their rows and their tokens are counted, not predicted.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
-from statistics import fmean, median
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from fsd_calib import SpeculativeDecoder
 from fsd_decoding.observing import Observer
@@ -29,9 +32,13 @@ class Costs:
     """Seconds."""
 
     draft_step: float  # c
-    verify: float  # v: the round but for its draft steps
+    verify: float  # v but for what every row adds
+    verify_row: float  # to it
     prefill: float  # a prompt that takes a finished one's place
     opening: float  # the first prompts, and what a call of `generate` needs besides
+
+    def round(self, setting: Setting, rows: int) -> float:
+        return setting.draft_length * self.draft_step + self.verify + self.verify_row * rows
 
     @classmethod
     def typical(cls, measured: Sequence[Costs]) -> Costs:
@@ -73,10 +80,13 @@ class Forecaster:
         began = time.perf_counter()
         self._decode(self._known, setting, _CALIBRATED_AT, clock)
         around = clock.first - began + time.perf_counter() - clock.last
-        a_round, step = fmean(clock.seconds), fmean(clock.drafting) / setting.draft_length
-        reading = sum(clock.with_prompts) - len(clock.with_prompts) * a_round
+        step = median(clock.drafting) / setting.draft_length
+        constant, slope = _line(clock.rows_timed, clock.seconds)
+        costs = Costs(step, constant - setting.draft_length * step, slope, 0.0, 0.0)
+        full = costs.round(setting, setting.batch)
+        reading = sum(clock.with_prompts) - len(clock.with_prompts) * full
         prefill = reading / max(1, len(self._known) - setting.batch)
-        return Costs(step, a_round - setting.draft_length * step, prefill, around - a_round)
+        return replace(costs, prefill=prefill, opening=around - full)
 
     def timed(self, setting: Setting, threshold: float) -> Run:
         began = time.perf_counter()
@@ -87,9 +97,9 @@ class Forecaster:
         """Tokens a round, and tokens per second."""
         clock = RoundClock()
         tokens = sum(r.emitted for r in self._decode(self._asked, setting, threshold, clock))
-        a_round = setting.draft_length * costs.draft_step + costs.verify
+        rounds = sum(costs.round(setting, rows) for rows in clock.rows)
         prompts = costs.opening + max(0, len(self._asked) - setting.batch) * costs.prefill
-        return tokens / clock.looks, tokens / (clock.looks * a_round + prompts)
+        return tokens / len(clock.rows), tokens / (rounds + prompts)
 
     def _decode(
         self, prompts: list[list[int]], setting: Setting, threshold: float, observer: Observer | None = None
@@ -98,6 +108,15 @@ class Forecaster:
             prompts, self._pair.max_new_tokens, threshold=threshold, draft_length=setting.draft_length,
             batch_size=setting.batch, observer=observer,
         )  # fmt: skip
+
+
+def _line(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Seconds a round = constant + slope · rows: through the median at every number of rows, weighed by its count."""
+    counts = Counter(rows)
+    medians = [median(s for r, s in zip(rows, seconds, strict=True) if r == row) for row in counts]
+    weights = np.sqrt(list(counts.values()))
+    *slope, constant = np.polyfit(list(counts), medians, deg=min(1, len(counts) - 1), w=weights)
+    return float(constant), float(sum(slope))
 
 
 def forecasts(pair: Pair, known: int, lengths: Sequence[int], batches: Sequence[int], repeats: int) -> dict[str, Any]:

@@ -6,10 +6,8 @@ Knows rounds, observers and clocks. Knows nothing of transformers' side.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from fsd_decoding.batch import Request
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.observing import Observer, RoundRecord
@@ -25,23 +23,27 @@ class RoundClock:
     """
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.rows: list[int] = []  # of every round: a batch shrinks towards the end of a stream
         self.seconds: list[float] = []  # of the rounds before which no prompt was read
-        self.drafting: list[float] = []  # of them, in the draft phase
+        self.rows_timed: list[int] = []  # of them, as are the next
+        self.drafting: list[float] = []
         self.with_prompts: list[float] = []  # rounds together with the prompts read before them
         self.first = self.last = 0.0  # when the first and the last look was
-        self._requests: Sequence[Request | None] = ()
+        self._seen: set[int] = set()  # requests
 
     def __call__(self, record: RoundRecord) -> None:
         now = time.perf_counter()
-        if self.looks == 0:
+        known = self._seen | {request.index for request in record.requests if request}
+        if not self.rows:
             self.first = now
-        elif any(new is not None and new is not old for new, old in zip(record.requests, self._requests, strict=True)):
+        elif known != self._seen:
             self.with_prompts.append(now - self.last)
         else:
             self.seconds.append(now - self.last)
+            self.rows_timed.append(len(record.requests))
             self.drafting.append(record.draft_seconds)
-        self.looks, self.last, self._requests = self.looks + 1, now, record.requests
+        self.rows.append(len(record.requests))
+        self.last, self._seen = now, known
 
 
 def recording(pair: Pair, draft_length: int, batch_size: int, repeats: int) -> dict[str, Any]:
