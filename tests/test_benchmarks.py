@@ -63,7 +63,7 @@ def test_the_smoke_run_has_a_number_for_every_claim(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     found = json.loads(out.read_text())
     claimed = {claim["name"]: claim for claim in found["claims"]}
-    assert len(claimed) == 15
+    assert len(claimed) == 18
     for name, claim in claimed.items():
         assert name in ran.stdout
         if "compiled" in name:  # what is compiled takes minutes, and has no place in a smoke run
@@ -75,4 +75,4 @@ def test_the_smoke_run_has_a_number_for_every_claim(tmp_path: Path) -> None:
     for contest in found["contests"]:
         assert set(contest["same_texts"].values()) == {1.0}  # short ones: rounding has not told them apart yet
         assert contest["rounds"]["sd"]["tokens_a_round"] > 1
-        assert len(contest["tokens_per_second"]) == 7
+        assert len(contest["tokens_per_second"]) == 8
