@@ -55,7 +55,7 @@ BAD_CALLS: list[tuple[str, dict[str, object]]] = [
     ("temperature is -1", {"temperature": -1.0}),
     ("temperature is nan", {"temperature": math.nan}),
     ("top_k is 0", {"temperature": 1.0, "top_k": 0}),
-    ("top_k is 3 and top_p None at temperature 0", {"top_k": 3}),
+    ("top_k is 3 at temperature 0", {"top_k": 3}),
     ("top_p is 2", {"temperature": 1.0, "top_p": 2.0}),
     ("stop is 'ab'", {"stop": "ab"}),
     (r"stop is \[''\]", {"stop": [""]}),

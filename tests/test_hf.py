@@ -111,6 +111,8 @@ class Fours:
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None: ...
 
+    identity = "fours"
+
     def keep(self, rows: Tensor) -> None: ...
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:

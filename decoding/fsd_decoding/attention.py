@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 NAME = "fsd_grouped"
 
@@ -22,7 +25,7 @@ def grouped_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
@@ -33,6 +36,9 @@ def grouped_attention(
     Where there is a mask transformers repeats keys and values G times instead, which copies the cache at every
     layer; the mask is smaller by far.
     """
+    if attention_mask is None or attention_mask.dtype == torch.bool or dropout:
+        # Not our runner: another thread calls the model while a round of ours is under way.
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     rows, heads, queries, size = query.shape
     groups = heads // key.shape[1]
     folded = query.reshape(rows, -1, groups * queries, size)
@@ -42,17 +48,17 @@ def grouped_attention(
 
 
 AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls that bring no mask of their own
 
 
 @contextmanager
 def grouped(config: Any) -> Iterator[None]:
     """Within, a model of `config` that was loaded with `sdpa` attends by `grouped_attention`.
 
-    Only for the length of a forward: the model is its owner's.
+    Only for the length of a forward: the model is its owner's. Another thread may come and go within it.
     """
-    loaded = config._attn_implementation_internal
     config._attn_implementation_internal = NAME
     try:
         yield
     finally:
-        config._attn_implementation_internal = loaded
+        config._attn_implementation_internal = "sdpa"

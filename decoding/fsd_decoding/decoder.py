@@ -18,10 +18,18 @@ from fsd_decoding.drafting import StopPolicy
 from fsd_decoding.engine import Engine, Settings
 from fsd_decoding.errors import UsageError
 from fsd_decoding.following import followed
-from fsd_decoding.loading import as_dtype, check_device, default_device, is_source, load_model, shared_tokenizer
+from fsd_decoding.loading import (
+    as_dtype,
+    check_causal,
+    check_device,
+    default_device,
+    is_source,
+    load_model,
+    shared_tokenizer,
+)
 from fsd_decoding.observing import Observer
 from fsd_decoding.proposal import Criterion, Logits
-from fsd_decoding.requests import Prompt, check_count, check_settings, requests_for
+from fsd_decoding.requests import Prompt, check_count, check_settings, check_whole, requests_for
 from fsd_decoding.result import Result, keeping
 from fsd_decoding.rules import rule_named
 from fsd_decoding.runner import ModelRunner, context_length, vocabulary_size
@@ -50,12 +58,16 @@ class SpeculativeDecoder:
         compile: bool | Literal["capture"] = False,
     ) -> None:
         self._call = caller(compile)
+        check_causal("target", target)
+        if not isinstance(draft, DraftSource) or isinstance(draft, type):
+            check_causal("draft", draft)
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
         self.rule, self.seed = rule_named(rule).name, seed
         self.threshold, self.draft_length = threshold, draft_length
         self.sampling = sampling or Sampling()
         self.criterion = Criterion(divergence, on, within_support)
         check_settings([draft_length], [threshold])
+        check_whole("seed", seed)
         _warn_of_a_large_draft(target, draft)
 
     @classmethod
@@ -90,9 +102,9 @@ class SpeculativeDecoder:
                 they are.
             sampling: what `generate` does when it is given no temperature; greedy.
             on, within_support: see `proposal.Criterion`.
-            compile: run rounds as graphs, made anew for every batch size, draft length and doubling of the longest
-                text. "capture" leaves Python out of a round, after seconds; True compiles kernels too, after
-                half a minute or more. Worth it where thousands of rounds follow.
+            compile: run rounds as graphs, made anew for every batch size, draft length, rule, sampling and
+                doubling of the longest text. "capture" leaves Python out of a round, after seconds; True compiles
+                kernels too, after half a minute or more. Worth it where thousands of rounds follow.
 
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.
@@ -164,6 +176,7 @@ class SpeculativeDecoder:
                 `error.finished` of both has the results until then.
         """
         requests = self.requests(prompts, max_new_tokens, ids, rule, threshold, draft_length)
+        check_count("batch_size", batch_size)
         sampling = self._sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
         )
@@ -181,21 +194,26 @@ class SpeculativeDecoder:
         self,
         prompt: Prompt,
         max_new_tokens: int = 256,
-        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         rule: str | None = None,
         threshold: float | None = None,
         draft_length: int | None = None,
         id: int = 0,
         stop: Sequence[str] = (),
-        **sampling: float | None,
     ) -> Iterator[str]:
         """Decodes one prompt and yields its text round by round; the pieces joined are `generate`'s text.
 
-        Arguments and errors are those of `generate`; `sampling` takes its temperature, top_k, top_p, min_p and
-        repetition_penalty.
+        Arguments and errors are those of `generate`.
         """
         requests = self.requests([prompt], max_new_tokens, [id], rule, threshold, draft_length)
-        settings = self._settings(rule, self._sampling(**sampling), stop)
+        sampling = self._sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+        )
+        settings = self._settings(rule, sampling, stop)
         with keeping({}, 1):
             return self._pieces(self.engine(settings, requests, 1), requests, stop)
 
@@ -220,6 +238,9 @@ class SpeculativeDecoder:
         """What `generate` makes of its prompts; None: the decoder's own setting."""
         if threshold is not None and rule is None and not rule_named(self.rule).fuzzy:
             raise UsageError(f"threshold is given, but the decoder's rule {self.rule!r} has none; give rule= too")
+        asked = rule_named(rule or self.rule)
+        if threshold is None and asked.name != self.rule and asked.fuzzy and not asked.bounds_divergence:
+            raise UsageError(f"rule {asked.name!r} measures T on a scale of its own; give threshold= too")
         lengths = [length for m in self._models() if (length := context_length(m)) is not None]
         return requests_for(
             self.tokenizer,
@@ -245,7 +266,7 @@ class SpeculativeDecoder:
         policy: StopPolicy | None = None,
         observer: Observer | None = None,
     ) -> Settings:
-        if isinstance(stop, str) or not all(stop):
+        if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(s and isinstance(s, str) for s in stop):
             raise UsageError(f"stop is {stop!r}; it must be a list of strings, none of them empty")
         strings = StopStrings(self.tokenizer, stop) if stop else None
         stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
@@ -254,9 +275,9 @@ class SpeculativeDecoder:
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         """The loop for these requests, with caches for `batch_size` of them at a time."""
-        check_count("batch_size", batch_size)
         rows = self._call.rows(len(requests), batch_size)
-        slots = self._call.size(max(len(r.prompt) + r.max_new_tokens + r.draft_length for r in requests) + 1)
+        longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
+        slots = self._call.size(longest + max(r.draft_length for r in requests) + 1)  # all rows draft the most
         target = ModelRunner(self.target, rows, slots, self._vocabulary)
         drafter = self._drafter(rows, slots) if settings.rule.drafts else None
         call = Eager() if settings.sampling.processors else self._call  # what these do fits no graph

@@ -149,7 +149,7 @@ def unchecked(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor)
 
 def check_name(name: str) -> None:
     """UsageError where `name` is no divergence; the known ones are listed."""
-    known, at, k = name.partition("@")
+    known, at, k = name.partition("@") if isinstance(name, str) else ("", "", "")
     if known not in DIVERGENCES or (at and not (k.isdecimal() and int(k) > 0)):
         raise UsageError(
             f"unknown divergence {name!r}; known: {', '.join(DIVERGENCES)}, each also as 'js@50': on the "

@@ -6,6 +6,7 @@ Knows nothing of sampling, of when to stop (`drafting.py`) or of acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,6 +21,10 @@ class Drafter(Protocol):
     A round asks for steps 0, 1, …, after each of which one token is appended to every row. The next round
     starts at step 0 again, with whatever length the rows have then: asking again is the rollback.
     """
+
+    @property
+    def identity(self) -> Hashable:
+        """What a graph of this drafter is bound to: whatever but tensors' values makes it answer otherwise."""
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         """Reads prompts into `rows` (R,): `tokens` (R, >= until), padded on the right.
@@ -53,6 +58,10 @@ class ModelDrafter:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+
+    @property
+    def identity(self) -> Hashable:
+        return self._runner.identity
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         self._runner.prefill(rows, tokens, until)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fsd_decoding.batch import Batch
 from fsd_decoding.drafter import Drafter
+from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 
 
@@ -60,12 +61,22 @@ def draft_until(
     logits: list[Tensor] = []
     for step in range(draft_length):
         drafting = drafting & (batch.draft_lengths > step)
-        drafting = drafting & policy(DraftState(batch, logits, drafting))
+        drafting = drafting & _answer(policy, DraftState(batch, logits, drafting))
         if not drafting.any():
+            if step == 0:  # the drafter reads on even where it drafts nothing, or it would miss these tokens for good
+                drafter.logits(batch.tokens, batch.lengths, step, reach)
             break
         counts = counts + drafting
         logits.append(_step(drafter, batch, sampling, step, reach))
     return Draft(logits, counts)
+
+
+def _answer(policy: StopPolicy, state: DraftState) -> Tensor:
+    answer: object = policy(state)
+    if isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.shape == state.drafting.shape:
+        return answer
+    wanted = f"a bool tensor of shape ({len(state.drafting)},), one truth value a row"
+    raise UsageError(f"the policy answered {answer!r:.80}; it must give {wanted}")
 
 
 def _step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, reach: int) -> Tensor:

@@ -77,7 +77,8 @@ class Engine:
         call: Caller,
     ) -> None:
         self._target, self._drafter, self._settings, self._call = target, drafter, settings, call
-        self._key = (rows, slots, settings.rule.name, settings.criterion, settings.sampling)
+        models = target.identity, drafter.identity if drafter else None
+        self._key = (models, rows, slots, settings.rule.name, settings.criterion, settings.sampling)
         self._batch = Batch(rows, slots, target.device)
         self._rows: list[Row | None] = [None] * rows
         self._unread = 0  # tokens of the longest prompt, where all rows are new and their first round reads it too
@@ -89,7 +90,10 @@ class Engine:
 
     @torch.inference_mode()
     def rounds(self, requests: Sequence[Request]) -> Iterator[list[Row]]:
-        """Yields, after every round, the rows that took part in it, those that finished included."""
+        """Yields, after every round, the rows that took part in it, those that finished included.
+
+        NumericalError, once they were given out: a row's logits were NaN or +inf.
+        """
         waiting = list(reversed(requests))
         while True:
             self._refill(waiting)
@@ -98,15 +102,17 @@ class Engine:
             self._shrink()
             decided = self._round()
             took_part = [row for row in self._rows if row is not None]
+            broken = [row for row, sound in zip(self._rows, decided.sound, strict=True) if row and not sound]
             for i, row in enumerate(self._rows):
-                if row is not None:
-                    _check_sound(row, decided.sound[i])
+                if row is not None and decided.sound[i]:
                     self._emit(row, decided, i)
                     if row.finish_reason is not None:
                         self._rows[i] = None
                         self._batch.draft_lengths[i] = 0
             self._batch.resize([row.length if row else 1 for row in self._rows])
             yield took_part
+            for row in broken:
+                raise _numerical_error(row)
 
     def _refill(self, waiting: list[Request]) -> None:
         """Puts waiting requests into the free rows and caches their prompts."""
@@ -213,9 +219,8 @@ class Engine:
         return len(kept), "length" if len(kept) == room else None
 
 
-def _check_sound(row: Row, sound: bool) -> None:
-    if not sound:
-        raise NumericalError(
-            f"prompt {row.request.index} got logits that are NaN or +inf in round {row.rounds + 1}; "
-            "a wider dtype (bfloat16 rather than float16, or float32) usually helps"
-        )
+def _numerical_error(row: Row) -> NumericalError:
+    return NumericalError(
+        f"prompt {row.request.index} got logits that are NaN or +inf in round {row.rounds + 1}; "
+        "a wider dtype (bfloat16 rather than float16, or float32) usually helps"
+    )

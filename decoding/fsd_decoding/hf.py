@@ -23,7 +23,7 @@ from fsd_decoding.engine import Row, Settings
 from fsd_decoding.errors import UsageError
 from fsd_decoding.following import followed
 from fsd_decoding.hf_caller import argument_of_generate
-from fsd_decoding.hf_refusing import check_asked, check_draft, check_inputs, unpadded
+from fsd_decoding.hf_refusing import check_asked, check_clock, check_draft, check_inputs, unpadded
 from fsd_decoding.hf_sampling import sampling_for, sampling_of_row
 from fsd_decoding.hf_stopping import StopsOfGenerate
 from fsd_decoding.result import keeping
@@ -100,6 +100,7 @@ def fsd_generate(
     room = (stopping_criteria.max_length or 0) - input_ids.shape[1]
     requests = decoder.requests(prompts, room, None, None, None, None)
     stops = StopsOfGenerate(stopping_criteria, input_ids)
+    check_clock(stopping_criteria, sampling, len(requests))
     pad = _pad(generation_config, stops, requests)
     rows = _decoded(decoder, _runs(decoder, requests, sampling, stops, input_ids), streamer)
     sequences = _sequences(input_ids, rows, pad)

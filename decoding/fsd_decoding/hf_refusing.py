@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, MaxTimeCriteria, StoppingCriteriaList
 
 from fsd_decoding.drafter import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hf_caller import argument_of_generate
+from fsd_decoding.sampling import Sampling
 
 _MODES = ("greedy_search", "sample")
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -25,7 +26,7 @@ def check_draft(draft: Any) -> None:
         raise UsageError("assistant_model never reaches fsd_generate; give the model as draft_model=")
     if draft is None:
         raise UsageError("draft_model is missing; give fsd_generate a loaded causal LM as draft_model=")
-    if not isinstance(draft, (torch.nn.Module, DraftSource)):
+    if isinstance(draft, type) or not isinstance(draft, (torch.nn.Module, DraftSource)):
         raise UsageError(f"draft_model is {draft!r:.80}; it must be a loaded causal LM, or a DraftSource")
 
 
@@ -56,6 +57,15 @@ def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], streamer: Any)
     _check_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
     if streamer is not None and len(input_ids) > 1:
         raise UsageError(f"streamer is given with {len(input_ids)} sequences; it takes one at a time")
+
+
+def check_clock(criteria: StoppingCriteriaList, sampling: Sampling, rows: int) -> None:
+    """UsageError: rows that decode one after another would share one clock."""
+    if rows > 1 and sampling.processors and any(isinstance(one, MaxTimeCriteria) for one in criteria):
+        raise UsageError(
+            f"max_time is given with {rows} sequences and {type(sampling.processors[0]).__name__}, which makes them "
+            "decode one after another; give one sequence at a time"
+        )
 
 
 def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:

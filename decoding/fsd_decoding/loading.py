@@ -27,6 +27,20 @@ def check_device(device: str) -> None:
         raise UsageError(f"device {device!r} cannot be used here: {reason}") from error
 
 
+def check_causal(role: str, model: Any) -> None:
+    """UsageError where `model` is no loaded causal LM."""
+    if isinstance(model, type):
+        raise UsageError(f"the {role} is the class {model.__name__}; give an object of it, {model.__name__}(…)")
+    if not isinstance(model, torch.nn.Module) or not _has_head(model):
+        raise UsageError(
+            f"the {role} is {model!r:.60}; it must be a causal LM (AutoModelForCausalLM), or a path or hub id"
+        )
+
+
+def _has_head(model: Any) -> bool:
+    return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
+
+
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 

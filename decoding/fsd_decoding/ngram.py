@@ -6,6 +6,7 @@ the text alone, so there is nothing to train, to read in or to roll back.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,10 @@ class NGramDrafter:
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
+
+    @property
+    def identity(self) -> Hashable:
+        return NGramDrafter, self._vocabulary
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         """Nothing: the text is the table."""

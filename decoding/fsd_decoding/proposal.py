@@ -36,6 +36,8 @@ class Criterion:
         check_name(self.divergence)
         if self.on not in ("raw", "processed"):
             raise UsageError(f"divergences are computed on 'raw' or 'processed' logits, not on {self.on!r}")
+        if not isinstance(self.within_support, bool):
+            raise UsageError(f"within_support is {self.within_support!r}; it must be True or False")
 
 
 @dataclass

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.divergence import check_name, unchecked
+from fsd_decoding.errors import UsageError
 from fsd_decoding.observing import RoundRecord
 
 _HELD = 1 << 22  # logits (positions x V) held back: 32 MB of both models in fp32
@@ -21,10 +22,12 @@ class Recorder:
     """Give it to `generate` as `observer`, then ask for its `columns`."""
 
     def __init__(self, names: Sequence[str]) -> None:
+        if isinstance(names, str):
+            raise UsageError(f"names is {names!r}; it must be a list of divergences")
         for name in names:
             check_name(name)
         self._names = list(names)
-        self._held: list[tuple[Tensor, Tensor]] = []  # logits of p and q, (N, V) each
+        self._held: list[tuple[Tensor, Tensor, Tensor]] = []  # logits of p and q, (N, V) each; which were decided
         self._kept: dict[str, list[Tensor]] = {}
 
     def __call__(self, round_: RoundRecord) -> None:
@@ -34,6 +37,13 @@ class Recorder:
         shape = proposal.drafted.shape
         prompts = torch.tensor([r.index if r else -1 for r in round_.requests])
         drafts = torch.arange(shape[1], device=round_.accepted.device)
+        self._held.append(
+            (
+                proposal.target_logits[:, :-1].flatten(0, 1),
+                proposal.draft_logits.flatten(0, 1),
+                round_.decided.flatten(),
+            )
+        )
         self._keep(
             decided=round_.decided,
             prompt=prompts[:, None].expand(shape),
@@ -42,8 +52,7 @@ class Recorder:
             token=proposal.drafted,
             accepted=drafts < round_.accepted[:, None],
         )
-        self._held.append((proposal.target_logits[:, :-1].flatten(0, 1), proposal.draft_logits.flatten(0, 1)))
-        if sum(p.numel() for p, _ in self._held) >= _HELD:
+        if sum(p.numel() for p, _, _ in self._held) >= _HELD:
             self._work_off()
 
     def columns(self) -> dict[str, Tensor]:
@@ -55,7 +64,7 @@ class Recorder:
         self._work_off()
         whole = {name: torch.cat([part.cpu() for part in parts]) for name, parts in self._kept.items()}
         decided = whole.pop("decided", torch.empty(0, dtype=torch.bool))
-        return {name: column[decided] for name, column in whole.items()}
+        return {name: column if name in self._names else column[decided] for name, column in whole.items()}
 
     def _keep(self, **columns: Tensor) -> None:
         for name, column in columns.items():
@@ -63,6 +72,6 @@ class Recorder:
 
     def _work_off(self) -> None:
         if self._held:
-            p, q = (torch.cat(logits) for logits in zip(*self._held, strict=True))
+            p, q = (torch.cat([held[i][held[2]] for held in self._held]) for i in (0, 1))
             self._held.clear()
             self._keep(**unchecked(self._names, p, q))

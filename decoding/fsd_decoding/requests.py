@@ -32,15 +32,18 @@ def requests_for(
     Raises:
         UsageError: an empty prompt or batch, a prompt beyond the context or the vocabulary, or a bad setting.
     """
-    if isinstance(prompts, str) or len(prompts) < 1:
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
         raise UsageError(f"prompts is {prompts!r:.40}; it must be a list of at least one prompt")
     check_count("max_new_tokens", max_new_tokens)
-    keys = _one_each("ids", range(len(prompts)) if ids is None else ids, prompts)
+    keys = _keys(ids, prompts)
     each_threshold = _one_each("threshold", thresholds, prompts)
     each_length = _one_each("draft_length", draft_lengths, prompts)
     check_settings(each_length, each_threshold)
+    if context is not None and max(each_length) >= context:
+        raise UsageError(f"draft_length is {max(each_length)}; it must be less than the models' context, {context}")
     encoded = [_encode(tokenizer, vocabulary, prompt, i) for i, prompt in enumerate(prompts)]
     rooms = [_room(context, prompt, i, max_new_tokens) for i, prompt in enumerate(encoded)]
+    each_length = [int(length) for length in each_length]
     rows = zip(encoded, keys, each_threshold, each_length, rooms, strict=True)
     return [Request(i, *row) for i, row in enumerate(rows)]
 
@@ -54,15 +57,28 @@ def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]
             raise UsageError(f"threshold is {shown}; it must be a number (negative is lossless)")
 
 
+def check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UsageError(f"{name} is {value!r}; it must be a whole number")
+
+
 def check_count(name: str, value: object, hint: str = "") -> None:
     """UsageError where `value` is no whole number of at least 1; True is none."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1{hint}")
 
 
+def _keys(ids: Any, prompts: Sequence[Prompt]) -> list[int]:
+    """One whole number a prompt; by default its place."""
+    keys = _one_each("ids", [ids] if isinstance(ids, (str, Integral)) else ids, prompts) if ids is not None else None
+    for key in keys or ():
+        check_whole("an entry of ids", key)
+    return list(range(len(prompts))) if keys is None else [int(key) for key in keys]
+
+
 def _one_each(name: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
     listed = values.tolist() if hasattr(values, "tolist") else values  # arrays and tensors
-    if not isinstance(listed, Sequence):
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
         return [listed] * len(prompts)
     if len(listed) != len(prompts):
         raise UsageError(f"{name} has {len(listed)} entries for {len(prompts)} prompts; give one each")
@@ -94,4 +110,4 @@ def _room(context: int | None, prompt: list[int], index: int, max_new_tokens: in
         raise UsageError(
             f"prompt {index} has {len(prompt)} tokens, the models' context is {context}; shorten the prompt"
         )
-    return min(max_new_tokens, left)
+    return min(int(max_new_tokens), left)

@@ -136,7 +136,9 @@ class Ensemble(Rule):
     name, lossless = "ensemble", "sd"
 
     def widest(self, threshold: float) -> tuple[float, float]:
-        return threshold, math.nextafter(threshold, math.inf)
+        if threshold <= 0.0:
+            return -math.inf, math.nextafter(0.0, math.inf)
+        return (1.0, math.inf) if threshold >= 1.0 else (threshold, math.nextafter(threshold, math.inf))
 
     def judge(self, round_: Proposal) -> Verdict:
         p, q = _probabilities(round_)
@@ -146,7 +148,10 @@ class Ensemble(Rule):
             choice = torch.where(share > 0, mixed, round_.target_choice[:, :-1])  # softmax may tie what logits do not
             return Verdict(round_.drafted == choice, choice)
         p_x, q_x = round_.of_drafted(p), round_.of_drafted(q)
-        return Verdict(_uniform(round_, p.dtype) * q_x <= _mixture(p_x, q_x, share), _residual(p, q, round_))
+        accepted = _uniform(round_, p.dtype) * q_x <= _mixture(p_x, q_x, share)
+        if round_.criterion.within_support:
+            accepted &= p_x > 0
+        return Verdict(accepted, _residual(p, q, round_))
 
 
 def _probabilities(round_: Proposal) -> tuple[Tensor, Tensor]:
@@ -193,6 +198,6 @@ RULES: Mapping[str, Rule] = {
 
 
 def rule_named(name: str) -> Rule:
-    if name not in RULES:
+    if not isinstance(name, str) or name not in RULES:
         raise UsageError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
     return RULES[name]

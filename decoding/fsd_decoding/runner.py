@@ -7,13 +7,14 @@ acceptance or sampling.
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fsd_decoding.attention import grouped
+from fsd_decoding.attention import NAME, grouped
 from fsd_decoding.cache import SlotCache
 from fsd_decoding.errors import UsageError
 from fsd_decoding.support import check_model
@@ -36,6 +37,11 @@ class ModelRunner:
         self._grouped = _attention(model) == "sdpa"
         self._slots = torch.arange(slots, device=self.device)
         self._seen, self._hidden = torch.tensor([0.0, torch.finfo(model.dtype).min]).to(self.device, model.dtype)
+
+    @property
+    def identity(self) -> Hashable:
+        """What a graph of this runner is bound to."""
+        return self.model, self.model.dtype, self._grouped, self.vocabulary
 
     def logits(self, tokens: Tensor, positions: Tensor, reach: int, keep: int, rows: Tensor | None = None) -> Tensor:
         """Feeds `tokens` at `positions`, both (B, Q), and returns logits of the last `keep`: (B, keep, V).
@@ -96,6 +102,7 @@ def vocabulary_size(model: Any) -> int:
 def _attention(model: Any) -> str:
     """The model's own attention: "sdpa", which `grouped_attention` stands in for, or "eager"."""
     kind: str = model.config.get_text_config()._attn_implementation
+    kind = "sdpa" if kind == NAME else kind  # another thread is in a forward
     if kind not in ("sdpa", "eager"):
         raise UsageError(f"the model uses attention {kind!r}; load it with attn_implementation='sdpa' or 'eager'")
     return kind

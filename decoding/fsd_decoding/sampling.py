@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from transformers import (
 
 from fsd_decoding import noise
 from fsd_decoding.errors import UsageError
+
+_LEAST_TEMPERATURE = 1e-6  # below, logits divided by it leave what fp32 holds
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,13 @@ class Sampling:
     _warpers: LogitsProcessorList = field(init=False, repr=False, compare=False)  # what looks at the logits alone
 
     def __post_init__(self) -> None:
-        if not (self.temperature >= 0.0 and math.isfinite(self.temperature)):
-            raise UsageError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            _check_kind(name, getattr(self, name), Real)
+        _check_kind("top_k", self.top_k, Integral)
+        if self.temperature != 0.0 and not _LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise UsageError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or a number from {_LEAST_TEMPERATURE:g} on"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise UsageError(f"top_k is {self.top_k}; it must be at least 1, or absent")
         for name, share in (("top_p", self.top_p), ("min_p", self.min_p)):
@@ -56,11 +64,9 @@ class Sampling:
             raise UsageError(
                 f"repetition_penalty is {self.repetition_penalty}; it must be a positive number (1 is none)"
             )
-        if self.greedy and not (self.top_k is self.top_p is self.min_p is None):
-            raise UsageError(
-                f"min_p is {self.min_p}, top_k is {self.top_k} and top_p {self.top_p} at temperature 0, which is "
-                "greedy; give a temperature"
-            )
+        for name in ("top_k", "top_p", "min_p"):
+            if self.greedy and (given := getattr(self, name)) is not None:
+                raise UsageError(f"{name} is {given} at temperature 0, which is greedy; give a temperature")
         object.__setattr__(self, "_warpers", self._made_warpers())
 
     @property
@@ -72,7 +78,7 @@ class Sampling:
             return LogitsProcessorList()
         warpers = LogitsProcessorList([TemperatureLogitsWarper(float(self.temperature))])
         if self.top_k is not None:
-            warpers.append(TopKLogitsWarper(self.top_k))
+            warpers.append(TopKLogitsWarper(int(self.top_k)))
         if self.top_p is not None:
             warpers.append(TopPLogitsWarper(self.top_p))
         if self.min_p is not None:
@@ -109,6 +115,12 @@ class Sampling:
             return warped.argmax(-1)
         race = noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
         return (torch.log_softmax(warped, -1) + race).argmax(-1)
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind | None):
+        whole = "whole " if kind is Integral else ""
+        raise UsageError(f"{name} is {value!r}; it must be a {whole}number")
 
 
 def _on_rows(processor: LogitsProcessor | LogitsProcessorList, logits: Tensor, prefixes: Tensor) -> Tensor:

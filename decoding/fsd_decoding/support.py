@@ -25,8 +25,8 @@ _checked: WeakSet[Any] = WeakSet()  # models without an obstacle: looking throug
 
 def check_model(model: Any, slots: int) -> None:
     """Raises UsageError for a model whose rows of up to `slots` tokens cannot be fed and rolled back one by one."""
-    obstacles = _too_long(model, slots) if model in _checked else chain(_obstacles(model), _too_long(model, slots))
-    for obstacle in obstacles:
+    passing = chain(_in_training(model), _too_long(model, slots))
+    for obstacle in passing if model in _checked else chain(_obstacles(model), passing):
         raise UsageError(f"{model.config.model_type} {obstacle}")
     _checked.add(model)
 
@@ -44,10 +44,17 @@ def _obstacles(model: Any) -> Iterator[str]:
         yield "biases attention by ALiBi, which it takes from a padding mask; use a model with position_ids"
     if any(getattr(module, "is_causal", None) is False for module in model.get_decoder().modules()):
         yield "attends to later tokens too; use a causal model (encoders: load with is_decoder=True)"
+    if "token_type_ids" in inspect.signature(forward).parameters and not getattr(config, "is_decoder", True):
+        yield "is an encoder as it was loaded; load it with is_decoder=True, or use a decoder-only model"
     if any(buffer.dtype == torch.bool and buffer.dim() == 4 for buffer in model.buffers()):
         yield "masks by its own table, which takes all rows to be of one length; use another model"
     if any("position" in name and getattr(m, "padding_idx", None) is not None for name, m in model.named_modules()):
         yield "counts positions from its padding token's id; use a model that counts from 0"
+
+
+def _in_training(model: Any) -> Iterator[str]:
+    if model.training:
+        yield "is in training mode, where dropout makes every call another; call .eval() on it"
 
 
 def _too_long(model: Any, slots: int) -> Iterator[str]:
