@@ -73,5 +73,5 @@ def _recording(found: Mapping[str, Any]) -> Iterator[Claim]:
 def _forecast(found: Mapping[str, Any]) -> Claim:
     """Here the bound is the worst error of the grid."""
     errors = [one["error"] for one in found["forecast"]["forecasts"]]
-    name = f"error of predicted tokens/s, {len(errors)} settings (median; bound: the worst)"
+    name = f"error of predicted tokens/s, rounds counted, {len(errors)} settings (median; bound: the worst)"
     return Claim(name, f"<= {_FORECAST:g}", median(errors), max(errors), max(errors) <= _FORECAST)

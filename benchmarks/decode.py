@@ -62,9 +62,9 @@ def pairs(plan: Plan) -> list[Pair]:
 
 def measure(plan: Plan, compiled: bool) -> dict[str, Any]:
     own, *deep = pairs(plan)
-    few = [own.first(plan.prompts), *deep]
+    few = [own.first(plan.prompts), *deep]  # compiling the last and deepest would take longer than all the rest
     return {
-        "contests": [_told(contest(pair, _DRAFT_LENGTH, plan.repeats, compiled)) for pair in few],
+        "contests": [_told(contest(pair, _DRAFT_LENGTH, plan.repeats, compiled and pair is not few[-1])) for pair in few],
         "batching": batching(own.first(plan.stream), _DRAFT_LENGTH, _BATCH, plan.stream_repeats),
         "recording": [
             *(recording(pair, _DRAFT_LENGTH, 1, plan.repeats) for pair in few),
@@ -84,7 +84,9 @@ def speeds(contest: Mapping[str, Any]) -> str:
     """One pair's tokens per second: median and quartiles over repeats."""
     found, rounds = contest["tokens_per_second"], contest["rounds"]
     names = [name for name in _SEEN if name in found] + [name for name in found if name not in _SEEN]
-    lines = [f"{contest['pair']}, batch 1, L = {_DRAFT_LENGTH}, same texts: {contest['same_texts']}"]
+    target, draft = (f"{size / 1e6:.1f} M" for size in contest["parameters"])
+    lines = [f"{contest['pair']}: {target} parameters and {draft}, batch 1, L = {_DRAFT_LENGTH}"]
+    lines.append(f"  share of same texts: {contest['same_texts']}")
     for name in names:
         counted = rounds.get(name)
         said = f", {counted['tokens_a_round']:.2f} a round, {counted['accepted']:.0%} accepted" if counted else ""
@@ -116,7 +118,7 @@ def main() -> None:
     whole["seconds"] = time.perf_counter() - began
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(whole, indent=1, default=plain) + "\n")
-    print(table(made))
+    print("a smoke run: too few repeats to say anything" if options.quick else table(made))
     print(f"\n{whole['seconds']:.0f} s; {options.out}")
 
 

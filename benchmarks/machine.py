@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,18 @@ def facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "load_before": os.getloadavg()[0],  # others who were busy here
+        "revision": _revision(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
     }
+
+
+def _revision() -> str:
+    """The commit that was measured, with a + where files differ from it."""
+    here = Path(__file__).parent
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or "unknown"
 
 
 def _processor() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TypeVar
 
 import numpy as np
@@ -59,22 +60,18 @@ def take_turns(
     """One `Run` a repeat and contender: its sum over the pieces of `work`.
 
     All contenders do a piece before anyone does the next, so that a machine that slows down slows them all;
-    who comes first changes from piece to piece and from repeat to repeat.
+    their order is drawn anew for every piece and repeat, so that nobody always follows the same one.
     """
+    order = Random(0)
     taken: dict[str, list[Run]] = {name: [] for name in contenders}
-    for repeat in range(repeats):
+    for _ in range(repeats):
         sums = dict.fromkeys(contenders, Run(0.0, 0.0))
-        for number, piece in enumerate(work):
-            for name in _rotated(list(contenders), repeat + number):
+        for piece in work:
+            for name in order.sample(list(contenders), len(contenders)):
                 sums[name] += contenders[name](piece)
         for name, run in sums.items():
             taken[name].append(run)
     return taken
-
-
-def _rotated(names: list[str], by: int) -> list[str]:
-    first = by % len(names)
-    return names[first:] + names[:first]
 
 
 def rates(runs: Sequence[Run]) -> Spread:

@@ -65,7 +65,7 @@ def test_the_smoke_run_has_a_number_for_every_claim(tmp_path: Path) -> None:
     claimed = {claim["name"]: claim for claim in found["claims"]}
     assert len(claimed) == 18
     for name, claim in claimed.items():
-        assert name in ran.stdout
+        assert claim["wanted"], name
         if "compiled" in name:  # what is compiled takes minutes, and has no place in a smoke run
             assert claim["measured"] is claim["reached"] is None
         else:

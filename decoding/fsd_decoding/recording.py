@@ -27,7 +27,9 @@ class Recorder:
         for name in names:
             check_name(name)
         self._names = list(names)
-        self._held: list[tuple[Tensor, Tensor, Tensor]] = []  # logits of p and q, (N, V) each; which were decided
+        self._held: list[
+            tuple[Tensor, Tensor, Tensor]
+        ] = []  # logits of p and q, (B, L, V) each, and which were decided
         self._kept: dict[str, list[Tensor]] = {}
 
     def __call__(self, round_: RoundRecord) -> None:
@@ -37,15 +39,10 @@ class Recorder:
         shape = proposal.drafted.shape
         prompts = torch.tensor([r.index if r else -1 for r in round_.requests])
         drafts = torch.arange(shape[1], device=round_.accepted.device)
-        self._held.append(
-            (
-                proposal.target_logits[:, :-1].flatten(0, 1),
-                proposal.draft_logits.flatten(0, 1),
-                round_.decided.flatten(),
-            )
-        )
+        decided = round_.decided
+        self._held.append((proposal.target_logits[:, :-1], proposal.draft_logits, decided))
         self._keep(
-            decided=round_.decided,
+            decided=decided,
             prompt=prompts[:, None].expand(shape),
             position=proposal.positions[:, :-1],
             draft=drafts.expand(shape),
