@@ -12,7 +12,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observing import RoundRecord
 from fsd_decoding.result import Result
-from tiny import word_tokenizer
+from tiny import llama, word_tokenizer
 from tiny_pair import ragged_prompts, tiny_decoder
 
 NEW = 20
@@ -85,3 +85,17 @@ def test_compiled_kernels_give_the_same_texts(plain: SpeculativeDecoder) -> None
 def test_compile_is_one_of_three(plain: SpeculativeDecoder) -> None:
     with pytest.raises(UsageError, match="compile is 'fast'; it must be False, 'capture' or True"):
         SpeculativeDecoder(plain.target, plain.draft, word_tokenizer(), compile="fast")  # type: ignore[arg-type]
+
+
+def test_another_target_gets_graphs_of_its_own() -> None:
+    """Of the same shapes, so that nothing but its identity tells the models apart."""
+    first, other, draft = (llama(seed, layers=1) for seed in (1, 9, 3))
+    swapped = SpeculativeDecoder(first, draft, word_tokenizer(), compile="capture")
+    expected = greedy(SpeculativeDecoder(other, draft, word_tokenizer()))
+    assert greedy(swapped) != expected
+    swapped.target = other
+    assert greedy(swapped) == expected
+
+
+def greedy(decoder: SpeculativeDecoder) -> list[list[int]]:
+    return [r.tokens for r in decoder.generate(PROMPTS[:1], NEW, rule="coupled", draft_length=1)]
