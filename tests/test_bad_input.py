@@ -59,6 +59,14 @@ BAD_CALLS: list[tuple[str, dict[str, object]]] = [
     ("top_p is 2", {"temperature": 1.0, "top_p": 2.0}),
     ("stop is 'ab'", {"stop": "ab"}),
     (r"stop is \[''\]", {"stop": [""]}),
+    ("stop is None", {"stop": None}),
+    ("prompts is {0: ", {"prompts": {0: [5]}}),
+    ("an entry of ids is '7'; it must be a whole number", {"ids": "7"}),
+    ("an entry of ids is 1.5; it must be a whole number", {"ids": [1.5]}),
+    ("threshold is '0.1'; it must be a number", {"threshold": "0.1"}),
+    ("batch_size is None", {"batch_size": None}),
+    ("temperature is '0.5'", {"temperature": "0.5"}),
+    ("top_k is 2.5", {"temperature": 1.0, "top_k": 2.5}),
 ]
 
 
@@ -232,3 +240,45 @@ def test_out_of_memory_suggests_half_of_the_rows_that_were_used(endless: Specula
 def test_a_token_outside_the_vocabulary_is_named(decoder: SpeculativeDecoder, token: int) -> None:
     with pytest.raises(UsageError, match=f"prompt 1 holds token {token}"):
         decoder.generate([[5], [6, token]], NEW)
+
+
+def test_a_text_that_ends_in_the_round_that_breaks_is_kept() -> None:
+    """Token 39 stands only in the second prompt, and its embedding is NaN."""
+    broken = llama(seed=1)
+    broken.generation_config.eos_token_id = []
+    sound = SpeculativeDecoder(llama(seed=1), NGram(), word_tokenizer(), rule="target").generate([[5]], 1)[0]
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[39] = math.nan
+    pair = SpeculativeDecoder(broken, NGram(), word_tokenizer(), rule="target")
+    with pytest.raises(NumericalError, match="prompt 1 got logits") as caught:
+        pair.generate([[5], [39], [6]], 1)
+    assert sorted(caught.value.finished) == [0, 2]
+    assert caught.value.finished[0].tokens == sound.tokens
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_model_in_training_mode_is_refused(role: str) -> None:
+    pair = SpeculativeDecoder(llama(seed=1), llama(seed=2, layers=1), word_tokenizer())
+    getattr(pair, role).train()
+    with pytest.raises(UsageError, match="training mode"):
+        pair.generate([[5]], NEW)
+
+
+def test_typical_needs_a_threshold_on_its_own_scale(decoder: SpeculativeDecoder) -> None:
+    with pytest.raises(UsageError, match="rule 'typical' measures T on a scale of its own; give threshold= too"):
+        decoder.generate([[5]], NEW, rule="typical")
+    assert decoder.generate([[5]], NEW, rule="typical", threshold=0.3)
+
+
+BAD_DRAFTS: list[tuple[str, Any]] = [
+    (r"the draft is the class NGram; give an object of it, NGram\(", NGram),
+    (r"the draft is Linear\(.*; it must be a causal LM", torch.nn.Linear(2, 2)),
+    ("the draft is None; it must be a causal LM", None),
+]
+
+
+@pytest.mark.parametrize(("message", "draft"), BAD_DRAFTS, ids=[m for m, _ in BAD_DRAFTS])
+def test_a_draft_that_is_no_draft_is_named(decoder: SpeculativeDecoder, message: str, draft: Any) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        SpeculativeDecoder(decoder.target, draft, decoder.tokenizer)
+    assert "\n" not in str(caught.value)

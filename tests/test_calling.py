@@ -10,9 +10,10 @@ import torch
 from fsd_decoding.calling import Graphs
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
+from fsd_decoding.ngram import NGram
 from fsd_decoding.observing import RoundRecord
 from fsd_decoding.result import Result
-from tiny import word_tokenizer
+from tiny import FAMILIES, random_model, word_tokenizer
 from tiny_pair import ragged_prompts, tiny_decoder
 
 NEW = 20
@@ -85,3 +86,17 @@ def test_compiled_kernels_give_the_same_texts(plain: SpeculativeDecoder) -> None
 def test_compile_is_one_of_three(plain: SpeculativeDecoder) -> None:
     with pytest.raises(UsageError, match="compile is 'fast'; it must be False, 'capture' or True"):
         SpeculativeDecoder(plain.target, plain.draft, word_tokenizer(), compile="fast")  # type: ignore[arg-type]
+
+
+def test_another_target_gets_graphs_of_its_own() -> None:
+    """Of the same shapes, but one has a window: its graph would fit the other and say something else."""
+    first, other = random_model(FAMILIES["llama"], seed=3), random_model(FAMILIES["mistral"], seed=4)
+    swapped = SpeculativeDecoder(first, NGram(), word_tokenizer(), compile="capture")
+    expected = alone(SpeculativeDecoder(other, NGram(), word_tokenizer()))
+    assert alone(swapped) != expected
+    swapped.target = other
+    assert alone(swapped) == expected
+
+
+def alone(decoder: SpeculativeDecoder) -> list[list[int]]:
+    return [r.tokens for r in decoder.generate(PROMPTS, NEW, rule="target")]

@@ -412,3 +412,54 @@ def test_every_token_is_drafted_a_bonus_or_a_fallback(
         assert r.bonus == sum(before) + (last and added_last)
     assert sum(r.bonus for r in found) > 5
     assert sum(r.rounds - r.bonus for r in found) > 5
+
+
+def every_third_place(state: DraftState) -> Tensor:
+    """Skips whole rounds of a row, by where its text stands."""
+    return (state.batch.lengths % 3 == 0) | torch.full_like(state.drafting, bool(state.logits))
+
+
+def test_a_policy_that_skips_rounds_gives_each_prompt_its_own_text(
+    by_model: SpeculativeDecoder, prompts: list[list[int]]
+) -> None:
+    how: dict[str, Any] = {"rule": "fsd", "threshold": 0.2, "draft_length": 4, "policy": every_third_place}
+    together = by_model.generate(prompts, NEW, **how)
+    alone = [by_model.generate([prompt], NEW, ids=[i], **how)[0] for i, prompt in enumerate(prompts)]
+    assert any(0 < r.drafted < 4 * r.rounds for r in alone)  # a round drafts four or none
+    equal_but_for_rounding(together, alone)
+
+
+def test_a_draft_has_read_what_rounds_without_drafting_added(
+    by_model: SpeculativeDecoder, prompts: list[list[int]]
+) -> None:
+    """q at a round's first step against an uncached forward; prompts are taken one at a time, or others draft."""
+    seen = 0
+
+    def observe(record: RoundRecord) -> None:
+        nonlocal seen
+        proposal = record.proposal
+        if proposal.drafted.shape[1]:
+            text = proposal.tokens[:1, : int(proposal.positions[0, 0])]
+            same(proposal.draft_logits[0, 0], by_model.draft(text, use_cache=False).logits[0, -1])
+            seen += 1
+
+    by_model.generate(
+        prompts[:4], NEW, rule="coupled", draft_length=2, batch_size=1, policy=every_third_place, observer=observe
+    )
+    assert seen > 5
+
+
+NO_ANSWERS = [True, None, torch.ones(3), torch.ones(2, dtype=torch.bool), torch.ones(3, 1, dtype=torch.bool)]
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS, ids=str)
+def test_a_policy_that_gives_no_truth_value_a_row_is_refused(by_model: SpeculativeDecoder, answer: Any) -> None:
+    with pytest.raises(UsageError, match="the policy answered"):
+        by_model.generate([[5], [6], [7]], NEW, policy=lambda _: answer)
+
+
+@pytest.mark.xfail(strict=True, reason="DEFECT in drafting._answer: the repr of a tensor of two axes has several lines")
+def test_a_policy_that_answers_a_matrix_is_refused_in_one_line(by_model: SpeculativeDecoder) -> None:
+    with pytest.raises(UsageError) as caught:
+        by_model.generate([[5], [6], [7]], NEW, policy=lambda _: torch.ones(3, 1))
+    assert "\n" not in str(caught.value)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
 from fsd_decoding.observing import RoundRecord
 from fsd_decoding.result import Result
 from tiny import CONTEXT, EOS, FAMILIES, llama, random_model, word_tokenizer
@@ -131,3 +132,26 @@ def test_vocabularies_padded_to_different_widths_decode_on_what_they_share(width
             assert pair.generate([prompt], 6, temperature, rule=rule, threshold=-1.0)[0].tokens == alone[0].tokens
         fuzzy = pair.generate([prompt], 6, temperature, threshold=9.0)[0].tokens
         assert all(token < narrow for token in fuzzy + alone[0].tokens)
+
+
+PLACES = [(30, 12, [1, 30]), (30, 32, [1, 8]), (27, 32, [1, 8]), (29, 32, [2, 5]), (28, 32, [2, 6])]
+
+
+@pytest.mark.parametrize(("prompt", "new", "lengths"), PLACES, ids=str)
+def test_draft_lengths_of_its_own_leave_each_prompt_room(prompt: int, new: int, lengths: list[int]) -> None:
+    """A full row beside one that drafts more than its own length would let it: caches grow by 32 places."""
+    pair = tiny_decoder()
+    pair.target.generation_config.eos_token_id = []
+    prompts, thresholds = [[5] * prompt, [7] * 3], [9.0, -1.0]
+    together = pair.generate(prompts, new, rule="fsd", draft_length=lengths, threshold=thresholds)
+    for i, result in enumerate(together):
+        alone = pair.generate([prompts[i]], new, rule="fsd", draft_length=lengths[i], threshold=thresholds[i], ids=[i])[
+            0
+        ]
+        assert (result.tokens, result.finish_reason) == (alone.tokens, "length")
+
+
+@pytest.mark.parametrize("length", [128, 1000, [3, 128]], ids=str)
+def test_a_draft_longer_than_the_context_is_refused(decoder: SpeculativeDecoder, length: int | list[int]) -> None:
+    with pytest.raises(UsageError, match="must be less than the models' context, 128"):
+        decoder.generate([[5], [6]], NEW, draft_length=length)

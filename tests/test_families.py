@@ -166,6 +166,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "openai-gpt": (hf.OpenAIGPTConfig(**SMALL), "takes no past_key_values"),
     "gpt_neo": (hf.GPTNeoConfig(**GPT_NEO), "masks by its own table"),
     "bert": (hf.BertConfig(**SMALL), "attends to later tokens"),
+    "megatron-bert": (hf.MegatronBertConfig(**SMALL), "is an encoder as it was loaded"),
     "roberta": (hf.RobertaConfig(**SMALL, is_decoder=True), "counts positions from its padding"),
     "gpt2": (hf.GPT2Config(**SMALL, add_cross_attention=True), "attends to an encoder"),
     "phi3": (hf.Phi3Config(**SMALL, original_max_position_embeddings=SLOTS - 1, rope_parameters=LONG), "longrope"),

@@ -14,11 +14,15 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from fsd_decoding import noise
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.errors import UsageError
+from fsd_decoding.observing import RoundRecord
 from fsd_decoding.proposal import Criterion, Logits, Proposal
 from fsd_decoding.rules import RULES, rule_named
 from fsd_decoding.sampling import Sampling
+from tiny import word_tokenizer
+from tiny_pair import ragged_prompts, related
 
 FALSE_ALARM = 1e-6
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)]
@@ -279,3 +283,30 @@ def test_unknown_rule_lists_the_known() -> None:
     known = "target, sd, coupled, fsd, fsd-sd, fsd-coupled, typical, ensemble"
     with pytest.raises(UsageError, match=f"unknown rule 'exact'; known: {known}$"):
         rule_named("exact")
+
+
+def test_ensemble_within_support_accepts_only_what_the_target_can_emit() -> None:
+    """top_k = 1 leaves the target one token, and T = 9 would accept all of the draft's."""
+    pair = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), within_support=True)
+    pair.target.generation_config.eos_token_id = []
+    kept = outside = 0
+
+    def observe(record: RoundRecord) -> None:
+        nonlocal kept, outside
+        round_ = record.proposal
+        possible = round_.of_drafted(round_.warped_target[:, :-1]).isfinite()
+        accepted = torch.arange(possible.shape[1]) < record.accepted[:, None]
+        assert possible[accepted].all()
+        kept, outside = kept + int(accepted.sum()), outside + int((~possible).sum())
+
+    pair.generate(ragged_prompts(10), 16, 1.0, top_k=1, rule="ensemble", threshold=9.0, observer=observe)
+    assert kept > 10
+    assert outside > 10
+
+
+@pytest.mark.parametrize("threshold", [math.inf, 1.5, 1.0, 0.3, 5e-324, 0.0, -1.0, -math.inf])
+def test_the_widest_interval_of_an_ensemble_holds_its_threshold(threshold: float) -> None:
+    low, high = rule_named("ensemble").widest(threshold)
+    assert low < high
+    assert low <= threshold
+    assert threshold < high or high == math.inf
