@@ -64,7 +64,9 @@ def measure(plan: Plan, compiled: bool) -> dict[str, Any]:
     own, *deep = pairs(plan)
     few = [own.first(plan.prompts), *deep]  # compiling the last and deepest would take longer than all the rest
     return {
-        "contests": [_told(contest(pair, _DRAFT_LENGTH, plan.repeats, compiled and pair is not few[-1])) for pair in few],
+        "contests": [
+            _told(contest(pair, _DRAFT_LENGTH, plan.repeats, compiled and pair is not few[-1])) for pair in few
+        ],
         "batching": batching(own.first(plan.stream), _DRAFT_LENGTH, _BATCH, plan.stream_repeats),
         "recording": [
             *(recording(pair, _DRAFT_LENGTH, 1, plan.repeats) for pair in few),

@@ -458,7 +458,6 @@ def test_a_policy_that_gives_no_truth_value_a_row_is_refused(by_model: Speculati
         by_model.generate([[5], [6], [7]], NEW, policy=lambda _: answer)
 
 
-@pytest.mark.xfail(strict=True, reason="DEFECT in drafting._answer: the repr of a tensor of two axes has several lines")
 def test_a_policy_that_answers_a_matrix_is_refused_in_one_line(by_model: SpeculativeDecoder) -> None:
     with pytest.raises(UsageError) as caught:
         by_model.generate([[5], [6], [7]], NEW, policy=lambda _: torch.ones(3, 1))

@@ -75,8 +75,9 @@ def _answer(policy: StopPolicy, state: DraftState) -> Tensor:
     answer: object = policy(state)
     if isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.shape == state.drafting.shape:
         return answer
+    shown = " ".join(repr(answer).split())  # a tensor's would take lines
     wanted = f"a bool tensor of shape ({len(state.drafting)},), one truth value a row"
-    raise UsageError(f"the policy answered {answer!r:.80}; it must give {wanted}")
+    raise UsageError(f"the policy answered {shown:.80}; it must give {wanted}")
 
 
 def _step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, reach: int) -> Tensor:
