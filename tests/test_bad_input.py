@@ -61,7 +61,7 @@ BAD_CALLS: list[tuple[str, dict[str, object]]] = [
     (r"stop is \[''\]", {"stop": [""]}),
     ("stop is None", {"stop": None}),
     ("prompts is {0: ", {"prompts": {0: [5]}}),
-    ("an entry of ids is '7'; it must be a whole number", {"ids": "7"}),
+    ("ids is '7'; it must be a list of whole numbers", {"ids": "7"}),
     ("an entry of ids is 1.5; it must be a whole number", {"ids": [1.5]}),
     ("threshold is '0.1'; it must be a number", {"threshold": "0.1"}),
     ("batch_size is None", {"batch_size": None}),

@@ -5,7 +5,6 @@ Knows tokenizers, prompts, stop strings and profiles. The loop itself is `engine
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -20,8 +19,8 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.following import followed
 from fsd_decoding.loading import (
     as_dtype,
-    check_causal,
     check_device,
+    check_pair,
     default_device,
     is_source,
     load_model,
@@ -58,9 +57,7 @@ class SpeculativeDecoder:
         compile: bool | Literal["capture"] = False,
     ) -> None:
         self._call = caller(compile)
-        check_causal("target", target)
-        if not isinstance(draft, DraftSource) or isinstance(draft, type):
-            check_causal("draft", draft)
+        check_pair(target, draft)
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
         self.rule, self.seed = rule_named(rule).name, seed
         self.threshold, self.draft_length = threshold, draft_length
@@ -68,7 +65,6 @@ class SpeculativeDecoder:
         self.criterion = Criterion(divergence, on, within_support)
         check_settings([draft_length], [threshold])
         check_whole("seed", seed)
-        _warn_of_a_large_draft(target, draft)
 
     @classmethod
     def from_pretrained(
@@ -300,15 +296,3 @@ class SpeculativeDecoder:
         configured = self.target.generation_config.eos_token_id
         ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
         return frozenset(i for i in ids if i is not None)
-
-
-def _warn_of_a_large_draft(target: Any, draft: Any) -> None:
-    if isinstance(draft, DraftSource):
-        return
-    sizes = [sum(p.numel() for p in model.parameters()) for model in (target, draft)]
-    if sizes[1] > sizes[0]:
-        warnings.warn(
-            f"the draft has {sizes[1]:,} parameters, the target {sizes[0]:,}: drafting costs more than it saves; "
-            "are they swapped?",
-            stacklevel=4,
-        )

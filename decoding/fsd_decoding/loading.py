@@ -6,12 +6,14 @@ Knows transformers' Auto classes. Knows nothing of decoding.
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fsd_decoding.drafter import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_decoding.fingerprint import tokenizer_difference
 
@@ -27,8 +29,22 @@ def check_device(device: str) -> None:
         raise UsageError(f"device {device!r} cannot be used here: {reason}") from error
 
 
-def check_causal(role: str, model: Any) -> None:
-    """UsageError where `model` is no loaded causal LM."""
+def check_pair(target: Any, draft: Any) -> None:
+    """UsageError where either is no loaded causal LM, nor the draft another source; warns where they seem swapped."""
+    _check_causal("target", target)
+    if isinstance(draft, DraftSource) and not isinstance(draft, type):
+        return
+    _check_causal("draft", draft)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (target, draft)]
+    if sizes[1] > sizes[0]:
+        warnings.warn(
+            f"the draft has {sizes[1]:,} parameters, the target {sizes[0]:,}: drafting costs more than it saves; "
+            "are they swapped?",
+            stacklevel=4,
+        )
+
+
+def _check_causal(role: str, model: Any) -> None:
     if isinstance(model, type):
         raise UsageError(f"the {role} is the class {model.__name__}; give an object of it, {model.__name__}(…)")
     if not isinstance(model, torch.nn.Module) or not _has_head(model):

@@ -70,10 +70,14 @@ def check_count(name: str, value: object, hint: str = "") -> None:
 
 def _keys(ids: Any, prompts: Sequence[Prompt]) -> list[int]:
     """One whole number a prompt; by default its place."""
-    keys = _one_each("ids", [ids] if isinstance(ids, (str, Integral)) else ids, prompts) if ids is not None else None
-    for key in keys or ():
+    if ids is None:
+        return list(range(len(prompts)))
+    if isinstance(ids, (str, Real)):
+        raise UsageError(f"ids is {ids!r}; it must be a list of whole numbers, one a prompt")
+    keys = _one_each("ids", ids, prompts)
+    for key in keys:
         check_whole("an entry of ids", key)
-    return list(range(len(prompts))) if keys is None else [int(key) for key in keys]
+    return [int(key) for key in keys]
 
 
 def _one_each(name: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
