@@ -28,12 +28,12 @@ def test_everyone_does_a_piece_before_anyone_does_the_next_in_an_order_drawn_ane
         seen.append((name, piece))
         return Run(piece, 1.0)
 
-    taken = take_turns({name: partial(look, name) for name in "abc"}, [1, 2, 3], 3)
-    assert [piece for _, piece in seen] == [1, 1, 1, 2, 2, 2, 3, 3, 3] * 3
+    taken = take_turns({name: partial(look, name) for name in "abc"}, [1, 2, 3], 8)
+    assert [piece for _, piece in seen] == [1, 1, 1, 2, 2, 2, 3, 3, 3] * 8
     orders = [[name for name, _ in seen[i : i + 3]] for i in range(0, len(seen), 3)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     assert {order[0] for order in orders} == {"a", "b", "c"}
-    assert taken == {name: [Run(6.0, 3.0)] * 3 for name in "abc"}
+    assert taken == {name: [Run(6.0, 3.0)] * 8 for name in "abc"}
 
 
 def test_a_ratio_is_taken_within_a_repeat() -> None:
