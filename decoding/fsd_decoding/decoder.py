@@ -173,9 +173,7 @@ class SpeculativeDecoder:
         """
         requests = self.requests(prompts, max_new_tokens, ids, rule, threshold, draft_length)
         check_count("batch_size", batch_size)
-        sampling = self._sampling(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-        )
+        sampling = self._sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         settings = self._settings(rule, sampling, stop, policy, observer)
         finished: dict[int, Result] = {}
         with keeping(finished, min(batch_size, len(requests))):
@@ -206,9 +204,7 @@ class SpeculativeDecoder:
         Arguments and errors are those of `generate`.
         """
         requests = self.requests([prompt], max_new_tokens, [id], rule, threshold, draft_length)
-        sampling = self._sampling(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-        )
+        sampling = self._sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         settings = self._settings(rule, sampling, stop)
         with keeping({}, 1):
             return self._pieces(self.engine(settings, requests, 1), requests, stop)
@@ -249,8 +245,9 @@ class SpeculativeDecoder:
             max_new_tokens,
         )
 
-    def _sampling(self, **given: Any) -> Sampling:
-        changed = {name: value for name, value in given.items() if value is not None}
+    def _sampling(self, *given: float | None) -> Sampling:
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        changed = {name: value for name, value in zip(names, given, strict=True) if value is not None}
         kept: dict[str, Any] = {"temperature": self.sampling.temperature, "processors": self.sampling.processors}
         return Sampling(**kept | changed) if changed else self.sampling
 
