@@ -17,9 +17,9 @@ from fsd_calib.measure import Bench, Configuration
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.search import ShareScale
 from fsd_calib.speed import seconds_per_round
-from fsd_calib.split import tuning_and_certification
 from fsd_calib.tasks import Task, load_task
 from fsd_calib.wish import Wish
+from fsd_collectors.split import tuning_and_certification
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import shared_tokenizer

@@ -12,8 +12,8 @@ from importlib.metadata import version
 
 from fsd_calib.certify import METHOD, Evidence, Verdict
 from fsd_calib.measure import Bench, Configuration, Measurement
-from fsd_calib.parts import Part
 from fsd_calib.wish import Wish
+from fsd_collectors.parts import Part
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile import ThresholdProfile

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fsd_calib.certify import Outcomes
-from fsd_calib.parts import Part
 from fsd_calib.progress import Progress
 from fsd_calib.tasks import Problem, Task
+from fsd_collectors.parts import Part
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.observing import Observer, RoundRecord
 from fsd_decoding.result import Result

@@ -17,8 +17,8 @@ import pytest
 
 from fsd_calib import calibrate_app, generate_app
 from fsd_calib.command_line import run
-from fsd_calib.split import tuning_and_certification
 from fsd_calib.tasks import load_task
+from fsd_collectors.split import tuning_and_certification
 from fsd_decoding.profile import ThresholdProfile
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.split import CERTIFICATION_SHARE, tuning_and_certification
+from fsd_collectors.split import CERTIFICATION_SHARE, tuning_and_certification
 
 
 @dataclass(frozen=True)

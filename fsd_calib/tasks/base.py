@@ -15,7 +15,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from fsd_calib.parts import Part
 from fsd_calib.tasks.answers import same_answer
 from fsd_calib.tasks.prompts import (
     STEP_BY_STEP,
@@ -25,6 +24,7 @@ from fsd_calib.tasks.prompts import (
     has_chat_template,
     plain_prompt,
 )
+from fsd_collectors.parts import Part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

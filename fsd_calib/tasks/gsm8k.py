@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_calib.parts import Part
 from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.data_file import read_examples
 from fsd_calib.tasks.prompts import Exemplar
+from fsd_collectors.parts import Part
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from fsd_calib.parts import Part
+from fsd_collectors.parts import Part
 
 CERTIFICATION_SHARE = 0.7
 

@@ -1,0 +1,129 @@
+"""What a trace's tables hold, column by column: the one place that says so.
+
+Knows names, types, units and meanings. Knows neither how a value is computed nor how it is stored. p is the target,
+q the draft, x the drafted token, y what the target alone would say there with the same noise (DESIGN section 5);
+logarithms are natural.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1  # raised when a column changes its meaning or is taken away
+
+ROUNDS_BACK = 3  # earlier rounds whose accepted counts a token's row repeats
+
+
+@dataclass(frozen=True)
+class Column:
+    """`unit` "" where it has none. `nullable`: null where the way of collecting knows no such thing."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    meaning: str
+    nullable: bool = False
+
+    @property
+    def field(self) -> pa.Field:
+        return pa.field(self.name, self.type, self.nullable, {"unit": self.unit, "meaning": self.meaning})
+
+
+_WHOSE = (
+    Column("run", pa.string(), "", "the run's id, as in manifest.json"),
+    Column("problem", pa.int64(), "", "the problem's id, of its question alone"),
+    Column("split", pa.string(), "", "tuning or certification, by problem"),
+)
+
+_PLACE = (
+    Column("position", pa.int32(), "tokens", "place in the completion, from 0"),
+    Column("round", pa.int32(), "rounds", "round of the completion, from 0; null along the target", True),
+    Column("draft_position", pa.int16(), "tokens", "place in the round's draft, from 0; null along the target", True),
+)
+
+_DECISION = (
+    Column("drafted", pa.int32(), "token id", "x"),
+    Column("target_choice", pa.int32(), "token id", "y; along the target the completion's own token"),
+    Column("same_argmax", pa.bool_(), "", "p and q (raw logits) have one argmax"),
+    Column("same_token", pa.bool_(), "", "x = y: argmaxes if greedy, else samples under one noise"),
+    Column("sd_accepts", pa.bool_(), "", "u <= p(x)/q(x), keyed u, processed p and q; greedy: x = y"),
+    Column("sd_probability", pa.float32(), "probability", "1 - tv of processed p and q; greedy: 1 where x = y, else 0"),
+    Column("accepted", pa.bool_(), "", "the run's rule accepts x; null along the target", True),
+    Column("decided", pa.bool_(), "", "accepted, or the first rejected of its round; along the target always"),
+    Column("in_text", pa.bool_(), "", "lies before the completion's end, an EOS included; along the target always"),
+)
+
+_SHAPE = tuple(
+    Column(f"{model}_{name}", kind, unit, f"{meaning} {letter}")
+    for model, letter in (("target", "p"), ("draft", "q"))
+    for name, kind, unit, meaning in (
+        ("entropy", pa.float32(), "nats", "entropy of"),
+        ("varentropy", pa.float32(), "nats^2", "variance of -log under"),
+        ("top1", pa.float32(), "probability", "largest of"),
+        ("top2", pa.float32(), "probability", "second largest of"),
+        ("margin", pa.float32(), "probability", "top1 - top2 of"),
+        ("rank", pa.int32(), "tokens", "how many tokens are likelier than x under"),
+        ("probability", pa.float32(), "probability", "of x under"),
+    )
+)
+
+_HISTORY = tuple(
+    Column(
+        f"accepted_{back}_back", pa.int16(), "tokens",
+        f"accepted {back} rounds ago; null along the target and before there was such a round", True,
+    )
+    for back in range(1, ROUNDS_BACK + 1)
+)  # fmt: skip
+
+_OUTCOME = (Column("correct", pa.bool_(), "", "the whole completion's answer is right"),)
+
+COMPLETIONS: tuple[Column, ...] = (
+    *_WHOSE,
+    Column("prompt_tokens", pa.int32(), "tokens", "length of the prompt"),
+    Column("tokens", pa.list_(pa.int32()), "token id", "the completion, without EOS"),
+    Column("text", pa.string(), "", "the completion, cut before a stop string"),
+    Column("finish_reason", pa.string(), "", "eos, stop or length"),
+    Column("emitted", pa.int32(), "tokens", "tokens brought by rounds, an EOS included"),
+    Column("rounds", pa.int32(), "rounds", "verifications it took"),
+    Column("proposed", pa.int32(), "tokens", "tokens drafted"),
+    Column("accepted", pa.int32(), "tokens", "of them, those that stayed"),
+    *_OUTCOME,
+)
+
+ROUNDS: tuple[Column, ...] = (
+    *_WHOSE,
+    Column("round", pa.int32(), "rounds", "round of the completion, from 0"),
+    Column("position", pa.int32(), "tokens", "place in the completion where the round began"),
+    Column("proposed", pa.int16(), "tokens", "tokens drafted"),
+    Column("accepted", pa.int16(), "tokens", "of them, up to the first rejection"),
+    Column("batch", pa.int16(), "rows", "completions decoded in this round at once; times are of all of them"),
+    Column("draft_seconds", pa.float64(), "s", "draft phase on the host's clock: on CUDA what it took to launch"),
+    Column("verify_seconds", pa.float64(), "s", "verification, likewise; where all rows are new, with their prompts"),
+)
+
+
+def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, ...]:
+    """Columns of the table of tokens, one row a drafted token.
+
+    Args:
+        divergences: names of `fsd_decoding.divergence`, a column each.
+        hidden: width of the draft's hidden state; 0: it was not kept.
+    """
+    measured = (
+        Column(name, pa.float32(), "" if name == "tv" else "nats", f"divergence {name} of p and q")
+        for name in divergences
+    )
+    state = (
+        Column("draft_hidden", pa.list_(pa.float16(), hidden), "", "the draft's last hidden state, q's own input"),
+    )
+    return (*_WHOSE, *_PLACE, *_DECISION, *measured, *_SHAPE, *_HISTORY, *_OUTCOME, *(state if hidden else ()))
+
+
+def schema_of(table: str, columns: Sequence[Column]) -> pa.Schema:
+    """Arrow's form of it; units and meanings travel in the files."""
+    return pa.schema(
+        [column.field for column in columns], {"fsd_table": table, "fsd_schema_version": str(SCHEMA_VERSION)}
+    )
