@@ -111,6 +111,7 @@ class Decisions:
             "kl_pq": kl(p, q),
             "tv": float(np.abs(p - q).sum() / 2),
             "hellinger": math.sqrt(((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2),
+            "doubt": (kl(p, m) + kl(q, m)) / 2 + max(0.0, entropy(q) - entropy(p)),
         }[self.divergence]
 
     def process(self, logits: Array, before: list[int]) -> Array:
@@ -138,10 +139,13 @@ def kl(p: Array, q: Array) -> float:
     return math.fsum(a * math.log(a / b) for a, b in zip(p.tolist(), q.tolist(), strict=True) if a > 0)
 
 
+def entropy(p: Array) -> float:
+    return -math.fsum(a * math.log(a) for a in p.tolist() if a > 0)
+
+
 def typical(p: Array, x: int, threshold: float) -> bool:
-    entropy = -sum(a * math.log(a) for a in p.tolist() if a > 0)
     epsilon = 1 - threshold
-    return bool(threshold >= 0 and p[x] > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy)))
+    return bool(threshold >= 0 and p[x] > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy(p))))
 
 
 def race(p: Array, key: list[int], position: int, stream: int) -> int:

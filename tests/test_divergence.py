@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.special import rel_entr, softmax
+from scipy.special import entr, rel_entr, softmax
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +20,7 @@ from fsd_decoding.divergence import DIVERGENCES, divergence, divergences
 from fsd_decoding.errors import UsageError
 
 MIRROR = {"kl_qp": "kl_pq", "kl_pq": "kl_qp"}
+LARGEST = {"js": math.log(2), "tv": 1.0, "hellinger": 1.0, "doubt": math.log(2) + math.log(7)}  # of 7 tokens
 HARSH = arrays.arrays(
     np.float64, (2, 7), elements=st.sampled_from([-math.inf, -3e38, -1e4, -104.0, -50.0, 0.0, 1.0, 88.0, 1e4, 3e38])
 )
@@ -35,6 +36,7 @@ def reference(name: str, p: np.ndarray, q: np.ndarray) -> float:
         "kl_pq": lambda: rel_entr(p, q).sum(),
         "tv": lambda: np.abs(p - q).sum() / 2,
         "hellinger": lambda: np.sqrt(((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2),
+        "doubt": lambda: reference("js", p, q) + max(0.0, entr(q).sum() - entr(p).sum()),
     }[name]
     return formula()
 
@@ -48,10 +50,10 @@ def test_agrees_with_scipy(name: str, logits: np.ndarray) -> None:
     assert divergence(name, target.float(), draft.float()).item() == pytest.approx(expected, abs=2e-6, rel=2e-4)
 
 
-@pytest.mark.parametrize(("there", "back"), [(n, MIRROR.get(n, n)) for n in DIVERGENCES])
+@pytest.mark.parametrize(("there", "back"), [(n, MIRROR.get(n, n)) for n in DIVERGENCES if n != "doubt"])
 @given(logits=LOGITS)
 def test_exchanging_target_and_draft(there: str, back: str, logits: np.ndarray) -> None:
-    """All are symmetric but the two KLs, which are each other's mirror."""
+    """All are symmetric but doubt and the two KLs, which are each other's mirror."""
     target, draft = torch.from_numpy(logits)
     found, mirrored = divergence(there, target, draft).item(), divergence(back, draft, target).item()
     assert found == pytest.approx(mirrored, abs=1e-12, rel=1e-12)
@@ -59,13 +61,12 @@ def test_exchanging_target_and_draft(there: str, back: str, logits: np.ndarray) 
 
 @given(logits=HARSH, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_impossible_tokens_and_huge_logits_keep_the_bounds(logits: np.ndarray, dtype: torch.dtype) -> None:
-    """No NaN whatever is -inf, underflows or overflows; 0 <= D <= ln 2 (js), 1 (tv, hellinger), ∞ (the others)."""
+    """No NaN whatever is -inf, underflows or overflows; 0 <= D <= `LARGEST`, or ∞."""
     assume((logits > -np.inf).any(-1).all())
     names = [n + form for n in DIVERGENCES for form in ("", "@1", "@3", "@7")]
     found = {n: d.item() for n, d in divergences(names, *torch.from_numpy(logits).to(dtype)).items()}
     for name, value in found.items():
-        largest = {"js": math.log(2), "tv": 1.0, "hellinger": 1.0}.get(name.partition("@")[0], math.inf)
-        assert 0 <= value <= largest + 1e-6, name
+        assert 0 <= value <= LARGEST.get(name.partition("@")[0], math.inf) + 1e-6, name
     if dtype == torch.float64 and np.abs(logits[np.isfinite(logits)]).max() < 500:
         p, q = softmax(logits, axis=-1)
         for name in DIVERGENCES:
@@ -113,7 +114,8 @@ def test_top_k_form_is_the_same_on_k_tokens_and_one_bucket(name: str, logits: np
 
 @given(logits=LOGITS)
 def test_known_inequalities_hold(logits: np.ndarray) -> None:
-    """Pinsker; hellinger² <= tv <= √2 hellinger; js <= ln 2 · tv (Lin 1991, theorem 3); merging tokens adds nothing.
+    """Pinsker; hellinger² <= tv <= √2 hellinger; js <= ln 2 · tv (Lin 1991, theorem 3); merging tokens adds nothing,
+    but to doubt, which is never below js.
 
     With tv as a lower bound of each, none is zero where the distributions differ.
     """
@@ -125,8 +127,36 @@ def test_known_inequalities_hold(logits: np.ndarray) -> None:
     assert hellinger**2 - 1e-12 <= tv <= math.sqrt(2) * hellinger + 1e-12
     assert found["js"] <= math.log(2) * tv + 1e-12
     assert tv == pytest.approx(np.abs(softmax(logits[0]) - softmax(logits[1])).sum() / 2, abs=1e-12)
+    assert found["doubt"] >= found["js"]
     for name in DIVERGENCES:
-        assert found[f"{name}@3"] <= found[name] + 1e-7
+        assert found[f"{name}@3"] <= found[name] + 1e-7 or name == "doubt"
+
+
+@given(logits=LOGITS)
+def test_doubt_is_js_where_the_draft_is_as_sure_as_the_target(logits: np.ndarray) -> None:
+    """One way round it is js, the other way it is js and the gap of the two entropies."""
+    target, draft = torch.from_numpy(logits)
+    js = divergence("js", target, draft).item()
+    there, back = (divergence("doubt", *pair).item() for pair in ((target, draft), (draft, target)))
+    gap = abs(entr(softmax(logits[0])).sum() - entr(softmax(logits[1])).sum())
+    assert min(there, back) == pytest.approx(js, abs=1e-12)
+    assert max(there, back) == pytest.approx(js + gap, abs=1e-12)
+
+
+def test_doubt_tells_a_habit_from_a_guess() -> None:
+    """Target (.7, .3, 0, 0): a draft that says (.3, .7, 0, 0) is as sure, one that spreads out is not."""
+    target, habit, guess = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.3, 0.7, 0.0, 0.0], [0.25] * 4]).log()
+    assert divergence("doubt", target, habit).item() == pytest.approx(0.0823, abs=1e-4)  # js: .7 ln 1.4 + .3 ln .6
+    assert divergence("doubt", target, guess).item() == pytest.approx(0.2299 + 0.7754, abs=1e-4)  # H: .6109, ln 4
+
+
+def test_doubt_is_largest_where_a_sure_target_meets_a_draft_that_knows_nothing() -> None:
+    target, draft = torch.full((8,), -math.inf), torch.zeros(8)
+    target[0] = 0.0
+    # js = ½ ln(16/9) + ½ (⅛ ln(2/9) + ⅞ ln 2) and the entropies are 0 and ln 8
+    js = 0.5 * math.log(16 / 9) + (math.log(2 / 9) / 8 + 7 / 8 * math.log(2)) / 2
+    assert divergence("doubt", target, draft).item() == pytest.approx(js + math.log(8), abs=1e-6)
+    assert divergence("doubt", draft, target).item() == pytest.approx(js, abs=1e-6)
 
 
 def test_many_at_once_are_what_each_is_alone_and_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +207,7 @@ def test_bad_top_k_names_are_refused(name: str) -> None:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    with pytest.raises(UsageError, match="unknown divergence 'jsd'; known: js, ag, kl_qp, kl_pq, tv, hellinger"):
+    with pytest.raises(UsageError, match="unknown divergence 'jsd'; known: js, ag, kl_qp, kl_pq, tv, hellinger, doubt"):
         divergence("jsd", torch.zeros(3), torch.zeros(3))
 
 

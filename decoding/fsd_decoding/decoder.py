@@ -131,6 +131,13 @@ class SpeculativeDecoder:
         found: torch.dtype = self.target.dtype
         return found
 
+    @property
+    def eos(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        configured = self.target.generation_config.eos_token_id
+        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        return frozenset(i for i in ids if i is not None)
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -264,7 +271,7 @@ class SpeculativeDecoder:
         strings = StopStrings(self.tokenizer, stop) if stop else None
         stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
         chosen = rule_named(rule or self.rule)
-        return Settings(chosen, self.criterion, sampling, self._eos(), self.seed, stops, policy, observer)
+        return Settings(chosen, self.criterion, sampling, self.eos, self.seed, stops, policy, observer)
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         """The loop for these requests, with caches for `batch_size` of them at a time."""
@@ -288,8 +295,3 @@ class SpeculativeDecoder:
 
     def _models(self) -> list[Any]:
         return [self.target] if isinstance(self.draft, DraftSource) else [self.target, self.draft]
-
-    def _eos(self) -> frozenset[int]:
-        configured = self.target.generation_config.eos_token_id
-        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
-        return frozenset(i for i in ids if i is not None)

@@ -22,7 +22,7 @@ _CHUNK = 1 << 24  # logits (rows x V) worked on at once: bounds what the formula
 _CPU_CHUNK = 1 << 15  # there small enough for the cache, and for memory that malloc keeps
 
 
-class _Pair:
+class Pair:
     """p and q (…, V), and what formulas share of them: every part is computed once, when it is asked for."""
 
     def __init__(self, log_p: Tensor, log_q: Tensor) -> None:
@@ -45,12 +45,23 @@ class _Pair:
         return self.m.log().clamp_min(_LOG_ZERO)
 
     @lazy
+    def finite_logs(self) -> tuple[Tensor, Tensor]:
+        """log p and log q with a finite stand-in for log 0: exact where they are weighted by p and q, and half the
+        cost of masking."""
+        return self.log_p.clamp_min(_LOG_ZERO), self.log_q.clamp_min(_LOG_ZERO)
+
+    @lazy
     def log_ratio(self) -> Tensor:
         """log p/q; NaN where both are 0."""
         return self.log_p - self.log_q
 
+    @lazy
+    def js(self) -> Tensor:
+        log_p, log_q = self.finite_logs
+        return 0.5 * (self.p * (log_p - self.log_m) + self.q * (log_q - self.log_m)).sum(-1)
 
-_Formula = Callable[[_Pair], Tensor]  # (…, V) -> (…)
+
+_Formula = Callable[[Pair], Tensor]  # (…, V) -> (…)
 
 
 def _expectation(weights: Tensor, log_ratio: Tensor) -> Tensor:
@@ -58,36 +69,45 @@ def _expectation(weights: Tensor, log_ratio: Tensor) -> Tensor:
     return (weights * log_ratio).masked_fill_(weights == 0, 0.0).sum(-1)  # a NaN weight stays NaN
 
 
-def _js(of: _Pair) -> Tensor:
+def _js(of: Pair) -> Tensor:
     """½KL(p‖m) + ½KL(q‖m), in [0, ln 2] (Lin 1991)."""
-    # Never infinite, so a finite stand-in for log 0 is exact here, and half the cost of masking.
-    log_p, log_q = of.log_p.clamp_min(_LOG_ZERO), of.log_q.clamp_min(_LOG_ZERO)
-    return 0.5 * (of.p * (log_p - of.log_m) + of.q * (log_q - of.log_m)).sum(-1)
+    return of.js
 
 
-def _ag(of: _Pair) -> Tensor:
+def _ag(of: Pair) -> Tensor:
     """½KL(m‖p) + ½KL(m‖q), in [0, ∞] (Taneja's arithmetic–geometric mean divergence)."""
     return _expectation(of.m, of.log_m - 0.5 * (of.log_p + of.log_q))
 
 
-def _kl_qp(of: _Pair) -> Tensor:
+def _kl_qp(of: Pair) -> Tensor:
     """KL(q‖p), in [0, ∞]; the published FSD code's `kl_div`."""
     return -_expectation(of.q, of.log_ratio)
 
 
-def _kl_pq(of: _Pair) -> Tensor:
+def _kl_pq(of: Pair) -> Tensor:
     """KL(p‖q), in [0, ∞]; the published FSD code's `kl_div_reversed`."""
     return _expectation(of.p, of.log_ratio)
 
 
-def _tv(of: _Pair) -> Tensor:
+def _tv(of: Pair) -> Tensor:
     """½ Σ|p − q|, in [0, 1]; 1 − tv is the chance that speculative decoding accepts."""
     return 0.5 * (of.p - of.q).abs().sum(-1)
 
 
-def _hellinger(of: _Pair) -> Tensor:
+def _hellinger(of: Pair) -> Tensor:
     """√(½ Σ(√p − √q)²), in [0, 1]."""
     return (0.5 * (of.p.sqrt() - of.q.sqrt()).square().sum(-1)).sqrt()
+
+
+def _doubt(of: Pair) -> Tensor:
+    """JS(p, q) + (H(q) - H(p))+, in [0, ln 2 + ln V]: the disagreement, and the nats by which the draft is less sure
+    than the target.
+
+    Ours, made for FSD: a draft that differs and is sure says it in other words; one that is unsure where the target is
+    sure guesses. Measured in docs/divergences.md. Unlike the others it may grow when tokens are merged.
+    """
+    log_p, log_q = of.finite_logs
+    return of.js + (of.p * log_p - of.q * log_q).sum(-1).clamp_min(0.0)
 
 
 DIVERGENCES: Mapping[str, _Formula] = {
@@ -97,6 +117,7 @@ DIVERGENCES: Mapping[str, _Formula] = {
     "kl_pq": _kl_pq,
     "tv": _tv,
     "hellinger": _hellinger,
+    "doubt": _doubt,
 }
 
 
@@ -164,7 +185,11 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 def _of_chunk(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor) -> dict[str, Tensor]:
     """(N, V), (N, V) -> for each name (N,)."""
-    whole = _Pair(log_softmax(target_logits), log_softmax(draft_logits))
+    return of_pair(names, Pair(log_softmax(target_logits), log_softmax(draft_logits)))
+
+
+def of_pair(names: Sequence[str], whole: Pair) -> dict[str, Tensor]:
+    """`unchecked` for those who have the log-softmaxes already, and want to share what it computes of them."""
     pairs = {"": whole}
     found = {}
     for name in names:
@@ -175,7 +200,7 @@ def _of_chunk(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor)
     return found
 
 
-def _bucketed(whole: _Pair, k: int) -> _Pair:
+def _bucketed(whole: Pair, k: int) -> Pair:
     """Both on the target's k likeliest tokens and one bucket: (N, V) -> (N, k + 1)."""
     if k >= whole.log_p.shape[-1]:
         return whole
@@ -185,4 +210,4 @@ def _bucketed(whole: _Pair, k: int) -> _Pair:
         rest = log.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
         return torch.cat([log.gather(-1, top), rest], -1)
 
-    return _Pair(bucket(whole.log_p), bucket(whole.log_q))
+    return Pair(bucket(whole.log_p), bucket(whole.log_q))

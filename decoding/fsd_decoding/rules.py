@@ -77,7 +77,8 @@ class Speculative(Rule):
             return Coupled().judge(round_)
         p, q = _probabilities(round_)
         p_x, q_x = round_.of_drafted(p), round_.of_drafted(q)
-        return Verdict(_uniform(round_, p.dtype) * q_x <= p_x, _residual(p, q, round_))
+        accepted = accepted_by_chance(p_x, q_x, round_.keys, round_.positions[:, :-1])
+        return Verdict(accepted, _residual(p, q, round_))
 
 
 class Fuzzy(Rule):
@@ -148,7 +149,7 @@ class Ensemble(Rule):
             choice = torch.where(share > 0, mixed, round_.target_choice[:, :-1])  # softmax may tie what logits do not
             return Verdict(round_.drafted == choice, choice)
         p_x, q_x = round_.of_drafted(p), round_.of_drafted(q)
-        accepted = _uniform(round_, p.dtype) * q_x <= _mixture(p_x, q_x, share)
+        accepted = accepted_by_chance(_mixture(p_x, q_x, share), q_x, round_.keys, round_.positions[:, :-1])
         if round_.criterion.within_support:
             accepted &= p_x > 0
         return Verdict(accepted, _residual(p, q, round_))
@@ -159,9 +160,9 @@ def _probabilities(round_: Proposal) -> tuple[Tensor, Tensor]:
     return torch.softmax(round_.warped_target[:, :-1], -1), torch.softmax(round_.warped_draft, -1)
 
 
-def _uniform(round_: Proposal, dtype: torch.dtype) -> Tensor:
-    """u of every drafted position: (B, L)."""
-    return noise.uniform(round_.keys, round_.positions[:, :-1], noise.Stream.ACCEPT, dtype)
+def accepted_by_chance(p_x: Tensor, q_x: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+    """u <= p(x)/q(x), where u is the noise of `keys` (B, 2) at `positions`: all else and the answer (B, L)."""
+    return noise.uniform(keys, positions, noise.Stream.ACCEPT, p_x.dtype) * q_x <= p_x
 
 
 def _residual(p: Tensor, q: Tensor, round_: Proposal) -> Tensor:
