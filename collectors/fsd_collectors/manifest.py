@@ -6,7 +6,8 @@ Knows facts that hold for the whole run. Which shards there are is `shards.jsonl
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_decoding.divergence import DIVERGENCE_VERSION
@@ -17,11 +18,13 @@ Way = Literal["along-target", "on-policy"]
 
 
 class TaskInfo(Part):
-    """`fingerprint` is of all questions and references, in order."""
+    """`fingerprint` is of all questions and references, in order; `prompts` of what the models are given to read for
+    each, and of its part. A chat template that tells the date makes other prompts of the same questions."""
 
     name: str
     source: str
     fingerprint: str
+    prompts: str
     problems: Natural
     max_new_tokens: Natural
     stop: tuple[str, ...]
@@ -47,6 +50,7 @@ class Manifest(Part):
     target: ModelInfo
     draft: ModelInfo
     tokenizer: str  # its fingerprint
+    eos: tuple[int, ...]  # tokens that end a text, rising
     task: TaskInfo
     sampling: SamplingInfo
     seed: int
@@ -71,8 +75,15 @@ class Manifest(Part):
 
     def difference(self, other: Self) -> str | None:
         """The first fact that differs, in words; None where all agree."""
-        mine, theirs = self.model_dump(), other.model_dump()
-        for name in mine:
-            if mine[name] != theirs[name]:
-                return f"{name} {theirs[name]!r:.80}, not {mine[name]!r:.80}"
-        return None
+        return _difference(self.model_dump(), other.model_dump())
+
+
+def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str = "") -> str | None:
+    for name, fact in mine.items():
+        other = theirs.get(name)
+        if fact == other:
+            continue
+        if isinstance(fact, dict) and isinstance(other, dict) and fact.keys() == other.keys():
+            return _difference(fact, other, f"{name}.")
+        return f"{whose}{name} {other!r:.80}, not {fact!r:.80}"
+    return None

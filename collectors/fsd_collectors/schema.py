@@ -105,6 +105,9 @@ ROUNDS: tuple[Column, ...] = (
 )
 
 
+_WITHOUT_UNIT = {"tv", "hellinger"}
+
+
 def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, ...]:
     """Columns of the table of tokens, one row a drafted token.
 
@@ -113,7 +116,12 @@ def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, 
         hidden: width of the draft's hidden state; 0: it was not kept.
     """
     measured = (
-        Column(name, pa.float32(), "" if name == "tv" else "nats", f"divergence {name} of p and q")
+        Column(
+            name,
+            pa.float32(),
+            "" if name.partition("@")[0] in _WITHOUT_UNIT else "nats",
+            f"divergence {name} of p and q",
+        )
         for name in divergences
     )
     state = (

@@ -1,0 +1,1 @@
+"""A folder of traces: written by one collector, whole or not at all; read lazily; verified."""

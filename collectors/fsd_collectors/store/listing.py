@@ -1,0 +1,129 @@
+"""What a trace folder says of itself: manifest.json, and shards.jsonl, the finished portions in order.
+
+Knows the two files, line by line. Knows nothing of what the listed files hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from fsd_collectors.manifest import Manifest
+from fsd_collectors.schema import SCHEMA_VERSION
+from fsd_collectors.store.folder import LISTING, MANIFEST, file_of, sync
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile_parts import Count, Natural, Part
+
+
+class FileEntry(Part):
+    """One file: its rows of one table, and what shows that it is whole."""
+
+    path: Annotated[str, Field(pattern=r"^\w+/\d+\.parquet$")]  # relative to the folder
+    rows: Count
+    bytes: Natural
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @property
+    def table(self) -> str:
+        return self.path.partition("/")[0]
+
+
+class Shard(Part):
+    """A finished portion."""
+
+    portion: Count
+    problems: Natural
+    files: tuple[FileEntry, ...]
+
+    def file(self, table: str) -> FileEntry:
+        return next(file for file in self.files if file.table == table)
+
+
+class Listing:
+    """shards.jsonl of one folder.
+
+    Args:
+        folder: it need not hold the file yet, where it holds no portion either.
+        tables: what every portion must have a file of, in this order.
+
+    Raises:
+        UsageError: the file is lost, or a line is none of a listing's, or of another portion than its place says.
+    """
+
+    def __init__(self, folder: Path, tables: Sequence[str]) -> None:
+        self._path = folder / LISTING
+        begun = self._path.exists() or any(folder.glob("*/*.parquet"))
+        content = _bytes(self._path) if begun else b""
+        *lines, torn = content.split(b"\n")  # torn: its writer was killed, the portion was not finished
+        self.shards = [_shard(line, number, tables, self._path) for number, line in enumerate(lines)]
+        self._end = len(content) - len(torn)
+
+    def append(self, shard: Shard) -> None:
+        """Returns once the line is on the disk; what an unfinished one left there goes first."""
+        line = shard.model_dump_json().encode() + b"\n"
+        with self._path.open("ab") as file:
+            file.truncate(self._end)
+            file.write(line)
+            sync(file)
+        self.shards.append(shard)
+        self._end += len(line)
+
+
+def begun_in_vain(folder: Path) -> bool:
+    """A run was begun there and has no finished portion. A listing that is lost tells nothing, so then not."""
+    path = folder / LISTING
+    return path.exists() and b"\n" not in _bytes(path)
+
+
+def _shard(line: bytes, number: int, tables: Sequence[str], path: Path) -> Shard:
+    place = f"listing {str(path)!r}, line {number + 1},"
+    try:
+        shard = Shard.model_validate_json(line)
+    except ValidationError as error:
+        raise UsageError(f"{place} is damaged ({_first(error)}); restore the file from a copy") from error
+    if shard.portion != number or [file.path for file in shard.files] != [file_of(table, number) for table in tables]:
+        raise UsageError(
+            f"{place} is of portion {shard.portion} with the tables {[file.table for file in shard.files]}, not of "
+            f"portion {number} with {list(tables)}; restore the file from a copy"
+        )
+    return shard
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """UsageError: it is missing, no JSON, not valid, or of a newer schema."""
+    path = folder / MANIFEST
+    name = f"manifest {str(path)!r}"
+    content = _bytes(path)
+    try:
+        facts = json.loads(content)
+    except ValueError as error:
+        raise UsageError(f"{name} is not JSON: {error}") from error
+    _check_version(facts, name)
+    try:
+        return Manifest.model_validate(facts)
+    except ValidationError as error:
+        raise UsageError(f"{name} is not valid: {_first(error)}") from error
+
+
+def _check_version(facts: Any, name: str) -> None:
+    version = facts.get("schema_version") if isinstance(facts, dict) else None
+    if not isinstance(version, int):
+        raise UsageError(f"{name} is none of traces: its schema_version is {version!r}")
+    if version > SCHEMA_VERSION:
+        raise UsageError(f"{name} has schema_version {version}, this reads up to {SCHEMA_VERSION}; upgrade fsd-calib")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"folder {str(path.parent)!r}: {path.name} cannot be read ({error.strerror})") from error
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
