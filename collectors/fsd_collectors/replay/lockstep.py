@@ -1,0 +1,64 @@
+"""Counts rounds token by token, in all completions, thresholds and lengths at once: for drafts that may stop early.
+
+Knows graded rows and how far drafts get. Where nothing stops them `gaps.py` gives the same sums, sooner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fsd_collectors.replay.blocks import Array, Block
+from fsd_collectors.replay.grades import Grades
+
+STEPPED_ROWS = 1 << 18  # a block's: a step in Python should move many completions
+_LANES = 1 << 20  # thresholds x lengths x completions that move at once: about 12 bytes each
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Of each threshold, length and completion: (thresholds, lengths, c) each."""
+
+    rounds: Array
+    drafted: Array
+    substitutions: Array
+
+
+def count_steps(grades: Grades, block: Block, reach: Array, thresholds: int, lengths: Array) -> Array:
+    """Sums over a block's completions: rounds, drafted tokens, substitutions, (3, thresholds, lengths)."""
+    step = max(1, _LANES // (len(lengths) * len(block.starts)))
+    parts = []
+    for k in range(0, thresholds, step):
+        walked = walk(grades, block, reach, np.arange(k, min(k + step, thresholds)), lengths)
+        parts.append([kind.sum(-1) for kind in (walked.rounds, walked.drafted, walked.substitutions)])
+    return np.concatenate(parts, axis=1)
+
+
+def walk(grades: Grades, block: Block, reach: Array, ks: Array, lengths: Array) -> Walk:
+    """Every round at the `ks`-th thresholds, from 0, of drafts of at most `lengths` and `reach` tokens (n,)."""
+    starts, longer, back = _longest_first(block)
+    shape = len(ks), len(lengths), len(starts)
+    most = lengths.astype(reach.dtype)[:, None]  # (lengths, 1)
+    left, begins = np.zeros(shape, reach.dtype), np.ones(shape, bool)  # tokens to draft before a bonus; a round begins
+    rounds, drafted, substitutions = np.zeros((3, *shape), np.min_scalar_type(block.longest * int(lengths.max())))
+    for position, lanes in enumerate(longer):
+        rows, on = starts[:lanes] + position, np.s_[..., :lanes]
+        begin, rest = begins[on], left[on]  # views
+        drafts = np.minimum(most, reach[rows])  # (lengths, lanes)
+        np.copyto(rest, drafts, where=begin)
+        rounds[on] += begin
+        drafted[on] += begin * drafts
+        rejected = grades.grade[rows] > ks[:, None, None] + 1  # (ks, 1, lanes)
+        substitutions[on] += (grades.differs[rows] & ~rejected) & (rest > 0)
+        np.logical_or(rest == 0, rejected, out=begin)
+        rest -= 1  # of those that begin anew it does not matter
+    return Walk(*(kind[..., back].astype(np.int64) for kind in (rounds, drafted, substitutions)))
+
+
+def _longest_first(block: Block) -> tuple[Array, Array, Array]:
+    """Rows where completions begin, longest first; how many are longer than each position; the way back."""
+    sizes = block.ends - block.starts
+    order = np.argsort(-sizes, kind="stable")
+    longer = len(sizes) - np.searchsorted(np.sort(sizes), np.arange(block.longest), side="right")
+    return block.starts[order], longer, np.argsort(order)
