@@ -12,22 +12,43 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fsd_calib.calibration import calibrate
     from fsd_calib.tasks import load_task
+    from fsd_collectors.collecting.run import collect_traces
+    from fsd_collectors.replay import CostModel, replay, sweep
+    from fsd_collectors.store.reading import load_traces
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.hf import fsd_generate
     from fsd_decoding.ngram import NGram
     from fsd_decoding.profile import ThresholdProfile
     from fsd_decoding.recording import Recorder
 
-__all__ = ["NGram", "Recorder", "SpeculativeDecoder", "ThresholdProfile", "calibrate", "fsd_generate", "load_task"]
+__all__ = [
+    "CostModel",
+    "NGram",
+    "Recorder",
+    "SpeculativeDecoder",
+    "ThresholdProfile",
+    "calibrate",
+    "collect_traces",
+    "fsd_generate",
+    "load_task",
+    "load_traces",
+    "replay",
+    "sweep",
+]
 
 _HOMES = {
+    "CostModel": "fsd_collectors.replay",
     "NGram": "fsd_decoding.ngram",
     "Recorder": "fsd_decoding.recording",
     "SpeculativeDecoder": "fsd_decoding.decoder",
     "ThresholdProfile": "fsd_decoding.profile",
     "calibrate": "fsd_calib.calibration",
+    "collect_traces": "fsd_collectors.collecting.run",
     "fsd_generate": "fsd_decoding.hf",
     "load_task": "fsd_calib.tasks",
+    "load_traces": "fsd_collectors.store.reading",
+    "replay": "fsd_collectors.replay",
+    "sweep": "fsd_collectors.replay",
 }
 
 

@@ -6,26 +6,46 @@ searching or measuring. Heavy imports stay inside functions: `--help` must answe
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fsd_calib.command_line import NOT_MET, RunInterruptedError, leave, quiet_transformers
+from fsd_calib.command_line import (
+    NOT_MET,
+    RunInterruptedError,
+    check_at_least_one,
+    check_writable,
+    leave,
+    quiet_transformers,
+)
+from fsd_calib.options import (
+    DATA,
+    DECODING,
+    DataOption,
+    DeviceOption,
+    DraftOption,
+    DtypeOption,
+    LimitOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    given_or_default,
+)
 from fsd_calib.tasks import TASKS, task_kind
 from fsd_calib.wish import Wish
-from fsd_decoding.errors import UsageError
 
 NAME = "fsd-calibrate"
-_LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
 _EPILOG = """
 Example: fsd-calibrate --task arithmetic --min-acc 0.98
 
 Exit codes: 0 found and certified what was asked · 2 bad input · 3 could not be certified, or the speed not
 reached (the profile then holds what was tested as an estimate, and decoders run losslessly) · 130 interrupted
 """
-_ASKED, _MODELS, _DATA, _DECODING = "What to ask for", "Models", "Problems and results", "Decoding"
+_ASKED, _DATA, _DECODING = "What to ask for", DATA, DECODING
+_EARLIER = ("profile.json", "decodings.jsonl", "study.log")  # files of an earlier run, which this one goes on with
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -50,38 +70,13 @@ def command(
     confidence: Annotated[
         float, typer.Option(help="How sure the certificate is to be.", rich_help_panel=_ASKED)
     ] = 0.95,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help=f"The large model: hub id or local path. By default the bundled one for arithmetic, else "
-            f"{_LARGE_PAIR[0]}.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help=f"The small model, with the same tokenizer. By default the bundled one for arithmetic, else "
-            f"{_LARGE_PAIR[1]}.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cuda, cpu, … By default a GPU where there is one.", rich_help_panel=_MODELS),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, bfloat16 or float16. By default the models' own.", rich_help_panel=_MODELS),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="A file of problems, instead of the task's own.", rich_help_panel=_DATA),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Use at most this many problems.", rich_help_panel=_DATA)] = None,
-    seed: Annotated[
-        int, typer.Option(help="Of generated or picked problems, and of sampling.", rich_help_panel=_DATA)
-    ] = 0,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    data: DataOption = None,
+    limit: LimitOption = None,
+    seed: SeedOption = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -99,17 +94,15 @@ def command(
     divergence: Annotated[
         str,
         typer.Option(
-            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv, hellinger; js@50 and "
-            "so on look at 50 tokens.",
+            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv, hellinger, doubt; "
+            "js@50 and so on look at 50 tokens.",
             rich_help_panel=_DECODING,
         ),
     ] = "js",
     draft_length: Annotated[int, typer.Option(help="Tokens drafted a round.", rich_help_panel=_DECODING)] = 5,
-    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.", rich_help_panel=_DECODING)] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample from this many tokens.", rich_help_panel=_DECODING)] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from this much probability.", rich_help_panel=_DECODING)
-    ] = None,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
     batch_size: Annotated[
         int, typer.Option(help="Problems decoded at once while calibrating.", rich_help_panel=_DECODING)
     ] = 32,
@@ -123,12 +116,12 @@ def command(
     """
     task_kind(task)  # refuses an unknown one
     if show_prompt:
-        print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
+        print(_first_prompt(task, seed, limit, data, given_or_default(task, target, draft)[0]))
         return
     Wish(min_acc, min_speed, confidence)
-    _check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
+    check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
     folder = out if out is not None else Path("fsd-profile") / task
-    _check_writable(folder)
+    check_writable(folder, _EARLIER)
 
     from fsd_decoding.divergence import check_name
     from fsd_decoding.loading import as_dtype, check_device
@@ -143,7 +136,7 @@ def command(
     from fsd_calib.report import print_report
 
     quiet_transformers()
-    large, small = _models(task, target, draft)
+    large, small = given_or_default(task, target, draft)
     try:
         profile = calibrate(
             task, target=large, draft=small, min_acc=min_acc, min_speed=min_speed,
@@ -162,47 +155,11 @@ def main() -> None:
     leave(app, NAME)
 
 
-def _models(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
-    """What was given, and the defaults where nothing was."""
-    if target is not None and draft is not None:
-        return target, draft
-    default_target, default_draft = _default_pair(task)
-    return default_target if target is None else target, default_draft if draft is None else draft
-
-
-def _default_pair(task: str) -> tuple[str, str]:
-    if task != "arithmetic":
-        return _LARGE_PAIR
-    from fsd_data import pair_paths
-
-    target, draft = pair_paths()
-    return str(target), str(draft)
-
-
 def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, target: str) -> str:
     from fsd_calib.tasks import load_task
     from fsd_decoding.loading import load_tokenizer
 
     return load_task(task, seed, limit, data, load_tokenizer(target)).problems[0].prompt
-
-
-def _check_at_least_one(values: dict[str, int | None]) -> None:
-    for option, value in values.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{option} is {value}; it must be at least 1")
-
-
-def _check_writable(folder: Path) -> None:
-    """Writes there and takes it away again: permission bits alone do not tell."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        for name in ("profile.json", "decodings.jsonl", "study.log"):  # an earlier run's, which this one goes on with
-            if (folder / name).exists():
-                (folder / name).open("r+b").close()
-    except OSError as error:
-        raise UsageError(f"--out {str(folder)!r} cannot be written: {error.strerror}; choose another folder") from error
 
 
 def _on_disk(folder: Path) -> str:

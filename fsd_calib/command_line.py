@@ -6,8 +6,10 @@ Knows exit codes and typer. Knows neither command.
 from __future__ import annotations
 
 import sys
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -58,3 +60,24 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     if code == INTERRUPTED:  # typer's own answer to Ctrl-C
         say(name, "interrupted")
     return int(code or FOUND)
+
+
+def check_at_least_one(values: Mapping[str, int | None]) -> None:
+    """UsageError where an option that was given is below 1."""
+    for option, value in values.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{option} is {value}; it must be at least 1")
+
+
+def check_writable(folder: Path, earlier: Sequence[str]) -> None:
+    """UsageError where the folder, or a file of an earlier run in it, cannot be written. Writes there and takes it
+    away again: permission bits alone do not tell."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        for name in earlier:
+            if (folder / name).exists():
+                (folder / name).open("r+b").close()
+    except OSError as error:
+        raise UsageError(f"--out {str(folder)!r} cannot be written: {error.strerror}; choose another folder") from error

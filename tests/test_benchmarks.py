@@ -57,13 +57,27 @@ def test_bounds_of_twelve_repeats_hold_about_as_often_as_they_say() -> None:
     assert 340 <= sum(ratio.at_most >= 1.0 for ratio in found) < 400
 
 
-@pytest.mark.slow
-def test_the_smoke_run_has_a_number_for_every_claim(tmp_path: Path) -> None:
-    out = tmp_path / "results" / "decode.json"
-    command = [sys.executable, str(BENCHMARKS / "decode.py"), "--quick", "--threads", "1", "--out", str(out)]
+def smoke(script: str, folder: Path) -> Any:
+    """What a benchmark's smoke run writes."""
+    out = folder / "results" / "found.json"
+    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--threads", "1", "--out", str(out)]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    found = json.loads(out.read_text())
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_collecting_has_a_number_for_every_claim(tmp_path: Path) -> None:
+    found = smoke("collect.py", tmp_path)
+    assert len({claim["name"] for claim in found["claims"]}) == 9
+    assert all(0 <= claim["measured"] < math.inf and 0 <= claim["bound"] < math.inf for claim in found["claims"])
+    lossless = [one for one in found["predictions"] if (one["rule"], one["temperature"]) == ("sd", 0.0)]
+    assert [one["error"] for one in lossless] == [0.0]  # nothing is substituted: replay is exact
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_decoding_has_a_number_for_every_claim(tmp_path: Path) -> None:
+    found = smoke("decode.py", tmp_path)
     claimed = {claim["name"]: claim for claim in found["claims"]}
     assert len(claimed) == 18
     for name, claim in claimed.items():

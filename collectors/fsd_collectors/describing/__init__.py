@@ -1,0 +1,1 @@
+"""Traces in words, tables and pictures, from one pass in bounded memory."""

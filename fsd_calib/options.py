@@ -1,0 +1,65 @@
+"""The options that more than one command takes, and the pair of models where none is named.
+
+Knows typer's declarations and which pair suits a task. Loads no model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MODELS, DATA, DECODING = "Models", "Problems and results", "Decoding"
+_LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The large model: hub id or local path. By default the bundled one for arithmetic, else "
+        f"{_LARGE_PAIR[0]}.",
+        rich_help_panel=MODELS,
+    ),
+]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The small model, with the same tokenizer. By default the bundled one for arithmetic, else "
+        f"{_LARGE_PAIR[1]}.",
+        rich_help_panel=MODELS,
+    ),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="cuda, cpu, … By default a GPU where there is one.", rich_help_panel=MODELS)
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(help="float32, bfloat16 or float16. By default the models' own.", rich_help_panel=MODELS),
+]
+DataOption = Annotated[
+    Path | None, typer.Option(help="A file of problems, instead of the task's own.", rich_help_panel=DATA)
+]
+LimitOption = Annotated[int | None, typer.Option(help="Use at most this many problems.", rich_help_panel=DATA)]
+SeedOption = Annotated[
+    int, typer.Option(help="Of generated or picked problems, and of sampling.", rich_help_panel=DATA)
+]
+TemperatureOption = Annotated[float, typer.Option(help="0 is greedy decoding.", rich_help_panel=DECODING)]
+TopKOption = Annotated[int | None, typer.Option(help="Sample from this many tokens.", rich_help_panel=DECODING)]
+TopPOption = Annotated[float | None, typer.Option(help="Sample from this much probability.", rich_help_panel=DECODING)]
+
+
+def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
+    """Target and draft: what was given, and the task's own where nothing was."""
+    if target is not None and draft is not None:
+        return target, draft
+    default_target, default_draft = _default_pair(task)
+    return default_target if target is None else target, default_draft if draft is None else draft
+
+
+def _default_pair(task: str) -> tuple[str, str]:
+    if task != "arithmetic":
+        return _LARGE_PAIR
+    from fsd_data import pair_paths
+
+    target, draft = pair_paths()
+    return str(target), str(draft)
