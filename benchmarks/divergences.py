@@ -130,10 +130,10 @@ class Texts:
 Thresholds = Mapping[str, Sequence[float]]
 
 
-def tune(temperature: float, part: Part) -> Measured:
-    """Curves of all divergences, their thresholds placed around the levels."""
+def tune(temperature: float, names: Sequence[str], part: Part) -> Measured:
+    """Curves of the divergences, their thresholds placed around the levels."""
     bench = Bench(part, temperature)
-    rejected = bench.rejected(_KNOWN + _OURS)
+    rejected = bench.rejected(names)
     curves = {}
     for name, candidates in rejected.items():
         texts = Texts(bench, name)
@@ -185,12 +185,12 @@ def compared(measured: Measured, champion: str, resamples: int) -> dict[str, lis
     return {f"{champion} - {name}": [one._asdict() for one in rows] for name, rows in found.items()}
 
 
-def report(tuning: Part, held_out: Part, resamples: int) -> dict[str, Any]:
+def report(tuning: Part, held_out: Part, resamples: int, only: Sequence[str]) -> dict[str, Any]:
     before = facts()
-    tuned = each_temperature(tune, repeat(tuning))
-    champion, best_known = chosen(tuned)
+    tuned = each_temperature(tune, repeat(only or _KNOWN + _OURS), repeat(tuning))
+    champion, best_known = (only[0], [only[1]] * len(_TEMPERATURES)) if only else chosen(tuned)
     finalists = [
-        {name: measured.curves[name].thresholds for name in (champion, best, *_ALWAYS)}
+        {name: measured.curves[name].thresholds for name in (champion, best, *(only or _ALWAYS))}
         for measured, best in zip(tuned, best_known, strict=True)
     ]
     tested = each_temperature(test, finalists, repeat(held_out))
@@ -237,11 +237,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tuning", type=int, default=300, help="problems")
     parser.add_argument("--test", type=int, default=2000, help="problems")
+    parser.add_argument("--only", nargs="+", default=[], help="choose nothing: compare the first with these others")
     parser.add_argument("--quick", action="store_true", help="few problems: whether it runs, not what is better")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "divergences.json")
     options = parser.parse_args()
     sizes = (24, 24) if options.quick else (options.tuning, options.test)
-    found = report(Part(0, sizes[0]), Part(_LOOKED_AT, _LOOKED_AT + sizes[1]), 100 if options.quick else 2000)
+    found = report(
+        Part(0, sizes[0]), Part(_LOOKED_AT, _LOOKED_AT + sizes[1]), 100 if options.quick else 2000, options.only
+    )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=2) + "\n")
     print(table(found))
