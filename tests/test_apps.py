@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from console import said
 from fsd_calib import calibrate_app, generate_app
 from fsd_calib.command_line import run
 from fsd_data.tokenizer import build_tokenizer
@@ -35,14 +36,6 @@ def calibrate(*arguments: str) -> int:
 
 def generate(*arguments: str) -> int:
     return run(generate_app.app, generate_app.NAME, arguments)
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr, with nothing on stdout."""
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    return line
 
 
 # Help

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from console import said
 from fsd_calib import collect_app, load_traces
 from fsd_calib.command_line import run
 from fsd_collectors.store.verifying import verify
@@ -24,14 +25,6 @@ SMALL = ["--task", "arithmetic", "--limit", "24", "--device", "cpu", "--batch-si
 
 def collect(*arguments: str) -> int:
     return run(collect_app.app, collect_app.NAME, arguments)
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr, with nothing on stdout."""
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    return line
 
 
 def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
