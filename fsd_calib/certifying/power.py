@@ -1,10 +1,14 @@
 """What a number of problems can show: the chance to certify, and how many problems a chance takes.
 
-Knows the test of `certify` and a guess of the truth. Knows nothing of where the guess comes from.
+Knows the score test and a guess of the truth. Knows nothing of where the guess comes from. Betting, where it is
+the claim's test, shows less on the same problems (about what the score test
+shows on three fifths of them).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from fsd_calib.certify import p_values
+from fsd_calib.certifying.outcomes import Paired
+from fsd_calib.certifying.score_test import p_values
 from fsd_decoding.errors import UsageError
 
 _MOST = 10_000_000  # problems; who would need more cannot get there
@@ -47,13 +52,15 @@ def cells(accuracy: float, churn: float, retention: float) -> Cells:
     return Cells(*(x if x > _ROUNDING else 0.0 for x in found))
 
 
-def power(*, problems: int, accuracy: float, churn: float, retention: float, wanted: float, confidence: float) -> float:
-    """The chance that so many problems certify `wanted`: `p_value` is at most 1 - `confidence`.
+@lru_cache(maxsize=10_000)  # a search asks the same counts again and again
+def power(*, problems: int, accuracy: float, churn: float, retention: float, wanted: float, delta: float) -> float:
+    """The chance that so many problems certify `wanted`: the p-value is at most `delta`.
 
     Sums over losses, gains and a coarse law of both_right, which matters less. No draws, so no noise.
+    Absolute accuracy q is retention of a target that is always right: accuracy 1, churn 1 - q, retention q.
 
     Args:
-        problems: on the certification part.
+        problems: on the certification part, one decoding each; for several seeds see `seeds_worth`.
         accuracy, churn, retention: the truth, as `cells` takes it.
 
     Raises:
@@ -65,7 +72,7 @@ def power(*, problems: int, accuracy: float, churn: float, retention: float, wan
     calm = np.maximum(problems - lost - gained, 0)
     right = p.both_right / max(p.both_right + p.both_wrong, _TINY)
     both_right = np.rint(calm * right + (calm * right * (1 - right)) ** 0.5 * _SPREAD).clip(0, calm)
-    passes = p_values(both_right, lost, gained, calm - both_right, wanted) <= 1 - confidence
+    passes = p_values(both_right, lost, gained, calm - both_right, wanted) <= delta
     chances = binom.pmf(lost, problems, p.lost) * binom.pmf(
         gained, np.maximum(problems - lost, 0), min(p.gained / max(1 - p.lost, _TINY), 1.0)
     )
@@ -80,7 +87,7 @@ def _likely_counts(problems: int, chance: float) -> NDArray[np.int64]:
 
 
 def problems_needed(
-    *, accuracy: float, churn: float, retention: float, wanted: float, confidence: float, chance: float = 0.8
+    *, accuracy: float, churn: float, retention: float, wanted: float, delta: float, chance: float = 0.8
 ) -> int | None:
     """A number of problems at which `power` reaches `chance`; None: there is none up to ten million.
 
@@ -89,10 +96,12 @@ def problems_needed(
 
     def enough(problems: int) -> bool:
         return power(problems=problems, accuracy=accuracy, churn=churn, retention=retention, wanted=wanted,
-                     confidence=confidence) >= chance  # fmt: skip
+                     delta=delta) >= chance  # fmt: skip
 
-    if retention <= wanted:
-        return None
+    return None if retention <= wanted else _fewest(enough)
+
+
+def _fewest(enough: Callable[[int], bool]) -> int | None:
     low, high = 0, 1
     while not enough(high):
         if high > _MOST:
@@ -102,3 +111,30 @@ def problems_needed(
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def least_problems(accuracy: float, wanted: float, delta: float) -> int | None:
+    """The fewest problems that can show `wanted` at all, in the best case; None: not even all of ten million.
+
+    The best case: a target of this accuracy loses nothing, and gains nothing where `wanted` < 1; from 1 on all
+    that it fails is gained. For absolute accuracy the target is one that is always right: accuracy 1.
+    """
+
+    def enough(problems: int) -> bool:
+        right = int(problems * accuracy + _ROUNDING)
+        wrong = problems - right
+        gained = wrong if wanted >= 1 else 0
+        return bool(p_values(right, 0, gained, wrong - gained, wanted) <= delta)
+
+    return _fewest(enough)
+
+
+def seeds_worth(paired: Paired, wanted: float) -> float:
+    """How many problems with one seed a problem with these k seeds is worth, from 1 to k.
+
+    The ratio of variances of B - wanted A, of one decoding and of a problem's mean. Powers for several seeds
+    are approximate: `power` of so many times the problems, as if those were independent.
+    """
+    z = paired.fuzzy - wanted * paired.target
+    of_means = float(z.mean(1).var())
+    return min(max(float(z.var()) / of_means, 1.0), float(paired.seeds)) if of_means > _TINY else 1.0

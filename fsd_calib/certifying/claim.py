@@ -1,0 +1,99 @@
+"""What is to be shown of a configuration, and by which test. Knows no order of testing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fsd_calib.certifying import betting, score_test, seeds_test
+from fsd_calib.certifying.bound import largest
+from fsd_calib.certifying.outcomes import Paired, require_solved
+from fsd_decoding.errors import UsageError
+
+Acc = Literal["retention", "absolute"]
+Guarantee = Literal["population", "dataset"]
+Test = Literal["score", "betting"]
+PValue = Callable[[Paired, float], float]
+"""Of H0: retention <= the number."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`wanted` of the target's accuracy, or of all problems (`acc` "absolute"), is kept; None: only a bound is.
+
+    Args:
+        guarantee: "population": problems like these. "dataset": these `problems`, seeds' noise included; tested by
+            betting whatever `test` says, and a fact, not a test, once all were seen.
+        test: "score" decides on the whole certification part. "betting" is valid at any moment, so it may decide
+            early; it shows less where all problems are decoded anyway.
+        problems: how many the whole certification part has. Without it nothing stops for futility.
+
+    Raises:
+        UsageError: `wanted` is out of range, or `problems` is needed and missing.
+    """
+
+    wanted: float | None
+    acc: Acc = "retention"
+    guarantee: Guarantee = "population"
+    test: Test = "score"
+    problems: int | None = None
+
+    def __post_init__(self) -> None:
+        most = 1.0 if self.acc == "absolute" else math.inf
+        if self.wanted is not None and not (0 < self.wanted <= most and self.wanted < math.inf):
+            rule = "above 0 and at most 1" if self.acc == "absolute" else "above 0 (0.98 keeps 98 %)"
+            raise UsageError(f"the wanted {self._name} is {self.wanted}; it must be {rule}")
+        if self.guarantee == "dataset" and self.problems is None:
+            raise UsageError("a guarantee for a dataset takes the number of its problems; give it, or say population")
+
+    @property
+    def _name(self) -> str:
+        return "accuracy" if self.acc == "absolute" else "retention"
+
+    @property
+    def any_time(self) -> bool:
+        """Whether the test may decide before all problems were seen."""
+        return self.test == "betting" or self.guarantee == "dataset"
+
+    @property
+    def method(self) -> str:
+        """The test in words, for a profile."""
+        if self.guarantee == "dataset":
+            return "betting test without replacement; fixed sequence"
+        if self.test == "betting":
+            return "betting test; fixed sequence"
+        if self.acc == "absolute":
+            return "exact binomial test (several seeds: score test of problems); fixed sequence"
+        return "paired-ratio score test, exact below 5 discordant pairs (several seeds: betting); fixed sequence"
+
+    def p_value(self, paired: Paired) -> float:
+        """Of what is wanted, by the claim's own test; at most delta with chance delta where it is not so."""
+        assert self.wanted is not None
+        return self._test()(paired.against_perfect() if self.acc == "absolute" else paired, self.wanted)
+
+    def bounds(self, paired: Paired, delta: float, any_time: bool = False) -> tuple[float, float]:
+        """Lower bounds of retention and of absolute accuracy, each by itself at 1 - `delta`.
+
+        Args:
+            any_time: by betting whatever the claim's test: for a sample that ended where its data said so.
+
+        Raises:
+            UsageError: the target solved nothing, and the claim is about retention; `delta` is not in (0, 1).
+        """
+        test, perfect = self._test(any_time), paired.against_perfect()
+        if self.acc == "retention":
+            require_solved(paired.outcomes)
+        retention = largest(lambda r: test(paired, r), delta) if paired.target.any() else 0.0
+        return retention, largest(lambda r: test(perfect, r), delta)
+
+    def _test(self, any_time: bool = False) -> PValue:
+        if self.any_time or any_time:
+            whole = self.problems if self.guarantee == "dataset" else None
+            return lambda paired, r: float(betting.p_values(paired.target.mean(1), paired.fuzzy.mean(1), r, whole))
+        return _score_test
+
+
+def _score_test(paired: Paired, wanted: float) -> float:
+    return score_test.p_value(paired.outcomes, wanted) if paired.seeds == 1 else seeds_test.p_value(paired, wanted)

@@ -1,0 +1,70 @@
+"""The score test where a problem was decoded with several seeds, and the problem is the unit.
+
+Knows tables of problems by how many seeds the target and the fuzzy rule solved them with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsd_calib.certifying import betting
+from fsd_calib.certifying.outcomes import Counts, Floats, Paired
+from fsd_calib.certifying.score_test import FEW, tail
+
+_HALVINGS = 50  # of an interval of length 1; a float can tell them apart
+
+
+def p_value(paired: Paired, wanted: float) -> float:
+    """One-sided p-value of H0: retention <= wanted.
+
+    `fitted_p_values`; where fewer than 5 problems flipped, the betting test in the problems' order, which is
+    valid for any number of them.
+    """
+    table = paired.table
+    if paired.problems - np.trace(table) < FEW:
+        return float(betting.p_values(paired.target.mean(1), paired.fuzzy.mean(1), wanted))
+    return float(fitted_p_values(table, wanted))
+
+
+def fitted_p_values(tables: Counts, wanted: float) -> Floats:
+    """One-sided p-values of H0: retention <= wanted, for tables (..., k + 1, k + 1) of k seeds, as `Paired.table`.
+
+    Z is the problem's mean of B - wanted A. The law of (a, b) that has E[Z] = 0 and fits best gives the
+    variance of the sum. With k = 1 it is the score test of `score_test`, by another road.
+
+    Size: at most 1.11 delta at .05 and 1.2 at .01 in 530 populations with E[Z] = 0 (3 and 5 seeds, 50 to 800
+    problems that differ in difficulty, wanted .9 to 1.05; 20,000 draws each, noise included; 5 flips or more).
+    """
+    k = tables.shape[-1] - 1
+    solved = np.arange(k + 1) / k
+    z = (solved - wanted * solved[:, None]).ravel()
+    counts = tables.reshape(*tables.shape[:-2], -1)
+    second, third = _null_moments(counts, z)
+    p = tail(counts @ z, second, third, wanted, 1 / k)
+    return np.where(counts @ np.repeat(solved, k + 1) > 0, p, 1.0)
+
+
+def _null_moments(counts: Counts, z: Floats) -> tuple[Floats, Floats]:
+    """Moments of the sum of Z under the law p that maximises sum n log p with sum p z = 0.
+
+    p = n / (N (1 + lambda z)) in the cells that were seen, where the slope in lambda of the dual,
+    sum n log(1 + lambda z), is 0 (Owen, Empirical Likelihood, 2001, section 2.9). Where it is not 0 up to the
+    end of lambda's range, which is 1 + lambda z >= 0 in all cells, what is missing of p is in the cell
+    that ends it: mostly (k, 0), all lost.
+    """
+    rising = (counts @ z >= 0)[..., None]
+    edge = np.where(rising, z.min(), z.max())  # the cell that ends the range
+    low, high = np.zeros(edge.shape), np.ones(edge.shape)  # of the range's length
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        inside = _slope(counts, z, -middle / edge) * -edge > 0
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    fitted = counts / (1 - low * z / edge)
+    missing = np.maximum(counts.sum(-1) - fitted.sum(-1), 0.0)
+    edge = edge[..., 0]
+    return fitted @ z**2 + missing * edge**2, fitted @ z**3 + missing * edge**3
+
+
+def _slope(counts: Counts, z: Floats, multiplier: Floats) -> NDArray[np.float64]:
+    return np.asarray((counts * z / (1 + multiplier * z)).sum(-1, keepdims=True), np.float64)

@@ -1,0 +1,98 @@
+"""The certification part is touched once: what asks for it at the wrong time, or twice, is refused.
+
+Real benches and a real ledger; decoding is a table of gradings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fsd_calib.certifying.attempts import Ledger
+from fsd_calib.certifying.claim import Claim
+from fsd_calib.certifying.sealed import Sealed
+from fsd_calib.measuring.bench import Bench
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Decoding, Seeds
+from fsd_calib.tasks import Problem
+from fsd_decoding.errors import UsageError
+
+ALONE = Configuration("target", "js", 1)
+SAFE, LOOSE, LOOSER = (Configuration("fsd-coupled", "js", 5, t) for t in (0.1, 0.2, 0.3))
+PROBLEMS = [Problem(i, f"question {i}", f"question {i}", "1", None) for i in range(400)]
+CLAIM = Claim(0.98, problems=len(PROBLEMS))
+
+
+class Table:
+    """The target is right on 9 of 10; a threshold loses every n-th problem. Counts what is decoded."""
+
+    def __init__(self) -> None:
+        self.decoded: dict[Configuration, int] = {}
+
+    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+        self.decoded[configuration] = self.decoded.get(configuration, 0) + len(problems)
+        every = {ALONE: 0, SAFE: 0, LOOSE: 4, LOOSER: 3}[configuration]
+        right = [p.id % 10 != 0 and not (every and p.id % every == 1) for p in problems]
+        return [(Decoding(r, "", 10, 2, 10, 8),) for r in right]
+
+
+def sealed(ledger: Ledger, table: Table | None = None) -> Sealed:
+    return Sealed(Bench(table or Table(), PROBLEMS, "certification"), ledger, "family", "these models")
+
+
+def test_a_sequence_is_decided_once(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "attempts.sqlite") as ledger:
+        opened = sealed(ledger).open([SAFE, LOOSE], ALONE, CLAIM, 0.95)
+        assert opened.decide().passed == 0
+        with pytest.raises(UsageError, match="attempt 1 is decided already"):
+            opened.decide()
+
+
+def test_only_what_was_frozen_is_decoded() -> None:
+    with Ledger(None) as ledger:
+        opened = sealed(ledger).open([SAFE], ALONE, CLAIM, 0.95)
+        assert opened.measure(ALONE).problems == len(PROBLEMS)
+        with pytest.raises(ValueError, match="not among the frozen ones"):
+            opened.measure(LOOSE)
+
+
+def test_the_same_again_is_the_same_attempt_and_another_is_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "attempts.sqlite"
+    numbers = []
+    for frozen in ([SAFE], [SAFE], [SAFE, LOOSE], [SAFE]):
+        with Ledger(path) as ledger:
+            part = sealed(ledger)
+            expected = part.next_attempt
+            attempt = part.open(frozen, ALONE, CLAIM, 0.95).attempt
+            numbers.append((attempt.number, expected))
+    assert [number for number, _ in numbers] == [1, 1, 2, 1]
+    assert [expected for _, expected in numbers] == [1, 2, 2, 3]
+    assert attempt.delta(0.95) == pytest.approx(0.05 * 6 / 9.8696, rel=1e-4)
+
+
+def test_problems_tuned_on_certify_nothing(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "attempts.sqlite") as ledger:
+        ledger.tuned_on("family", [7, 8, 100_000])
+        with pytest.raises(UsageError, match="2 of 400 certification problems were tuned on"):
+            sealed(ledger).open([SAFE], ALONE, CLAIM, 0.95)
+
+
+def test_what_cannot_pass_any_more_is_not_decoded_to_its_end() -> None:
+    table = Table()
+    with Ledger(None) as ledger:
+        verdict = sealed(ledger, table).open([LOOSE, LOOSER], ALONE, CLAIM, 0.95).decide()
+    assert verdict.passed is None
+    assert table.decoded[LOOSE] < len(PROBLEMS)
+    assert LOOSER not in table.decoded
+
+
+def test_a_whole_front_is_bounded_at_once() -> None:
+    with Ledger(None) as ledger:
+        part = sealed(ledger)
+        opened = part.open([SAFE, LOOSE], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95)
+        together = opened.bound_all()
+    with Ledger(None) as ledger:
+        alone = sealed(ledger).open([LOOSE], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95).decide().tested[0]
+    assert together[1].lower_bound < alone.lower_bound  # shared by two
