@@ -27,6 +27,9 @@ from fsd_decoding.sampling import Sampling
 from fsd_decoding.verification import Decided, Judged, judge, judge_and_settle, settle, verify
 
 FinishReason = Literal["eos", "stop", "length"]
+ENGINE_VERSION = (
+    1  # raised when a text, its rounds or its interval may come out otherwise than before: caches ask for it
+)
 
 
 @dataclass

@@ -1,0 +1,147 @@
+"""Decoding that asks the cache first, and tells it what it decoded.
+
+Knows a decoder, a task's grader and the cache. Knows nothing of parts, thresholds to try or certificates.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.key import Key, Keys
+from fsd_calib.measuring.measurement import Decoding, Seeds
+from fsd_calib.measuring.store import Asked, Kept, Store
+from fsd_calib.progress import Advance, Progress, Silent
+from fsd_calib.tasks import Problem, Task
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.profile_costs import Work
+from fsd_decoding.result import Result
+
+
+class CachedDecode:
+    """A `bench.Decode`: what the cache does not answer is decoded, each result kept as soon as it is finished.
+
+    Grades are not kept but given anew, so that a mended grader takes effect.
+
+    Args:
+        decoder: its models, sampling, seed, `on` and `within_support` hold; the rest is the configurations'.
+        store: may be shared with other processes.
+        seeds: decodings a problem, with the decoder's seed and those after it; greedy decoding has one.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        task: Task,
+        store: Store,
+        batch_size: int = 32,
+        progress: Progress | None = None,
+        seeds: int = 1,
+    ) -> None:
+        self._decoder, self._task, self._store = decoder, task, store
+        self._batch_size, self._progress = batch_size, progress or Silent()
+        self._seeds = range(decoder.seed, decoder.seed + (1 if decoder.sampling.greedy else seeds))
+        self._keys = Keys(decoder, task)
+        self.decoded = self.decoded_tokens = 0
+        self.reused = self.reused_tokens = 0
+
+    @property
+    def seeds(self) -> int:
+        """Decodings a problem."""
+        return len(self._seeds)
+
+    @property
+    def work(self) -> Work:
+        """All so far."""
+        return Work(
+            decoded=self.decoded, decoded_tokens=self.decoded_tokens, reused=self.reused,
+            reused_tokens=self.reused_tokens,
+        )  # fmt: skip
+
+    def key(self, configuration: Configuration) -> Key:
+        """Of its decodings with the first seed."""
+        return self._keys.of(configuration, self._seeds[0])
+
+    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+        """Decodings of the problems, in their order.
+
+        Raises:
+            UsageError: see `Keys.of`, `SpeculativeDecoder.generate` and `Store`. What was finished is kept.
+        """
+        asked = [Asked(problem.id, problem.prompt) for problem in problems]
+        keys = {seed: self._keys.of(configuration, seed) for seed in self._seeds}
+        known = {seed: self._store.find(key, asked, configuration.threshold) for seed, key in keys.items()}
+        missing = {seed: [i for i in range(len(asked)) if i not in found] for seed, found in known.items()}
+        self._count_reused([kept for found in known.values() for kept in found.values()])
+        if total := sum(map(len, missing.values())):
+            with self._progress.step(str(configuration), total) as advance:
+                for seed, indices in missing.items():
+                    known[seed] |= self._decode(configuration, keys[seed], seed, asked, indices, advance)
+        return [
+            tuple(self._graded(problem, found[i]) for found in known.values()) for i, problem in enumerate(problems)
+        ]
+
+    def emitted(self, configuration: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+        """Tokens of the problems decoded anew, so many at once: for whoever holds a watch. Nothing is kept."""
+        prompts = [Asked(problem.id, problem.prompt) for problem in problems]
+        results = self._generate(configuration, self._seeds[0], prompts, batch_size)
+        return sum(result.emitted for result in results)
+
+    def remember(self, configuration: Configuration, problem: Problem, result: Result) -> None:
+        """Keeps what was decoded elsewhere with the first seed, where it is not there yet."""
+        key, asked = self.key(configuration), Asked(problem.id, problem.prompt)
+        if not self._store.find(key, [asked], configuration.threshold):
+            self._store.add(key, asked, configuration.threshold, result)
+
+    def _decode(
+        self,
+        configuration: Configuration,
+        key: Key,
+        seed: int,
+        asked: Sequence[Asked],
+        indices: Sequence[int],
+        advance: Advance,
+    ) -> dict[int, Kept]:
+        done: dict[int, Kept] = {}
+
+        def keep(place: int, result: Result) -> None:
+            index = indices[place]
+            done[index] = self._store.add(key, asked[index], configuration.threshold, result)
+            self.decoded += 1
+            self.decoded_tokens += done[index].tokens
+            advance(1)
+
+        if indices:
+            self._generate(configuration, seed, [asked[i] for i in indices], self._batch_size, keep)
+        return done
+
+    def _generate(
+        self,
+        configuration: Configuration,
+        seed: int,
+        asked: Sequence[Asked],
+        batch_size: int,
+        on_finish: Callable[[int, Result], None] | None = None,
+    ) -> list[Result]:
+        return _with_seed(self._decoder, configuration.divergence, seed).generate(
+            [one.prompt for one in asked], self._task.max_new_tokens, rule=configuration.rule,
+            threshold=configuration.threshold, draft_length=configuration.draft_length, batch_size=batch_size,
+            ids=[one.id for one in asked], stop=self._task.stop, on_finish=on_finish,
+        )  # fmt: skip
+
+    def _count_reused(self, found: Sequence[Kept]) -> None:
+        self.reused += len(found)
+        self.reused_tokens += sum(kept.tokens for kept in found)
+
+    def _graded(self, problem: Problem, kept: Kept) -> Decoding:
+        counts = (kept.tokens, kept.rounds, kept.drafted, kept.accepted)
+        return Decoding(self._task.grade(problem, kept.text), kept.text, *counts)
+
+
+def _with_seed(decoder: SpeculativeDecoder, divergence: str, seed: int) -> SpeculativeDecoder:
+    """The same decoder with another noise and divergence; models and compiled graphs are shared."""
+    made = copy.copy(decoder)
+    made.seed, made.criterion = seed, replace(decoder.criterion, divergence=divergence)
+    return made
