@@ -1,0 +1,105 @@
+"""What traces along the target say beforehand: thresholds by the share they accept, and speed without decoding.
+
+Knows replay and the cost model. Knows nothing of accuracy, of which a replay says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.searching.space import Space, logit
+from fsd_collectors.replay import CostModel, quantiles, sweep
+from fsd_collectors.replay.blocks import Array, Traces
+
+_LOWEST, _HIGHEST = 0.1, 0.9995  # shares; above the highest nothing is rejected that a speed could tell
+_POINTS = 64  # of the grid, even in logit(u); between them everything is interpolated
+_HALVINGS = 50  # of an interval of logit(u): more than a float can tell apart
+
+
+class Forecast(Protocol):
+    """lowest, highest: the range of logit(u). Speeds are tokens/s of one stream, and grow with u."""
+
+    @property
+    def lowest(self) -> float: ...
+
+    @property
+    def highest(self) -> float: ...
+
+    def threshold(self, divergence: str, logit_share: float) -> float: ...
+
+    def tokens_per_second(self, configuration: Configuration) -> float: ...
+
+    def measured(self, measurement: Measurement) -> float:
+        """Tokens/s by the rounds that were really decoded."""
+        ...
+
+
+class ReplayForecast:
+    """One sweep over a grid of shares, for every arm of the space.
+
+    Args:
+        traces: of the tuning part, along the target.
+        costs: of a round at the batch size that will be served.
+        where: which rows, as `traces.batches` takes it.
+
+    Raises:
+        UsageError: as `fsd_collectors.replay.sweep`: a rule that cannot be replayed, a divergence without traces.
+    """
+
+    def __init__(self, traces: Traces, space: Space, costs: CostModel, where: Any = None) -> None:
+        self._costs, self._grid = costs, np.linspace(logit(_LOWEST), logit(_HIGHEST), _POINTS)
+        shares = 1 / (1 + np.exp(-self._grid))
+        self._scales = {name: _finite(quantiles(traces, name, shares, where)) for name in space.divergences}
+        self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
+        frame = sweep(traces, space.rules, space.divergences, self._scales, space.draft_lengths, where=where)
+        self._tokens = int(frame["tokens"].iloc[0])
+        arms = frame.groupby(["rule", "divergence", "draft_length"], sort=False)
+        self._counts: dict[Any, tuple[Array, Array, Array]] = {
+            arm: (rows["threshold"].to_numpy(), rows["rounds"].to_numpy(), rows["drafted"].to_numpy())
+            for arm, rows in arms
+        }
+
+    def threshold(self, divergence: str, logit_share: float) -> float:
+        """The T that accepts this share of the drafted tokens in the target's own text, by D alone."""
+        return float(np.interp(logit_share, self._grid, self._scales[divergence]))
+
+    def tokens_per_second(self, configuration: Configuration) -> float:
+        thresholds, *counts = self._counts[configuration.rule, configuration.divergence, configuration.draft_length]
+        assert configuration.threshold is not None
+        rounds, drafted = (np.interp(configuration.threshold, thresholds, count) for count in counts)
+        return float(self._costs.tokens_per_second(self._tokens, rounds, drafted))
+
+    def measured(self, measurement: Measurement) -> float:
+        return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, measurement.drafted))
+
+
+def _finite(thresholds: Array) -> Array:
+    """Where a divergence is infinite for some tokens, the largest shares take all that are not."""
+    finite = thresholds[np.isfinite(thresholds)]
+    return np.where(np.isfinite(thresholds), thresholds, finite[-1] if len(finite) else np.finfo(np.float32).max)
+
+
+def speed_at(forecast: Forecast, arm: Configuration, logit_share: float) -> float:
+    return forecast.tokens_per_second(arm.at(forecast.threshold(arm.divergence, logit_share)))
+
+
+def first_as_fast(forecast: Forecast, arm: Configuration, wanted: float) -> float | None:
+    """The smallest logit(u) at which the arm is expected to reach so many tokens/s; None: it never does."""
+    low, high = forecast.lowest, forecast.highest
+    return _first(lambda at: speed_at(forecast, arm, at) >= wanted, low, high)
+
+
+def _first(holds: Callable[[float], bool], low: float, high: float) -> float | None:
+    if holds(low):
+        return low
+    if not holds(high):
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

@@ -1,0 +1,104 @@
+"""The study that a search writes down: where it lives, and whether it is of the same search.
+
+Knows storages. Knows nothing of trials.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import optuna
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from optuna.study import Study
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from fsd_calib.searching.journal import open_journal
+from fsd_calib.searching.sampler import ProposingSampler
+from fsd_decoding.errors import UsageError
+
+_HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is gone
+_LOCKED = 60  # seconds that SQLite waits for another process
+_TRIES = 3  # two processes may create the tables at once, and one of them then fails
+
+
+@contextmanager
+def opened_study(
+    storage: str | None, name: str, identity: Mapping[str, str], sampler: ProposingSampler
+) -> Iterator[Study]:
+    """The study of that name, made where there is none; connections to its storage end with it.
+
+    Args:
+        storage: None for memory, a path for a journal file, or a database's URL, as SQLAlchemy takes it.
+        identity: what must agree for a search to go on.
+
+    Raises:
+        UsageError: the storage cannot be opened, or the study is of another search.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    opened = _storage(storage)
+    try:
+        study = optuna.create_study(
+            storage=opened, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+        )
+        _check_identity(study, identity, storage)
+        yield study
+    finally:
+        if isinstance(opened, RDBStorage):
+            opened.remove_session()
+            opened.engine.dispose()
+
+
+def _check_identity(study: Study, identity: Mapping[str, str], storage: str | None) -> None:
+    for key, value in identity.items():
+        known = study.user_attrs.get(key)
+        if known is None:
+            study.set_user_attr(key, value)
+        elif known != value:
+            raise UsageError(
+                f"the study {study.study_name!r} in {_shown(storage)} was made with another {key}, {known}, and this "
+                f"search has {value}; give another study name or storage"
+            )
+
+
+def _storage(storage: str | None) -> BaseStorage:
+    if storage is None:
+        return InMemoryStorage()
+    return _database(storage) if "://" in storage else open_journal(Path(storage))
+
+
+def _database(url: str) -> RDBStorage:
+    for attempt in range(1, _TRIES + 1):
+        try:
+            return _connected(url)
+        except (ArgumentError, ImportError) as error:
+            raise UsageError(_refusal(url, error)) from None
+        except SQLAlchemyError as error:
+            if attempt == _TRIES:
+                raise UsageError(_refusal(url, error)) from None
+            time.sleep(attempt)
+    raise AssertionError("unreachable")
+
+
+def _connected(url: str) -> RDBStorage:
+    arguments = {"connect_args": {"timeout": _LOCKED}} if make_url(url).get_backend_name() == "sqlite" else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return RDBStorage(url, engine_kwargs=arguments, heartbeat_interval=_HEARTBEAT, grace_period=_GRACE)
+
+
+def _refusal(url: str, error: Exception) -> str:
+    why = str(error).strip().splitlines()[0]
+    return f"the study's storage {_shown(url)} cannot be opened ({why}); check the URL and that its driver is installed"
+
+
+def _shown(storage: str | None) -> str:
+    """Without its password."""
+    try:
+        return make_url(storage or "memory").render_as_string(hide_password=True)
+    except ArgumentError:
+        return str(storage)

@@ -1,0 +1,119 @@
+"""Runs a search: trials one after the other, until the goal has nothing left to try or the trials run out.
+
+Knows the loop. Where to try next, what is feasible and what is frozen in the end is the goal's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+
+from optuna.study import Study
+
+from fsd_calib.measuring.bench import Bench
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.progress import Advance, Progress
+from fsd_calib.searching.forecast import Forecast
+from fsd_calib.searching.goal import Goal
+from fsd_calib.searching.history import History, Tried
+from fsd_calib.searching.ledger import opened_study
+from fsd_calib.searching.sampler import NothingLeftError, ProposingSampler, history_of
+from fsd_calib.searching.space import Space
+from fsd_calib.searching.trying import Trying
+from fsd_calib.searching.workers import fail_dead_trials
+
+_POLL = 0.5  # seconds between looks at what other workers do
+
+
+@dataclass(frozen=True)
+class Searched:
+    """tried: every finished trial of the study. skipped: lines that say which arms were not tried, and why."""
+
+    tried: tuple[Tried, ...]
+    skipped: tuple[str, ...]
+
+
+def search(
+    bench: Bench,
+    target: Measurement,
+    forecast: Forecast,
+    space: Space,
+    goal: Goal,
+    storage: str | None,
+    name: str,
+    trials: int,
+    progress: Progress,
+) -> Searched:
+    """Goes on where the study stands. A finished trial is not repeated, one that a killed process left is.
+
+    Args:
+        bench: of the tuning part.
+        target: of the target alone on all of it.
+        storage: None: in memory; a path: a journal; else a database's URL. Several processes may share one.
+        name: of the study; it must differ where models, task or settings do.
+        trials: finished ones at most, earlier ones and other workers' included.
+
+    Raises:
+        UsageError: the storage cannot be opened, or holds a study of that name for something else.
+    """
+    sampler = ProposingSampler(lambda history: goal.propose(history, space, forecast), space, forecast.lowest,
+                               forecast.highest)  # fmt: skip
+    trying = Trying(bench, target, forecast, goal, space, progress)
+    identity = _identity(space, goal, bench)
+    with (
+        opened_study(storage, name, identity, sampler) as study,
+        progress.step(f"searching, at most {trials} trials", trials) as advance,
+    ):
+        history = _loop(study, trying, trials, advance)
+    why_not = partial(goal.why_not, history=history, space=space, forecast=forecast)
+    return Searched(history.tried, _skipped(history, space, why_not))
+
+
+def freeze(
+    searched: Searched, bench: Bench, target: Measurement, forecast: Forecast, goal: Goal
+) -> list[Configuration]:
+    """What to put to the test, safest first; from the tuning part alone. Thresholds between two that were tried may
+    be measured for it. Empty where nothing was tried."""
+    return goal.freeze(searched.tried, bench, target, forecast)
+
+
+def _loop(study: Study, trying: Trying, trials: int, advance: Advance) -> History:
+    """Where nothing can be proposed while others still work, their results may yet ask for more."""
+    shown = 0
+    while True:
+        fail_dead_trials(study)
+        history = history_of(study.get_trials(deepcopy=False))
+        advance(len(history.tried) - shown)
+        shown = len(history.tried)
+        wanted = shown + len(history.running) < trials
+        if wanted and trying.goal.propose(history, trying.space, trying.forecast) is not None:
+            study.optimize(trying, n_trials=1, catch=(NothingLeftError,))
+        elif history.running:
+            time.sleep(_POLL)
+        else:
+            return history
+
+
+def _skipped(history: History, space: Space, why_not: Callable[[Configuration], str]) -> tuple[str, ...]:
+    """Of one family those that share a reason share a line."""
+    lengths: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for arm in chain.from_iterable(space.families):
+        if not history.of(arm):
+            lengths[arm.rule, arm.divergence, why_not(arm)].append(arm.draft_length)
+    return tuple(
+        f"{rule} by {divergence} at L = {', '.join(map(str, some))} was not tried: {why}"
+        for (rule, divergence, why), some in lengths.items()
+    )
+
+
+def _identity(space: Space, goal: Goal, bench: Bench) -> dict[str, str]:
+    """What must agree for trials to be of one search."""
+    ids = hashlib.sha256(json.dumps([problem.id for problem in bench.problems]).encode()).hexdigest()[:12]
+    return {"space": json.dumps(asdict(space)), "goal": goal.asked, "problems": f"{len(bench.problems)} of {ids}"}

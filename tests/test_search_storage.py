@@ -1,0 +1,204 @@
+"""Where a search is written down: journals and databases, several processes, processes that are killed, damage."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import optuna
+import pytest
+
+from fsd_calib.progress import Silent
+from fsd_calib.searching import Searched, Space, search
+from postgres import Postgres, started
+from searching_worker import GOAL, SPACE, searched, world
+from traces import refusal
+from worlds import Formula
+
+WORKER = Path(__file__).with_name("searching_worker.py")
+PLACES = ["journal", "sqlite"]
+
+
+def place(kind: str, folder: Path) -> str:
+    return str(folder / "study.log") if kind == "journal" else f"sqlite:///{folder}/study.db"
+
+
+def start(storage: str, seconds: float) -> subprocess.Popen[str]:
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), storage, str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+
+
+def lines(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def alone() -> Searched:
+    return searched(None, world())
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_finished_trials_are_not_repeated(kind: str, tmp_path: Path, alone: Searched) -> None:
+    storage = place(kind, tmp_path)
+    assert len(searched(storage, world(), trials=3).tried) == 3
+    again = world()
+    assert searched(storage, again) == alone
+    assert len(again.calls) == len(alone.tried) - 3
+    finished = world()
+    assert searched(storage, finished) == alone
+    assert finished.calls == []
+
+
+def test_the_study_holds_parameters_values_and_constraints(tmp_path: Path, alone: Searched) -> None:
+    url = place("sqlite", tmp_path)
+    searched(url, world())
+    study = optuna.load_study(study_name="study", storage=url)
+    assert [t.value for t in study.trials] == [t.value for t in alone.tried]
+    for trial, tried in zip(study.trials, alone.tried, strict=True):
+        assert list(trial.params) == ["rule", "divergence", "draft_length", "logit_share"]
+        assert trial.constraints == {"shortfall": tried.shortfall}
+        assert trial.user_attrs["problems"] == tried.problems
+
+
+def share_the_work(storage: str, alone: Searched) -> None:
+    """Two processes; each takes some trials, none is done twice, and the winner is as good."""
+    workers = [start(storage, 0.4) for _ in range(2)]
+    said = [lines(worker).read().splitlines() for worker in workers]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    decoded = [[line for line in of if not line.startswith("done")] for of in said]
+    assert all(decoded)
+    both = decoded[0] + decoded[1]
+    assert len(set(both)) == len(both)
+    assert said[0][-1] == said[1][-1] == f"done {len(both)}"
+    together = searched(storage, world())
+    assert len(together.tried) == len(both)
+
+    def fastest(of: Searched) -> float:
+        return max(t.tokens_per_second for t in of.tried if t.feasible)
+
+    assert fastest(together) >= 0.99 * fastest(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PLACES)
+def test_two_processes_share_one_study(kind: str, tmp_path: Path, alone: Searched) -> None:
+    share_the_work(place(kind, tmp_path), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_killed_search_goes_on_and_repeats_only_what_was_not_finished(
+    kind: str, tmp_path: Path, alone: Searched
+) -> None:
+    storage, wait = place(kind, tmp_path), random.Random(kind)
+    began: list[str] = []
+    for _ in range(3):
+        process = start(storage, 0.1)
+        began.append(lines(process).readline())
+        time.sleep(wait.uniform(0, 0.3))
+        process.kill()
+        process.wait()
+        began += lines(process).read().splitlines()
+    again, at = world(), time.monotonic()
+    assert searched(storage, again) == alone
+    assert time.monotonic() - at < 20  # nobody waits for the dead
+    assert len(began) + len(again.calls) <= len(alone.tried) + 3
+
+
+def test_a_trial_of_a_killed_process_is_failed_and_tried_anew(tmp_path: Path, alone: Searched) -> None:
+    storage = place("journal", tmp_path)
+    process = start(storage, 60)
+    lines(process).readline()  # it decodes
+    process.kill()
+    process.wait()
+    assert searched(storage, world()) == alone
+    journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(storage))
+    states = [t.state.name for t in optuna.load_study(study_name="study", storage=journal).trials]
+    assert states == ["FAIL"] + ["COMPLETE"] * len(alone.tried)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbled", "emptied of a line's end", "other bytes", "a digit"])
+def test_a_damaged_journal_is_named_set_aside_and_begun_anew(damage: str, tmp_path: Path, alone: Searched) -> None:
+    path = tmp_path / "study.log"
+    searched(str(path), world())
+    content = path.read_bytes()
+    middle = len(content) // 2
+    spoilt = {
+        "truncated": content[: middle + 7].rstrip(b"\n"),
+        "garbled": content[:middle] + b"\x00\xff{}" + content[middle + 4 :],
+        "emptied of a line's end": content.replace(b"\n", b"", 1),
+        "other bytes": b"SQLite format 3\x00" * 20,
+        "a digit": content.replace(b'"problems":128', b'"problems":129', 1),
+    }[damage]
+    assert spoilt != content
+    path.write_bytes(spoilt)
+    again = world()
+    with pytest.warns(UserWarning, match=r"study\.log is damaged; it is now .*study\.log\.damaged-1"):
+        assert searched(str(path), again) == alone
+    assert (tmp_path / "study.log.damaged-1").read_bytes() == spoilt
+    assert len(again.calls) == len(alone.tried)
+    assert searched(str(path), world()) == alone
+
+
+def test_a_study_of_another_search_is_refused_by_name(tmp_path: Path) -> None:
+    storage = place("sqlite", tmp_path)
+    searched(storage, world(), trials=1)
+    other, of = Space(("fsd-coupled",), ("js",), (2, 6)), world()
+    said = refusal(lambda: search(of.bench(), of.target(), Formula(), other, GOAL, storage, "study", 5, Silent()))
+    assert "the study 'study' in sqlite:///" in said
+    assert "another space" in said
+    assert "give another study name or storage" in said
+
+
+@pytest.mark.parametrize(
+    ("storage", "why"),
+    [
+        ("nosuch://somewhere/x", "cannot be opened"),
+        ("sqlite:////nowhere/at/all/study.db", "unable to open database file"),
+        ("/proc/nowhere/study.log", "cannot be used"),
+    ],
+)
+def test_a_storage_that_cannot_be_opened_is_named(storage: str, why: str) -> None:
+    said = refusal(lambda: searched(storage, world()))
+    assert storage in said
+    assert why in said
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in refusal(lambda: searched("nosuch://me:secret@somewhere/x", world()))
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Iterator[Postgres]:
+    with started(tmp_path) as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_study_in_postgresql(postgres: Postgres, alone: Searched) -> None:
+    share_the_work(postgres.url, alone)
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_in_postgresql(postgres: Postgres, alone: Searched) -> None:
+    process = start(postgres.url, 60)
+    lines(process).readline()
+    process.kill()
+    process.wait()
+    assert searched(postgres.url, world()) == alone
+
+
+def test_the_space_is_the_workers(alone: Searched) -> None:
+    assert {t.configuration.divergence for t in alone.tried} == set(SPACE.divergences)
