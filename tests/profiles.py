@@ -6,6 +6,7 @@ Knows the schema's fields. The numbers are made up and stand for no measurement.
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 from fsd_decoding.profile import ThresholdProfile
@@ -15,8 +16,9 @@ _POINT = {"rule": "fsd-coupled", "divergence": "js", "draft_length": 5}
 _COUNTS = {"both_right": 650, "lost": 3, "gained": 2, "both_wrong": 45}
 
 VALUES: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "created": "2026-01-02T03:04:05Z",
+    "outcome": "certified",
     "task": "arithmetic",
     "data": {"source": "generated", "fingerprint": "d", "split": "content-hash", "tuning": 300,
              "certification": 700},
@@ -29,8 +31,10 @@ VALUES: dict[str, Any] = {
     "logits": "raw",
     "threshold": 0.0625,
     "draft_length": 5,
+    "sd_draft_length": 4,
     "sampling": {"temperature": 0.0, "top_k": None, "top_p": None},
     "seed": 0,
+    "seeds": 1,
     "lossy": True,
     "curve": [
         {**_POINT, "rule": "sd", "threshold": None, "accuracy": 0.93, "retention": 1.0, "lower_bound": None,
@@ -47,23 +51,65 @@ VALUES: dict[str, Any] = {
     ],
     "certificate": {**_COUNTS, "certified": True, "wanted": 0.98, "retention": 652 / 653,
                     "lower_bound": 0.9899, "confidence": 0.95, "problems": 700,
-                    "method": "paired-ratio score test"},
+                    "method": "paired-ratio score test", "acc": "retention", "guarantee": "population",
+                    "attempt": 1, "delta": 0.05 * 6 / math.pi**2, "seeds": 1,
+                    "accuracy": 652 / 700, "accuracy_lower_bound": 0.9117},
     "accuracy": {"target": 653 / 700, "chosen": 652 / 700},
     "tokens_per_round": {"sd": 4.51, "chosen": 5.41},
-    "speed": {"target": 20.0, "sd": 51.0, "chosen": 61.5, "batch": 1, "timed": 50},
+    "speed": {"target": 20.0, "sd": 51.0, "chosen": 61.5, "batch": 1, "timed": 50,
+              "intervals": {"target": [19.5, 20.5], "sd": [50.1, 51.9], "chosen": [60.2, 62.8],
+                            "over_sd": [1.18, 1.23], "over_target": [2.98, 3.17], "confidence": 0.95}},
     "estimate": None,
+    "costs": {"draft_step": 0.001, "verify": 0.004, "position": 0.0002, "batch": 1},
+    "numerical_churn": {"problems": 700, "texts_changed": 1, "outcomes_flipped": 0},
+    "acceptance": {"texts": 700, "mean": 0.88, "deviation": 0.07},
+    "effort": {
+        "baseline": {"decoded": 2000, "decoded_tokens": 120_000, "reused": 0, "reused_tokens": 0},
+        "search": {"decoded": 712, "decoded_tokens": 42_000, "reused": 9000, "reused_tokens": 540_000},
+        "certification": {"decoded": 700, "decoded_tokens": 48_000, "reused": 120, "reused_tokens": 7_200},
+        "trials": 32,
+    },
     "device": "cpu",
     "dtype": "float32",
     "versions": {"torch": "2"},
 }  # fmt: skip
 
 UNCERTIFIED: dict[str, Any] = {
+    "outcome": "not-certified",
     "threshold": None,
     "lossy": False,
     "certificate.certified": False,
     "certificate.wanted": 0.995,
     "estimate": {"threshold": 0.0625, "retention": 652 / 653, "lower_bound": 0.9899},
 }
+
+_NOTHING_CHOSEN: dict[str, Any] = {
+    "threshold": None, "lossy": False, "certificate.certified": False, "certificate.wanted": None,
+}  # fmt: skip
+TOO_SLOW = {**_NOTHING_CHOSEN, "outcome": "too-slow", "speed.wanted": 90.0}
+SD_SUFFICES = {**_NOTHING_CHOSEN, "outcome": "lossless-suffices", "speed.wanted": 50.0}
+NOT_FASTER = {**_NOTHING_CHOSEN, "outcome": "lossless-suffices", "certificate.wanted": 0.98}
+UNTESTED: dict[str, Any] = {
+    "outcome": "untested",
+    "curve": VALUES["curve"][:3],
+    "certificate": {"certified": False, "wanted": 0.98, "retention": None, "lower_bound": None, "confidence": 0.95,
+                    "both_right": 0, "lost": 0, "gained": 0, "both_wrong": 0, "problems": 0, "method": "none",
+                    "guarantee": "none"},
+}  # fmt: skip
+
+
+def simultaneous(threshold: float, retention: float, bound: float, speed: float) -> dict[str, Any]:
+    return {**_POINT, "threshold": threshold, "accuracy": 0.9, "retention": retention, "lower_bound": bound,
+            "tokens_per_round": speed / 11, "tokens_per_second": speed, "problems": 700,
+            "source": "certification", "simultaneous": True}  # fmt: skip
+
+
+FRONT: dict[str, Any] = {
+    **_NOTHING_CHOSEN,
+    "outcome": "front",
+    "curve": [*VALUES["curve"][:4], simultaneous(0.03, 1.0, 0.985, 57.0), simultaneous(0.0625, 0.99, 0.97, 61.5),
+              simultaneous(0.25, 0.9, 0.86, 70.0)],
+}  # fmt: skip
 
 
 def values(changes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -74,7 +120,7 @@ def values(changes: dict[str, Any] | None = None) -> dict[str, Any]:
         place: Any = changed
         for step in folders:
             place = place[int(step) if step.isdigit() else step]
-        place[last] = value
+        place[last] = copy.deepcopy(value)
     return changed
 
 

@@ -164,7 +164,7 @@ def test_a_decoder_without_a_certified_threshold_is_lossless(
     fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
 ) -> None:
     refused = fitting.model_dump() | profile(UNCERTIFIED).model_dump(
-        include={"threshold", "lossy", "certificate", "estimate"}
+        include={"outcome", "threshold", "lossy", "certificate", "estimate"}
     )
     uncertified = ThresholdProfile.model_validate(refused)
     with pytest.warns(UserWarning, match="lossless"):

@@ -14,14 +14,17 @@ from pydantic import ValidationError
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile import ThresholdProfile
-from profiles import UNCERTIFIED, profile, values
+from profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, simultaneous, values
 
 # The schema
 
 
-def test_values_make_a_profile_certified_or_not() -> None:
+OUTCOMES = (UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT)
+
+
+def test_outcomes_say_whether_the_wish_was_met() -> None:
     assert profile().met
-    assert not profile(UNCERTIFIED).met
+    assert [profile(outcome).met for outcome in OUTCOMES] == [False, False, True, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -40,12 +43,32 @@ def test_values_make_a_profile_certified_or_not() -> None:
         ({"certificate.lower_bound": None}, "certified, but without a lower_bound"),
         ({"certificate.wanted": 0.995}, "lower_bound 0.9899 is below wanted 0.995"),
         ({"certificate.confidence": 1.0}, "less than 1"),
+        ({"certificate.accuracy": 0.9}, "accuracy is 0.9, the counts make it"),
+        ({"certificate.acc": "absolute"}, "accuracy_lower_bound 0.9117 is below wanted 0.98"),
+        ({"certificate.acc": "absolute", "certificate.accuracy_lower_bound": None}, "without a accuracy_lower_bound"),
+        ({"certificate.guarantee": "none"}, "certified, but guarantee is 'none'"),
+        ({"certificate.delta": 0.05}, "attempt 1 may be tested at 0.0303964 at most"),
+        ({"certificate.attempt": 2}, "attempt 2 may be tested at 0.00759909 at most"),
+        ({"certificate.seeds": 2}, "counts add up to 700, problems says 700 with 2 seeds each"),
+        ({"curve.4.seeds": 3}, "counts add up to 700, problems says 700 with 3 seeds each"),
+        ({"curve.3.simultaneous": True}, "simultaneous, but without a lower_bound"),
         ({"lossy": False}, "only null is lossless"),
-        ({"certificate.certified": False}, "belongs in estimate"),
         ({**UNCERTIFIED, "lossy": True}, "only null is lossless"),
-        ({"threshold": None, "lossy": False}, "belongs in estimate"),
+        ({"certificate.certified": False}, "certified is False with outcome 'certified'"),
+        ({"outcome": "not-certified"}, "certified is True with outcome 'not-certified'"),
+        ({"outcome": "not-certified", "certificate.certified": False}, "belongs in estimate"),
+        ({"threshold": None, "lossy": False}, "with threshold None"),
+        ({**UNTESTED, "threshold": None, "lossy": False}, "with threshold None"),
+        ({**UNTESTED, "certificate.guarantee": "population"}, "'untested' with guarantee 'population'"),
+        ({"speed.wanted": 61.6}, "'certified', but 61.5 tokens/s is below wanted 61.6"),
+        ({**SD_SUFFICES, "speed.wanted": 52.0}, "'lossless-suffices', but 51.0 tokens/s is below wanted 52.0"),
+        ({**TOO_SLOW, "speed.wanted": None}, "no speed was wanted"),
+        ({"speed.intervals.sd": [51.0, 50.0]}, "is no interval"),
+        ({"numerical_churn.outcomes_flipped": 2}, "only a changed text flips"),
+        ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
+        ({"outcome": "splendid"}, "Input should be 'certified'"),
         ({"data.split": "random"}, "content-hash"),
-        ({"schema_version": 2}, "Input should be 1"),
+        ({"schema_version": 3}, "Input should be 2"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -53,15 +76,33 @@ def test_contradictions_are_refused(changes: dict[str, Any], complaint: str) -> 
         profile(changes)
 
 
-def test_only_a_met_speed_is_met() -> None:
-    assert profile({"certificate.wanted": None, "speed.wanted": 61.5}).met
-    assert not profile({"certificate.wanted": None, "speed.wanted": 61.6}).met
+def test_each_bound_and_count_may_be_of_several_seeds() -> None:
+    pairs = {"certificate.problems": 350, "certificate.seeds": 2, "curve.4.problems": 350, "curve.4.seeds": 2}
+    assert profile(pairs).certificate.seeds == 2
+
+
+def test_absolute_accuracy_is_certified_by_its_own_bound() -> None:
+    assert profile({"certificate.acc": "absolute", "certificate.wanted": 0.91}).met
+
+
+def test_what_was_not_measured_may_be_left_out() -> None:
+    content = values()
+    for name in ("sd_draft_length", "seeds", "costs", "numerical_churn", "acceptance", "effort"):
+        del content[name]
+    assert ThresholdProfile.model_validate(content).effort is None
 
 
 @pytest.mark.parametrize(("rule", "lossless"), [("fsd", "coupled"), ("fsd-coupled", "coupled")])
 def test_without_a_threshold_the_lossless_rule_runs(rule: str, lossless: str) -> None:
     assert profile({"rule": rule}).effective_rule == rule
     assert profile({**UNCERTIFIED, "rule": rule}).effective_rule == lossless
+
+
+def test_where_sd_suffices_it_runs_at_its_own_draft_length() -> None:
+    made = profile(SD_SUFFICES)
+    assert (made.effective_rule, made.effective_draft_length) == ("sd", 4)
+    assert profile(TOO_SLOW).effective_draft_length == 4
+    assert profile({**SD_SUFFICES, "sd_draft_length": None}).effective_draft_length == 5
 
 
 # The file
@@ -85,7 +126,8 @@ def test_file_is_plain_json_with_the_promised_names(tmp_path: Path) -> None:
     content = json.loads(text, parse_constant=refuse)
     assert content.keys() >= {
         *("schema_version", "task", "rule", "divergence", "threshold", "draft_length", "lossy", "curve"),
-        *("certificate", "speed"),
+        *("certificate", "speed", "outcome", "seeds", "sd_draft_length", "costs", "numerical_churn"),
+        *("acceptance", "effort"),
     }
     assert content["certificate"].keys() >= {
         *("certified", "wanted", "retention", "lower_bound", "confidence"),
@@ -128,7 +170,10 @@ def without(key: str) -> str:
         ("{", "is not JSON"),
         ("[1]", "holds no JSON object"),
         (without("schema_version"), "is not a profile: schema_version is None"),
-        (json.dumps(values({"schema_version": 2})), "schema_version 2.*upgrade"),
+        (json.dumps(values({"schema_version": 3})), "schema_version 3, this reads up to 2; upgrade"),
+        (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
+        (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
+        ("[" * 100_000, "is not JSON"),
         (without("rule"), "rule: Field required"),
         (json.dumps(values({"curve.1.accuracy": "high", "rule": 3})), r"rule: .*\(and 1 more\)"),
         (json.dumps(values({"speed.sd": float("nan")})), "speed.sd: Input should be a finite number"),
@@ -170,6 +215,35 @@ def test_of_several_bounds_only_the_certified_claim_stays_one() -> None:
     assert profile().at(min_speed=61).certified
     with pytest.raises(UsageError, match="no point"):
         profile().at(min_acc=0.999)  # 1.0 was sd's
+
+
+def test_of_simultaneous_bounds_any_may_be_chosen() -> None:
+    front = profile(FRONT)
+    for wanted, threshold in ((0.98, 0.03), (0.97, 0.0625), (0.9, 0.0625), (0.86, 0.25)):
+        chosen = front.at(min_acc=wanted)
+        assert (chosen.threshold, chosen.certified) == (threshold, True)
+    assert not front.at(min_acc=0.986).certified
+    assert (front.at(min_speed=60).threshold, front.at(min_speed=60).certified) == (0.0625, True)
+
+
+def test_a_bound_of_its_own_beside_simultaneous_ones_certifies_only_its_claim() -> None:
+    mixed = profile({"curve": [*values()["curve"], simultaneous(0.03, 1.0, 0.985, 57.0)]})
+    assert (mixed.at(min_acc=0.98).threshold, mixed.at(min_acc=0.98).certified) == (0.0625, True)
+    assert (mixed.at(min_acc=0.985).threshold, mixed.at(min_acc=0.985).certified) == (0.03, True)
+    assert not mixed.at(min_speed=61).certified
+
+
+def test_a_certified_accuracy_says_nothing_of_retention_among_others() -> None:
+    claimed = {"certificate.acc": "absolute", "certificate.wanted": 0.91}
+    assert not profile(second_certified(0.07, 0.9) | claimed).at(min_acc=0.905).certified
+    assert profile(claimed).at(min_acc=0.9899).certified  # the one bound holds all the same
+
+
+def test_without_a_test_nothing_chosen_is_certified() -> None:
+    assert not profile(UNTESTED).at(min_acc=0.9).certified
+    bounded = profile({**UNTESTED, "curve": values()["curve"]})
+    assert not bounded.at(min_acc=0.9).certified
+    assert not bounded.at(min_speed=60).certified
 
 
 def test_by_speed_the_most_accurate_of_the_fast_is_chosen() -> None:

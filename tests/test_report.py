@@ -8,91 +8,215 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from fsd_calib.progress import Bars, Lines, Silent
-from fsd_calib.report import print_report, usage, verdict
-from profiles import UNCERTIFIED, profile
+from fsd_calib.report import print_details, print_report, usage
+from fsd_calib.reporting.curve import nondominated
+from fsd_calib.reporting.verdict import verdict
+from fsd_decoding.profile_parts import CurvePoint
+from profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
 
-SPEED_MISSED = {**UNCERTIFIED, "certificate.wanted": None, "estimate": None, "speed.wanted": 90.0}
+OUTCOMES: tuple[dict[str, Any], ...] = ({}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT)
 
 
-def printed(changes: dict[str, Any] | None = None, width: int = 80, path: Path | None = None) -> str:
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    print_report(profile(changes), path, console)
+def text_of(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def row(text: str, label: str) -> list[str]:
-    (line,) = [line for line in text.splitlines() if line.strip().startswith(label)]
-    return line.strip().removeprefix(label).split()
+def console(width: int = 80) -> Console:
+    return Console(width=width, file=io.StringIO(), force_terminal=False)
+
+
+def printed(changes: dict[str, Any] | None = None, width: int = 80, path: Path | None = None) -> str:
+    print_report(profile(changes), path, paper := console(width))
+    return text_of(paper)
+
+
+def row(text: str, label: str) -> tuple[list[str], str]:
+    """The numbers of a row of the summary, and the line below it, where bounds stand."""
+    lines = text.splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.strip().startswith(label) and "²" in line]
+    return lines[at].strip().removeprefix(label).split(), " ".join(lines[at + 1].split())
+
+
+# The summary
 
 
 @pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("changes", OUTCOMES)
+def test_everything_fits(width: int, changes: dict[str, Any]) -> None:
+    print_details(profile(changes), paper := console(width))
+    assert max(map(len, (printed(changes, width) + text_of(paper)).splitlines())) <= width
+
+
 @pytest.mark.parametrize(
-    ("changes", "label"), [({}, "fsd-coupled "), (UNCERTIFIED, "not certified "), (SPEED_MISSED, "lossless ")]
+    ("changes", "label", "below"),
+    [
+        ({}, "fsd-coupled", "T = 0.0625, L = 5"),
+        (UNCERTIFIED, "not certified", "T = 0.0625, L = 5"),
+        (TOO_SLOW, "lossless", "(coupled), L = 4"),
+    ],
 )
-def test_table_fits_with_one_line_a_number(width: int, changes: dict[str, Any], label: str) -> None:
-    text = printed(changes, width)
-    assert max(map(len, text.splitlines())) <= width
-    assert row(text, "target alone") == ["93.3%¹", "–", "–", "–", "20.0²"]
-    assert row(text, "sd (lossless)") == ["93.3%¹", "100.0%¹", "–", "4.51¹", "51.0²"]
-    (numbers,) = [line.split()[-5:] for line in text.splitlines() if line.strip().startswith(label) and "¹" in line]
-    assert numbers == ["93.1%¹", "99.8%¹", "98.9%¹", "5.41¹", "61.5²"]
+def test_summary_has_a_number_a_cell_and_its_bound_below(changes: dict[str, Any], label: str, below: str) -> None:
+    text = printed(changes)
+    assert row(text, "target alone") == (["93.3%¹", "–", "–", "20.0²"], "19.5–20.5")
+    assert row(text, "sd (lossless)") == (["93.3%¹", "100.0%¹", "4.51¹", "51.0²"], "L = 4 50.1–51.9")
+    assert row(text, label) == (["93.1%¹", "99.8%¹", "5.41¹", "61.5²"], f"{below} ≥ 91.1% ≥ 98.9% 60.2–62.8")
 
 
 def test_marks_say_where_a_number_was_measured() -> None:
     text = printed()
-    assert "¹ measured on the certification part: 700 problems" in text
-    assert "² tokens a round over the median time of a round, of 50 tuning problems" in text
+    assert "¹ measured on the certification part: 700 problems, unseen" in text
+    assert "² on 50 tuning problems, each decoded in every way in turn; interval at 95%" in text
+    assert "≥ lower bound at 96.9604% confidence, by itself" in text
+    assert "interval" not in printed({"speed.intervals": None})
 
 
-def test_certified_is_said_with_confidence_and_counts() -> None:
+def test_without_a_test_numbers_are_the_tuning_parts() -> None:
+    text = printed(UNTESTED)
+    assert "¹ measured on the tuning part: 300 problems" in text
+    assert row(text, "fsd-coupled")[0] == ["93.1%¹", "99.0%¹", "5.41¹", "61.5²"]
+    assert "≥" not in text
+
+
+def test_sd_is_shown_at_its_own_draft_length() -> None:
+    own = {**values()["curve"][3], "draft_length": 4, "accuracy": 0.9}
+    assert row(printed({"curve": [*values()["curve"], own]}), "sd (lossless)")[0][0] == "90.0%¹"
+
+
+# The verdict
+
+
+def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
     said = verdict(profile())
-    assert said.startswith("Certified at 95% confidence: fsd-coupled at T = 0.0625 (js, L = 5) keeps at least 98% of")
-    assert "700 problems" in said
-    assert "both right 650, lost 3, gained 2, both wrong 45." in said
-    assert "lossless" not in said
+    assert said.startswith(
+        "Certified at 95% confidence: fsd-coupled at T = 0.0625 (js, L = 5) keeps at least 98% of the target's "
+        "accuracy on problems like these."
+    )
+    assert "1.21x (1.18–1.23) its tokens/s and 3.08x (2.98–3.17) those of the target alone" in said
+    assert "(700 problems that the search never saw): both right 650, lost 3, gained 2, both wrong 45." in said
+    assert "retention 99.8% (at least 98.9%) and accuracy 93.1% (at least 91.1%)" in said
+    assert "Attempt 1 to certify on these problems, tested at level 0.0304." in said
+    assert "changed 1 of 700 texts and flipped 0 outcomes" in said
+    assert "lossless rule coupled" not in said
 
 
-def test_not_certified_names_the_lossless_rule_and_the_guess() -> None:
+def test_what_is_not_known_is_not_said() -> None:
+    unknown = {"certificate.attempt": None, "certificate.accuracy": None, "numerical_churn": None,
+               "speed.intervals": None, "effort": None}  # fmt: skip
+    said = verdict(profile(unknown))
+    assert "Attempt" not in said
+    assert "Rounding" not in said
+    assert "That is retention 99.8% (at least 98.9%)." in said
+    assert "1.21x its tokens/s and" in said
+    assert "decoded" not in printed(unknown).replace("each decoded", "")
+
+
+def test_guarantees_and_absolute_accuracy_are_named() -> None:
+    said = verdict(profile({"certificate.guarantee": "dataset"}))
+    assert "98% of the target's accuracy on these very problems." in said
+    absolute = {"certificate.acc": "absolute", "certificate.wanted": 0.91}
+    assert "solves at least 91% on problems like these" in verdict(profile(absolute))
+    missed = verdict(profile(UNCERTIFIED | {"certificate.acc": "absolute"}))
+    assert "no threshold was shown to solve at least 99.5%." in missed
+    seeds = {"certificate.seeds": 2, "certificate.problems": 350}
+    assert "(350 problems that the search never saw, 2 seeds each)" in verdict(profile(seeds))
+
+
+def test_not_certified_names_the_lossless_rule_the_guess_and_the_frontier() -> None:
     said = verdict(profile(UNCERTIFIED))
-    assert said.startswith("Not certified: at 95% confidence no threshold was shown to keep at least 99.5%")
+    assert said.startswith("Not certified: at 95% confidence no threshold was shown to keep at least 99.5% of the")
     assert "run the lossless rule coupled" in said
     assert "The estimate is T = 0.0625: retention 99.8%, lower bound 98.9%." in said
-    assert "both right 650" in said
     assert re.search(r"At these shares about [\d,]+ problems on the certification part would certify it", said)
+    text = printed(UNCERTIFIED)
+    assert "measured: nothing else is both faster and keeps more" in text
+    assert "measured: nothing" not in printed()
+
+
+def test_a_later_attempt_needs_more_problems() -> None:
+    needed = []
+    for attempt in (1, 2):
+        delta = {"certificate.attempt": attempt, "certificate.delta": 0.007}
+        said = verdict(profile(UNCERTIFIED | delta))
+        found = re.search(r"about ([\d,]+) problems", said)
+        assert found is not None
+        needed.append(int(found[1].replace(",", "")))
+    assert needed[0] < needed[1]
 
 
 def test_hopeless_wishes_are_called_so() -> None:
     said = verdict(profile(UNCERTIFIED | {"certificate.wanted": 1.1}))
     assert "At this retention no number of problems would certify it." in said
+    absolute = UNCERTIFIED | {"certificate.acc": "absolute", "certificate.wanted": 0.94}
+    assert "At this accuracy no number of problems would certify it." in verdict(profile(absolute))
+    absolute["certificate.wanted"] = 0.92
+    assert re.search(r"At these shares about [\d,]+ problems", verdict(profile(absolute)))
 
 
 def test_a_wanted_speed_is_compared() -> None:
     reached = verdict(profile({"certificate.wanted": None, "speed.wanted": 60.0}))
     assert "keeps at least 98.9% of the target's accuracy" in reached
     assert "At least 60 tokens/s were asked for, reached: 61.5." in reached
-    missed = verdict(profile(SPEED_MISSED))
-    assert missed.startswith("Not certified")
+    missed = verdict(profile(TOO_SLOW))
+    assert missed.startswith("Too slow: nothing that was measured is as fast as was asked.")
     assert "At least 90 tokens/s were asked for, not reached: 61.5." in missed
+    assert "nothing else is both faster" in printed(TOO_SLOW)
 
 
-def test_without_a_test_no_counts_are_said() -> None:
-    nothing = {"both_right": 0, "lost": 0, "gained": 0, "both_wrong": 0, "problems": 0}
-    untested: dict[str, Any] = {f"certificate.{key}": value for key, value in nothing.items()}
-    untested |= {"certificate.retention": None, "certificate.lower_bound": None}
-    said = verdict(profile(SPEED_MISSED | untested))
-    assert "Nothing was decoded on the certification part." in said
+def test_where_sd_suffices_nothing_need_be_lost() -> None:
+    said = verdict(profile(SD_SUFFICES))
+    assert said.startswith("Plain sd already makes 51.0 tokens/s (L = 4): nothing need be lost.")
+    assert "At least 50 tokens/s were asked for, reached: 51.0." in said
+    other = verdict(profile(NOT_FASTER))
+    assert other.startswith("No fuzzy setting that keeps the accuracy is faster than plain sd, which makes 51.0")
+    assert "run sd" in other
+
+
+def test_what_was_not_tested_is_called_untested() -> None:
+    said = verdict(profile(UNTESTED))
+    assert said.startswith("Untested: fsd-coupled at T = 0.0625")
+    assert "Certified" not in said
+    assert "certification part" not in said
+
+
+def test_a_front_is_shown_with_its_bounds() -> None:
+    text = printed(FRONT)
+    assert "hold all at once at 95% confidence" in " ".join(text.split())
+    lines = [line.split() for line in text.splitlines() if line.strip().startswith("fsd-coupled js")]
+    assert [(line[3], line[5], line[6], line[8]) for line in lines] == [
+        ("0.03", "100.0%", "98.5%", "57.0"),
+        ("0.0625", "99.0%", "97.0%", "61.5"),
+        ("0.25", "90.0%", "86.0%", "70.0"),
+    ]
+    measured = printed({**FRONT, "curve": values()["curve"][:3]})
+    assert "hold all at once" not in " ".join(measured.split())
+    assert "nothing else is both faster" in measured
+
+
+def test_without_decodings_no_counts_are_said() -> None:
+    untested: dict[str, Any] = {
+        f"certificate.{name}": 0 for name in ("problems", "both_right", "lost", "gained", "both_wrong")
+    }
+    untested |= {f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy")}
+    said = verdict(profile(TOO_SLOW | untested))
+    assert "Nothing was decoded on the certification part: nothing found was worth an attempt." in said
     assert "both right" not in said
 
 
-@pytest.mark.parametrize(("bound", "shown"), [(0.97999, "97.9%¹"), (0.98, "98.0%¹"), (0.983, "98.3%¹")])
+@pytest.mark.parametrize(("bound", "shown"), [(0.97999, "97.9%"), (0.98, "98.0%"), (0.983, "98.3%")])
 def test_a_bound_is_never_rounded_up(bound: float, shown: str) -> None:
     text = printed({"certificate.lower_bound": bound, "certificate.wanted": None})
-    assert shown in text
-    assert f"keeps at least {shown[:-1]}" in " ".join(text.split())
+    assert f"≥ {shown}" in text
+    assert f"keeps at least {shown}" in " ".join(text.split())
+
+
+def test_effort_is_one_line() -> None:
+    assert "decoded 3,412 problems (0.21 M tokens), reused 9,120 decodings" in printed().splitlines()
 
 
 def test_lines_to_copy_are_not_broken() -> None:
@@ -102,6 +226,23 @@ def test_lines_to_copy_are_not_broken() -> None:
     code = usage(profile(), path).split("\n\n")[1]
     assert set(code.splitlines()) <= set(lines)
     compile(code, "usage", "exec")
+
+
+# The curve
+
+
+points = st.lists(
+    st.tuples(st.sampled_from([0.9, 0.95, 0.98, 1.0]), st.sampled_from([None, 40.0, 50.0, 60.0])), max_size=8
+)
+
+
+@given(points)
+def test_what_is_left_is_what_nothing_beats(made: list[tuple[float, float | None]]) -> None:
+    base = values()["curve"][1]
+    curve = [CurvePoint.model_validate(base | {"retention": r, "tokens_per_second": s}) for r, s in made]
+    kept = {(p.retention, p.tokens_per_second) for p in nondominated(curve)}
+    timed = {(r, s) for r, s in made if s is not None}
+    assert kept == {(r, s) for r, s in timed if not any((a, b) != (r, s) and a >= r and b >= s for a, b in timed)}
 
 
 # Progress

@@ -14,6 +14,7 @@ from fsd_decoding.batch import Request
 from fsd_decoding.calling import Eager, caller
 from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
 from fsd_decoding.drafting import StopPolicy
+from fsd_decoding.drift import Drift, watch
 from fsd_decoding.engine import Engine, Settings
 from fsd_decoding.errors import UsageError
 from fsd_decoding.following import followed
@@ -55,11 +56,12 @@ class SpeculativeDecoder:
         on: Logits = "raw",
         within_support: bool = False,
         compile: bool | Literal["capture"] = False,
+        drift: Drift | None = None,
     ) -> None:
         self._call = caller(compile)
         check_pair(target, draft)
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
-        self.rule, self.seed = rule_named(rule).name, seed
+        self.rule, self.seed, self.drift = rule_named(rule).name, seed, drift
         self.threshold, self.draft_length = threshold, draft_length
         self.sampling = sampling or Sampling()
         self.criterion = Criterion(divergence, on, within_support)
@@ -189,7 +191,9 @@ class SpeculativeDecoder:
                 finished[index] = Result.of(row, self.tokenizer, stop)
                 if on_finish is not None:
                     on_finish(index, finished[index])
-        return [finished[i] for i in range(len(requests))]
+        results = [finished[i] for i in range(len(requests))]
+        watch(self.drift, settings, requests, results, stacklevel=3)
+        return results
 
     def stream(
         self,
@@ -214,16 +218,17 @@ class SpeculativeDecoder:
         sampling = self._sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         settings = self._settings(rule, sampling, stop)
         with keeping({}, 1):
-            return self._pieces(self.engine(settings, requests, 1), requests, stop)
+            return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
-    def _pieces(self, engine: Engine, requests: list[Request], stop: Sequence[str]) -> Iterator[str]:
+    def _pieces(self, engine: Engine, settings: Settings, asked: list[Request], stop: Sequence[str]) -> Iterator[str]:
         text = TextStream(self.tokenizer, stop)
         with keeping({}, 1):
-            for (row,) in engine.rounds(requests):
+            for (row,) in engine.rounds(asked):
                 done = row.finish_reason is not None
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
+        watch(self.drift, settings, asked, [row], stacklevel=3)
 
     def requests(
         self,
@@ -242,15 +247,10 @@ class SpeculativeDecoder:
             raise UsageError(f"rule {asked.name!r} measures T on a scale of its own; give threshold= too")
         lengths = [length for m in self._models() if (length := context_length(m)) is not None]
         return requests_for(
-            self.tokenizer,
-            min(lengths, default=None),
-            self._vocabulary,
-            prompts,
-            ids,
+            self.tokenizer, min(lengths, default=None), self._vocabulary, prompts, ids,
             self.threshold if threshold is None else threshold,
-            self.draft_length if draft_length is None else draft_length,
-            max_new_tokens,
-        )
+            self.draft_length if draft_length is None else draft_length, max_new_tokens,
+        )  # fmt: skip
 
     def _sampling(self, *given: float | None) -> Sampling:
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -8,27 +8,51 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from fsd_decoding.drift import Drift
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
+
+_drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a target model, by what is followed
 
 
 def followed(source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int) -> dict[str, Any]:
     """The arguments of `SpeculativeDecoder` that a profile, or the file of one, sets.
 
-    Warns, at `stacklevel`, where it certifies no threshold. UsageError: it is of other models.
+    Warns, at `stacklevel`, where its threshold is missing or untested. UsageError: it is of other models.
     """
     profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
     profile.check(models[0], models[1], tokenizer)
-    if profile.threshold is None:
-        warnings.warn(
-            f"the profile certifies no threshold for {profile.task!r}; decoding runs the lossless "
-            f"rule {profile.effective_rule!r}",
-            stacklevel=stacklevel,
-        )
-    return {
-        "rule": profile.effective_rule, "divergence": profile.divergence, "seed": profile.seed,
-        "threshold": -1.0 if profile.threshold is None else profile.threshold,
-        "draft_length": profile.draft_length, "sampling": Sampling(**profile.sampling.model_dump()),
-        "on": profile.logits, "within_support": profile.within_support,
+    if (doubt := _doubt(profile)) is not None:
+        warnings.warn(doubt, stacklevel=stacklevel)
+    settings = {
+        "rule": profile.effective_rule, "threshold": -1.0 if profile.threshold is None else profile.threshold,
+        "draft_length": profile.effective_draft_length, "sampling": Sampling(**profile.sampling.model_dump()),
     }  # fmt: skip
+    return settings | {
+        "divergence": profile.divergence, "seed": profile.seed, "on": profile.logits,
+        "within_support": profile.within_support, "drift": _drift(profile, models[0], settings),
+    }  # fmt: skip
+
+
+def _doubt(profile: ThresholdProfile) -> str | None:
+    runs = f"decoding runs the lossless rule {profile.effective_rule!r}"
+    if profile.outcome == "untested":
+        return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
+    if profile.outcome == "front":
+        return f"the profile is a front for {profile.task!r} and chooses no point of it; {runs}, see its at()"
+    if profile.threshold is None and not profile.met:
+        return f"the profile certifies no threshold for {profile.task!r}; {runs}"
+    return None
+
+
+def _drift(profile: ThresholdProfile, target: Any, settings: dict[str, Any]) -> Drift | None:
+    """One for a target and profile, however often it is followed: `generate` follows it anew at every call."""
+    if profile.acceptance is None:
+        return None
+    name = f"{profile.created} {profile.acceptance} {settings}"
+    mine = _drifts.setdefault(target, {})
+    if name not in mine:
+        mine[name] = Drift(profile.acceptance, profile.task, **settings)
+    return mine[name]

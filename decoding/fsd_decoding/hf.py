@@ -19,6 +19,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fsd_decoding.batch import Request
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drift import watch
 from fsd_decoding.engine import Row, Settings
 from fsd_decoding.errors import UsageError
 from fsd_decoding.following import followed
@@ -165,6 +166,7 @@ def _decoded(decoder: SpeculativeDecoder, runs: Iterable[tuple[Settings, list[Re
                 if streamer is not None:
                     streamer.put(torch.tensor([rows[0].tokens[shown:]]))
                     shown = len(rows[0].tokens)
+        watch(decoder.drift, settings, requests, [finished[r.index] for r in requests], stacklevel=_TO_USER + 1)
     if streamer is not None:
         streamer.end()
     return [finished[i] for i in range(len(finished))]

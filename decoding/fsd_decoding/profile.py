@@ -6,18 +6,20 @@ Knows neither how the numbers were measured nor how the bounds were computed (DE
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from pydantic import AwareDatetime, ValidationError, model_validator
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile_choosing import Choice, Choosing
+from fsd_decoding.profile_costs import CostInfo, Effort, Speed
+from fsd_decoding.profile_file import first_problem, read_upgraded, write_whole
+from fsd_decoding.profile_migration import SCHEMA_VERSION
 from fsd_decoding.profile_parts import (
+    AcceptanceInfo,
     Accuracy,
     Amount,
     Certificate,
@@ -26,32 +28,32 @@ from fsd_decoding.profile_parts import (
     Estimate,
     ModelInfo,
     Natural,
+    NumericalChurn,
     Part,
     SamplingInfo,
-    Speed,
     TokensPerRound,
 )
 
-SCHEMA_VERSION: Final = 1
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A point of the curve, as `ThresholdProfile.at` picks it. `certified` False: it merely measured so."""
-
-    rule: str
-    divergence: str
-    threshold: float
-    draft_length: int
-    certified: bool
+Outcome = Literal["certified", "not-certified", "lossless-suffices", "too-slow", "untested", "front"]
+_WITH_THRESHOLD: Final = ("certified", "untested")
+_MET: Final = (*_WITH_THRESHOLD, "lossless-suffices", "front")
 
 
 class ThresholdProfile(Part):
-    """The exported result of a calibration. `accuracy`, `tokens_per_round` and `speed` call `chosen` the
-    configuration of `threshold`, where that is None of `estimate`, else the lossless rule."""
+    """The exported result of a calibration.
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    outcome: `certified`: `threshold` was; `not-certified`: nothing tested passed; `lossless-suffices`: plain `sd`
+        does what was asked, or no fuzzy setting is faster; `too-slow`: nothing reaches the speed asked for;
+        `untested`: the test was waived (--guarantee none); `front`: the whole curve was asked for, and no point chosen.
+    accuracy, tokens_per_round, speed: call `chosen` the configuration of `threshold`, where that is None of
+        `estimate`, else the lossless rule.
+    seeds: noise seeds a problem. sd_draft_length: the one `sd` was timed at, its own best.
+    sd_draft_length, costs, numerical_churn, acceptance, effort: None where not measured.
+    """
+
+    schema_version: Literal[2] = SCHEMA_VERSION
     created: AwareDatetime
+    outcome: Outcome
     task: str
     data: DataInfo
     target: ModelInfo
@@ -64,8 +66,10 @@ class ThresholdProfile(Part):
     within_support: bool = False
     threshold: Amount | None
     draft_length: Natural
+    sd_draft_length: Natural | None = None
     sampling: SamplingInfo
     seed: int
+    seeds: Natural = 1
     lossy: bool
     curve: list[CurvePoint]
     certificate: Certificate
@@ -73,57 +77,75 @@ class ThresholdProfile(Part):
     tokens_per_round: TokensPerRound
     speed: Speed
     estimate: Estimate | None
+    costs: CostInfo | None = None
+    numerical_churn: NumericalChurn | None = None
+    acceptance: AcceptanceInfo | None = None
+    effort: Effort | None = None
     device: str
     dtype: str
     versions: dict[str, str]
 
     @model_validator(mode="after")
-    def _threshold_is_what_was_certified(self) -> Self:
+    def _threshold_agrees_with_outcome(self) -> Self:
         if self.lossy != (self.threshold is not None):
             raise ValueError(f"lossy is {self.lossy} with threshold {self.threshold}; only null is lossless")
-        if self.certificate.certified != (self.threshold is not None):
+        if self.certificate.certified != (self.outcome == "certified"):
+            raise ValueError(f"certified is {self.certificate.certified} with outcome {self.outcome!r}")
+        if (self.outcome in _WITH_THRESHOLD) != (self.threshold is not None):
             raise ValueError(
-                f"certified is {self.certificate.certified} with threshold {self.threshold}; "
-                "an uncertified threshold belongs in estimate"
+                f"outcome is {self.outcome!r} with threshold {self.threshold}; certified and untested ones have a "
+                "threshold, any other belongs in estimate"
             )
+        if self.outcome == "untested" and self.certificate.guarantee != "none":
+            raise ValueError(f"outcome is 'untested' with guarantee {self.certificate.guarantee!r}; it must be 'none'")
+        return self
+
+    @model_validator(mode="after")
+    def _speed_agrees_with_outcome(self) -> Self:
+        speed = self.speed
+        if self.outcome == "too-slow" and speed.wanted is None:
+            raise ValueError("outcome is 'too-slow', but no speed was wanted")
+        claimed = {"lossless-suffices": speed.sd, "certified": speed.chosen, "untested": speed.chosen}
+        made = claimed.get(self.outcome)
+        if speed.wanted is not None and made is not None and made < speed.wanted:
+            raise ValueError(f"outcome is {self.outcome!r}, but {made} {speed.unit} is below wanted {speed.wanted}")
         return self
 
     @property
     def effective_rule(self) -> str:
-        """The rule a decoder runs: the lossless counterpart where no threshold was certified."""
+        """The rule a decoder runs: without a threshold `sd` where that suffices, else the lossless counterpart."""
         from fsd_decoding.rules import rule_named
 
+        if self.outcome == "lossless-suffices":
+            return "sd"
         return self.rule if self.threshold is not None else rule_named(self.rule).lossless
 
     @property
+    def effective_draft_length(self) -> int:
+        """The draft length a decoder runs: that of `sd` where it runs losslessly."""
+        if self.threshold is None and self.sd_draft_length is not None:
+            return self.sd_draft_length
+        return self.draft_length
+
+    @property
     def met(self) -> bool:
-        """Whether what was asked for, accuracy or speed, was found."""
-        fast_enough = self.speed.wanted is None or self.speed.chosen >= self.speed.wanted
-        return self.certificate.certified and fast_enough
+        """Whether what was asked for was found."""
+        return self.outcome in _MET
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file whole or not at all. UsageError: it cannot be written."""
-        final = Path(path)
-        unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-        try:
-            final.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-            unfinished.replace(final)
-        except OSError as error:
-            raise UsageError(f"profile {str(final)!r} cannot be written: {error.strerror}") from error
-        finally:
-            _remove(unfinished)
+        write_whole(Path(path), self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ThresholdProfile:
-        """Reads a file that `save` wrote. UsageError: it is missing, malformed or of a newer schema."""
+        """Reads a file that `save` wrote, now or in an older schema. UsageError: it is missing, malformed or of a
+        newer schema."""
         name = f"profile {os.fspath(path)!r}"
-        content = _read(Path(path), name)
-        _check_schema_version(content, name)
+        content = read_upgraded(Path(path), name)
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            raise UsageError(f"{name} is not valid: {_first_problem(error)}") from error
+            raise UsageError(f"{name} is not valid: {first_problem(error)}") from error
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:
         """Compares with the models in hand, and with their tokenizer where there is one.
@@ -159,62 +181,19 @@ class ThresholdProfile(Part):
             _warn(f"the profile was calibrated on {self.device}, decoding runs on {kind}")
 
     def at(self, *, min_acc: float | None = None, min_speed: float | None = None) -> Choice:
-        """Another point of the curve, chosen now.
+        """Another point of the curve, chosen now: by retention the fastest, by tokens/s the most accurate.
 
-        A point certified to keep `min_acc` (retention) goes before faster ones that merely measured so.
-        Each bound holds by itself; choosing among several by them would need simultaneous ones, so with
-        more than one certified point only the profile's own choice stays certified, for what it was
-        certified for.
+        What may be called certified then: see `profile_choosing.Choosing`.
 
         Raises:
             UsageError: both or neither is given, or no point reaches it.
         """
-        if (min_acc is None) == (min_speed is None):
-            raise UsageError("at() takes min_acc or min_speed: exactly one of them")
-        if min_speed is not None:
-            return self._at_speed(min_speed)
-        assert min_acc is not None
-        guaranteed = [p for p in self._bounded() if self._guarantee(p) >= min_acc]
-        measured = [p for p in self._lossy() if p.retention >= min_acc]
-        if not measured and not guaranteed:
-            raise UsageError(f"min_acc is {min_acc}; no point of the curve keeps that much")
-        return _choice(max(guaranteed or measured, key=lambda p: p.tokens_per_round), bool(guaranteed))
-
-    def _at_speed(self, min_speed: float) -> Choice:
-        reached = [p for p in self._lossy() if (p.tokens_per_second or 0.0) >= min_speed]
-        if not reached:
-            fastest = max((p.tokens_per_second or 0.0 for p in self._lossy()), default=0.0)
-            raise UsageError(f"min_speed is {min_speed}; the curve's fastest point makes {fastest:.4g} tokens/s")
-        best = max(reached, key=lambda p: p.retention)
-        return _choice(best, best.lower_bound is not None and len(self._bounded()) == 1)
-
-    def _guarantee(self, point: CurvePoint) -> float:
-        """The retention that holds for a point with a bound, whoever chose it and when."""
-        if len(self._bounded()) == 1:
-            return point.lower_bound or 0.0
-        mine = (point.threshold, point.draft_length) == (self.threshold, self.draft_length)
-        return (self.certificate.wanted or 0.0) if mine else 0.0
-
-    def _lossy(self) -> list[CurvePoint]:
-        """Points with a threshold; what the tuning part said of one, the certification part corrects."""
-        corrected = {_configuration(p) for p in self.curve if p.source == "certification"}
-        return [
-            p
-            for p in self.curve
-            if p.threshold is not None and (p.source == "certification" or _configuration(p) not in corrected)
-        ]
-
-    def _bounded(self) -> list[CurvePoint]:
-        return [p for p in self._lossy() if p.lower_bound is not None]
-
-
-def _configuration(point: CurvePoint) -> tuple[str, str, int, float | None]:
-    return point.rule, point.divergence, point.draft_length, point.threshold
-
-
-def _choice(point: CurvePoint, certified: bool) -> Choice:
-    assert point.threshold is not None
-    return Choice(point.rule, point.divergence, point.threshold, point.draft_length, certified)
+        choosing = Choosing(self.curve, self.certificate, self.threshold, self.draft_length)
+        if min_acc is not None and min_speed is None:
+            return choosing.by_accuracy(min_acc)
+        if min_speed is not None and min_acc is None:
+            return choosing.by_speed(min_speed)
+        raise UsageError("at() takes min_acc or min_speed: exactly one of them")
 
 
 def _refuse_another(role: str, then: ModelInfo, now: ModelInfo) -> None:
@@ -232,35 +211,3 @@ def _refuse_another(role: str, then: ModelInfo, now: ModelInfo) -> None:
 def _warn(message: str) -> None:
     """Names the line that called `SpeculativeDecoder.from_pretrained`, two calls above `check`."""
     warnings.warn(message, stacklevel=5)
-
-
-def _read(path: Path, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{name} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{name} is not a profile: it holds no JSON object")
-    return content
-
-
-def _check_schema_version(content: dict[str, Any], name: str) -> None:
-    version = content.get("schema_version")
-    if not isinstance(version, int):
-        raise UsageError(f"{name} is not a profile: schema_version is {version!r}")
-    if version > SCHEMA_VERSION:
-        raise UsageError(f"{name} has schema_version {version}, this reads up to {SCHEMA_VERSION}; upgrade fsd-calib")
-
-
-def _first_problem(error: ValidationError) -> str:
-    problems = error.errors(include_url=False)
-    where = ".".join(str(step) for step in problems[0]["loc"])
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{where + ': ' if where else ''}{problems[0]['msg']}{more}"
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # its folder cannot be written: there is nothing to remove
-        path.unlink(missing_ok=True)

@@ -1,10 +1,12 @@
 """The parts of a profile: small records, each sure that its own numbers agree.
 
-Knows what a number may be and which ones contradict each other. `profile.py` puts the parts together.
+Knows what a number may be and which ones contradict each other. What took time is in `profile_costs.py`;
+`profile.py` puts the parts together.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,6 +17,7 @@ Natural = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0)]
 Confidence = Annotated[float, Field(gt=0, lt=1)]
+_ROUNDING = 1e-6  # what two ways to compute a number may differ by
 
 
 class Part(BaseModel):
@@ -67,7 +70,7 @@ class SamplingInfo(Part):
 
 
 class Counts(Part):
-    """Paired outcomes of target alone and of the fuzzy rule on the same problems (DESIGN section 10)."""
+    """Paired outcomes of target alone and of the fuzzy rule on the same (problem, seed) pairs (DESIGN section 10)."""
 
     both_right: Count
     lost: Count
@@ -82,8 +85,9 @@ class Counts(Part):
 class CurvePoint(Part):
     """One configuration, measured on one part. `threshold` None: the rule has none (`target`, `sd`).
 
-    `lower_bound` bounds retention from below at the certificate's confidence; `counts` are what it was
-    computed from. Both only where the point was decoded on the certification part.
+    `lower_bound` bounds retention from below: by itself at the certificate's level, or, where `simultaneous`, at
+    once with all other such points. `counts`, of (problem, seed) pairs, are what it was computed from. Both only
+    where the point was decoded on the certification part.
     """
 
     rule: str
@@ -98,22 +102,38 @@ class CurvePoint(Part):
     problems: Natural
     source: Source
     counts: Counts | None = None
+    simultaneous: bool = False
+    seeds: Natural = 1
+
+    @property
+    def configuration(self) -> tuple[str, str, int, float | None]:
+        return *self.arm, self.threshold
+
+    @property
+    def arm(self) -> tuple[str, str, int]:
+        return self.rule, self.divergence, self.draft_length
 
     @model_validator(mode="after")
     def _bounds_need_certification(self) -> Self:
         if self.lower_bound is not None and self.source != "certification":
             raise ValueError("a point measured on the tuning part has no lower_bound")
-        if self.counts is not None and self.counts.total != self.problems:
-            raise ValueError(f"the counts add up to {self.counts.total}, problems says {self.problems}")
+        if self.simultaneous and self.lower_bound is None:
+            raise ValueError("simultaneous, but without a lower_bound")
+        if self.counts is not None:
+            _check_total(self.counts, self.problems, self.seeds)
         return self
 
 
 class Certificate(Counts):
     """What the certification part showed, of the chosen configuration, or of the safest where none passed.
 
-    wanted: what --min-acc asked for; None for --min-speed, where `certified` says that `lower_bound` was
-    computed on problems that the choice never saw. `retention` and `lower_bound` None: nothing was
-    decoded there.
+    wanted: what --min-acc asked for, of `acc`; None where speed or the front was asked for: there `certified` says
+        that `lower_bound` was computed on problems that the choice never saw.
+    retention, lower_bound, accuracy, accuracy_lower_bound: of the configuration, each bound by itself at `delta`;
+        None where nothing was decoded there. `lower_bound` is always retention's.
+    attempt: how many times, this one included, problems of this part were used to decide. delta: the level tested
+        at, at most (1 - confidence) * 6 / (pi^2 attempt^2). None: not recorded.
+    seeds: noise seeds a problem; the counts are of (problem, seed) pairs.
     """
 
     certified: bool
@@ -123,23 +143,50 @@ class Certificate(Counts):
     confidence: Confidence
     problems: Count
     method: str
+    acc: Literal["retention", "absolute"] = "retention"
+    guarantee: Literal["population", "dataset", "none"] = "population"
+    attempt: Natural | None = None
+    delta: Confidence | None = None
+    seeds: Natural = 1
+    accuracy: Share | None = None
+    accuracy_lower_bound: Share | None = None
+
+    @property
+    def level(self) -> float:
+        """What the test was made at."""
+        return 1 - self.confidence if self.delta is None else self.delta
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:
-        if self.total != self.problems:
-            raise ValueError(f"the counts add up to {self.total}, problems says {self.problems}")
-        right = self.both_right + self.lost
-        kept = (self.both_right + self.gained) / right if right else None
-        if self.retention is not None and (kept is None or abs(self.retention - kept) > 1e-6):
-            raise ValueError(f"retention is {self.retention}, the counts make it {kept}")
+        _check_total(self, self.problems, self.seeds)
+        solved, right = self.both_right + self.gained, self.both_right + self.lost
+        for name, given, whole in (("retention", self.retention, right), ("accuracy", self.accuracy, self.total)):
+            counted = solved / whole if whole else None
+            if given is not None and (counted is None or abs(given - counted) > _ROUNDING):
+                raise ValueError(f"{name} is {given}, the counts make it {counted}")
         return self
 
     @model_validator(mode="after")
     def _certified_needs_a_bound(self) -> Self:
-        if self.certified and self.lower_bound is None:
-            raise ValueError("certified, but without a lower_bound")
-        if self.certified and self.wanted is not None and (self.lower_bound or 0.0) < self.wanted:
-            raise ValueError(f"certified, but lower_bound {self.lower_bound} is below wanted {self.wanted}")
+        name = "lower_bound" if self.acc == "retention" else "accuracy_lower_bound"
+        bound = self.lower_bound if self.acc == "retention" else self.accuracy_lower_bound
+        if not self.certified:
+            return self
+        if self.guarantee == "none":
+            raise ValueError("certified, but guarantee is 'none'")
+        if bound is None:
+            raise ValueError(f"certified, but without a {name}")
+        if self.wanted is not None and bound < self.wanted:
+            raise ValueError(f"certified, but {name} {bound} is below wanted {self.wanted}")
+        return self
+
+    @model_validator(mode="after")
+    def _attempts_share_the_level(self) -> Self:
+        if self.attempt is None or self.delta is None:
+            return self
+        left = (1 - self.confidence) * 6 / (math.pi * self.attempt) ** 2
+        if self.delta > left * (1 + _ROUNDING):
+            raise ValueError(f"delta is {self.delta}; attempt {self.attempt} may be tested at {left:.6g} at most")
         return self
 
 
@@ -157,19 +204,6 @@ class TokensPerRound(Part):
     chosen: Amount
 
 
-class Speed(Part):
-    """Tokens a round on the certification part over the median time of a round, with `batch` prompts at a
-    time, of `timed` problems; `wanted` is what --min-speed asked for."""
-
-    target: Amount
-    sd: Amount
-    chosen: Amount
-    batch: Natural
-    timed: Natural
-    wanted: Annotated[float, Field(gt=0)] | None = None
-    unit: str = "tokens/s"
-
-
 class Estimate(Part):
     """Where nothing was granted: the safest configuration tested, or the fastest where speed was asked for. It is
     no claim, and no decoder uses it."""
@@ -177,3 +211,36 @@ class Estimate(Part):
     threshold: Amount
     retention: Amount
     lower_bound: Amount | None
+
+
+class NumericalChurn(Part):
+    """What the lossless rule changed against the target alone by the last bits of floating point: no setting can
+    be told from the target more finely than this."""
+
+    problems: Natural
+    texts_changed: Count
+    outcomes_flipped: Count
+
+    @model_validator(mode="after")
+    def _only_a_changed_text_flips(self) -> Self:
+        if not self.outcomes_flipped <= self.texts_changed <= self.problems:
+            raise ValueError(
+                f"outcomes_flipped {self.outcomes_flipped}, texts_changed {self.texts_changed}, problems "
+                f"{self.problems}: only a changed text flips an outcome"
+            )
+        return self
+
+
+class AcceptanceInfo(Part):
+    """The accepted share of a text's drafted tokens, over texts, under the configuration that decoders of the
+    profile run; texts that drafted nothing do not count. `deviation` is the standard deviation."""
+
+    texts: Natural
+    mean: Share
+    deviation: Share
+
+
+def _check_total(counts: Counts, problems: int, seeds: int) -> None:
+    if counts.total != problems * seeds:
+        times = f" with {seeds} seeds each" if seeds > 1 else ""
+        raise ValueError(f"the counts add up to {counts.total}, problems says {problems}{times}")

@@ -1,0 +1,60 @@
+"""The measured curve as tables: all of it, or the points worth choosing among. Knows points of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.table import Table
+
+from fsd_calib.reporting.numbers import bound, pace, percent, threshold
+from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.profile_choosing import corrected
+from fsd_decoding.profile_parts import CurvePoint
+
+
+def curve_tables(profile: ThresholdProfile) -> list[Table]:
+    """Every point, part by part."""
+    parts = [[p for p in profile.curve if p.source == source] for source in ("tuning", "certification")]
+    return [_table(f"the curve on the {points[0].source} part", points) for points in parts if points]
+
+
+def front_table(profile: ThresholdProfile) -> Table | None:
+    """What to choose among: the points whose bounds hold at once, else what measured well; None: nothing was timed."""
+    sure = [p for p in profile.curve if p.simultaneous]
+    if sure:
+        return _table("the front, all bounds at once", sorted(sure, key=lambda p: p.retention, reverse=True))
+    measured = nondominated(corrected(profile.curve))
+    return _table("measured: nothing else is both faster and keeps more", measured) if measured else None
+
+
+def nondominated(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """Of the timed points those that no other one beats in tokens/s and retention, most faithful first."""
+    kept: list[CurvePoint] = []
+    for point in sorted(points, key=lambda p: (-p.retention, -_speed(p))):
+        if _speed(point) > max(map(_speed, kept), default=0.0):
+            kept.append(point)
+    return kept
+
+
+def _speed(point: CurvePoint) -> float:
+    return point.tokens_per_second or 0.0
+
+
+def _table(title: str, points: Iterable[CurvePoint]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=0)
+    table.add_column("rule")
+    headings = ("L", "T", "accuracy", "retention", "≥", "tokens\n/round", "tokens\n/s", "problems")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for point in points:
+        table.add_row(*_cells(point))
+    return table
+
+
+def _cells(p: CurvePoint) -> tuple[str, ...]:
+    return (
+        p.rule if p.threshold is None else f"{p.rule} {p.divergence}", str(p.draft_length), threshold(p.threshold),
+        percent(p.accuracy), percent(p.retention), bound(p.lower_bound), pace(p.tokens_per_round, 2),
+        pace(p.tokens_per_second), f"{p.problems:,}",
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""What a profile holds beside its curve, a small table each. Knows the profile alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fsd_calib.reporting.numbers import bound, exact, milliseconds, percent, threshold, tokens
+from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.profile_parts import ModelInfo
+
+
+def sheets(profile: ThresholdProfile) -> list[Table]:
+    """Settings, models, certificate, costs and effort, as far as the profile holds them."""
+    made = {
+        "settings": _settings(profile), "models": _models(profile), "certificate": _certificate(profile),
+        "costs": _costs(profile), "texts": _texts(profile), "effort": _effort(profile),
+    }  # fmt: skip
+    return [_sheet(title, lines) for title, lines in made.items() if lines]
+
+
+def _sheet(title: str, lines: Mapping[str, str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in lines.items():
+        table.add_row(name, Text(value))  # text: a path may hold brackets, which rich would read
+    return table
+
+
+def _settings(p: ThresholdProfile) -> dict[str, str]:
+    return {
+        "outcome": p.outcome,
+        "rule": f"{p.rule}, T = {threshold(p.threshold)}, L = {p.draft_length}",
+        "divergence": f"{p.divergence} on {p.logits} logits, definitions version {p.divergence_version}",
+        "sampling": ", ".join(
+            f"{name} {value}" for name, value in p.sampling.model_dump().items() if value is not None
+        ),
+        "noise": f"seed {p.seed}, {p.seeds} a problem",
+        "task": f"{p.task}: {p.data.source} (split {p.data.split})",
+        "problems": f"{p.data.tuning:,} for tuning, {p.data.certification:,} for certification",
+        "made": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
+        "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),
+    }
+
+
+def _models(p: ThresholdProfile) -> dict[str, str]:
+    return {"target": _model(p.target), "draft": _model(p.draft), "tokenizer": p.tokenizer[:12]}
+
+
+def _model(model: ModelInfo) -> str:
+    revision = f" at {model.revision[:12]}" if model.revision else ""
+    return f"{model.id}{revision}, {model.dtype}, vocabulary {model.vocab_size:,}, fingerprint {model.fingerprint[:12]}"
+
+
+def _certificate(p: ThresholdProfile) -> dict[str, str]:
+    c = p.certificate
+    wanted = {} if c.wanted is None else {"wanted": f"{c.acc} {exact(c.wanted)}"}
+    return {
+        "certified": "yes" if c.certified else "no",
+        "guarantee": c.guarantee,
+        **wanted,
+        "retention": f"{percent(c.retention)}, lower bound {bound(c.lower_bound)}",
+        "accuracy": f"{percent(c.accuracy)}, lower bound {bound(c.accuracy_lower_bound)}",
+        "outcomes": f"both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}",
+        "of": f"{c.problems:,} problems, {c.seeds} seed{'s' * (c.seeds > 1)} each",
+        "confidence": f"{exact(c.confidence)}, tested at level {c.level:.4g}",
+        "attempt": "not recorded" if c.attempt is None else str(c.attempt),
+        "method": c.method,
+    }
+
+
+def _costs(p: ThresholdProfile) -> dict[str, str]:
+    if p.costs is None:
+        return {}
+    return {
+        "one draft step": milliseconds(p.costs.draft_step),
+        "one verification": milliseconds(p.costs.verify),
+        "each position of it": milliseconds(p.costs.position),
+        "measured at batch": str(p.costs.batch),
+    }
+
+
+def _texts(p: ThresholdProfile) -> dict[str, str]:
+    """What rounding alone changed, and what drift is held against."""
+    lines, churn, seen = {}, p.numerical_churn, p.acceptance
+    if churn is not None:
+        lines["changed by rounding"] = (
+            f"{churn.texts_changed} of {churn.problems:,} texts, {churn.outcomes_flipped} outcomes"
+        )
+    if seen is not None:
+        lines["accepted drafts"] = f"{percent(seen.mean)} ± {percent(seen.deviation)} a text, of {seen.texts:,} texts"
+    return lines
+
+
+def _effort(p: ThresholdProfile) -> dict[str, str]:
+    return {} if p.effort is None else dict(_works(p)) | {"trials": f"{p.effort.trials:,}"}
+
+
+def _works(p: ThresholdProfile) -> Iterator[tuple[str, str]]:
+    assert p.effort is not None
+    for name in ("baseline", "search", "certification", "total"):
+        work = getattr(p.effort, name)
+        yield (
+            name,
+            (
+                f"decoded {work.decoded:,} ({tokens(work.decoded_tokens)}), "
+                f"reused {work.reused:,} ({tokens(work.reused_tokens)})"
+            ),
+        )

@@ -1,0 +1,149 @@
+"""The table of a calibration: target alone, `sd`, and what was chosen. Knows the profile alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rich import box
+from rich.table import Table
+
+from fsd_calib.reporting.numbers import NONE, bound, exact, interval, pace, percent
+from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.profile_parts import CurvePoint
+
+_PART, _TIMED = "¹", "²"
+_NO_CHOICE = ("lossless-suffices", "front")
+
+
+class _Row(NamedTuple):
+    """Two lines a cell: a number, and below it what bounds it."""
+
+    label: str
+    accuracy: str = NONE
+    retention: str = NONE
+    tokens_per_round: str = NONE
+    speed: str = NONE
+
+
+def profile_table(profile: ThresholdProfile) -> Table:
+    """Marks say on which part a number was measured; `notes` explain them."""
+    table = Table(title=f"{profile.task}: what was measured", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("")
+    for heading in ("accuracy", "retention", "tokens/round", profile.speed.unit):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in _rows(profile):
+        table.add_row(*row)
+    return table
+
+
+def notes(profile: ThresholdProfile) -> str:
+    """What the table's marks mean, and under which settings it was measured."""
+    certificate, speed, temperature = profile.certificate, profile.speed, profile.sampling.temperature
+    sampling = f"temperature {temperature:g}" if temperature else "greedy"
+    drawn = f", {profile.seeds} seeds a problem" if profile.seeds > 1 else ""
+    lines = [
+        f"{_PART} measured on the {_part(profile)}",
+        f"{_TIMED} on {speed.timed} tuning problems, each decoded in every way in turn{_sure(profile)}",
+        f"≥ lower bound at {exact(1 - certificate.level)} confidence, by itself and not corrected for the choice"
+        if _has_bounds(profile)
+        else "",
+        f"T on {profile.divergence}, {sampling}{drawn}; speed at batch {speed.batch}, {profile.device}, "
+        f"{profile.dtype}",
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def sd_draft_length(profile: ThresholdProfile) -> int:
+    return profile.draft_length if profile.sd_draft_length is None else profile.sd_draft_length
+
+
+def _rows(profile: ThresholdProfile) -> list[_Row]:
+    """Where nothing fuzzy was chosen or guessed at, the lossless rows are all there is to say."""
+    lossless = [_target_row(profile), _sd_row(profile)]
+    return lossless if profile.outcome in _NO_CHOICE else [*lossless, _chosen_row(profile)]
+
+
+def _has_bounds(profile: ThresholdProfile) -> bool:
+    return any("≥" in cell for row in _rows(profile) for cell in row)
+
+
+def _part(profile: ThresholdProfile) -> str:
+    alone = _point(profile, "target", 1)
+    if _source(profile) == "tuning":
+        return f"tuning part: {alone.problems if alone else profile.data.tuning} problems, which any choice was made on"
+    problems = alone.problems if alone else profile.certificate.problems
+    return f"certification part: {problems} problems, unseen by the search"
+
+
+def _source(profile: ThresholdProfile) -> str:
+    """Where nothing was tested, nothing was decoded on the certification part."""
+    return "certification" if profile.certificate.problems else "tuning"
+
+
+def _target_row(profile: ThresholdProfile) -> _Row:
+    return _Row(
+        "target alone",
+        accuracy=_marked(percent(profile.accuracy.target), _PART),
+        speed=_speed(profile, "target"),
+    )
+
+
+def _sd_row(profile: ThresholdProfile) -> _Row:
+    """`sd` loses nothing; its accuracy is shown where it was measured on the same problems all the same."""
+    point, alone = _point(profile, "sd", sd_draft_length(profile)), _point(profile, "target", 1)
+    if point and alone and point.problems != alone.problems:
+        point = None
+    return _Row(
+        f"sd (lossless)\nL = {sd_draft_length(profile)}",
+        accuracy=_marked(percent(point.accuracy if point else None), _PART),
+        retention=_marked(percent(point.retention if point else None), _PART),
+        tokens_per_round=_marked(pace(profile.tokens_per_round.sd, 2), _PART),
+        speed=_speed(profile, "sd"),
+    )
+
+
+def _chosen_row(profile: ThresholdProfile) -> _Row:
+    certificate, point = profile.certificate, _point(profile, profile.rule, profile.draft_length)
+    measured = point.retention if point and certificate.retention is None else certificate.retention
+    return _Row(
+        _configuration(profile),
+        accuracy=_bounded(profile.accuracy.chosen, certificate.accuracy_lower_bound),
+        retention=_bounded(measured, certificate.lower_bound),
+        tokens_per_round=_marked(pace(profile.tokens_per_round.chosen, 2), _PART),
+        speed=_speed(profile, "chosen"),
+    )
+
+
+def _point(profile: ThresholdProfile, rule: str, draft_length: int) -> CurvePoint | None:
+    """Of a rule, at the profile's threshold where it has one; at this draft length where it was decoded at several."""
+    threshold = None if rule in ("sd", "target") else profile.threshold
+    points = [p for p in profile.curve if (p.rule, p.threshold, p.source) == (rule, threshold, _source(profile))]
+    return min(points, key=lambda p: p.draft_length != draft_length, default=None)
+
+
+def _configuration(profile: ThresholdProfile) -> str:
+    if profile.threshold is not None:
+        return f"{profile.rule}\nT = {profile.threshold:.4g}, L = {profile.draft_length}"
+    if profile.estimate is not None:
+        return f"not certified\nT = {profile.estimate.threshold:.4g}, L = {profile.draft_length}"
+    return f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}"
+
+
+def _bounded(share: float | None, low: float | None) -> str:
+    measured = _marked(percent(share), _PART)
+    return measured if low is None else f"{measured}\n≥ {bound(low)} "
+
+
+def _speed(profile: ThresholdProfile, which: str) -> str:
+    measured = _marked(pace(getattr(profile.speed, which)), _TIMED)
+    intervals = profile.speed.intervals
+    return measured if intervals is None else f"{measured}\n{interval(getattr(intervals, which))} "
+
+
+def _sure(profile: ThresholdProfile) -> str:
+    intervals = profile.speed.intervals
+    return "" if intervals is None else f"; interval at {exact(intervals.confidence)}"
+
+
+def _marked(number: str, mark: str) -> str:
+    return number if number == NONE else number + mark
