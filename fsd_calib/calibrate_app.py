@@ -33,19 +33,21 @@ from fsd_calib.options import (
     TopKOption,
     TopPOption,
     given_or_default,
+    several,
+    whole_numbers,
 )
 from fsd_calib.tasks import TASKS, task_kind
 from fsd_calib.wish import Wish
 
 NAME = "fsd-calibrate"
 _EPILOG = """
-Example: fsd-calibrate --task arithmetic --min-acc 0.98
+Examples: fsd-calibrate --task arithmetic --min-acc 0.98 · fsd-calibrate --task gsm8k --min-acc 0.98 --plan
 
-Exit codes: 0 found and certified what was asked · 2 bad input · 3 could not be certified, or the speed not
+Exit codes: 0 found what was asked · 2 bad input · 3 could not be certified, or the speed not
 reached (the profile then holds what was tested as an estimate, and decoders run losslessly) · 130 interrupted
 """
 _ASKED, _DATA, _DECODING = "What to ask for", DATA, DECODING
-_EARLIER = ("profile.json", "decodings.jsonl", "study.log")  # files of an earlier run, which this one goes on with
+_EARLIER = ("profile.json", "study.log")  # files of an earlier run, which this one goes on with
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -63,13 +65,54 @@ def command(
             rich_help_panel=_ASKED,
         ),
     ] = None,
+    acc: Annotated[
+        str,
+        typer.Option(
+            help="What --min-acc is: retention (a share of the target's accuracy) or absolute (an accuracy by itself).",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "retention",
     min_speed: Annotated[
         float | None,
-        typer.Option(help="Make at least this many tokens/s, as accurately as that allows.", rich_help_panel=_ASKED),
+        typer.Option(
+            help="Make at least this many tokens/s a stream, as accurately as that allows.", rich_help_panel=_ASKED
+        ),
     ] = None,
+    serve_batch: Annotated[
+        int, typer.Option(help="Streams decoded at once where speed is measured.", rich_help_panel=_ASKED)
+    ] = 1,
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto", help="Find the whole front of accuracy and speed, to choose from later.", rich_help_panel=_ASKED
+        ),
+    ] = False,
     confidence: Annotated[
         float, typer.Option(help="How sure the certificate is to be.", rich_help_panel=_ASKED)
     ] = 0.95,
+    guarantee: Annotated[
+        str,
+        typer.Option(
+            help="What the certificate speaks of: population (problems like these), dataset (these very ones), none "
+            "(search only, test nothing).",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "population",
+    test: Annotated[
+        str,
+        typer.Option(
+            help="score decides on all certification problems at once, betting as soon as it can.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "score",
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Say how many problems the wish needs, what these can show and how long it takes, and stop.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = False,
     target: TargetOption = None,
     draft: DraftOption = None,
     device: DeviceOption = None,
@@ -84,25 +127,51 @@ def command(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of all decodings, traces and attempts, shared by all runs. By default $FSD_CALIB_CACHE, "
+            "else ~/.cache/fsd-calib.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Optuna storage of the search: a file, or a URL (postgresql://…) that several processes share. By "
+            "default study.log in the output folder.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     show_prompt: Annotated[
         bool, typer.Option("--show-prompt", help="Print the first prompt and stop.", rich_help_panel=_DATA)
     ] = False,
     rule: Annotated[
         str,
-        typer.Option(help="When a drafted token is accepted: fsd, fsd-sd, fsd-coupled.", rich_help_panel=_DECODING),
+        typer.Option(
+            help="When a drafted token is accepted: fsd, fsd-sd, fsd-coupled, or several.", rich_help_panel=_DECODING
+        ),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
         typer.Option(
-            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv, hellinger, doubt; "
-            "js@50 and so on look at 50 tokens.",
+            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv, hellinger, doubt, or "
+            "several; js@50 and so on look at 50 tokens.",
             rich_help_panel=_DECODING,
         ),
-    ] = "js",
-    draft_length: Annotated[int, typer.Option(help="Tokens drafted a round.", rich_help_panel=_DECODING)] = 5,
+    ] = "js,doubt",
+    draft_length: Annotated[
+        str, typer.Option(help="Tokens drafted a round: 5, or a choice: 2-8, or 4,6,8.", rich_help_panel=_DECODING)
+    ] = "1-12",
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            help="Noise seeds a problem is decoded with, where a temperature is given.", rich_help_panel=_DECODING
+        ),
+    ] = 1,
     batch_size: Annotated[
         int, typer.Option(help="Problems decoded at once while calibrating.", rich_help_panel=_DECODING)
     ] = 32,
@@ -118,32 +187,43 @@ def command(
     if show_prompt:
         print(_first_prompt(task, seed, limit, data, given_or_default(task, target, draft)[0]))
         return
-    Wish(min_acc, min_speed, confidence)
-    check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
+    wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
+    check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds})
+    lengths = whole_numbers("--draft-length", draft_length)
     folder = out if out is not None else Path("fsd-profile") / task
     check_writable(folder, _EARLIER)
 
     from fsd_decoding.divergence import check_name
     from fsd_decoding.loading import as_dtype, check_device
 
-    check_name(divergence)
+    for name in (names := several("--divergence", divergence)):
+        check_name(name)
     as_dtype(dtype)
     if device is not None:
         check_device(device)
 
-    from fsd_calib import calibrate
+    from rich.console import Console
+
+    from fsd_calib.calibration import Calibration
+    from fsd_calib.plan_report import print_plan
     from fsd_calib.progress import stderr_progress
     from fsd_calib.report import print_report
+    from fsd_calib.searching.space import Space
+    from fsd_decoding.sampling import Sampling
 
     quiet_transformers()
     large, small = given_or_default(task, target, draft)
+    calibration = Calibration(
+        task, large, small, wish, Space(several("--rule", rule), names, lengths),
+        sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
+        batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, storage=storage,
+        progress=stderr_progress(),
+    )  # fmt: skip
     try:
-        profile = calibrate(
-            task, target=large, draft=small, min_acc=min_acc, min_speed=min_speed,
-            confidence=confidence, rule=rule, divergence=divergence, draft_length=draft_length,
-            temperature=temperature, top_k=top_k, top_p=top_p, limit=limit, data=data, seed=seed,
-            batch_size=batch_size, device=device, dtype=dtype, out=folder, progress=stderr_progress(),
-        )  # fmt: skip
+        if plan:
+            print_plan(calibration.plan())
+            return
+        profile = calibration.run(lambda planned: print_plan(planned, Console(stderr=True)))
     except KeyboardInterrupt:
         raise RunInterruptedError(_on_disk(folder)) from None
     print_report(profile, folder / "profile.json")

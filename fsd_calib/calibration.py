@@ -1,111 +1,146 @@
 """calibrate(): from a task, two models and a wish to a profile.
 
-Knows the order of the work: measure the target and SD, search on the tuning part, freeze, test on the
-certification part, time what was chosen. How each step is done is in the module of its name.
+Knows settings and the order of the work: baseline, plan, search on the tuning part, test on the certification part,
+timing. How each step is done is in the module of its name.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsd_calib.certify import certify_sequence
-from fsd_calib.choice import Chooser
-from fsd_calib.export import Findings, to_profile
-from fsd_calib.measure import Bench, Configuration
+from fsd_calib.cache_folder import default_cache
+from fsd_calib.finding import find
+from fsd_calib.planning import Plan
+from fsd_calib.preparing import Prepared, prepared
 from fsd_calib.progress import Progress, Silent
-from fsd_calib.search import ShareScale
-from fsd_calib.speed import seconds_per_round
+from fsd_calib.searching.space import Space
 from fsd_calib.tasks import Task, load_task
-from fsd_calib.wish import Wish
-from fsd_collectors.split import tuning_and_certification
+from fsd_calib.wish import Acc, Guarantee, Test, Wish
+from fsd_calib.workbench import opened
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import shared_tokenizer
 from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.requests import check_count
 from fsd_decoding.rules import RULES, rule_named
 from fsd_decoding.sampling import Sampling
 
-_TUNING_PROBLEMS = 1000  # at most: beyond this the certification part decides what can be shown
-_SCALE_PROBLEMS = 100  # enough to learn how divergences are distributed
-_TIMED_PROBLEMS = 50
+DIVERGENCES = ("js", "doubt")
+DRAFT_LENGTHS = tuple(range(1, 13))
+Path_ = str | os.PathLike[str]
 
 
 def calibrate(
     task: str | Task, *, target: Any, draft: Any, tokenizer: Any = None, min_acc: float | None = None,
-    min_speed: float | None = None, confidence: float = 0.95, rule: str = "fsd-coupled", divergence: str = "js",
-    draft_length: int = 5, temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
-    limit: int | None = None, data: str | os.PathLike[str] | None = None, seed: int = 0, batch_size: int = 32,
-    device: str | None = None, dtype: str | None = None, out: str | os.PathLike[str] | None = None,
-    trials: int = 9, progress: Progress | None = None,
+    min_speed: float | None = None, pareto: bool = False, acc: Acc = "retention", confidence: float = 0.95,
+    guarantee: Guarantee = "population", test: Test = "score", serve_batch: int = 1,
+    rule: str | Sequence[str] = "fsd-coupled", divergence: str | Sequence[str] = DIVERGENCES,
+    draft_length: int | Sequence[int] = DRAFT_LENGTHS, temperature: float = 0.0, top_k: int | None = None,
+    top_p: float | None = None, seeds: int = 1, limit: int | None = None, data: Path_ | None = None, seed: int = 0,
+    batch_size: int = 32, device: str | None = None, dtype: str | None = None, out: Path_ | None = None,
+    cache: Path_ | None = None, storage: str | None = None, trials: int = 30, progress: Progress | None = None,
 ) -> ThresholdProfile:  # fmt: skip
-    """Finds the fastest threshold that keeps `min_acc` of the target's accuracy, or the most accurate one
-    that makes `min_speed` tokens/s, and tests it on problems that had no say in the choice.
+    """Finds the fastest setting that keeps `min_acc` of the target's accuracy, the most accurate one that makes
+    `min_speed` tokens/s, or the whole front, and tests it on problems that had no say in the choice.
 
     Args:
         task: a task's name, or a `Task` whose prompts suit the target.
         target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed).
-        out: folder for `profile.json`, every decoding (`decodings.jsonl`) and Optuna's journal
-            (`study.log`), both appended to by later runs; None writes nothing.
-        trials: thresholds tried on the tuning part.
+        acc, confidence, guarantee, test, serve_batch: see `wish.Wish`.
+        rule, divergence, draft_length: one, or several to choose among.
+        seeds: noise seeds a problem is decoded with; greedy decoding has no noise and takes one.
+        out: folder for `profile.json`, and for what an interrupted run goes on with; None writes none of them.
+        cache: folder of decodings, traces and the ledger of attempts, shared by all runs; None is the user's own.
+        storage: Optuna's, a file or a URL; None is `study.log` in `out`.
+        trials: settings tried on the tuning part, at most.
 
     Returns:
         the profile; `profile.met` says whether the wish was.
 
     Raises:
-        UsageError: bad input, models that cannot be used together, or a target that solves nothing.
+        UsageError: bad input, models that cannot be used together, a target that solves nothing, or fewer problems
+            than could show what is wished for.
     """
-    wish = Wish(min_acc, min_speed, confidence)
-    if trials < 1:
-        raise UsageError(f"trials is {trials}; it must be at least 1")
-    if not rule_named(rule).bounds_divergence:
-        bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
-        raise UsageError(f"rule {rule!r} has no threshold on a divergence to calibrate; those that have: {bounding}")
-    shared = shared_tokenizer(target, draft, tokenizer)
-    problems = task if isinstance(task, Task) else load_task(task, seed, limit, data, shared)
-    decoder = SpeculativeDecoder.from_pretrained(
-        target, draft, rule=rule, divergence=divergence, draft_length=draft_length, device=device, dtype=dtype,
-        seed=seed, tokenizer=shared, sampling=Sampling(temperature, top_k, top_p),
-    )  # fmt: skip
-    folder = Path(out) if out is not None else None
-    bench = _bench(decoder, problems, batch_size, folder, progress or Silent())
-    profile = _run(bench, wish, trials, folder)
-    if folder is not None:
-        profile.save(folder / "profile.json")
-    return profile
+    wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)
+    space = Space(_several(rule), _several(divergence), _several(draft_length))
+    return Calibration(
+        task, target, draft, wish, space, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
+        seeds=seeds, limit=limit, data=data, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
+        out=None if out is None else Path(out), cache=None if cache is None else Path(cache), storage=storage,
+        trials=trials, progress=progress or Silent(),
+    ).run()  # fmt: skip
 
 
-def _bench(decoder: SpeculativeDecoder, task: Task, batch_size: int, folder: Path | None, progress: Progress) -> Bench:
-    tuning, certification = tuning_and_certification(task.problems)
-    for name, part in (("tuning", tuning), ("certification", certification)):
-        if len(part) < 2:
-            raise UsageError(f"{len(task.problems)} problems leave {len(part)} for {name}; give more of them")
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / "decodings.jsonl" if folder is not None else None
-    return Bench(decoder, task, tuning[:_TUNING_PROBLEMS], certification, batch_size, journal, progress)
+@dataclass(frozen=True)
+class Calibration:
+    """All that `calibrate` is told, and its two ways to go: `plan` stops before the long work, `run` does it."""
+
+    task: str | Task
+    target: Any
+    draft: Any
+    wish: Wish
+    space: Space
+    tokenizer: Any = None
+    sampling: Sampling = field(default_factory=Sampling)
+    seeds: int = 1
+    limit: int | None = None
+    data: Path_ | None = None
+    seed: int = 0
+    batch_size: int = 32
+    device: str | None = None
+    dtype: str | None = None
+    out: Path | None = None
+    cache: Path | None = None
+    storage: str | None = None
+    trials: int = 30
+    progress: Progress = field(default_factory=Silent)
+
+    def __post_init__(self) -> None:
+        for name, value in (("trials", self.trials), ("seeds", self.seeds), ("batch_size", self.batch_size)):
+            check_count(name, value)
+        for rule in self.space.rules:
+            if not rule_named(rule).bounds_divergence:
+                bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
+                raise UsageError(
+                    f"rule {rule!r} has no threshold on a divergence to calibrate; those that have: {bounding}"
+                )
+
+    def plan(self) -> Plan:
+        """What the wish takes and what these problems can show, from a first handful of them."""
+        with self._prepared() as ready:
+            return ready.plan
+
+    def run(self, tell: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
+        """The profile, saved where `out` says; `tell` is told the plan before the long work."""
+        with self._prepared() as ready:
+            tell(ready.plan)
+            profile = find(ready)
+        if self.out is not None:
+            profile.save(self.out / "profile.json")
+        return profile
+
+    @contextmanager
+    def _prepared(self) -> Iterator[Prepared]:
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+        tokenizer = shared_tokenizer(self.target, self.draft, self.tokenizer)
+        task = self.task if isinstance(self.task, Task) else load_task(
+            self.task, self.seed, self.limit, self.data, tokenizer
+        )  # fmt: skip
+        decoder = SpeculativeDecoder.from_pretrained(
+            self.target, self.draft, rule=self.space.rules[0], divergence=self.space.divergences[0],
+            device=self.device, dtype=self.dtype, seed=self.seed, tokenizer=tokenizer, sampling=self.sampling,
+        )  # fmt: skip
+        seeds = self.seeds if self.sampling.temperature else 1
+        cache = self.cache or default_cache()
+        with opened(decoder, task, self.batch_size, seeds, cache, self.progress) as bench:
+            yield prepared(bench, self.wish, self.space, self.trials, self.storage, self.out)
 
 
-def _run(bench: Bench, wish: Wish, trials: int, folder: Path | None) -> ThresholdProfile:
-    decoder = bench.decoder
-    fuzzy = Configuration(decoder.rule, decoder.divergence, decoder.draft_length)
-    alone, sd, lossless = (fuzzy.under(rule) for rule in ("target", "sd", rule_named(fuzzy.rule).lossless))
-    on_tuning = bench.measure(alone, "tuning")
-    if not any(on_tuning.correct):
-        raise UsageError(
-            f"the target solves none of {len(on_tuning.correct)} {bench.task.name} problems, so retention is "
-            "undefined; look at --show-prompt, or use another target"
-        )
-    scale = ShareScale(bench.divergences(lossless, bench.problems["tuning"][:_SCALE_PROBLEMS]))
-    study = folder / "study.log" if folder is not None else None
-    frozen = Chooser(bench, fuzzy, on_tuning, scale, wish, trials, study).sequence()
-    # From here on the choice is made: the certification part only says how far the sequence holds.
-    baseline = bench.measure(alone, "certification")
-    outcomes = (bench.measure(configuration, "certification").against(baseline) for configuration in frozen)
-    result = certify_sequence(outcomes, wish.min_acc, wish.confidence)
-    bench.measure(sd, "certification")
-    chosen = frozen[result.passed or 0]  # the fastest that passed, or the safest where none did
-    timed = bench.problems["tuning"][:_TIMED_PROBLEMS]
-    seconds = seconds_per_round(bench, [alone, sd, *frozen[: len(result.tested)]], timed)
-    return to_profile(Findings(bench, wish, alone, sd, chosen, frozen, result, seconds, len(timed)))
+def _several(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, (str, int)) else tuple(value)

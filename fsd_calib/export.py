@@ -6,18 +6,26 @@ Knows where each number of a profile comes from. Computes nothing of its own bey
 from __future__ import annotations
 
 import platform
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 
-from fsd_calib.certify import METHOD, Evidence, Verdict
-from fsd_calib.measure import Bench, Configuration, Measurement
-from fsd_calib.wish import Wish
-from fsd_collectors.parts import Part
+import numpy as np
+
+from fsd_calib.baseline import Baseline
+from fsd_calib.certifying.certify import Evidence, Paired
+from fsd_calib.certifying.sealed import Opened
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.measuring.speed import Speeds
+from fsd_calib.preparing import Prepared
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.fingerprint import tokenizer_fingerprint
-from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.profile import Outcome, ThresholdProfile
+from fsd_decoding.profile_costs import CostInfo, Effort, Speed, SpeedIntervals, Work
 from fsd_decoding.profile_parts import (
+    AcceptanceInfo,
     Accuracy,
     Certificate,
     Counts,
@@ -26,138 +34,210 @@ from fsd_decoding.profile_parts import (
     Estimate,
     ModelInfo,
     SamplingInfo,
-    Speed,
     TokensPerRound,
 )
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
-_PARTS: tuple[Part, ...] = ("tuning", "certification")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything a calibration learned. `verdict.tested` are the first ones of `frozen`; `seconds` are of a
-    round at batch 1, on `timed` problems."""
+    """Everything a calibration learned.
 
-    bench: Bench
-    wish: Wish
-    alone: Configuration
-    sd: Configuration
+    chosen: what passed, else what is estimated, else `sd`. sd: at its fastest draft length. steps: decoded for the
+    baseline, the search and the certificate, as far as it came. opened: the certification part, None where nothing
+    was decoded there. evidence: of those tested.
+    """
+
+    ready: Prepared
+    outcome: Outcome
     chosen: Configuration
-    frozen: Sequence[Configuration]
-    verdict: Verdict
-    seconds: Mapping[Configuration, float]
-    timed: int
+    sd: Configuration
+    baseline: Baseline
+    speeds: Speeds[Configuration]
+    steps: Sequence[Work]
+    opened: Opened | None = None
+    evidence: Mapping[Configuration, Evidence] = field(default_factory=dict)
+    trials: int = 0
 
     @property
-    def granted(self) -> bool:
-        """Certified, and fast enough where speed was asked for."""
-        wanted = self.wish.min_speed
-        fast = wanted is None or self.speed(self.chosen) >= wanted
-        return self.verdict.passed is not None and fast
+    def lossy(self) -> bool:
+        return self.outcome in ("certified", "untested")
 
-    def speed(self, configuration: Configuration) -> float:
-        """Tokens per second of one stream: tokens a round on the certification part over the time of a round."""
-        return self.bench.measure(configuration, "certification").tokens_per_round / self.seconds[configuration]
+    def measured(self, configuration: Configuration) -> Measurement:
+        """On the certification part where it was decoded there, else on the tuning part."""
+        for bench in ([self.opened] if self.opened else []) + [self.ready.bench.tuning]:
+            found = [m for m in bench.measured() if m.configuration == configuration]
+            if found:
+                return found[0]
+        raise ValueError(f"{configuration} was measured nowhere")
 
-    @property
-    def evidence(self) -> Evidence:
-        return self.verdict.tested[self.verdict.passed or 0]
+    def alone(self, like: Measurement) -> Measurement:
+        """The target on the same problems."""
+        bench = self.opened if self.opened and like.part == "certification" else self.ready.bench.tuning
+        return bench.measure(self.ready.alone, like.problems)
 
 
 def to_profile(found: Findings) -> ThresholdProfile:
-    """The profile of a calibration; a threshold only where the wish was granted."""
-    decoder, chosen, granted = found.bench.decoder, found.chosen, found.granted
-    outcomes, bound = found.evidence.outcomes, found.evidence.lower_bound
-    alone, fuzzy = (found.bench.measure(c, "certification") for c in (found.alone, chosen))
-    assert chosen.threshold is not None
+    """The profile of a calibration; a threshold only where the wish was granted, or its test waived."""
+    ready, chosen = found.ready, found.chosen
+    decoder = ready.bench.decoder
+    fuzzy = found.measured(chosen)
     return ThresholdProfile(
-        created=found.bench.started,
-        task=found.bench.task.name,
-        data=_data(found.bench),
+        created=ready.facts.started,
+        outcome=found.outcome,
+        task=ready.bench.task.name,
+        data=_data(ready),
         target=ModelInfo.of(decoder.target),
         draft=ModelInfo.of(decoder.draft),
         tokenizer=tokenizer_fingerprint(decoder.tokenizer),
-        rule=chosen.rule,
+        rule=chosen.rule if chosen.threshold is not None else ready.space.rules[0],
         divergence=chosen.divergence,
         divergence_version=DIVERGENCE_VERSION,
         logits=decoder.criterion.on, within_support=decoder.criterion.within_support,
-        threshold=chosen.threshold if granted else None,
+        threshold=chosen.threshold if found.lossy else None,
         draft_length=chosen.draft_length,
+        sd_draft_length=found.sd.draft_length,
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
-        lossy=granted,
+        seeds=ready.bench.decode.seeds,
+        lossy=found.lossy,
         curve=list(_curve(found)),
         certificate=_certificate(found),
-        accuracy=Accuracy(target=alone.accuracy, chosen=fuzzy.accuracy),
+        accuracy=Accuracy(target=found.alone(fuzzy).accuracy, chosen=fuzzy.accuracy),
         tokens_per_round=TokensPerRound(
-            sd=found.bench.measure(found.sd, "certification").tokens_per_round, chosen=fuzzy.tokens_per_round
+            sd=found.measured(found.sd).tokens_per_round, chosen=fuzzy.tokens_per_round
         ),
         speed=_speed(found),
-        estimate=None if granted else Estimate(
-            threshold=chosen.threshold, retention=outcomes.retention, lower_bound=bound
-        ),
+        estimate=_estimate(found, fuzzy),
+        costs=CostInfo(**ready.facts.costs.model_dump(), batch=ready.wish.serve_batch),
+        numerical_churn=found.baseline.numerical_churn,
+        acceptance=_acceptance(fuzzy) if found.lossy else None,  # of what decoders of the profile run
+        effort=_effort(found),
         device=str(decoder.device),
         dtype=str(decoder.dtype).removeprefix("torch."),
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     )  # fmt: skip
 
 
-def _data(bench: Bench) -> DataInfo:
-    given = any(problem.part is not None for problem in bench.task.problems)
+def _data(ready: Prepared) -> DataInfo:
+    given = any(problem.part is not None for problem in ready.bench.task.problems)
     return DataInfo(
-        source=bench.task.source,
-        fingerprint=bench.task.fingerprint,
+        source=ready.bench.task.source,
+        fingerprint=ready.bench.task.fingerprint,
         split="given" if given else "content-hash",
-        tuning=len(bench.problems["tuning"]),
-        certification=len(bench.problems["certification"]),
+        tuning=len(ready.bench.tuning.problems),
+        certification=ready.bench.sealed.problems,
     )
 
 
 def _certificate(found: Findings) -> Certificate:
-    outcomes = found.evidence.outcomes
-    return Certificate(
-        certified=found.granted,
-        wanted=found.wish.min_acc,
-        retention=outcomes.retention,
-        lower_bound=found.evidence.lower_bound,
-        confidence=found.wish.confidence,
-        problems=outcomes.problems,
-        method=METHOD,
-        **asdict(outcomes),
-    )
+    """Of the chosen configuration; without counts where nothing was decoded on the certification part."""
+    wish, opened, evidence = found.ready.wish, found.opened, found.evidence.get(found.chosen)
+    shown = {} if evidence is None else {
+        "retention": evidence.paired.retention if evidence.paired.target.any() else None,
+        "lower_bound": evidence.lower_bound,
+        "accuracy": evidence.paired.accuracy,
+        "accuracy_lower_bound": evidence.accuracy_bound,
+        "problems": evidence.paired.problems,
+        **asdict(evidence.outcomes),
+    }  # fmt: skip
+    nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
+    return Certificate.model_validate(
+        {
+            **nothing, **shown, "certified": found.outcome == "certified", "wanted": wish.min_acc, "acc": wish.acc,
+            "confidence": wish.confidence, "guarantee": wish.guarantee, "seeds": found.ready.bench.decode.seeds,
+            "method": _method(found),
+            "attempt": opened.attempt.number if opened else None,
+            "delta": opened.delta if opened else None,
+        }
+    )  # fmt: skip
+
+
+def _method(found: Findings) -> str:
+    if found.opened is None:
+        return "not tested"
+    return "simultaneous bounds (Bonferroni)" if found.outcome == "front" else found.opened.claim.method
 
 
 def _speed(found: Findings) -> Speed:
-    target, sd, chosen = (found.speed(configuration) for configuration in (found.alone, found.sd, found.chosen))
-    return Speed(target=target, sd=sd, chosen=chosen, batch=1, timed=found.timed, wanted=found.wish.min_speed)
+    ready, speeds = found.ready, found.speeds
+    alone, sd, chosen = (speeds.of(c) for c in (ready.alone, found.sd, found.chosen))
+    over_sd, over_target = (speeds.ratio(found.chosen, c) for c in (found.sd, ready.alone))
+    ends = {"target": alone, "sd": sd, "chosen": chosen, "over_sd": over_sd, "over_target": over_target}
+    return Speed(
+        target=alone.value, sd=sd.value, chosen=chosen.value, batch=ready.wish.serve_batch, timed=speeds.problems,
+        wanted=ready.wish.min_speed,
+        intervals=SpeedIntervals(
+            **{name: (end.low, end.high) for name, end in ends.items()}, confidence=speeds.confidence
+        ),
+    )  # fmt: skip
+
+
+def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
+    if found.outcome not in ("not-certified", "too-slow") or found.chosen.threshold is None:
+        return None
+    evidence = found.evidence.get(found.chosen)
+    return Estimate(
+        threshold=found.chosen.threshold,
+        retention=Paired(found.alone(fuzzy).correct, fuzzy.correct).retention,
+        lower_bound=evidence.lower_bound if evidence else None,
+    )
+
+
+def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
+    """One text a problem: those of several seeds are alike."""
+    shares = [first.accepted / first.drafted for first, *_ in fuzzy.decodings if first.drafted]
+    if not shares:
+        return None
+    return AcceptanceInfo(texts=len(shares), mean=statistics.fmean(shares), deviation=statistics.pstdev(shares))
+
+
+def _effort(found: Findings) -> Effort:
+    baseline, search, certification = [*found.steps, Work(), Work()][:3]
+    return Effort(baseline=baseline, search=search, certification=certification, trials=found.trials)
 
 
 def _curve(found: Findings) -> Iterator[CurvePoint]:
-    """Every configuration on every part it was decoded on, against the target on the same part."""
-    bounds = dict(zip(found.frozen, found.verdict.tested, strict=False))
-    for part in _PARTS:
-        alone = found.bench.measure(found.alone, part)
-        for like in (found.alone, found.sd, found.chosen):
-            for measured in found.bench.measured(like, part):
-                evidence = bounds.get(measured.configuration) if part == "certification" else None
-                timed = part == "certification" and measured.configuration in found.seconds
-                yield _point(measured, alone, evidence, found.speed(measured.configuration) if timed else None)
+    """Every configuration on every part it was decoded on, against the target on the same problems of the part."""
+    for bench in [found.ready.bench.tuning] + ([found.opened] if found.opened else []):
+        for measured in sorted(bench.measured(), key=_order):
+            yield _point(found, measured, found.evidence.get(measured.configuration))
 
 
-def _point(measured: Measurement, alone: Measurement, evidence: Evidence | None, speed: float | None) -> CurvePoint:
+def _order(measured: Measurement) -> tuple[str, str, int, float]:
+    c = measured.configuration
+    return c.rule, c.divergence, c.draft_length, -1.0 if c.threshold is None else c.threshold
+
+
+def _point(found: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
     configuration = measured.configuration
+    paired = Paired(found.alone(measured).correct, measured.correct)
+    tested = evidence if measured.part == "certification" else None
     return CurvePoint(
-        rule=configuration.rule,
-        divergence=configuration.divergence,
-        draft_length=configuration.draft_length,
-        threshold=configuration.threshold,
+        **asdict(configuration),
         accuracy=measured.accuracy,
-        retention=measured.against(alone).retention,
-        lower_bound=evidence.lower_bound if evidence else None,
+        retention=paired.retention if paired.target.any() else 0.0,
+        lower_bound=tested.lower_bound if tested else None,
         tokens_per_round=measured.tokens_per_round,
-        tokens_per_second=speed,
-        problems=len(measured.correct),
+        tokens_per_second=_tokens_per_second(found, measured),
+        problems=measured.problems,
         source=measured.part,
-        counts=Counts(**asdict(evidence.outcomes)) if evidence else None,
+        counts=Counts(**asdict(paired.outcomes)) if tested else None,
+        simultaneous=tested is not None and found.outcome == "front",
+        seeds=found.ready.bench.decode.seeds,
     )
+
+
+def _tokens_per_second(found: Findings, measured: Measurement) -> float | None:
+    """By the rounds it took and what a round costs, brought to what `sd` and the chosen setting made when they were
+    timed, prompts included; between the two the correction is interpolated."""
+    if measured.configuration == found.ready.alone:
+        return found.speeds.of(found.ready.alone).value
+    expected = found.ready.forecast.measured
+    known = {}  # by expected speed: how many times that was timed
+    for configuration in (found.sd, found.chosen):
+        modelled = expected(found.measured(configuration))
+        known[modelled] = found.speeds.of(configuration).value / modelled
+    modelled = expected(measured)
+    return modelled * float(np.interp(modelled, sorted(known), [known[at] for at in sorted(known)]))

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from fsd_decoding.errors import UsageError
+
 MODELS, DATA, DECODING = "Models", "Problems and results", "Decoding"
 _LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
 
@@ -63,3 +65,28 @@ def _default_pair(task: str) -> tuple[str, str]:
 
     target, draft = pair_paths()
     return str(target), str(draft)
+
+
+def several(option: str, text: str) -> tuple[str, ...]:
+    """Names between commas, each once."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise UsageError(f"{option} is {text!r}; it must be a name, or several with commas between them")
+    return names
+
+
+_LONGEST = 1000  # more is a slip of the finger
+
+
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    """Rising numbers from 1 on: "5", "2-8", "4,6,8", or a mixture."""
+    found: set[int] = set()
+    for piece in text.split(","):
+        low, dash, high = (end.strip() for end in piece.partition("-"))
+        ends = (low, high if dash else low)
+        if not all(end.isdecimal() and 1 <= int(end) <= _LONGEST for end in ends) or int(ends[0]) > int(ends[1]):
+            raise UsageError(
+                f"{option} is {text!r}; it must be a number from 1 to {_LONGEST}, or a choice such as 2-8 or 4,6,8"
+            )
+        found.update(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(found))

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int], None]
 _SECONDS_BETWEEN_LINES = 30.0
+_TOLD = 2  # levels of steps whose beginning and end are lines
 
 
 class Progress(Protocol):
     """`with progress.step("measuring the target", total=1000) as advance: advance(32)`. Steps may nest."""
 
     def step(self, title: str, total: int) -> AbstractContextManager[Advance]: ...
+
+    def note(self, line: str) -> None:
+        """Something worth knowing that is no step."""
+        ...
 
 
 def stderr_progress() -> Progress:
@@ -36,17 +41,24 @@ class Silent:
     def step(self, title: str, total: int) -> Iterator[Advance]:
         yield lambda done: None
 
+    def note(self, line: str) -> None:
+        pass
+
 
 class Lines:
-    """One line when a step starts, one when it ends, and one every half minute between."""
+    """One line when a step starts, one when it ends, and one every half minute between. Steps within a step within
+    a step, of which there are many, only tell the half minutes."""
 
     def __init__(self, stream: TextIO | None = None, seconds: float = _SECONDS_BETWEEN_LINES) -> None:
         self._stream = stream or sys.stderr
         self._seconds = seconds
+        self._depth = 0
 
     @contextmanager
     def step(self, title: str, total: int) -> Iterator[Advance]:
-        self._say(f"{title}: 0 of {total}")
+        told = self._depth < _TOLD
+        if told:
+            self._say(f"{title}: 0 of {total}")
         started = said = time.monotonic()
         done = 0
 
@@ -57,8 +69,16 @@ class Lines:
                 said = time.monotonic()
                 self._say(f"{title}: {done} of {total}, {said - started:.0f} s")
 
-        yield advance
-        self._say(f"{title}: done, {time.monotonic() - started:.1f} s")
+        self._depth += 1
+        try:
+            yield advance
+        finally:
+            self._depth -= 1
+        if told:
+            self._say(f"{title}: done, {time.monotonic() - started:.1f} s")
+
+    def note(self, line: str) -> None:
+        self._say(line)
 
     def _say(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
@@ -87,6 +107,9 @@ class Bars:
         finally:
             bars.remove_task(task)
 
+    def note(self, line: str) -> None:
+        (self._bars.console if self._bars else self._console or _stderr()).print(line, highlight=False)
+
     @staticmethod
     def _bar(bars: RichProgress, title: str, total: int) -> tuple[TaskID, Advance]:
         task = bars.add_task(title, total=total)
@@ -94,7 +117,6 @@ class Bars:
 
     def _display(self) -> RichProgress:
         from rich import progress
-        from rich.console import Console
 
         return progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -102,5 +124,11 @@ class Bars:
             progress.MofNCompleteColumn(),
             progress.TimeElapsedColumn(),
             progress.TimeRemainingColumn(),
-            console=self._console or Console(stderr=True),
+            console=self._console or _stderr(),
         )
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)

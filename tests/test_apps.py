@@ -44,7 +44,8 @@ def generate(*arguments: str) -> int:
 def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate("--help") == 0
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
-    for expected in ("--min-acc", "--min-speed", "--show-prompt", "arithmetic, gsm8k", "Example: fsd-",
+    for expected in ("--min-acc", "--min-speed", "--show-prompt", "arithmetic, gsm8k", "Examples: fsd-",
+                     "--plan", "--pareto", "--storage", "--cache",
                      "0 found", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text
     assert ", ".join(DIVERGENCES) in text
@@ -64,8 +65,15 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "Missing option '--task'"),
         (["--task", "poetry", "--min-acc", "0.9"], "unknown task 'poetry': the known tasks are arithmetic, gsm8k"),
-        (["--task", "arithmetic"], "give --min-acc or --min-speed"),
-        ([*GOOD, "--min-speed", "60"], "give --min-acc or --min-speed: exactly one"),
+        (["--task", "arithmetic"], "give --min-acc, --min-speed or --pareto"),
+        ([*GOOD, "--min-speed", "60"], "give --min-acc, --min-speed or --pareto: exactly one"),
+        ([*GOOD, "--pareto"], "exactly one says what to look for"),
+        ([*GOOD, "--acc", "plain"], "--acc is 'plain'; it must be one of retention, absolute"),
+        (["--task", "gsm8k", "--min-acc", "1.1", "--acc", "absolute"], "above 0 and at most 1 (0.98"),
+        ([*GOOD, "--guarantee", "all"], "--guarantee is 'all'; it must be one of population, dataset, none"),
+        ([*GOOD, "--test", "wald"], "--test is 'wald'; it must be one of score, betting"),
+        ([*GOOD, "--serve-batch", "0"], "--serve-batch is 0"),
+        ([*GOOD, "--seeds", "0"], "--seeds is 0"),
         (["--task", "gsm8k", "--min-acc", "0"], "--min-acc is 0.0; it must be above 0 and at most 1.2"),
         (["--task", "gsm8k", "--min-acc", "1.21"], "--min-acc is 1.21"),
         (["--task", "gsm8k", "--min-acc", "nan"], "--min-acc is nan"),
@@ -76,7 +84,10 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*GOOD, "--confidence", "1"], "--confidence is 1.0"),
         ([*GOOD, "--confidence", "nan"], "--confidence is nan"),
         ([*GOOD, "--limit", "0"], "--limit is 0"),
-        ([*GOOD, "--draft-length", "0"], "--draft-length is 0"),
+        ([*GOOD, "--draft-length", "0"], "--draft-length is '0'; it must be a number from 1 to 1000"),
+        ([*GOOD, "--draft-length", "8-2"], "--draft-length is '8-2'"),
+        ([*GOOD, "--draft-length", "2,,4"], "--draft-length is '2,,4'"),
+        ([*GOOD, "--divergence", "js,"], "--divergence is 'js,'"),
         ([*GOOD, "--batch-size", "-1"], "--batch-size is -1"),
         ([*GOOD, "--surprise"], "No such option: --surprise"),
     ],
@@ -221,7 +232,7 @@ def test_generate_with_a_threshold_is_fuzzy_even_without_a_certificate(
 ) -> None:
     path = tmp_path / "profile.json"
     profile(tiny_profile | UNCERTIFIED).save(path)
-    common = ["--profile", str(path), "--max-new-tokens", "12", "--device", "cpu", "How many?"]
+    common = ["--profile", str(path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
     with pytest.warns(UserWarning, match="lossless"):
         assert generate(*common, "--threshold", "0.7") == 0  # js never exceeds ln 2: all is accepted
     assert "100% of" in capsys.readouterr().err
@@ -254,7 +265,8 @@ def test_a_target_that_solves_nothing_is_refused(
     tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = ["--target", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu"]
-    assert calibrate(*GOOD, *models, "--limit", "12", "--out", str(tmp_path)) == 2
+    modest = ["--task", "arithmetic", "--min-acc", "0.5", "--limit", "30"]
+    assert calibrate(*modest, *models, "--out", str(tmp_path)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("fsd-calibrate: error: ")
     assert "solves none" in last

@@ -5,7 +5,6 @@ Numbers of problems are small; the thresholds found here mean nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,8 +16,6 @@ import pytest
 
 from fsd_calib import calibrate_app, generate_app
 from fsd_calib.command_line import run
-from fsd_calib.tasks import load_task
-from fsd_collectors.split import tuning_and_certification
 from fsd_decoding.profile import ThresholdProfile
 
 pytestmark = pytest.mark.slow
@@ -34,62 +31,50 @@ def generate(*arguments: str) -> int:
     return run(generate_app.app, generate_app.NAME, arguments)
 
 
+SOON = ["--task", "arithmetic", "--device", "cpu", "--divergence", "js", "--draft-length", "5"]
+
+
 def test_calibrate_then_generate_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--task", "arithmetic", "--limit", "150", "--device", "cpu"]
-    code = calibrate(*common, "--min-acc", "0.5", "--out", str(tmp_path))
+    code = calibrate(*SOON, "--limit", "150", "--min-acc", "0.8", "--out", str(tmp_path))
     found = ThresholdProfile.load(tmp_path / "profile.json")
     assert code == (0 if found.met else 3)
-    assert found.certificate.wanted == 0.5
+    assert found.certificate.wanted == 0.8
     assert f"T = {found.threshold:.4g}" in capsys.readouterr().out
-    _journal_agrees(tmp_path / "decodings.jsonl", found)
+    for point in found.curve:
+        assert point.problems <= (found.data.tuning if point.source == "tuning" else found.data.certification)
+    chosen = next(p for p in found.curve if p.source == "certification" and p.threshold == found.threshold)
+    assert chosen.tokens_per_second == pytest.approx(found.speed.chosen)
+    assert chosen.counts is not None
     assert generate("--profile", str(tmp_path / "profile.json"), "Ann has 3 boxes of 12 pens. How many?") == 0
     assert "####" in capsys.readouterr().out
 
 
-def _journal_agrees(path: Path, found: ThresholdProfile) -> None:
-    """The search saw the tuning part only; every point of the curve is what was decoded on its part."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    parts = [row["part"] for row in rows]
-    assert parts == sorted(parts, reverse=True)  # all tuning, then all certification
-    problems = load_task("arithmetic", limit=150).problems
-    tuning, certification = ({p.id for p in part} for part in tuning_and_certification(problems))
-    assert {row["problem"] for row in rows if row["part"] == "tuning"} == tuning
-    assert {row["problem"] for row in rows if row["part"] == "certification"} == certification
-    for point in found.curve:
-        decoded = [
-            r for r in rows if (r["rule"], r["threshold"], r["part"]) == (point.rule, point.threshold, point.source)
-        ]
-        assert len(decoded) == point.problems
-        assert sum(row["correct"] for row in decoded) / len(decoded) == pytest.approx(point.accuracy)
-    chosen = next(p for p in found.curve if p.source == "certification" and p.threshold == found.threshold)
-    assert chosen.tokens_per_second == pytest.approx(found.speed.chosen)
-    assert chosen.counts is not None
-
-
-def test_a_modest_speed_needs_no_loss(tmp_path: Path) -> None:
-    common = ["--task", "arithmetic", "--limit", "40", "--device", "cpu", "--out", str(tmp_path)]
-    assert calibrate(*common, "--min-speed", "1") == 0
-    found = ThresholdProfile.load(tmp_path / "profile.json")
-    assert found.threshold == 0
-    assert found.certificate.lost == 0
-
-
 def test_what_cannot_be_certified_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--task", "arithmetic", "--limit", "40", "--device", "cpu", "--out", str(tmp_path)]
-    assert calibrate(*common, "--min-acc", "1.2") == 3  # the target solves 9 of 10: there is no room for it
+    assert calibrate(*SOON, "--limit", "150", "--min-acc", "0.985", "--acc", "absolute", "--confidence", "0.5",
+                     "--out", str(tmp_path)) == 3  # fmt: skip
     assert ThresholdProfile.load(tmp_path / "profile.json").threshold is None
     assert "Not certified" in capsys.readouterr().out
 
 
+def test_too_few_problems_are_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate(*SOON, "--limit", "60", "--min-acc", "0.98", "--out", str(tmp_path)) == 2
+    assert "takes at least 173 even if nothing is lost" in capsys.readouterr().err
+
+
+def test_a_plan_stops_before_the_long_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate(*SOON, "--limit", "150", "--min-acc", "0.9", "--plan", "--out", str(tmp_path)) == 0
+    assert "How long it will take" in capsys.readouterr().out
+    assert not (tmp_path / "profile.json").exists()
+
+
 def test_an_unreachable_speed_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--task", "arithmetic", "--limit", "40", "--device", "cpu", "--out", str(tmp_path)]
-    assert calibrate(*common, "--min-speed", "1e9") == 3
-    assert "not reached" in " ".join(capsys.readouterr().out.split())
+    assert calibrate(*SOON, "--limit", "60", "--min-speed", "1e9", "--out", str(tmp_path)) == 3
+    assert "Too slow" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to a child there")
 def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
-    arguments = ["--task", "arithmetic", "--min-acc", "0.98", "--device", "cpu", "--out", str(tmp_path)]
+    arguments = [*SOON, "--min-acc", "0.98", "--out", str(tmp_path)]
     child = subprocess.Popen([sys.executable, "-c", CALIBRATE, *arguments], stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120

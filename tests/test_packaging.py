@@ -76,7 +76,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     TopologicalSorter(import_graph()).prepare()  # raises CycleError, naming the circle
 
 
-@pytest.mark.parametrize("app", ["calibrate_app", "collect_app", "generate_app", "traces_app"])
+@pytest.mark.parametrize("app", ["calibrate_app", "collect_app", "generate_app", "profile_app", "traces_app"])
 def test_help_answers_without_heavy_imports(app: str) -> None:
     code = f"""
 import sys
@@ -134,7 +134,7 @@ def test_wheel_holds_all_sources_and_the_pair(wheel_names: set[str]) -> None:
         path.relative_to(package.parent).as_posix()
         for package in package_folders().values()
         for path in package.rglob("*")
-        if path.is_file() and (path.suffix in {".py", ".typed"} or "pair" in path.parts)
+        if path.is_file() and (path.suffix in {".py", ".typed"} or {"pair", "schemas"} & set(path.parts))
     }
     assert wanted <= wheel_names
     assert {f"{package}/py.typed" for package in MAY_IMPORT} <= wheel_names

@@ -1,0 +1,42 @@
+"""What a wish wants shown, and how likely a tuned configuration is to show it, if the tuning part tells the truth.
+
+Knows a wish, the size of the certification part and the level of the attempt. Knows nothing of searching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsd_calib.certifying.claim import Claim
+from fsd_calib.certifying.outcomes import Paired
+from fsd_calib.certifying.power import power, seeds_worth
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.wish import Wish
+
+Chance = Callable[[Measurement, Measurement], float]
+"""(fuzzy, target alone), both on the same tuning problems."""
+
+_HALF = 0.5  # where all is decoded, or nothing is tested, what counts is the mean: no room for chance is kept
+
+
+def claim_of(wish: Wish, problems: int) -> Claim:
+    """What is to be shown on so many certification problems. Where nothing is to be tested, what would be."""
+    guarantee = "population" if wish.guarantee == "none" else wish.guarantee
+    return Claim(wish.min_acc, wish.acc, guarantee, wish.test, problems)
+
+
+def chance_of(wish: Wish, problems: int, delta: float) -> Chance:
+    """Of passing on so many certification problems at the level `delta`."""
+    wanted = wish.min_acc
+    assert wanted is not None
+    level = delta if wish.guarantee == "population" else _HALF
+
+    def chance(fuzzy: Measurement, alone: Measurement) -> float:
+        seen = Paired(alone.correct, fuzzy.correct)
+        shown = seen.against_perfect() if wish.acc == "absolute" else seen
+        return power(
+            problems=round(problems * seeds_worth(shown, wanted)), accuracy=shown.target_accuracy, churn=shown.churn,
+            retention=shown.retention, wanted=wanted, delta=level,
+        )  # fmt: skip
+
+    return chance

@@ -1,0 +1,200 @@
+"""From what was prepared to a profile: search, freeze, test, time, one way for each kind of wish.
+
+Knows which step follows from which result. How each is done is in the module of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fsd_calib.baseline import Baseline, measure_baseline
+from fsd_calib.certifying.attempts import attempt_level
+from fsd_calib.certifying.certify import Evidence
+from fsd_calib.certifying.sealed import Opened
+from fsd_calib.chances import chance_of, claim_of
+from fsd_calib.export import Findings, to_profile
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.measuring.speed import Speeds, measure_speeds
+from fsd_calib.preparing import Prepared
+from fsd_calib.searching.front import Front
+from fsd_calib.searching.goal import Goal
+from fsd_calib.searching.keep_accuracy import KeepAccuracy
+from fsd_calib.searching.reach_speed import ReachSpeed
+from fsd_calib.searching.search import freeze, search
+from fsd_calib.tasks import Problem
+from fsd_decoding.profile import Outcome, ThresholdProfile
+from fsd_decoding.profile_costs import Work
+
+_BASELINE = 256  # tuning problems: what the lossless rule and the target say, before anything is searched
+_SD = 300  # certification problems on which SD's tokens a round are counted
+_FRONT = 6  # points at most, bounded together
+_HOPELESS = 0.02  # a chance of passing
+
+
+@dataclass
+class Meter:
+    """What was decoded and reused, step by step."""
+
+    ready: Prepared
+    steps: list[Work] = field(default_factory=list)
+
+    def mark(self) -> None:
+        """A step ends here."""
+        before = sum(self.steps, Work())
+        total = self.ready.bench.decode.work
+        self.steps.append(Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields}))
+
+
+def find(ready: Prepared) -> ThresholdProfile:
+    """Does the long work. What is on the certification part is decoded after the choice is frozen."""
+    meter = Meter(ready)
+    baseline = measure_baseline(ready.bench, ready.lossless, _BASELINE)
+    wanted = ready.wish.min_speed
+    if wanted is not None:
+        speeds = _timed(ready, [])
+        if speeds.of(_fastest_sd(ready, speeds)).low >= wanted:
+            meter.mark()
+            return _exported(ready, Found("lossless-suffices"), baseline, speeds, meter)
+    alone = ready.bench.tuning.measure(ready.alone)
+    meter.mark()
+    goal = _goal(ready)
+    frozen, trials = _searched(ready, goal, alone)
+    if isinstance(goal, ReachSpeed) and not frozen:
+        frontier, more = _searched(ready, Front(), alone)
+        frozen, trials = frontier[-1:], trials + more
+    meter.mark()
+    found = _decided(ready, goal, frozen, baseline)
+    found.trials = trials
+    meter.mark()
+    speeds = _timed(ready, [found.chosen] if found.chosen else [])
+    return _exported(ready, found, baseline, speeds, meter)
+
+
+@dataclass
+class Found:
+    """`chosen` is what passed, or what is estimated where nothing did; None: the lossless rule. `opened` None:
+    nothing was tested."""
+
+    outcome: Outcome
+    chosen: Configuration | None = None
+    opened: Opened | None = None
+    evidence: dict[Configuration, Evidence] = field(default_factory=dict)
+    trials: int = 0
+
+
+def _exported(
+    ready: Prepared, found: Found, baseline: Baseline, speeds: Speeds[Configuration], meter: Meter
+) -> ThresholdProfile:
+    """With what the timing says of the outcome."""
+    sd = _fastest_sd(ready, speeds)
+    outcome, chosen = _timely(ready, found, speeds, sd), found.chosen
+    if chosen is None or outcome == "lossless-suffices":
+        chosen = sd
+    (found.opened or ready.bench.tuning).measure(sd, _SD)
+    ready.bench.tuning.measure(chosen)
+    return to_profile(
+        Findings(ready, outcome, chosen, sd, baseline, speeds, meter.steps, found.opened, found.evidence, found.trials)
+    )
+
+
+def _timely(ready: Prepared, found: Found, speeds: Speeds[Configuration], sd: Configuration) -> Outcome:
+    """A setting that is slower than was asked for is no success, nor is a lossy one that is no faster than `sd`."""
+    wanted = ready.wish.min_speed
+    if found.chosen is None or found.outcome not in ("certified", "untested"):
+        return found.outcome
+    if wanted is not None:
+        return found.outcome if speeds.of(found.chosen).value >= wanted else "too-slow"
+    if not _lossless_meets(ready) or speeds.ratio(found.chosen, sd).value > 1:
+        return found.outcome
+    return "lossless-suffices"
+
+
+def _lossless_meets(ready: Prepared) -> bool:
+    """Whether losing nothing is all that is asked for."""
+    wish = ready.wish
+    return wish.min_acc is not None and wish.min_acc <= 1 and wish.acc == "retention"
+
+
+def _fastest_sd(ready: Prepared, speeds: Speeds[Configuration]) -> Configuration:
+    return max(ready.sds, key=lambda sd: speeds.of(sd).value)
+
+
+def _goal(ready: Prepared) -> Goal:
+    wish = ready.wish
+    if wish.min_acc is not None:
+        level = attempt_level(wish.confidence, ready.facts.attempt)
+        asked = f"keeping {wish.acc} {wish.min_acc:g}, {wish.guarantee}, {ready.bench.sealed.problems} at {level:.6g}"
+        return KeepAccuracy(chance_of(wish, ready.bench.sealed.problems, level), asked)
+    return ReachSpeed(wish.min_speed) if wish.min_speed is not None else Front()
+
+
+def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Configuration], int]:
+    """What is frozen, safest first, and how many trials that took. A study for each attempt and goal."""
+    bench, name = ready.bench.tuning, f"{ready.facts.name}-{ready.facts.attempt}-{type(goal).__name__}"
+    searched = search(
+        bench, alone, ready.forecast, ready.space, goal, ready.storage, name, ready.trials, ready.bench.progress
+    )
+    for line in searched.skipped:
+        ready.bench.progress.note(line)
+    return freeze(searched, bench, alone, ready.forecast, goal), len(searched.tried)
+
+
+def _decided(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline) -> Found:
+    """Tests what is worth an attempt, and no more."""
+    worth = _worth_testing(ready, goal, frozen, baseline)
+    if not worth and _lossless_meets(ready) and not _faster(ready, frozen, baseline):
+        return Found("lossless-suffices")
+    if not worth:
+        return Found("too-slow" if isinstance(goal, ReachSpeed) else "not-certified", frozen[0])
+    if ready.wish.guarantee == "none":
+        return Found("front") if isinstance(goal, Front) else Found("untested", worth[-1])
+    asked = _spread(worth) if isinstance(goal, Front) else worth
+    claim = claim_of(ready.wish, ready.bench.sealed.problems)
+    opened = ready.bench.sealed.open(asked, ready.alone, claim, ready.wish.confidence)
+    if isinstance(goal, Front):
+        together = opened.bound_all()
+        return Found("front", None, opened, dict(zip(asked, together, strict=True)))
+    verdict = opened.decide()
+    outcome: Outcome = "not-certified" if verdict.passed is None else "certified"
+    return Found(outcome, asked[verdict.passed or 0], opened, dict(zip(asked, verdict.tested, strict=False)))
+
+
+def _worth_testing(
+    ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline
+) -> list[Configuration]:
+    """Those with a chance to be what was asked for; others would only spend an attempt."""
+    if isinstance(goal, KeepAccuracy):
+        least = goal.wanted if ready.wish.guarantee == "none" else _HOPELESS
+        alone = ready.bench.tuning.measure(ready.alone)
+        faster = _faster(ready, frozen, baseline)
+        return [c for c in faster if goal.chance(ready.bench.tuning.measure(c), alone) >= least]
+    if isinstance(goal, ReachSpeed):
+        return [c for c in frozen if ready.forecast.measured(ready.bench.tuning.measure(c)) >= goal.wanted]
+    return list(frozen)
+
+
+def _faster(ready: Prepared, frozen: Sequence[Configuration], baseline: Baseline) -> list[Configuration]:
+    """Than lossless decoding, as far as rounds and their costs tell."""
+    lossless = ready.forecast.measured(baseline.lossless)
+    return [c for c in frozen if ready.forecast.measured(ready.bench.tuning.measure(c)) > lossless]
+
+
+def _spread(front: Sequence[Configuration]) -> list[Configuration]:
+    """Few enough to be bounded together, evenly from end to end."""
+    few = min(len(front), _FRONT)
+    return [front[round(i * (len(front) - 1) / max(few - 1, 1))] for i in range(few)]
+
+
+def _timed(ready: Prepared, chosen: Sequence[Configuration]) -> Speeds[Configuration]:
+    """The target alone, `sd` at the lengths that may be its best, and what was chosen."""
+    streams = ready.wish.serve_batch
+
+    def emitted(configuration: Configuration, problems: Sequence[Problem]) -> int:
+        return ready.bench.decode.emitted(configuration, problems, streams)
+
+    return measure_speeds(
+        emitted, [ready.alone, *ready.sds, *chosen], ready.timed, streams=streams, confidence=ready.wish.confidence,
+        progress=ready.bench.progress,
+    )  # fmt: skip

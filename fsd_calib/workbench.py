@@ -1,0 +1,92 @@
+"""What a calibration works with: a decoder, the parts of a task, the cache of decodings and the ledger of attempts.
+
+Knows how these come together and where they lie. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsd_calib.certifying.attempts import Ledger, family
+from fsd_calib.certifying.sealed import Sealed
+from fsd_calib.measuring.bench import Bench
+from fsd_calib.measuring.cached_decode import CachedDecode
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.store import Store
+from fsd_calib.progress import Progress
+from fsd_calib.tasks import Problem, Task
+from fsd_collectors.split import tuning_and_certification
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile_parts import ModelInfo
+from fsd_decoding.rules import rule_named
+
+_TUNING_PROBLEMS = 1000  # at most: beyond this the certification part decides what can be shown
+
+
+@dataclass(frozen=True)
+class Workbench:
+    decoder: SpeculativeDecoder
+    task: Task
+    decode: CachedDecode
+    identity: str  # what decides texts beside prompts and what is searched: both models, sampling, seeds, versions
+    tuning: Bench
+    sealed: Sealed
+    batch_size: int
+    cache: Path | None  # folder; None keeps nothing
+    progress: Progress
+
+    def configuration(self, rule: str, draft_length: int = 1) -> Configuration:
+        """Of a rule without a threshold."""
+        return Configuration(rule, self.decoder.divergence, draft_length)
+
+
+@contextmanager
+def opened(
+    decoder: SpeculativeDecoder, task: Task, batch_size: int, seeds: int, cache: Path | None, progress: Progress
+) -> Iterator[Workbench]:
+    """Raises UsageError where the problems do not make two parts, or the cache cannot be used."""
+    tuning, certification = _parts(task)
+    whose = family(task.name, *(ModelInfo.of(model).fingerprint for model in (decoder.target, decoder.draft)))
+    files = [None, None] if cache is None else [cache / "decodings.sqlite", cache / "attempts.sqlite"]
+    with Store(files[0]) as store, Ledger(files[1]) as ledger:
+        ledger.tuned_on(whose, [problem.id for problem in tuning])
+        decode = CachedDecode(decoder, task, store, batch_size, progress, seeds)
+        identity = _identity(decoder, decode)
+        sealed = Sealed(
+            Bench(decode, certification, "certification"), ledger, whose, identity + _fingerprint(certification)
+        )
+        yield Workbench(
+            decoder, task, decode, identity, Bench(decode, tuning, "tuning"), sealed, batch_size, cache, progress
+        )
+
+
+def _identity(decoder: SpeculativeDecoder, decode: CachedDecode) -> str:
+    drafting = Configuration(rule_named(decoder.rule).lossless, decoder.divergence, 1)
+    return f"{decode.key(drafting).json} with {decode.seeds} seeds "
+
+
+def _fingerprint(problems: Sequence[Problem]) -> str:
+    asked = [[problem.id, problem.prompt, problem.reference] for problem in problems]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def _parts(task: Task) -> tuple[Sequence[Problem], Sequence[Problem]]:
+    """Each question once. The certification part in an order that has nothing to do with the problems: that of their
+    ids, which are hashes."""
+    tuning, certification = (list({p.id: p for p in part}.values()) for part in tuning_and_certification(task.problems))
+    for name, part in (("tuning", tuning), ("certification", certification)):
+        if len(part) < 2:
+            raise UsageError(f"{len(task.problems)} problems leave {len(part)} for {name}; give more of them")
+    both = {problem.id for problem in tuning} & {problem.id for problem in certification}
+    if both:
+        raise UsageError(
+            f"{len(both)} questions are in the tuning and in the certification part (the first: "
+            f"{next(p.question for p in tuning if p.id in both)[:60]!r}); leave them out of one"
+        )
+    return tuning[:_TUNING_PROBLEMS], sorted(certification, key=lambda problem: problem.id)

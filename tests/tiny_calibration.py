@@ -1,0 +1,45 @@
+"""A calibration of tiny random models that takes seconds. Run as a program it says when it begins and when it is done.
+
+Knows a task that half of random texts solve. What is found means nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsd_calib import ThresholdProfile, calibrate
+from fsd_calib.tasks import Problem, Task
+from tiny import word_tokenizer
+from tiny_pair import related
+from tiny_task import tiny_task
+
+
+def even_words(reference: str, text: str) -> bool:
+    return len(text.split()) % 2 == 0
+
+
+def task(count: int) -> Task:
+    tiny = tiny_task(count)
+    problems = tuple(Problem(p.id, p.question, p.question, "", None) for p in tiny.problems)
+    return Task("tiny", problems, 24, (), "tests", even_words)
+
+
+def run(out: Path, cache: Path, problems: int = 240, **wish: Any) -> ThresholdProfile:
+    torch.set_num_threads(1)
+    target, draft = related(seed=1, spread=0.05)
+    settings: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": "js", **wish}
+    return calibrate(
+        task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=out, cache=cache, **settings
+    )
+
+
+if __name__ == "__main__":
+    print("here", flush=True)
+    warnings.simplefilter("error")  # nothing that a kill leaves behind may count as damage
+    run(Path(sys.argv[1]), Path(sys.argv[2]))
+    print("done", flush=True)
