@@ -173,7 +173,7 @@ class Ledger:
         except DamageError as damage:
             raise UsageError(
                 f"{_SCHEMA.what} {str(self._path)!r} is damaged ({damage}); restore it from a copy, or, where there is "
-                "none, certify on problems that were never asked, with a ledger of another name"
+                "none, certify on problems that were never asked, with another --cache"
             ) from damage
 
     def close(self) -> None:
