@@ -1,10 +1,13 @@
-"""What every test gets. Knows Hypothesis's settings, and that no test may touch a user's own cache."""
+"""What every test gets. Knows Hypothesis's settings, that no test may touch a user's own cache, and that none may leave
+torch another number of threads: sums over two threads differ in their last bits from sums over one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from fsd_calib.cache_folder import CACHE_VARIABLE
@@ -20,3 +23,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
