@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -15,12 +15,12 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.drafting import DraftState, StopPolicy
 from fsd_decoding.errors import UsageError
 from fsd_decoding.ngram import NGram
 from fsd_decoding.observing import RoundRecord
 from fsd_decoding.result import Result
 from fsd_decoding.rules import RULES
+from fsd_decoding.stop_policy import DraftState
 from tiny import VOCABULARY, llama, word_tokenizer
 
 NEW = 24
@@ -141,7 +141,11 @@ POLICIES = [never, always, after_two, by_chance, unlikely_token]
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("rule", "temperature"), LOSSLESS)
 def test_no_policy_changes_a_lossless_text(
-    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str, temperature: float, policy: StopPolicy
+    by_model: SpeculativeDecoder,
+    prompts: list[list[int]],
+    rule: str,
+    temperature: float,
+    policy: Callable[[DraftState], Tensor],
 ) -> None:
     alone = by_model.generate(prompts, NEW, temperature, rule="target")
     found = by_model.generate(
@@ -152,7 +156,7 @@ def test_no_policy_changes_a_lossless_text(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_is_asked_before_each_step_and_obeyed(
-    by_model: SpeculativeDecoder, prompts: list[list[int]], policy: StopPolicy
+    by_model: SpeculativeDecoder, prompts: list[list[int]], policy: Callable[[DraftState], Tensor]
 ) -> None:
     """Steps are asked about in order, no more than L a round, and what was allowed is what was drafted."""
     asked: list[int] = []
@@ -238,7 +242,7 @@ def test_each_prompt_may_have_its_own_draft_length(
 @pytest.mark.parametrize("policy", [never, by_chance])
 @pytest.mark.parametrize("rule", ["sd", "fsd-coupled"])
 def test_every_token_is_drafted_a_bonus_or_a_fallback(
-    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str, policy: StopPolicy
+    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str, policy: Callable[[DraftState], Tensor]
 ) -> None:
     """Against what an observer saw: a round adds one token, but for the last, which may end before it."""
     whole: dict[int, list[bool]] = defaultdict(list)  # by prompt and round: a draft was accepted to its end

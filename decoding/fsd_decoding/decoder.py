@@ -13,7 +13,6 @@ import torch
 from fsd_decoding.batch import Request
 from fsd_decoding.calling import Eager, caller
 from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
-from fsd_decoding.drafting import StopPolicy
 from fsd_decoding.drift import Drift, watch
 from fsd_decoding.engine import Engine, Settings
 from fsd_decoding.errors import UsageError
@@ -34,8 +33,11 @@ from fsd_decoding.result import Result, keeping
 from fsd_decoding.rules import rule_named
 from fsd_decoding.runner import ModelRunner, context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.stop_policy import Answer, DraftState, StopPolicy, as_policy
 from fsd_decoding.stopping import StopStrings
 from fsd_decoding.streaming import TextStream
+
+Policy = StopPolicy | Callable[[DraftState], Answer]
 
 
 class SpeculativeDecoder:
@@ -56,6 +58,7 @@ class SpeculativeDecoder:
         on: Logits = "raw",
         within_support: bool = False,
         compile: bool | Literal["capture"] = False,
+        policy: Policy | None = None,
         drift: Drift | None = None,
     ) -> None:
         self._call = caller(compile)
@@ -65,6 +68,7 @@ class SpeculativeDecoder:
         self.threshold, self.draft_length = threshold, draft_length
         self.sampling = sampling or Sampling()
         self.criterion = Criterion(divergence, on, within_support)
+        self.policy = None if policy is None else as_policy(policy)
         check_settings([draft_length], [threshold])
         check_whole("seed", seed)
 
@@ -86,6 +90,7 @@ class SpeculativeDecoder:
         sampling: Sampling | None = None,
         on: Logits = "raw",
         within_support: bool = False,
+        policy: Policy | None = None,
         compile: bool | Literal["capture"] = False,
     ) -> SpeculativeDecoder:
         """Loads a target and a draft model.
@@ -100,6 +105,7 @@ class SpeculativeDecoder:
                 they are.
             sampling: what `generate` does when it is given no temperature; greedy.
             on, within_support: see `proposal.Criterion`.
+            policy: says how far rows draft, up to `draft_length`; see `stop_policy.StopPolicy`.
             compile: run rounds as graphs, made anew for every batch size, draft length, rule, sampling and
                 doubling of the longest text. "capture" leaves Python out of a round, after seconds; True compiles
                 kernels too, after half a minute or more. Worth it where thousands of rounds follow.
@@ -114,7 +120,7 @@ class SpeculativeDecoder:
         models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
         settings: dict[str, Any] = {
             "rule": rule, "divergence": divergence, "threshold": threshold, "draft_length": draft_length, "seed": seed,
-            "sampling": sampling, "on": on, "within_support": within_support,
+            "sampling": sampling, "on": on, "within_support": within_support, "policy": policy,
         }  # fmt: skip
         if profile is not None:
             settings = followed(profile, models, shared, stacklevel=3)
@@ -156,7 +162,7 @@ class SpeculativeDecoder:
         ids: Sequence[int] | None = None,
         stop: Sequence[str] = (),
         on_finish: Callable[[int, Result], None] | None = None,
-        policy: StopPolicy | None = None,
+        policy: Policy | None = None,
         observer: Observer | None = None,
     ) -> list[Result]:
         """Decodes prompts, in their order.
@@ -172,7 +178,8 @@ class SpeculativeDecoder:
             ids: one stable integer a prompt, the key of its noise; default: its index.
             stop: strings that end a text; the text is cut before them.
             on_finish: called with a prompt's index and result as soon as it is done.
-            policy: says before each draft step which rows draft another token, see `drafting.StopPolicy`.
+            policy: says how far rows draft, see `stop_policy.StopPolicy`; for this call instead of the decoder's. One
+                that is for other rules is left out.
             observer: called once a round, see `observing.Observer`.
 
         Raises:
@@ -263,7 +270,7 @@ class SpeculativeDecoder:
         rule: str | None,
         sampling: Sampling,
         stop: Sequence[str],
-        policy: StopPolicy | None = None,
+        policy: Policy | None = None,
         observer: Observer | None = None,
     ) -> Settings:
         if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(s and isinstance(s, str) for s in stop):
@@ -271,7 +278,10 @@ class SpeculativeDecoder:
         strings = StopStrings(self.tokenizer, stop) if stop else None
         stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
         chosen = rule_named(rule or self.rule)
-        return Settings(chosen, self.criterion, sampling, self.eos, self.seed, stops, policy, observer)
+        asked = self.policy if policy is None else as_policy(policy)
+        if asked is not None and asked.rules is not None and chosen.name not in asked.rules:
+            asked = None
+        return Settings(chosen, self.criterion, sampling, self.eos, self.seed, stops, asked, observer)
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         """The loop for these requests, with caches for `batch_size` of them at a time."""

@@ -1,11 +1,11 @@
 """The draft phase of a round: ask for q, draw a token, decide whether to go on.
 
-Knows drafters, sampling and stop policies. Knows nothing of verification or acceptance.
+Knows drafters, sampling and when stop policies are asked. Knows nothing of verification or acceptance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fsd_decoding.batch import Batch
 from fsd_decoding.drafter import Drafter
-from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.stop_policy import Answer, DraftState, RowFacts, StopPolicy, answered
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,6 @@ class Draft:
     counts: Tensor  # (B,)
 
 
-@dataclass(frozen=True)
-class DraftState:
-    """What a stop policy may know: everything but the target's opinion."""
-
-    batch: Batch
-    logits: list[Tensor]  # one (B, 1, V) a token drafted so far in this round, raw
-    drafting: Tensor  # (B,) bool: rows that have not stopped
-
-
-StopPolicy = Callable[[DraftState], Tensor]
-"""Asked before each draft step: the rows (B,) bool that shall draft one more token. A row that stopped stays
-stopped for the round. No token once drawn goes unverified, so `sd` keeps the target's distribution under every
-policy. A result's interval of T supposes a policy that does not look at `batch.thresholds`."""
-
-
 def draft_steps(drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, reach: int) -> list[Tensor]:
     """Drafts `draft_length` = L tokens a row, writes them behind its text and returns L logits (B, 1, V).
 
@@ -53,31 +38,44 @@ def draft_steps(drafter: Drafter, batch: Batch, sampling: Sampling, draft_length
 
 
 def draft_until(
-    policy: StopPolicy, drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, reach: int
+    policy: StopPolicy,
+    rows: Sequence[RowFacts | None],
+    drafter: Drafter,
+    batch: Batch,
+    sampling: Sampling,
+    draft_length: int,
+    reach: int,
 ) -> Draft:
-    """The same under a policy, which is asked before each step; ends early where it has stopped every row."""
-    counts = torch.zeros_like(batch.lengths)
-    drafting = torch.ones_like(batch.lengths, dtype=torch.bool)
+    """The same under a policy; ends early where it has stopped every row.
+
+    What stops rows is kept on the host, so a policy that answers there costs no synchronisation, and any other one a
+    step.
+    """
+    most = [row.request.draft_length if row else 0 for row in rows]
     logits: list[Tensor] = []
+    counts, going = [0] * len(rows), [True] * len(rows)
+
+    def those(answer: Answer) -> list[bool]:
+        """Rows that were going on, and are in the answer."""
+        return [was and chosen for was, chosen in zip(going, answered(answer, len(rows)), strict=True)]
+
     for step in range(draft_length):
-        drafting = drafting & (batch.draft_lengths > step)
-        drafting = drafting & _answer(policy, DraftState(batch, logits, drafting))
-        if not drafting.any():
+        going = [was and step < L for was, L in zip(going, most, strict=True)]
+        going = those(policy.goes_on(DraftState(batch, logits, rows, going)))
+        if not any(going):
             if step == 0:  # the drafter reads on even where it drafts nothing, or it would miss these tokens for good
                 drafter.logits(batch.tokens, batch.lengths, step, reach)
             break
-        counts = counts + drafting
+        counts = [count + drafts for count, drafts in zip(counts, going, strict=True)]
         logits.append(_step(drafter, batch, sampling, step, reach))
-    return Draft(logits, counts)
-
-
-def _answer(policy: StopPolicy, state: DraftState) -> Tensor:
-    answer: object = policy(state)
-    if isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.shape == state.drafting.shape:
-        return answer
-    shown = " ".join(repr(answer).split())  # a tensor's would take lines
-    wanted = f"a bool tensor of shape ({len(state.drafting)},), one truth value a row"
-    raise UsageError(f"the policy answered {shown:.80}; it must give {wanted}")
+        if (withheld := policy.withholds(DraftState(batch, logits, rows, going))) is not None:
+            dropped = those(withheld)
+            counts = [count - drops for count, drops in zip(counts, dropped, strict=True)]
+            going = [was and not drops for was, drops in zip(going, dropped, strict=True)]
+            if not any(going):
+                break
+    del logits[max(counts) :]  # what every row withheld need not be verified
+    return Draft(logits, torch.tensor(counts).to(batch.lengths.device, non_blocking=True))
 
 
 def _step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, reach: int) -> Tensor:

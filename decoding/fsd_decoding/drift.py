@@ -17,6 +17,7 @@ from fsd_decoding.batch import Request
 from fsd_decoding.engine import Settings
 from fsd_decoding.profile_parts import AcceptanceInfo
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.stop_policy import StopPolicy
 
 WINDOW = 200  # texts
 _STANDARD_ERRORS = 5.5
@@ -51,7 +52,8 @@ class Drift:
     ones are not watched.
 
     What is drafted beyond a text's end is not accepted, so texts cut much shorter than in calibration are unlike too.
-    Only texts decoded as the profile says count: under its `rule`, `threshold`, `draft_length` and `sampling`.
+    Only texts decoded as the profile says count: under its `rule`, `threshold`, `draft_length`, `sampling` and
+    `policy`.
     """
 
     seen: AcceptanceInfo
@@ -60,13 +62,15 @@ class Drift:
     threshold: float
     draft_length: int
     sampling: Sampling
+    policy: StopPolicy | None = None
     warned: bool = False
     _texts: int = 0
     _sum: float = 0.0
 
     def follows(self, settings: Settings, request: Request) -> bool:
         now = settings.rule.name, settings.sampling, request.threshold, request.draft_length
-        return settings.policy is None and now == (self.rule, self.sampling, self.threshold, self.draft_length)
+        then = self.rule, self.sampling, self.threshold, self.draft_length
+        return now == then and _name(settings.policy) == _name(self.policy)
 
     def add(self, text: Finished) -> str | None:
         """What to warn of, where this text ended a window outside the range; never again after that."""
@@ -86,6 +90,11 @@ class Drift:
             f"expect {max(low, 0.0):.1%} to {min(high, 1.0):.1%} (it saw {self.seen.mean:.1%} of {self.seen.texts} "
             "texts): these texts are unlike its own, and its certificate may not hold; calibrate on texts like these"
         )
+
+
+def _name(policy: StopPolicy | None) -> object:
+    """Equal for policies that stop alike."""
+    return policy if policy is None or policy.identity is None else policy.identity
 
 
 def watch(

@@ -6,10 +6,11 @@ what accepting means in `rules.py`, what a model is in `runner.py`; text and tok
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,13 +18,14 @@ from torch import Tensor
 from fsd_decoding.batch import Batch, Request
 from fsd_decoding.calling import Caller
 from fsd_decoding.drafter import Drafter
-from fsd_decoding.drafting import Draft, StopPolicy, draft_steps, draft_until
+from fsd_decoding.drafting import Draft, draft_steps, draft_until
 from fsd_decoding.errors import NumericalError
 from fsd_decoding.observing import Observer, RoundRecord
 from fsd_decoding.proposal import Criterion
 from fsd_decoding.rules import Rule
 from fsd_decoding.runner import PREFILL_CHUNK, ModelRunner
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.stop_policy import StopPolicy
 from fsd_decoding.verification import Decided, Judged, judge, judge_and_settle, settle, verify
 
 FinishReason = Literal["eos", "stop", "length"]
@@ -45,6 +47,7 @@ class Row:
     accepted: int = 0
     bonus: int = 0  # tokens the target added to a draft accepted whole
     finish_reason: FinishReason | None = None
+    memory: Any = None  # the stop policy's, of this row's rounds
 
     @property
     def length(self) -> int:
@@ -124,7 +127,7 @@ class Engine:
             return
         new = [waiting.pop() for _ in free]
         for i, request in zip(free, new, strict=True):
-            self._rows[i] = Row(request, *self._settings.rule.widest(request.threshold))
+            self._rows[i] = Row(request, *self._widest(request.threshold))
         rows = torch.tensor(free, device=self._batch.lengths.device)
         longest = self._batch.put(rows, new, self._settings.seed)
         prompts = self._batch.tokens[rows]
@@ -134,6 +137,13 @@ class Engine:
             self._unread = longest
         else:
             self._target.prefill(rows, prompts, longest - 1)
+
+    def _widest(self, threshold: float) -> tuple[float, float]:
+        """The interval of T before a round; under a policy that looks at T nothing but T itself."""
+        policy = self._settings.policy
+        if policy is not None and policy.reads_threshold:
+            return threshold, math.nextafter(threshold, math.inf)
+        return self._settings.rule.widest(threshold)
 
     def _shrink(self) -> None:
         """Gives up empty rows, which cost what others do, once they are half of all."""
@@ -172,7 +182,7 @@ class Engine:
             return Draft([], torch.zeros_like(batch.lengths))
         arguments = (self._drafter, batch, settings.sampling, most, reach)
         if settings.policy is not None:
-            return draft_until(settings.policy, *arguments)
+            return draft_until(settings.policy, self._rows, *arguments)
         return Draft(self._call(key, draft_steps, *arguments), batch.draft_lengths)
 
     def _verify(self, key: Hashable, drafts: int, reach: int) -> Tensor:
@@ -197,6 +207,8 @@ class Engine:
         row.accepted += min(accepted, kept)
         row.bonus += 0 < drafted == accepted < kept
         self._narrow(row, decided, i, kept)
+        if self._settings.policy is not None:
+            row.memory = self._settings.policy.remember(row.memory, decided.verified(i))
 
     def _narrow(self, row: Row, decided: Decided, i: int, kept: int) -> None:
         """Only decisions behind a token that was kept could have changed the text."""

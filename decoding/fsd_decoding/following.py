@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fsd_decoding.drift import Drift
+from fsd_decoding.early_stop import early_stop
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
 
@@ -29,6 +30,7 @@ def followed(source: Any, models: Sequence[Any], tokenizer: Any | None, stacklev
     settings = {
         "rule": profile.effective_rule, "threshold": -1.0 if profile.threshold is None else profile.threshold,
         "draft_length": profile.effective_draft_length, "sampling": Sampling(**profile.sampling.model_dump()),
+        "policy": early_stop(profile, models[0], models[1], tokenizer),
     }  # fmt: skip
     return settings | {
         "divergence": profile.divergence, "seed": profile.seed, "on": profile.logits,
@@ -51,7 +53,7 @@ def _drift(profile: ThresholdProfile, target: Any, settings: dict[str, Any]) -> 
     """One for a target and profile, however often it is followed: `generate` follows it anew at every call."""
     if profile.acceptance is None:
         return None
-    name = f"{profile.created} {profile.acceptance} {settings}"
+    name = f"{profile.created} {profile.acceptance} {profile.early_stop} {settings | {'policy': None}}"
     mine = _drifts.setdefault(target, {})
     if name not in mine:
         mine[name] = Drift(profile.acceptance, profile.task, **settings)

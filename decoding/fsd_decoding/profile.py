@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import AwareDatetime, ValidationError, model_validator
+from pydantic import AwareDatetime, PrivateAttr, ValidationError, model_validator
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile_choosing import Choice, Choosing
@@ -25,6 +26,7 @@ from fsd_decoding.profile_parts import (
     Certificate,
     CurvePoint,
     DataInfo,
+    EarlyStopInfo,
     Estimate,
     ModelInfo,
     Natural,
@@ -49,6 +51,7 @@ class ThresholdProfile(Part):
         `estimate`, else the lossless rule.
     seeds: noise seeds a problem. sd_draft_length: the one `sd` was timed at, its own best.
     sd_draft_length, costs, numerical_churn, acceptance, effort: None where not measured.
+    early_stop: what ends drafts of fuzzy rules early; None: they have `draft_length` tokens. A decoder follows it.
     """
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -80,10 +83,12 @@ class ThresholdProfile(Part):
     costs: CostInfo | None = None
     numerical_churn: NumericalChurn | None = None
     acceptance: AcceptanceInfo | None = None
+    early_stop: EarlyStopInfo | None = None
     effort: Effort | None = None
     device: str
     dtype: str
     versions: dict[str, str]
+    _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _threshold_agrees_with_outcome(self) -> Self:
@@ -128,6 +133,11 @@ class ThresholdProfile(Part):
         return self.draft_length
 
     @property
+    def folder(self) -> Path | None:
+        """Where the file lies that this was saved to or loaded from; None: there is none."""
+        return self._folder
+
+    @property
     def met(self) -> bool:
         """Whether what was asked for was found."""
         return self.outcome in _MET
@@ -135,6 +145,7 @@ class ThresholdProfile(Part):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file whole or not at all. UsageError: it cannot be written."""
         write_whole(Path(path), self.model_dump_json(indent=2) + "\n")
+        self._folder = Path(path).absolute().parent
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ThresholdProfile:
@@ -143,9 +154,11 @@ class ThresholdProfile(Part):
         name = f"profile {os.fspath(path)!r}"
         content = read_upgraded(Path(path), name)
         try:
-            return cls.model_validate(content)
+            profile = cls.model_validate(content)
         except ValidationError as error:
             raise UsageError(f"{name} is not valid: {first_problem(error)}") from error
+        profile._folder = Path(path).absolute().parent
+        return profile
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:
         """Compares with the models in hand, and with their tokenizer where there is one.
@@ -189,11 +202,12 @@ class ThresholdProfile(Part):
             UsageError: both or neither is given, or no point reaches it.
         """
         choosing = Choosing(self.curve, self.certificate, self.threshold, self.draft_length)
-        if min_acc is not None and min_speed is None:
-            return choosing.by_accuracy(min_acc)
-        if min_speed is not None and min_acc is None:
-            return choosing.by_speed(min_speed)
-        raise UsageError("at() takes min_acc or min_speed: exactly one of them")
+        if (min_acc is None) == (min_speed is None):
+            raise UsageError("at() takes min_acc or min_speed: exactly one of them")
+        choice = choosing.by_accuracy(min_acc) if min_acc is not None else choosing.by_speed(min_speed or 0.0)
+        if self.early_stop is not None and choice.divergence != self.divergence:
+            return replace(choice, certified=False)  # decoders of the profile end drafts by its own divergence
+        return choice
 
 
 def _refuse_another(role: str, then: ModelInfo, now: ModelInfo) -> None:

@@ -240,6 +240,29 @@ class AcceptanceInfo(Part):
     deviation: Share
 
 
+class RatesInfo(Part):
+    """What time is worth: tokens a second achieved on traces, at rising T, which stands as logit(u) in the predictor's
+    own share of drafted tokens accepted, u."""
+
+    shares: tuple[float, ...]
+    tokens_per_second: tuple[Amount, ...]
+
+
+class EarlyStopInfo(Part):
+    """The acceptance predictor that ends drafts early, and what it weighs (DESIGN section 12).
+
+    predictor: its folder, relative to the profile's. fingerprint: of its files. draft_step, verify, position: seconds,
+    c, v and Δv. rates: by divergence, λ.
+    """
+
+    predictor: str
+    fingerprint: str
+    draft_step: Amount
+    verify: Amount
+    position: Amount
+    rates: dict[str, RatesInfo]
+
+
 def _check_total(counts: Counts, problems: int, seeds: int) -> None:
     if counts.total != problems * seeds:
         times = f" with {seeds} seeds each" if seeds > 1 else ""

@@ -6,6 +6,7 @@ on a tensor's value, so each may be one graph.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from fsd_decoding.proposal import Criterion, Proposal, Verdict
 from fsd_decoding.rules import Rule
 from fsd_decoding.runner import ModelRunner
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.stop_policy import Verified
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,15 @@ class Decided:
             sound=[bool(row[n + 2]) for row in rows],
             spared=[row[n + 3 : n + 3 + drafts] for row in rows],
             refused=[row[n + 3 + drafts :] for row in rows],
+        )
+
+    def verified(self, row: int) -> Verified:
+        """What a stop policy is told of a row's round."""
+        drafted, accepted = self.drafted[row], self.accepted[row]
+        spared = self.spared[row][accepted - 1] if accepted and self.spared[row] else -math.inf
+        refused = self.refused[row][accepted] if accepted < drafted and self.refused[row] else math.inf
+        return Verified(
+            drafted, accepted, None if spared == -math.inf else spared, None if refused == math.inf else refused
         )
 
 
