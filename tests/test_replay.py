@@ -24,10 +24,10 @@ from fsd_collectors.replay.replaying import replay, sweep
 from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
-from fsd_decoding.drafting import DraftState
 from fsd_decoding.errors import UsageError
 from fsd_decoding.result import Result
 from fsd_decoding.rules import RULES
+from fsd_decoding.stop_policy import DraftState
 from in_memory import Facts, InMemory
 from tiny_pair import ragged_prompts, tiny_decoder
 

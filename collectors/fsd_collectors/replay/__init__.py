@@ -3,6 +3,7 @@
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.quantiles import quantiles
 from fsd_collectors.replay.replaying import Replayed, replay, sweep
+from fsd_collectors.replay.rounds import RoundPolicy
 from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 
-__all__ = ["CostModel", "LengthPolicy", "Replayed", "StopPolicy", "quantiles", "replay", "sweep"]
+__all__ = ["CostModel", "LengthPolicy", "Replayed", "RoundPolicy", "StopPolicy", "quantiles", "replay", "sweep"]

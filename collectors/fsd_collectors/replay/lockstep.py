@@ -5,6 +5,7 @@ Knows graded rows and how far drafts get. Where nothing stops them `gaps.py` giv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +26,16 @@ class Walk:
     substitutions: Array
 
 
-def count_steps(grades: Grades, block: Block, reach: Array, thresholds: int, lengths: Array) -> Array:
-    """Sums over a block's completions: rounds, drafted tokens, substitutions, (3, thresholds, lengths)."""
-    step = max(1, _LANES // (len(lengths) * len(block.starts)))
+def count_steps(walked_at: Callable[[Array, Array], Walk], completions: int, thresholds: int, lengths: Array) -> Array:
+    """Sums over a block's completions: rounds, drafted tokens, substitutions, (3, thresholds, lengths).
+
+    Args:
+        walked_at: of places of thresholds, and lengths, the block's walk; asked for as many at once as memory likes.
+    """
+    step = max(1, _LANES // (len(lengths) * completions))
     parts = []
     for k in range(0, thresholds, step):
-        walked = walk(grades, block, reach, np.arange(k, min(k + step, thresholds)), lengths)
+        walked = walked_at(np.arange(k, min(k + step, thresholds)), lengths)
         parts.append([kind.sum(-1) for kind in (walked.rounds, walked.drafted, walked.substitutions)])
     return np.concatenate(parts, axis=1)
 

@@ -15,8 +15,9 @@ then too the rounds are right on average only, but those tokens are no substitut
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from fsd_collectors.replay.cases import Case, Thresholds, cases, check_lengths
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.gaps import count_gaps
 from fsd_collectors.replay.grades import grades_of
-from fsd_collectors.replay.lockstep import STEPPED_ROWS, count_steps, walk
+from fsd_collectors.replay.lockstep import STEPPED_ROWS, Walk, count_steps, walk
+from fsd_collectors.replay.rounds import RoundPolicy, walk_rounds
 from fsd_collectors.replay.stop_policy import Policy, reach
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def replay(
     divergence: str = "js",
     threshold: float = 0.1,
     draft_length: int = 5,
-    stops: Policy | None = None,
+    stops: Policy | RoundPolicy | None = None,
     where: Any = None,
 ) -> Replayed:
     """One configuration over the completions that `where` chooses, as `traces.batches` takes it.
@@ -90,7 +92,7 @@ def replay(
     sums = np.zeros(3, np.int64)  # rounds, drafted tokens, substitutions
     moments = np.zeros((3, 3))  # of 1, tokens, rounds of a completion
     for block in blocks(traces, _columns([case], stops), where, STEPPED_ROWS):
-        walked = walk(grades_of(case, block), block, reach(stops, block, draft_length), np.zeros(1, int), lengths)
+        walked = _walker(stops, block, draft_length)(case, np.zeros(1, int), lengths)
         sums += [walked.rounds.sum(), walked.drafted.sum(), walked.substitutions.sum()]
         each = np.stack([np.ones(len(block.starts)), block.ends - block.starts, walked.rounds[0, 0]])
         moments += each @ each.T
@@ -116,7 +118,7 @@ def sweep(
     divergences: Sequence[str] = ("js",),
     thresholds: Thresholds = 50,
     draft_lengths: Sequence[int] = range(1, 9),
-    stops: Policy | None = None,
+    stops: Policy | RoundPolicy | None = None,
     where: Any = None,
     costs: CostModel | None = None,
 ) -> pd.DataFrame:
@@ -139,22 +141,26 @@ def sweep(
     completions = tokens = 0
     for block in blocks(traces, _columns(asked, stops), where, CACHED_ROWS if stops is None else STEPPED_ROWS):
         completions, tokens = completions + len(block.starts), tokens + block.rows
-        drafts = None if stops is None else reach(stops, block, int(lengths.max()))
+        walker = None if stops is None else _walker(stops, block, int(lengths.max()))
         for total, case in zip(sums, asked, strict=True):
-            total += _count(case, block, lengths, drafts)
+            if walker is None:
+                total += count_gaps(grades_of(case, block), block, len(case.thresholds), lengths)
+            else:
+                total += count_steps(partial(walker, case), len(block.starts), len(case.thresholds), lengths)
     parts = [_cells(case, lengths, counts) for case, counts in zip(asked, sums, strict=True)]
     return _with_rates(parts, completions, tokens, costs)
 
 
-def _columns(asked: Sequence[Case], stops: Policy | None) -> list[str]:
+def _columns(asked: Sequence[Case], stops: Policy | RoundPolicy | None) -> list[str]:
     return [name for case in asked for name in case.columns] + list(stops.columns if stops else ())
 
 
-def _count(case: Case, block: Block, lengths: Array, drafts: Array | None) -> Array:
-    grades, thresholds = grades_of(case, block), len(case.thresholds)
-    if drafts is None:
-        return count_gaps(grades, block, thresholds, lengths)
-    return count_steps(grades, block, drafts, thresholds, lengths)
+def _walker(stops: Policy | RoundPolicy | None, block: Block, most: int) -> Callable[[Case, Array, Array], Walk]:
+    """Walks the block for a case, at places of its thresholds, with lengths."""
+    if isinstance(stops, RoundPolicy):
+        return lambda case, ks, lengths: walk_rounds(case, block, stops, ks, lengths)
+    drafts = reach(stops, block, most)
+    return lambda case, ks, lengths: walk(grades_of(case, block), block, drafts, ks, lengths)
 
 
 def _cells(case: Case, lengths: Array, counts: Array) -> dict[str, Any]:
