@@ -1,0 +1,85 @@
+"""Boosted trees with a monotone constraint on T, by LightGBM (Ke et al. 2017).
+
+Knows what LightGBM is asked. Knows neither features nor calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import lightgbm
+import numpy as np
+
+from fsd_predictors.models.base import AcceptanceModel, Array, Parts
+from fsd_predictors.models.one_row import one_row
+
+_MANY = (
+    2000  # rows: with fewer, as in the loop, to wake threads takes longer than the work, and far longer if others run
+)
+
+
+class Boosted(AcceptanceModel):
+    """Few trees of many leaves: a row's time in the loop goes with the number of trees, hardly with that of leaves."""
+
+    kind: ClassVar[str] = "boosted"
+
+    def __init__(
+        self,
+        share: int = 0,
+        trees: int = 40,
+        leaves: int = 63,
+        learning_rate: float = 0.2,
+        rows_a_leaf: int = 100,
+        l2: float = 10.0,
+        seed: int = 0,
+    ) -> None:
+        self.share = share
+        self.trees = trees
+        self.leaves = leaves
+        self.learning_rate = learning_rate
+        self.rows_a_leaf = rows_a_leaf
+        self.l2 = l2
+        self.seed = seed
+
+    def _fit(self, rows: Array, accepted: Array) -> None:
+        trained = lightgbm.train(self._settings(rows.shape[1]), lightgbm.Dataset(rows, accepted), self.trees)
+        self._take(trained.model_to_string())
+
+    def _settings(self, columns: int) -> dict[str, object]:
+        return {
+            "objective": "binary",
+            "num_leaves": self.leaves,
+            "learning_rate": self.learning_rate,
+            "min_data_in_leaf": self.rows_a_leaf,
+            "lambda_l2": self.l2,
+            "monotone_constraints": [int(column == self.share) for column in range(columns)],
+            "monotone_constraints_method": "basic",
+            "seed": self.seed,
+            "deterministic": True,
+            "force_row_wise": True,
+            "verbose": -1,
+        }
+
+    def _take(self, text: str) -> None:
+        """The text is the model: what was trained forgets its rows, and what is loaded is the same."""
+        self.booster_ = lightgbm.Booster(model_str=text)
+        self.logit_of_ = one_row(self.booster_)
+
+    def logits(self, rows: Array) -> Array:
+        threads = 1 if len(rows) < _MANY else 0  # 0: as many as there are
+        return np.asarray(self.booster_.predict(rows, raw_score=True, num_threads=threads))
+
+    def logit(self, values: Sequence[float]) -> float:
+        return self.logit_of_(values)
+
+    def parts(self) -> Parts:
+        numbers = {"kind": self.kind, "parameters": self.get_params(), "features": self.n_features_in_}
+        return Parts(numbers, text=self.booster_.model_to_string())
+
+    @classmethod
+    def from_parts(cls, parts: Parts) -> Self:
+        model = cls(**parts.numbers["parameters"])
+        model.n_features_in_ = parts.numbers["features"]
+        model._take(parts.text)
+        return model
