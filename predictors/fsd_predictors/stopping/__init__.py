@@ -1,0 +1,1 @@
+"""When to stop drafting: rules, one of which asks a predictor, in the loop and in replay."""

@@ -1,0 +1,159 @@
+"""Rules that others stop by, with one number to tune each. They look at what was drafted alone.
+
+Knows their formulas. All end behind a drafted end of text, as the originals do: transformers' assistant stops
+generating there, and so does SVIP's code.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fsd_decoding.errors import UsageError
+from fsd_predictors.stopping.rule import Answer, Kept, Round, StoppingRule, numbers
+
+
+class FixedLength(StoppingRule):
+    """So many tokens a round."""
+
+    name = "fixed"
+
+    def __init__(self, length: int) -> None:
+        self._length = whole("length", length)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}({self._length})"
+
+    def wants_more(self, drafting: Round) -> Answer:
+        return len(drafting.steps) < self._length
+
+
+class Confidence(StoppingRule):
+    """Stops behind a token of probability q(x) < threshold.
+
+    transformers' `ConfidenceCriteria` with `assistant_confidence_threshold`, .4 by default
+    (generation/stopping_criteria.py): the token that made it stop is verified too. Its later tuning of the
+    threshold by a ROC curve (generation/candidate_generator.py) is left out: ours is tuned beforehand.
+    """
+
+    name = "confidence"
+
+    def __init__(self, threshold: float = 0.4) -> None:
+        self._threshold = finite("threshold", threshold)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}({numbers(self._threshold)})"
+
+    def wants_more(self, drafting: Round) -> Answer:
+        return drafting.steps[-1].probability >= self._threshold
+
+
+class Svip(StoppingRule):
+    """Stops behind a token drawn where sqrt(factor·H(q)) > threshold, H in nats.
+
+    SVIP, arXiv 2411.18462, section 3: sqrt(cH) bounds the acceptance rate from below. As in its code
+    (github.com/Geralt-Targaryen/SVIP, vanilla-sd/eval_specbench.py: c = .15, threshold .3) the token that made it stop
+    is verified too.
+    """
+
+    name = "svip"
+
+    def __init__(self, threshold: float = 0.3, factor: float = 0.15) -> None:
+        self._threshold, self._factor = positive("threshold", threshold), positive("factor", factor)
+        self._most = self._threshold**2 / self._factor  # nats
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}({numbers(self._threshold, self._factor)})"
+
+    def wants_more(self, drafting: Round) -> Answer:
+        return drafting.steps[-1].entropy <= self._most
+
+
+class AdaEdl(StoppingRule):
+    """Stops behind a token drawn where 1 − sqrt(factor·H(q)) < λ, H in nats.
+
+    AdaEDL, arXiv 2410.18351, section 3 and Algorithm 1: λ begins at `start` and follows the acceptance rate r, after
+    each round r <- .5 r + .5 accepted/drafted, λ' = λ + .01 if r < .9, else λ − .01 if fewer than L were accepted, else
+    λ, and λ <- .9 λ + .1 λ'. Open there: r begins at .9; H is that of raw logits, as in traces, so that there is one
+    under greedy decoding too; and the token that made it stop, drawn by then, is verified, which is worth some percent
+    (on the bundled pair) over leaving it out.
+
+    Args:
+        start: λ of a text's first round. most: L, the longest draft.
+    """
+
+    name = "adaedl"
+    _TARGET, _STEP, _RATE_DECAY, _BAR_DECAY = 0.9, 0.01, 0.5, 0.9  # of its Algorithm 1
+
+    def __init__(self, start: float, most: int, factor: float = 0.2) -> None:
+        self._start, self._most, self._factor = finite("start", start), whole("most", most), positive("factor", factor)
+        self.kept = (self._TARGET, self._start)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}({numbers(self._start, self._most, self._factor)})"
+
+    def wants_more(self, drafting: Round) -> Answer:
+        room: Any = 1.0 - drafting.kept[1]
+        sure: Answer = self._factor * drafting.steps[-1].entropy <= room * abs(room)  # above λ = 1 nothing is
+        return sure
+
+    def remembers(self, kept: Kept, drafted: Any, accepted: Any) -> Kept:
+        bar = kept[1]
+        rate = self._RATE_DECAY * kept[0] + (1.0 - self._RATE_DECAY) * accepted / drafted
+        low = rate < self._TARGET
+        room = accepted != self._most
+        moved = bar + self._STEP * (low - (1 - low) * room)
+        return rate, self._BAR_DECAY * bar + (1.0 - self._BAR_DECAY) * moved
+
+
+class Heuristic(StoppingRule):
+    """Two tokens more after a round accepted whole, else one less, never less than one.
+
+    transformers' `num_assistant_tokens_schedule="heuristic_transient"` (generation/candidate_generator.py,
+    `update_candidate_strategy`): its aim begins anew with each text, at 20 by default. Ours grows no further than the
+    longest draft, as in SVIP's code, which caps it at 40.
+
+    Args:
+        first: tokens of a text's first round. most: L, the longest draft.
+    """
+
+    name = "heuristic"
+
+    def __init__(self, first: int, most: int) -> None:
+        self._first, self._most = whole("first", first), whole("most", most)
+        self.kept = (float(min(self._first, self._most)),)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}({self._first}, {self._most})"
+
+    def wants_more(self, drafting: Round) -> Answer:
+        return len(drafting.steps) < drafting.kept[0]
+
+    def remembers(self, kept: Kept, drafted: Any, accepted: Any) -> Kept:
+        aim = kept[0]
+        all_of_it = accepted == drafted
+        grown = aim + 2.0 * all_of_it - (1.0 - all_of_it) * (aim > 1.0)
+        return (grown - (grown - self._most) * (grown > self._most),)
+
+
+def finite(name: str, value: float) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"{name} is {value!r:.80}; it must be a finite number")
+    return float(value)
+
+
+def positive(name: str, value: float) -> float:
+    if not finite(name, value) > 0.0:
+        raise UsageError(f"{name} is {value!r:.80}; it must be above 0")
+    return float(value)
+
+
+def whole(name: str, value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} is {value!r:.80}; it must be a whole number, 1 or more")
+    return value

@@ -1,0 +1,64 @@
+"""What time is worth at each T: tokens a second, and the seconds that drafting and verifying take.
+
+Knows numbers by T and how to store them. How they are found on traces is in `dinkelbach.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fsd_collectors.replay.cost import CostModel
+from fsd_decoding.errors import UsageError
+from fsd_predictors.features import Value
+
+
+@dataclass(frozen=True)
+class Rates:
+    """λ of the design, frozen (section 12).
+
+    shares: T as logit(u), rising. tokens_per_second: one a share; between shares it is interpolated, beyond them the
+    nearest counts. costs: c and Δv (and v, which λ was found with).
+    """
+
+    shares: tuple[float, ...]
+    tokens_per_second: tuple[float, ...]
+    costs: CostModel
+
+    def __post_init__(self) -> None:
+        rising = all(one < other for one, other in zip(self.shares, self.shares[1:], strict=False))
+        if not self.shares or not rising or not all(map(math.isfinite, self.shares)):
+            raise UsageError(f"shares are {self.shares!r:.80}; they must be finite numbers that rise, one at least")
+        given = self.tokens_per_second
+        if len(given) != len(self.shares) or not all(0.0 <= one < math.inf for one in given):
+            raise UsageError(f"tokens_per_second are {given!r:.80}; give a finite number of 0 or more for each share")
+
+    @property
+    def identity(self) -> str:
+        return repr((self.shares, self.tokens_per_second, asdict(self.costs)))
+
+    def worth(self, share: Value) -> tuple[Value, Value]:
+        """Tokens that the time of a draft step and its position, λ(c + Δv), and of a position, λΔv, would bring."""
+        rate = np.interp(share, self.shares, self.tokens_per_second)
+        return rate * (self.costs.draft_step + self.costs.position), rate * self.costs.position
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "shares": list(self.shares),
+            "tokens_per_second": list(self.tokens_per_second),
+            "costs": asdict(self.costs),
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Rates:
+        """UsageError: something is missing, or no number."""
+        try:
+            shares, rates = (tuple(map(float, stored[name])) for name in ("shares", "tokens_per_second"))
+            costs = CostModel(**stored["costs"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"rates are {stored!r:.80} ({error!r:.60}); give what Rates.to_json wrote") from error
+        return cls(shares, rates, costs)
