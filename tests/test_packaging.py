@@ -76,7 +76,10 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     TopologicalSorter(import_graph()).prepare()  # raises CycleError, naming the circle
 
 
-@pytest.mark.parametrize("app", ["calibrate_app", "collect_app", "generate_app", "profile_app", "traces_app"])
+APPS = ["calibrate_app", "collect_app", "generate_app", "profile_app", "traces_app", "train_app"]
+
+
+@pytest.mark.parametrize("app", APPS)
 def test_help_answers_without_heavy_imports(app: str) -> None:
     code = f"""
 import sys
