@@ -19,7 +19,9 @@ from filelock import FileLock
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.tasks import Problem
 from fsd_calib.workbench import Workbench
+from fsd_collectors.collecting.hidden import Width
 from fsd_collectors.collecting.run import collect_traces
 from fsd_collectors.store.reading import Traces
 from fsd_collectors.store.verifying import verify
@@ -27,7 +29,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile_parts import NumericalChurn
 from fsd_decoding.result import Result
 
-_TRACED = 128  # problems: tokens a round come out within about a per cent
+TRACED = 128  # problems: tokens a round come out within about a per cent
 
 
 @dataclass(frozen=True)
@@ -60,30 +62,35 @@ def measure_baseline(bench: Workbench, lossless: Configuration, first: int) -> B
 
 
 @contextmanager
-def traces_along_target(bench: Workbench, divergences: Sequence[str]) -> Iterator[Traces]:
-    """Of the first tuning problems; they stay in the cache for later runs. Another process collecting the same is
-    waited for."""
-    decoder, task = bench.decoder, replace(bench.task, problems=bench.tuning.problems[:_TRACED])
+def traces_along_target(
+    bench: Workbench, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None = None
+) -> Iterator[Traces]:
+    """Of these tuning problems, with the draft's hidden state where it is asked for; they stay in the cache for later
+    runs. Another process collecting the same is waited for."""
+    decoder, task = bench.decoder, replace(bench.task, problems=tuple(problems))
     sampling = decoder.sampling
-    with _trace_folder(bench, divergences) as folder:
+    with _trace_folder(bench, divergences, problems, hidden) as folder:
         traces = collect_traces(
             task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder,
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, divergences=divergences,
-            on=decoder.criterion.on, seed=decoder.seed, batch_size=bench.batch_size, progress=bench.progress,
+            on=decoder.criterion.on, hidden=hidden, seed=decoder.seed, batch_size=bench.batch_size,
+            progress=bench.progress,
         )  # fmt: skip
         _remember(traces, bench)
         yield traces
 
 
 @contextmanager
-def _trace_folder(bench: Workbench, divergences: Sequence[str]) -> Iterator[Path]:
+def _trace_folder(
+    bench: Workbench, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None
+) -> Iterator[Path]:
     """A folder of its own for all that makes other traces; what it holds is checked against these models again."""
     if bench.cache is None:
         with TemporaryDirectory() as temporary:
             yield Path(temporary)
         return
-    facts = [bench.identity, *divergences, bench.batch_size]
-    facts += [problem.id for problem in bench.tuning.problems[:_TRACED]]
+    facts = [bench.identity, *divergences, bench.batch_size, hidden]
+    facts += [problem.id for problem in problems]
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     folder = bench.cache / "traces" / name
     folder.parent.mkdir(parents=True, exist_ok=True)

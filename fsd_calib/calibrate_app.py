@@ -161,8 +161,20 @@ def command(
         ),
     ] = "js,doubt",
     draft_length: Annotated[
-        str, typer.Option(help="Tokens drafted a round: 5, or a choice: 2-8, or 4,6,8.", rich_help_panel=_DECODING)
-    ] = "1-12",
+        str | None,
+        typer.Option(
+            help="Tokens drafted a round: 5, or a choice: 2-8, or 4,6,8. By default 1-12, or at most 16 with "
+            "--predictor.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
+    predictor: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of fsd-train-predictor, which then ends drafts early; auto trains one on the tuning part.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
@@ -189,7 +201,7 @@ def command(
         return
     wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
     check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds})
-    lengths = whole_numbers("--draft-length", draft_length)
+    lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
     folder = out if out is not None else Path("fsd-profile") / task
     check_writable(folder, _EARLIER)
 
@@ -204,7 +216,7 @@ def command(
 
     from rich.console import Console
 
-    from fsd_calib.calibration import Calibration
+    from fsd_calib.calibration import Calibration, draft_lengths
     from fsd_calib.plan_report import print_plan
     from fsd_calib.progress import stderr_progress
     from fsd_calib.report import print_report
@@ -214,10 +226,10 @@ def command(
     quiet_transformers()
     large, small = given_or_default(task, target, draft)
     calibration = Calibration(
-        task, large, small, wish, Space(several("--rule", rule), names, lengths),
+        task, large, small, wish, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
         sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
         batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, storage=storage,
-        progress=stderr_progress(),
+        progress=stderr_progress(), predictor=predictor,
     )  # fmt: skip
     try:
         if plan:

@@ -32,6 +32,7 @@ from fsd_decoding.sampling import Sampling
 
 DIVERGENCES = ("js", "doubt")
 DRAFT_LENGTHS = tuple(range(1, 13))
+LONGEST_DRAFT = 16  # where a predictor ends drafts early
 Path_ = str | os.PathLike[str]
 
 
@@ -40,10 +41,11 @@ def calibrate(
     min_speed: float | None = None, pareto: bool = False, acc: Acc = "retention", confidence: float = 0.95,
     guarantee: Guarantee = "population", test: Test = "score", serve_batch: int = 1,
     rule: str | Sequence[str] = "fsd-coupled", divergence: str | Sequence[str] = DIVERGENCES,
-    draft_length: int | Sequence[int] = DRAFT_LENGTHS, temperature: float = 0.0, top_k: int | None = None,
-    top_p: float | None = None, seeds: int = 1, limit: int | None = None, data: Path_ | None = None, seed: int = 0,
-    batch_size: int = 32, device: str | None = None, dtype: str | None = None, out: Path_ | None = None,
-    cache: Path_ | None = None, storage: str | None = None, trials: int = 30, progress: Progress | None = None,
+    draft_length: int | Sequence[int] | None = None, predictor: Path_ | None = None, temperature: float = 0.0,
+    top_k: int | None = None, top_p: float | None = None, seeds: int = 1, limit: int | None = None,
+    data: Path_ | None = None, seed: int = 0, batch_size: int = 32, device: str | None = None,
+    dtype: str | None = None, out: Path_ | None = None, cache: Path_ | None = None, storage: str | None = None,
+    trials: int = 30, progress: Progress | None = None,
 ) -> ThresholdProfile:  # fmt: skip
     """Finds the fastest setting that keeps `min_acc` of the target's accuracy, the most accurate one that makes
     `min_speed` tokens/s, or the whole front, and tests it on problems that had no say in the choice.
@@ -52,7 +54,10 @@ def calibrate(
         task: a task's name, or a `Task` whose prompts suit the target.
         target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed).
         acc, confidence, guarantee, test, serve_batch: see `wish.Wish`.
-        rule, divergence, draft_length: one, or several to choose among.
+        rule, divergence, draft_length: one, or several to choose among; by default 1 to 12 tokens drafted, or up to
+            16 with a predictor.
+        predictor: folder of an acceptance predictor, which ends drafts early; or "auto", which trains one on the
+            tuning part first.
         seeds: noise seeds a problem is decoded with; greedy decoding has no noise and takes one.
         out: folder for `profile.json`, and for what an interrupted run goes on with; None writes none of them.
         cache: folder of decodings, traces and the ledger of attempts, shared by all runs; None is the user's own.
@@ -67,13 +72,19 @@ def calibrate(
             than could show what is wished for.
     """
     wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)
-    space = Space(_several(rule), _several(divergence), _several(draft_length))
+    lengths = None if draft_length is None else _several(draft_length)
+    space = Space(_several(rule), _several(divergence), draft_lengths(predictor) if lengths is None else lengths)
     return Calibration(
         task, target, draft, wish, space, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
         seeds=seeds, limit=limit, data=data, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
         out=None if out is None else Path(out), cache=None if cache is None else Path(cache), storage=storage,
-        trials=trials, progress=progress or Silent(),
+        trials=trials, progress=progress or Silent(), predictor=predictor,
     ).run()  # fmt: skip
+
+
+def draft_lengths(predictor: Path_ | None) -> tuple[int, ...]:
+    """To choose among, where none are given."""
+    return DRAFT_LENGTHS if predictor is None else (LONGEST_DRAFT,)
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,7 @@ class Calibration:
     storage: str | None = None
     trials: int = 30
     progress: Progress = field(default_factory=Silent)
+    predictor: Path_ | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("trials", self.trials), ("seeds", self.seeds), ("batch_size", self.batch_size)):
@@ -139,7 +151,7 @@ class Calibration:
         seeds = self.seeds if self.sampling.temperature else 1
         cache = self.cache or default_cache()
         with opened(decoder, task, self.batch_size, seeds, cache, self.progress) as bench:
-            yield prepared(bench, self.wish, self.space, self.trials, self.storage, self.out)
+            yield prepared(bench, self.wish, self.space, self.trials, self.storage, self.out, self.predictor)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -113,6 +113,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
         costs=CostInfo(**ready.facts.costs.model_dump(), batch=ready.wish.serve_batch),
         numerical_churn=found.baseline.numerical_churn,
         acceptance=_acceptance(fuzzy) if found.lossy else None,  # of what decoders of the profile run
+        early_stop=ready.early_stop,
         effort=_effort(found),
         device=str(decoder.device),
         dtype=str(decoder.dtype).removeprefix("torch."),

@@ -5,6 +5,7 @@ Knows which step follows from which result. How each is done is in the module of
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -132,7 +133,8 @@ def _goal(ready: Prepared) -> Goal:
 
 def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Configuration], int]:
     """What is frozen, safest first, and how many trials that took. A study for each attempt and goal."""
-    bench, name = ready.bench.tuning, f"{ready.facts.name}-{ready.facts.attempt}-{type(goal).__name__}"
+    how = hashlib.sha256(ready.bench.identity.encode()).hexdigest()[:8]  # λ of early stops depends on measured costs
+    bench, name = ready.bench.tuning, f"{ready.facts.name}-{how}-{ready.facts.attempt}-{type(goal).__name__}"
     searched = search(
         bench, alone, ready.forecast, ready.space, goal, ready.storage, name, ready.trials, ready.bench.progress
     )

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from fsd_calib.baseline import measure_baseline, traces_along_target
+from fsd_calib.baseline import TRACED, measure_baseline, traces_along_target
 from fsd_calib.certifying.attempts import attempt_level
 from fsd_calib.certifying.claim import Claim
 from fsd_calib.chances import claim_of
+from fsd_calib.early_stop import Chosen, choose, stopping_early
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.costs import measure_costs
 from fsd_calib.measuring.speed import pieces
@@ -28,6 +30,7 @@ from fsd_calib.wish import Wish
 from fsd_calib.workbench import Workbench
 from fsd_collectors.replay import CostModel, sweep
 from fsd_collectors.replay.blocks import Traces
+from fsd_decoding.profile_parts import EarlyStopInfo
 
 _HANDFUL = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
@@ -56,6 +59,7 @@ class Prepared:
     plan: Plan
     trials: int
     storage: str | None
+    early_stop: EarlyStopInfo | None
 
     @property
     def alone(self) -> Configuration:
@@ -67,18 +71,30 @@ class Prepared:
 
 
 def prepared(
-    bench: Workbench, wish: Wish, space: Space, trials: int, storage: str | None, folder: Path | None
+    bench: Workbench,
+    wish: Wish,
+    space: Space,
+    trials: int,
+    storage: str | None,
+    folder: Path | None,
+    predictor: str | os.PathLike[str] | None,
 ) -> Prepared:
     """Raises UsageError where these problems are too few for the wish, whatever the outcomes."""
     level, claim = partial(attempt_level, wish.confidence), claim_of(wish, bench.sealed.problems)
     check = partial(_check_enough, wish, claim, bench)
     check(level(bench.sealed.next_attempt))
     timed = _timed(bench, wish)
-    with traces_along_target(bench, space.divergences) as traces:
-        facts = begun(folder, _name(bench, wish, space), lambda: _timings(bench, wish), bench.sealed.next_attempt)
+    chosen = None if predictor is None else choose(predictor, bench, space, folder)
+    hidden = None if chosen is None else chosen.reads
+    with traces_along_target(bench, space.divergences, bench.tuning.problems[:TRACED], hidden) as traces:
+        name = _name(bench, wish, space, chosen)
+        facts = begun(folder, name, lambda: _timings(bench, wish), bench.sealed.next_attempt)
         costs = facts.costs.model
-        forecast = ReplayForecast(traces, space, costs)
+        early = None if chosen is None else stopping_early(chosen, traces, costs, bench, space, folder)
+        forecast = ReplayForecast(traces, space, costs, stops=early.replayed if early else None)
         sds = tuple(bench.configuration("sd", length) for length in _fastest_for_sd(traces, costs))
+    if early is not None:
+        bench = bench.stopping_early(early.policies)
     fuzzy = Configuration(space.rules[0], space.divergences[0], space.draft_lengths[len(space.draft_lengths) // 2])
     fuzzy = fuzzy.at(forecast.threshold(fuzzy.divergence, logit(_PLAUSIBLE_SHARE)))
     baseline = measure_baseline(bench, sds[0].under(_LOSSLESS), _HANDFUL)
@@ -90,13 +106,17 @@ def prepared(
     plan = make_plan(claim, handful, bench.sealed.problems, level(facts.attempt), efforts)
     if storage is None and folder is not None:
         storage = str(folder / "study.log")
-    return Prepared(bench, wish, space, facts, forecast, sds, timed, plan, trials, storage)
+    return Prepared(
+        bench, wish, space, facts, forecast, sds, timed, plan, trials, storage, early.info if early else None
+    )
 
 
-def _name(bench: Workbench, wish: Wish, space: Space) -> str:
+def _name(bench: Workbench, wish: Wish, space: Space, chosen: Chosen | None) -> str:
     """Of everything that decides how a calibration goes: the same command has the same name again."""
     asked = [[p.id, p.prompt, p.reference, p.part] for p in bench.task.problems]
     facts = {"identity": bench.identity, "wish": asdict(wish), "space": asdict(space), "problems": asked}
+    if chosen is not None:
+        facts["predictor"] = chosen.predictor.fingerprint
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

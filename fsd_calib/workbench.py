@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fsd_calib.certifying.attempts import Ledger, family
@@ -25,6 +25,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile_parts import ModelInfo
 from fsd_decoding.rules import rule_named
+from fsd_decoding.stop_policy import StopPolicy
 
 _TUNING_PROBLEMS = 1000  # at most: beyond this the certification part decides what can be shown
 
@@ -40,6 +41,15 @@ class Workbench:
     batch_size: int
     cache: Path | None  # folder; None keeps nothing
     progress: Progress
+
+    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Workbench:
+        """The same, where fuzzy rules' drafts follow their divergence's policy; nothing is measured yet."""
+        decode, names = self.decode.stopping_early(policies), {d: policy.identity for d, policy in policies.items()}
+        how = f"stopping drafts by {json.dumps(names, sort_keys=True)} "
+        return replace(
+            self, decode=decode, identity=self.identity + how, sealed=self.sealed.decoded_by(decode, how),
+            tuning=Bench(decode, self.tuning.problems, self.tuning.part),
+        )  # fmt: skip
 
     def configuration(self, rule: str, draft_length: int = 1) -> Configuration:
         """Of a rule without a threshold."""

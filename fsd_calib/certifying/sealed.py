@@ -11,7 +11,7 @@ from dataclasses import asdict, astuple
 
 from fsd_calib.certifying.attempts import Attempt, Ledger
 from fsd_calib.certifying.certify import Claim, Evidence, Paired, Verdict, bound_together, certify_sequence
-from fsd_calib.measuring.bench import Bench
+from fsd_calib.measuring.bench import Bench, Decode
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 
@@ -42,6 +42,11 @@ class Sealed:
     def next_attempt(self) -> int:
         """The number that a new attempt on these problems would have."""
         return self._ledger.next_number(self._family, self.ids)
+
+    def decoded_by(self, decode: Decode, how: str) -> Sealed:
+        """The same part in the hands of another decoding, which makes other attempts of it."""
+        bench = Bench(decode, self._bench.problems, self._bench.part)
+        return Sealed(bench, self._ledger, self._family, self._identity + how)
 
     def open(self, frozen: Sequence[Configuration], alone: Configuration, claim: Claim, confidence: float) -> Opened:
         """From here on the choice is made. The same sequence and claim again are the same attempt.

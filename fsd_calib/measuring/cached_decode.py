@@ -6,7 +6,7 @@ Knows a decoder, a task's grader and the cache. Knows nothing of parts, threshol
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fsd_calib.measuring.configuration import Configuration
@@ -18,6 +18,8 @@ from fsd_calib.tasks import Problem, Task
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile_costs import Work
 from fsd_decoding.result import Result
+from fsd_decoding.rules import rule_named
+from fsd_decoding.stop_policy import StopPolicy
 
 
 class CachedDecode:
@@ -43,6 +45,7 @@ class CachedDecode:
         self._decoder, self._task, self._store = decoder, task, store
         self._batch_size, self._progress = batch_size, progress or Silent()
         self._seeds = range(decoder.seed, decoder.seed + (1 if decoder.sampling.greedy else seeds))
+        self._policies: Mapping[str, StopPolicy] = {}
         self._keys = Keys(decoder, task)
         self.decoded = self.decoded_tokens = 0
         self.reused = self.reused_tokens = 0
@@ -59,6 +62,13 @@ class CachedDecode:
             decoded=self.decoded, decoded_tokens=self.decoded_tokens, reused=self.reused,
             reused_tokens=self.reused_tokens,
         )  # fmt: skip
+
+    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> CachedDecode:
+        """The same under policies, by divergence, which fuzzy rules' drafts follow; counts begin anew."""
+        made = copy.copy(self)
+        made._policies, made._keys = policies, Keys(self._decoder, self._task, policies)
+        made.decoded = made.decoded_tokens = made.reused = made.reused_tokens = 0
+        return made
 
     def key(self, configuration: Configuration) -> Key:
         """Of its decodings with the first seed."""
@@ -125,11 +135,18 @@ class CachedDecode:
         batch_size: int,
         on_finish: Callable[[int, Result], None] | None = None,
     ) -> list[Result]:
-        return _with_seed(self._decoder, configuration.divergence, seed).generate(
+        return self._decoder_for(configuration, seed).generate(
             [one.prompt for one in asked], self._task.max_new_tokens, rule=configuration.rule,
             threshold=configuration.threshold, draft_length=configuration.draft_length, batch_size=batch_size,
             ids=[one.id for one in asked], stop=self._task.stop, on_finish=on_finish,
         )  # fmt: skip
+
+    def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:
+        """The same decoder with another noise, divergence and policy; models and compiled graphs are shared."""
+        made, divergence = copy.copy(self._decoder), configuration.divergence
+        made.seed, made.criterion = seed, replace(made.criterion, divergence=divergence)
+        made.policy = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
+        return made
 
     def _count_reused(self, found: Sequence[Kept]) -> None:
         self.reused += len(found)
@@ -138,10 +155,3 @@ class CachedDecode:
     def _graded(self, problem: Problem, kept: Kept) -> Decoding:
         counts = (kept.tokens, kept.rounds, kept.drafted, kept.accepted)
         return Decoding(self._task.grade(problem, kept.text), kept.text, *counts)
-
-
-def _with_seed(decoder: SpeculativeDecoder, divergence: str, seed: int) -> SpeculativeDecoder:
-    """The same decoder with another noise and divergence; models and compiled graphs are shared."""
-    made = copy.copy(decoder)
-    made.seed, made.criterion = seed, replace(decoder.criterion, divergence=divergence)
-    return made

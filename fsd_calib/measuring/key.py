@@ -26,6 +26,7 @@ from fsd_decoding.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.rules import rule_named
 from fsd_decoding.runner import context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.stop_policy import StopPolicy
 
 # How far D moves at one place of one text with whatever is decoded beside it: by c sqrt(D), as it must where logits
 # move by rounding, since D is of second order in them. Largest |difference| / sqrt(D) over 20,000 places (the bundled
@@ -50,7 +51,10 @@ class Asking(Protocol):
 
 @dataclass(frozen=True)
 class Key:
-    """Only what has a say: a rule that does not draft has no draft, greedy decoding no seed."""
+    """Only what has a say: a rule that does not draft has no draft, greedy decoding no seed.
+
+    A policy belongs to fuzzy rules: what they are compared with is lossless decoding as it is.
+    """
 
     rule: str
     draft_length: int | None
@@ -61,7 +65,7 @@ class Key:
     max_new_tokens: int
     stop: Sequence[str]
     engine: Mapping[str, Any]
-    policy: None = None  # whatever stops drafts early is not part of a configuration yet
+    policy: str | None = None  # the identity of what stops drafts early
 
     @cached_property
     def json(self) -> str:
@@ -91,17 +95,22 @@ class Key:
 class Keys:
     """The keys of one decoder's configurations on one task. Reads the models' fingerprints once, when it is made.
 
+    Args:
+        policies: by divergence, what ends the drafts of fuzzy rules early.
+
     Raises:
         UsageError: the decoder's sampling holds logits processors, whose doings no key can tell.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, task: Asking) -> None:
+    def __init__(
+        self, decoder: SpeculativeDecoder, task: Asking, policies: Mapping[str, StopPolicy] | None = None
+    ) -> None:
         if decoder.sampling.processors:
             raise UsageError(
                 f"sampling has {len(decoder.sampling.processors)} logits processors of its own, which a cache of "
                 "results cannot tell apart; calibrate without them"
             )
-        self._decoder, self._task = decoder, task
+        self._decoder, self._task, self._policies = decoder, task, policies or {}
         self._models = _models(decoder)
 
     def of(self, configuration: Configuration, seed: int) -> Key:
@@ -124,6 +133,7 @@ class Keys:
             max_new_tokens=self._task.max_new_tokens,
             stop=sorted(set(self._task.stop)),
             engine=self._engine,
+            policy=_identity(self._policies.get(configuration.divergence)) if rule.fuzzy else None,
         )
 
     @cached_property
@@ -134,6 +144,15 @@ class Keys:
             "transformers": transformers.__version__,
         }
         return versions | {"device": self._decoder.device.type}
+
+
+def _identity(policy: StopPolicy | None) -> str | None:
+    if policy is not None and policy.identity is None:
+        raise UsageError(
+            f"the policy {type(policy).__name__} has no identity, so a cache of results cannot tell it from another; "
+            "give it one, or calibrate without it"
+        )
+    return None if policy is None else policy.identity
 
 
 def _models(decoder: SpeculativeDecoder) -> dict[str, Any]:

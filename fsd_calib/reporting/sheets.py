@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsd_calib.reporting.numbers import bound, exact, milliseconds, percent, threshold, tokens
+from fsd_calib.reporting.summary import drafts
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.profile_parts import ModelInfo
 
@@ -34,7 +35,8 @@ def _sheet(title: str, lines: Mapping[str, str]) -> Table:
 def _settings(p: ThresholdProfile) -> dict[str, str]:
     return {
         "outcome": p.outcome,
-        "rule": f"{p.rule}, T = {threshold(p.threshold)}, L = {p.draft_length}",
+        "rule": f"{p.rule}, T = {threshold(p.threshold)}, {drafts(p)}",
+        "early stop": _early_stop(p),
         "divergence": f"{p.divergence} on {p.logits} logits, definitions version {p.divergence_version}",
         "sampling": ", ".join(
             f"{name} {value}" for name, value in p.sampling.model_dump().items() if value is not None
@@ -45,6 +47,12 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
         "made": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
         "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),
     }
+
+
+def _early_stop(p: ThresholdProfile) -> str:
+    if p.early_stop is None:
+        return "none: every draft has its whole length"
+    return f"predictor {p.early_stop.predictor!r} ({p.early_stop.fingerprint[:12]})"
 
 
 def _models(p: ThresholdProfile) -> dict[str, str]:

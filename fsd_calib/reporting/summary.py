@@ -53,6 +53,11 @@ def notes(profile: ThresholdProfile) -> str:
     return "\n".join(filter(None, lines))
 
 
+def drafts(profile: ThresholdProfile) -> str:
+    """What a round of the fuzzy rule drafts."""
+    return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}"
+
+
 def sd_draft_length(profile: ThresholdProfile) -> int:
     return profile.draft_length if profile.sd_draft_length is None else profile.sd_draft_length
 
@@ -123,9 +128,9 @@ def _point(profile: ThresholdProfile, rule: str, draft_length: int) -> CurvePoin
 
 def _configuration(profile: ThresholdProfile) -> str:
     if profile.threshold is not None:
-        return f"{profile.rule}\nT = {profile.threshold:.4g}, L = {profile.draft_length}"
+        return f"{profile.rule}\nT = {profile.threshold:.4g}, {drafts(profile)}"
     if profile.estimate is not None:
-        return f"not certified\nT = {profile.estimate.threshold:.4g}, L = {profile.draft_length}"
+        return f"not certified\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}"
     return f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}"
 
 

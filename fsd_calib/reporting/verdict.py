@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsd_calib.reporting.numbers import bound, exact, interval, percent, tokens
-from fsd_calib.reporting.summary import sd_draft_length
+from fsd_calib.reporting.summary import drafts, sd_draft_length
 from fsd_decoding.profile import ThresholdProfile
 
 _LIKE = {"population": "on problems like these", "dataset": "on these very problems", "none": ""}
@@ -79,7 +79,7 @@ _SAID = {
 
 
 def _chosen(profile: ThresholdProfile) -> str:
-    return f"{profile.rule} at T = {profile.threshold:.4g} ({profile.divergence}, L = {profile.draft_length})"
+    return f"{profile.rule} at T = {profile.threshold:.4g} ({profile.divergence}, {drafts(profile)})"
 
 
 def _claim(profile: ThresholdProfile, share: str) -> str:

@@ -5,15 +5,16 @@ Knows replay and the cost model. Knows nothing of accuracy, of which a replay sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.searching.space import Space, logit
-from fsd_collectors.replay import CostModel, quantiles, sweep
+from fsd_collectors.replay import CostModel, RoundPolicy, quantiles, sweep
 from fsd_collectors.replay.blocks import Array, Traces
 
 _LOWEST, _HIGHEST = 0.1, 0.9995  # shares; above the highest nothing is rejected that a speed could tell
@@ -46,17 +47,25 @@ class ReplayForecast:
         traces: of the tuning part, along the target.
         costs: of a round at the batch size that will be served.
         where: which rows, as `traces.batches` takes it.
+        stops: by divergence, what ends drafts early; None: nothing does.
 
     Raises:
         UsageError: as `fsd_collectors.replay.sweep`: a rule that cannot be replayed, a divergence without traces.
     """
 
-    def __init__(self, traces: Traces, space: Space, costs: CostModel, where: Any = None) -> None:
+    def __init__(
+        self,
+        traces: Traces,
+        space: Space,
+        costs: CostModel,
+        where: Any = None,
+        stops: Mapping[str, RoundPolicy] | None = None,
+    ) -> None:
         self._costs, self._grid = costs, np.linspace(logit(_LOWEST), logit(_HIGHEST), _POINTS)
         shares = 1 / (1 + np.exp(-self._grid))
         self._scales = {name: _finite(quantiles(traces, name, shares, where)) for name in space.divergences}
         self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
-        frame = sweep(traces, space.rules, space.divergences, self._scales, space.draft_lengths, where=where)
+        frame = _swept(traces, space, self._scales, where, stops)
         self._tokens = int(frame["tokens"].iloc[0])
         arms = frame.groupby(["rule", "divergence", "draft_length"], sort=False)
         self._counts: dict[Any, tuple[Array, Array, Array]] = {
@@ -76,6 +85,17 @@ class ReplayForecast:
 
     def measured(self, measurement: Measurement) -> float:
         return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, measurement.drafted))
+
+
+def _swept(
+    traces: Traces, space: Space, scales: Mapping[str, Array], where: Any, stops: Mapping[str, RoundPolicy] | None
+) -> pd.DataFrame:
+    if stops is None:
+        return sweep(traces, space.rules, space.divergences, scales, space.draft_lengths, where=where)
+    return pd.concat(
+        sweep(traces, space.rules, [name], scales, space.draft_lengths, stops[name], where)
+        for name in space.divergences
+    )
 
 
 def _finite(thresholds: Array) -> Array:

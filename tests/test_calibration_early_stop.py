@@ -1,0 +1,130 @@
+"""Calibration with a predictor that ends drafts early, from the wish to a decoder that follows the profile."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_calibration
+from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile_parts import CurvePoint
+from fsd_predictors.predictor import Predictor
+from fsd_predictors.training import train
+from tiny import word_tokenizer
+from tiny_pair import related
+
+_PROBLEMS = 900  # about 270 of them tuning: 128 to forecast with, the others to train on
+_WISH: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "guarantee": "none"}
+
+
+def run(folder: Path, predictor: Any, problems: int = 240, **changes: Any) -> ThresholdProfile:
+    target, draft = related(seed=1, spread=0.05)
+    return calibrate(
+        tiny_calibration.task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out",
+        cache=folder / "cache", predictor=predictor, **(_WISH | changes),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    target, draft = related(seed=1, spread=0.05)
+    traces = collect_traces(
+        tiny_calibration.task(300), target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "traces"
+    )
+    train(traces, folder / "predictor", trials=1, tokenizer=word_tokenizer())
+    return folder / "predictor"
+
+
+def followed(made: ThresholdProfile, folder: Path) -> CurvePoint:
+    """Writes the profile as if the fuzzy setting measured on most problems had been chosen, whatever it is worth on
+    models this small; gives that setting."""
+    point = max((p for p in made.curve if p.threshold is not None), key=lambda p: p.problems)
+    changes = {"outcome": "untested", "threshold": point.threshold, "lossy": True, "estimate": None}
+    made.model_copy(update=changes).save(folder / "profile.json")
+    return point
+
+
+def decoder(profile: Any) -> SpeculativeDecoder:
+    target, draft = related(seed=1, spread=0.05)
+    return SpeculativeDecoder.from_pretrained(target, draft, profile=profile, tokenizer=word_tokenizer())
+
+
+@pytest.mark.slow
+def test_a_profile_stops_drafts_as_its_calibration_did(predictor: Path, tmp_path: Path) -> None:
+    made = run(tmp_path, predictor)
+    assert made.early_stop is not None
+    assert made.early_stop.fingerprint == Predictor.load(predictor).fingerprint
+    assert (tmp_path / "out" / made.early_stop.predictor).resolve() == predictor.resolve()
+    point = followed(made, tmp_path / "out")
+    with pytest.warns(UserWarning, match="never tested"):
+        following = decoder(tmp_path / "out" / "profile.json")
+    task = tiny_calibration.task(240)
+    prompts, ids = [p.prompt for p in task.problems], [p.id for p in task.problems]
+    early = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
+    following.policy = None
+    whole = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
+    assert sum(r.drafted for r in whole) == 6 * sum(r.rounds for r in whole)
+    assert sum(r.drafted for r in early) < 6 * sum(r.rounds for r in early)
+    emitted, rounds = sum(r.emitted for r in early), sum(r.rounds for r in early)
+    assert point.tokens_per_round == pytest.approx(emitted / rounds, rel=0.1)  # the tuning part's, of all these
+
+
+@pytest.mark.slow
+def test_folders_move_together_and_another_predictor_is_refused(predictor: Path, tmp_path: Path) -> None:
+    beside = tmp_path / "first" / "predictor"
+    shutil.copytree(predictor, beside)
+    followed(run(tmp_path / "first", beside), tmp_path / "first" / "out")
+    for name in ("moved", "altered", "missing"):
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+    shutil.rmtree(tmp_path / "first")
+    with (tmp_path / "altered" / "predictor" / "next.txt").open("a") as file:
+        file.write(" ")
+    shutil.rmtree(tmp_path / "missing" / "predictor")
+    with pytest.warns(UserWarning, match="never tested"):
+        assert decoder(tmp_path / "moved" / "out" / "profile.json").policy is not None
+    for name, said in (("altered", r"next\.txt"), ("missing", "predictor")):
+        with pytest.warns(UserWarning, match="never tested"), pytest.raises(UsageError, match=said):
+            decoder(tmp_path / name / "out" / "profile.json")
+
+
+@pytest.mark.slow
+def test_auto_trains_once_on_problems_that_nothing_else_is_measured_on(tmp_path: Path) -> None:
+    first = run(tmp_path, "auto", _PROBLEMS)
+    assert first.early_stop is not None
+    assert first.early_stop.predictor == "predictor"
+    trained = Predictor.load(tmp_path / "out" / "predictor")
+    assert sum(trained.facts.problems.model_dump().values()) < first.data.tuning
+    written = (tmp_path / "out" / "predictor" / "predictor.json").stat().st_mtime_ns
+    again = run(tmp_path, "auto", _PROBLEMS)
+    assert (tmp_path / "out" / "predictor" / "predictor.json").stat().st_mtime_ns == written
+    assert again.effort is not None
+    assert (again.threshold, again.effort.total.decoded) == (first.threshold, 0)
+    run(tmp_path, "auto", _PROBLEMS, rule="fsd-sd")
+    assert Predictor.load(tmp_path / "out" / "predictor").facts.rule == "fsd-sd"
+    with pytest.raises(UsageError, match="a predictor is for one rule"):
+        run(tmp_path, "auto", _PROBLEMS, rule=("fsd-sd", "fsd-coupled"))
+
+
+def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Path, tmp_path: Path) -> None:
+    for changes, message in (
+        ({"divergence": "tv"}, "the predictor knows divergences js, not 'tv'"),
+        ({"rule": "fsd-sd"}, "the predictor is for rule 'fsd-coupled', not 'fsd-sd'"),
+        ({"temperature": 0.7}, "the predictor was trained on texts sampled with"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run(tmp_path, predictor, **changes)
+    target, other = related(seed=1, spread=0.2)
+    with pytest.raises(UsageError, match="the predictor's draft is"):
+        calibrate(
+            tiny_calibration.task(240), target=target, draft=other, tokenizer=word_tokenizer(), cache=tmp_path,
+            predictor=predictor, **_WISH,
+        )  # fmt: skip
+    with pytest.raises(UsageError, match=r"there are \d+ tuning problems; training a predictor takes 178 at least"):
+        run(tmp_path, "auto")
+    with pytest.raises(UsageError, match="predictor"):
+        run(tmp_path, tmp_path / "nowhere")
