@@ -85,8 +85,10 @@ def stopping_early(
 
 
 def _trained(folder: Path, bench: Workbench, space: Space) -> Predictor:
-    """On tuning problems that neither forecast speed nor are timed; one that was trained on the same is taken as it
-    is."""
+    """On tuning problems that do not forecast speed, nor are timed where there is one stream.
+
+    One that was trained on the same is taken as it is.
+    """
     if len(space.rules) > 1:
         raise UsageError(f"rules are {', '.join(space.rules)}; a predictor is for one rule: give one of them")
     problems = bench.tuning.problems[TRACED:]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from acceptance_rows import SHARE, Array, rows
 from fsd_decoding.errors import UsageError
 from fsd_predictors.models import MODELS, AcceptanceModel, Parts
-from fsd_predictors.models.metrics import BINS, auc, bins, calibration_error, falls, survival
+from fsd_predictors.models.metrics import BINS, auc, bins, calibration_error, falls
 from fsd_predictors.models.tuning import judged, tune
 
 forecasts = st.lists(
@@ -82,14 +82,6 @@ class TestBins:
     def test_rows_of_one_forecast_stay_together(self) -> None:
         said, came = bins(np.arange(1000) < 300, np.full(1000, 0.4))
         assert (said.tolist(), came.tolist()) == ([pytest.approx(0.4)], [0.3])
-
-
-@given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=1, max_size=8))
-def test_survival_is_a_product_within_each_round(rounds: list[list[float]]) -> None:
-    forecast, step = np.concatenate(rounds), np.concatenate([np.arange(1, len(each) + 1) for each in rounds])
-    before = forecast.copy()
-    assert survival(forecast, step) == pytest.approx(np.concatenate([np.cumprod(each) for each in rounds]))
-    assert np.array_equal(forecast, before)
 
 
 class Falling(AcceptanceModel):

@@ -39,14 +39,6 @@ def calibration_error(accepted: Array, forecast: Array, count: int = BINS) -> fl
     return float(np.abs(said - came) @ shares)
 
 
-def survival(forecast: Array, step: Array) -> Array:
-    """S_j: products of a_1 … a_j within rounds. forecast, step: (n,) in order; a round begins where step is 1."""
-    result = np.array(forecast, np.float64)
-    for row in np.flatnonzero(np.asarray(step) > 1):
-        result[row] *= result[row - 1]
-    return result
-
-
 def falls(model: AcceptanceModel, rows: Array, shares: Array) -> int:
     """In how many of the rows (n, features) the probability falls anywhere as their share goes through `shares`."""
     seen = np.empty((len(rows), len(shares)))

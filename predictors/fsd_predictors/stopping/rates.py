@@ -1,14 +1,12 @@
 """What time is worth at each T: tokens a second, and the seconds that drafting and verifying take.
 
-Knows numbers by T and how to store them. How they are found on traces is in `dinkelbach.py`.
+Knows numbers by T. How they are found on traces is in `dinkelbach.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -45,20 +43,3 @@ class Rates:
         """Tokens that the time of a draft step and its position, λ(c + Δv), and of a position, λΔv, would bring."""
         rate = np.interp(share, self.shares, self.tokens_per_second)
         return rate * (self.costs.draft_step + self.costs.position), rate * self.costs.position
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "shares": list(self.shares),
-            "tokens_per_second": list(self.tokens_per_second),
-            "costs": asdict(self.costs),
-        }
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Rates:
-        """UsageError: something is missing, or no number."""
-        try:
-            shares, rates = (tuple(map(float, stored[name])) for name in ("shares", "tokens_per_second"))
-            costs = CostModel(**stored["costs"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"rates are {stored!r:.80} ({error!r:.60}); give what Rates.to_json wrote") from error
-        return cls(shares, rates, costs)
