@@ -87,10 +87,15 @@ def bits(keys: Tensor, positions: Tensor, stream: Stream, tokens: Tensor) -> Ten
     return _bits(keys, positions, stream, _spread(tokens))
 
 
+def words(keys: Tensor, positions: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
+    """What all tokens' bits at a position are made of: (B, 2), (B, N) -> twice (B, N) int32."""
+    own = keys.to(torch.int32)
+    first = _mix_(own[:, :1] + (positions.to(torch.int32) * 4 + int(stream)))
+    return first, _mix_(own[:, 1:] + first)
+
+
 def _bits(keys: Tensor, positions: Tensor, stream: Stream, spread: Tensor) -> Tensor:
-    words = keys.to(torch.int32)
-    first = _mix_(words[:, :1] + (positions.to(torch.int32) * 4 + int(stream)))  # (B, N)
-    second = _mix_(words[:, 1:] + first)
+    first, second = words(keys, positions, stream)
     mixed = first.unsqueeze(-1) ^ spread
     mixed += second.unsqueeze(-1)
     return _mix_(mixed)
