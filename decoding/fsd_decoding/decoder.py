@@ -5,6 +5,7 @@ Knows tokenizers, prompts, stop strings and profiles. The loop itself is `engine
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from fsd_decoding.drift import Drift, watch
 from fsd_decoding.engine import Engine, Settings
 from fsd_decoding.errors import UsageError
 from fsd_decoding.following import followed
+from fsd_decoding.kernels.serving import prepare
 from fsd_decoding.loading import (
     as_dtype,
     check_device,
@@ -30,14 +32,16 @@ from fsd_decoding.observing import Observer
 from fsd_decoding.proposal import Criterion, Logits
 from fsd_decoding.requests import Prompt, check_count, check_settings, check_whole, requests_for
 from fsd_decoding.result import Result, keeping
-from fsd_decoding.rules import rule_named
+from fsd_decoding.rules import Rule, rule_named
 from fsd_decoding.runner import ModelRunner, context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.stop_policy import Answer, DraftState, StopPolicy, as_policy
 from fsd_decoding.stopping import StopStrings
 from fsd_decoding.streaming import TextStream
+from fsd_decoding.threshold_policy import ThresholdPolicy
 
 Policy = StopPolicy | Callable[[DraftState], Answer]
+Threshold = float | ThresholdPolicy
 
 
 class SpeculativeDecoder:
@@ -51,7 +55,7 @@ class SpeculativeDecoder:
         *,
         rule: str = "fsd-coupled",
         divergence: str = "js",
-        threshold: float = 0.1,
+        threshold: Threshold = 0.1,
         draft_length: int = 5,
         seed: int = 0,
         sampling: Sampling | None = None,
@@ -65,11 +69,13 @@ class SpeculativeDecoder:
         check_pair(target, draft)
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
         self.rule, self.seed, self.drift = rule_named(rule).name, seed, drift
-        self.threshold, self.draft_length = threshold, draft_length
+        self.adaptive = _movable(threshold, rule_named(rule))
+        self.threshold = threshold.threshold if isinstance(threshold, ThresholdPolicy) else threshold
+        self.draft_length = draft_length
         self.sampling = sampling or Sampling()
         self.criterion = Criterion(divergence, on, within_support)
         self.policy = None if policy is None else as_policy(policy)
-        check_settings([draft_length], [threshold])
+        check_settings([draft_length], [self.threshold])
         check_whole("seed", seed)
 
     @classmethod
@@ -81,7 +87,7 @@ class SpeculativeDecoder:
         *,
         rule: str = "fsd-coupled",
         divergence: str = "js",
-        threshold: float = 0.1,
+        threshold: Threshold = 0.1,
         draft_length: int = 5,
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
@@ -100,7 +106,8 @@ class SpeculativeDecoder:
             draft: the same, or `NGram()`, which drafts from the text itself.
             profile: path of a profile or a `ThresholdProfile`; sets rule, divergence, threshold, draft
                 length, sampling and seed, whatever else is given.
-            rule, divergence, threshold, draft_length: DESIGN words; see `rules.py`, `divergence.py`.
+            rule, divergence, threshold, draft_length: DESIGN words; see `rules.py`, `divergence.py`. `threshold` may
+                be a `threshold_policy.ThresholdPolicy`, which moves it.
             device: "cuda" where there is one, else "cpu". dtype: the checkpoint's own. Loaded models stay as
                 they are.
             sampling: what `generate` does when it is given no temperature; greedy.
@@ -156,7 +163,7 @@ class SpeculativeDecoder:
         min_p: float | None = None,
         repetition_penalty: float | None = None,
         rule: str | None = None,
-        threshold: float | Sequence[float] | None = None,
+        threshold: Threshold | Sequence[float] | None = None,
         draft_length: int | Sequence[int] | None = None,
         batch_size: int = 32,
         ids: Sequence[int] | None = None,
@@ -174,7 +181,7 @@ class SpeculativeDecoder:
                 greedy. Without a temperature the profile's, and without all five its whole sampling (greedy
                 where there is no profile).
             rule, threshold, draft_length: for this call instead of the decoder's; `threshold` and
-                `draft_length` may be one a prompt.
+                `draft_length` may be one a prompt; `threshold` may be a policy instead, which moves it.
             ids: one stable integer a prompt, the key of its noise; default: its index.
             stop: strings that end a text; the text is cut before them.
             on_finish: called with a prompt's index and result as soon as it is done.
@@ -190,7 +197,7 @@ class SpeculativeDecoder:
         requests = self.requests(prompts, max_new_tokens, ids, rule, threshold, draft_length)
         check_count("batch_size", batch_size)
         sampling = self._sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        settings = self._settings(rule, sampling, stop, policy, observer)
+        settings = self._settings(rule, sampling, stop, policy, observer, threshold)
         finished: dict[int, Result] = {}
         with keeping(finished, min(batch_size, len(requests))):
             for row in self.engine(settings, requests, batch_size).run(requests):
@@ -199,6 +206,7 @@ class SpeculativeDecoder:
                 if on_finish is not None:
                     on_finish(index, finished[index])
         results = [finished[i] for i in range(len(requests))]
+        _doubt(settings.adaptive, stacklevel=3)
         watch(self.drift, settings, requests, results, stacklevel=3)
         return results
 
@@ -212,7 +220,7 @@ class SpeculativeDecoder:
         min_p: float | None = None,
         repetition_penalty: float | None = None,
         rule: str | None = None,
-        threshold: float | None = None,
+        threshold: Threshold | None = None,
         draft_length: int | None = None,
         id: int = 0,
         stop: Sequence[str] = (),
@@ -223,7 +231,7 @@ class SpeculativeDecoder:
         """
         requests = self.requests([prompt], max_new_tokens, [id], rule, threshold, draft_length)
         sampling = self._sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        settings = self._settings(rule, sampling, stop)
+        settings = self._settings(rule, sampling, stop, threshold=threshold)
         with keeping({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
@@ -235,6 +243,7 @@ class SpeculativeDecoder:
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
+        _doubt(settings.adaptive, stacklevel=3)
         watch(self.drift, settings, asked, [row], stacklevel=3)
 
     def requests(
@@ -243,10 +252,11 @@ class SpeculativeDecoder:
         max_new_tokens: int,
         ids: Sequence[int] | None,
         rule: str | None,
-        threshold: float | Sequence[float] | None,
+        threshold: Threshold | Sequence[float] | None,
         draft_length: int | Sequence[int] | None,
     ) -> list[Request]:
         """What `generate` makes of its prompts; None: the decoder's own setting."""
+        threshold = threshold.threshold if isinstance(threshold, ThresholdPolicy) else threshold
         if threshold is not None and rule is None and not rule_named(self.rule).fuzzy:
             raise UsageError(f"threshold is given, but the decoder's rule {self.rule!r} has none; give rule= too")
         asked = rule_named(rule or self.rule)
@@ -272,6 +282,7 @@ class SpeculativeDecoder:
         stop: Sequence[str],
         policy: Policy | None = None,
         observer: Observer | None = None,
+        threshold: Threshold | Sequence[float] | None = None,
     ) -> Settings:
         if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(s and isinstance(s, str) for s in stop):
             raise UsageError(f"stop is {stop!r}; it must be a list of strings, none of them empty")
@@ -281,7 +292,24 @@ class SpeculativeDecoder:
         asked = self.policy if policy is None else as_policy(policy)
         if asked is not None and asked.rules is not None and chosen.name not in asked.rules:
             asked = None
-        return Settings(chosen, self.criterion, sampling, self.eos, self.seed, stops, asked, observer)
+        adaptive = self.adaptive_for(chosen, threshold)
+        if adaptive is not None and asked is not None and asked.reads_threshold:
+            raise UsageError(
+                f"{type(asked).__name__} ends drafts by a T that stays, and {type(adaptive).__name__} moves it; give T "
+                "as a number, or a profile without a predictor"
+            )
+        return Settings(chosen, self.criterion, sampling, self.eos, self.seed, stops, asked, adaptive, observer)
+
+    def adaptive_for(self, rule: Rule, threshold: Threshold | Sequence[float] | None = None) -> ThresholdPolicy | None:
+        """Who moves T in a call: the policy it is given, or the decoder's own where it is given none and no T.
+
+        UsageError: the rule follows none, or the policy refuses the models.
+        """
+        given = _movable(threshold, rule)
+        chosen = given if threshold is not None else self.adaptive if rule.bounds_divergence else None
+        if chosen is not None:
+            chosen.check(self._models(), self.tokenizer, rule.name, self.divergence)
+        return chosen
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         """The loop for these requests, with caches for `batch_size` of them at a time."""
@@ -291,6 +319,7 @@ class SpeculativeDecoder:
         target = ModelRunner(self.target, rows, slots, self._vocabulary)
         drafter = self._drafter(rows, slots) if settings.rule.drafts else None
         call = Eager() if settings.sampling.processors else self._call  # what these do fits no graph
+        prepare(self.device)
         return Engine(target, drafter, rows, slots, settings, call)
 
     def _drafter(self, rows: int, slots: int) -> Drafter:
@@ -305,3 +334,21 @@ class SpeculativeDecoder:
 
     def _models(self) -> list[Any]:
         return [self.target] if isinstance(self.draft, DraftSource) else [self.target, self.draft]
+
+
+def _movable(threshold: object, rule: Rule) -> ThresholdPolicy | None:
+    """The policy, where it is one. UsageError: the rule has nothing for it to move."""
+    if not isinstance(threshold, ThresholdPolicy):
+        return None
+    if not rule.bounds_divergence:
+        raise UsageError(
+            f"rule {rule.name!r} has no threshold on a divergence that {type(threshold).__name__} could move; give it "
+            "a number, or another rule"
+        )
+    return threshold
+
+
+def _doubt(policy: ThresholdPolicy | None, stacklevel: int) -> None:
+    """Warns, at `stacklevel`, of what a policy says could not be held."""
+    for doubt in policy.doubts() if policy is not None else ():
+        warnings.warn(doubt, stacklevel=stacklevel)

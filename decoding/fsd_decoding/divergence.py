@@ -8,12 +8,17 @@ logarithms.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.kernels.serving import serves
 from fsd_decoding.lazy import lazy
+
+if TYPE_CHECKING:
+    from fsd_decoding.kernels.scanning import Scan
 
 DIVERGENCE_VERSION = 1  # raised when a formula here changes: thresholds found before no longer apply
 
@@ -158,8 +163,16 @@ def divergences(names: Sequence[str], target_logits: Tensor, draft_logits: Tenso
     return found
 
 
-def unchecked(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor) -> dict[str, Tensor]:
-    """`divergences` without a look at the values, which on a GPU would wait for them: NaN where logits are."""
+def unchecked(
+    names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scanned: Scan | None = None
+) -> dict[str, Tensor]:
+    """`divergences` without a look at the values, which on a GPU would wait for them: NaN where logits are.
+
+    On a GPU they are computed by a kernel, without a table of the vocabulary's size; scanned: what it read of the
+    target's logits already.
+    """
+    if serves(target_logits, draft_logits) and (found := _fused(names, target_logits, draft_logits, scanned)):
+        return found
     *places, vocabulary = target_logits.shape
     chunk = _CPU_CHUNK if target_logits.device.type == "cpu" else _CHUNK
     rows = max(1, chunk // vocabulary)
@@ -181,6 +194,37 @@ def check_name(name: str) -> None:
 def log_softmax(logits: Tensor) -> Tensor:
     """(…, V) -> (…, V) in fp32, or fp64 where the logits are fp64."""
     return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """In nats: (…, V) -> (…)."""
+    if logits.numel() and serves(logits):
+        from fsd_decoding.kernels.scanning import scan
+
+        return scan(_three(logits)).entropy.reshape(logits.shape[:-1])
+    log = log_softmax(logits).clamp_min_(_LOG_ZERO)  # so that 0 · log 0 is 0; in place, as it is asked for every round
+    return -log.exp().mul_(log).sum(-1)
+
+
+def _fused(
+    names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scanned: Scan | None
+) -> dict[str, Tensor] | None:
+    """None where it is not the kernel's to compute."""
+    from fsd_decoding.kernels.comparing import compare, knows
+    from fsd_decoding.kernels.scanning import scan
+
+    dtypes = {target_logits.dtype, draft_logits.dtype}
+    mixed = torch.float64 in dtypes and len(dtypes) > 1
+    if not knows(names) or mixed or not target_logits.numel() or target_logits.shape != draft_logits.shape:
+        return None
+    target, draft = _three(target_logits), _three(draft_logits)
+    compared = compare(names, target, draft, (scanned or scan(target), scan(draft)))
+    return {name: one.reshape(target_logits.shape[:-1]) for name, one in compared.items()}
+
+
+def _three(logits: Tensor) -> Tensor:
+    """As kernels take them: (B, N, V)."""
+    return logits if logits.dim() == 3 else logits.reshape(1, -1, logits.shape[-1])
 
 
 def _of_chunk(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor) -> dict[str, Tensor]:

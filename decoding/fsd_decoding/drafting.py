@@ -81,6 +81,6 @@ def draft_until(
 def _step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, reach: int) -> Tensor:
     logits = drafter.logits(batch.tokens, batch.lengths, step, reach)
     positions = batch.lengths[:, None] + step
-    drawn = sampling.draw(sampling.warp(logits, batch.tokens, positions), batch.keys, positions)
+    drawn = sampling.choose(logits, batch.tokens, batch.keys, positions)
     batch.tokens.scatter_(1, positions, drawn)
     return logits

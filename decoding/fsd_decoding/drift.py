@@ -18,6 +18,7 @@ from fsd_decoding.engine import Settings
 from fsd_decoding.profile_parts import AcceptanceInfo
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.stop_policy import StopPolicy
+from fsd_decoding.threshold_policy import ThresholdPolicy
 
 WINDOW = 200  # texts
 _STANDARD_ERRORS = 5.5
@@ -52,14 +53,14 @@ class Drift:
     ones are not watched.
 
     What is drafted beyond a text's end is not accepted, so texts cut much shorter than in calibration are unlike too.
-    Only texts decoded as the profile says count: under its `rule`, `threshold`, `draft_length`, `sampling` and
-    `policy`.
+    Only texts decoded as the profile says count: under its `rule`, `threshold` and what moves it, `draft_length`,
+    `sampling` and `policy`.
     """
 
     seen: AcceptanceInfo
     task: str
     rule: str
-    threshold: float
+    threshold: float | ThresholdPolicy
     draft_length: int
     sampling: Sampling
     policy: StopPolicy | None = None
@@ -68,8 +69,10 @@ class Drift:
     _sum: float = 0.0
 
     def follows(self, settings: Settings, request: Request) -> bool:
-        now = settings.rule.name, settings.sampling, request.threshold, request.draft_length
-        then = self.rule, self.sampling, self.threshold, self.draft_length
+        moves = self.threshold if isinstance(self.threshold, ThresholdPolicy) else None
+        threshold = self.threshold if moves is None else moves.threshold
+        now = settings.rule.name, settings.sampling, request.threshold, request.draft_length, _name(settings.adaptive)
+        then = self.rule, self.sampling, threshold, self.draft_length, _name(moves)
         return now == then and _name(settings.policy) == _name(self.policy)
 
     def add(self, text: Finished) -> str | None:
@@ -92,8 +95,8 @@ class Drift:
         )
 
 
-def _name(policy: StopPolicy | None) -> object:
-    """Equal for policies that stop alike."""
+def _name(policy: StopPolicy | ThresholdPolicy | None) -> object:
+    """Equal for policies that do alike."""
     return policy if policy is None or policy.identity is None else policy.identity
 
 

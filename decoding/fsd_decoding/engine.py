@@ -15,18 +15,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fsd_decoding.adapting import Adapting
 from fsd_decoding.batch import Batch, Request
 from fsd_decoding.calling import Caller
 from fsd_decoding.drafter import Drafter
 from fsd_decoding.drafting import Draft, draft_steps, draft_until
-from fsd_decoding.errors import NumericalError
+from fsd_decoding.errors import NumericalError, ThresholdError, UnfinishedError
 from fsd_decoding.observing import Observer, RoundRecord
 from fsd_decoding.proposal import Criterion
 from fsd_decoding.rules import Rule
 from fsd_decoding.runner import PREFILL_CHUNK, ModelRunner
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.stop_policy import StopPolicy
-from fsd_decoding.verification import Decided, Judged, judge, judge_and_settle, settle, verify
+from fsd_decoding.threshold_policy import ScalePolicy, ThresholdPolicy
+from fsd_decoding.verification import Decided, Judged, judge, judge_and_settle, propose, settle, verify
 
 FinishReason = Literal["eos", "stop", "length"]
 ENGINE_VERSION = (
@@ -67,6 +69,7 @@ class Settings:
     """(request, its new tokens, how many of them this round brought) -> how many there are up to the one
     that ends the text, or None where none does."""
     policy: StopPolicy | None = None
+    adaptive: ThresholdPolicy | None = None
     observer: Observer | None = None
 
 
@@ -87,6 +90,7 @@ class Engine:
         self._key = (models, rows, slots, settings.rule.name, settings.criterion, settings.sampling)
         self._batch = Batch(rows, slots, target.device)
         self._rows: list[Row | None] = [None] * rows
+        self._adapting = Adapting(settings.adaptive, self._batch) if settings.adaptive else None
         self._unread = 0  # tokens of the longest prompt, where all rows are new and their first round reads it too
 
     def run(self, requests: Sequence[Request]) -> Iterator[Row]:
@@ -98,7 +102,7 @@ class Engine:
     def rounds(self, requests: Sequence[Request]) -> Iterator[list[Row]]:
         """Yields, after every round, the rows that took part in it, those that finished included.
 
-        NumericalError, once they were given out: a row's logits were NaN or +inf.
+        NumericalError, once they were given out: a row's logits were NaN or +inf. ThresholdError: its T was NaN.
         """
         waiting = list(reversed(requests))
         while True:
@@ -108,17 +112,11 @@ class Engine:
             self._shrink()
             decided = self._round()
             took_part = [row for row in self._rows if row is not None]
-            broken = [row for row, sound in zip(self._rows, decided.sound, strict=True) if row and not sound]
-            for i, row in enumerate(self._rows):
-                if row is not None and decided.sound[i]:
-                    self._emit(row, decided, i)
-                    if row.finish_reason is not None:
-                        self._rows[i] = None
-                        self._batch.draft_lengths[i] = 0
+            errors = self._settle(decided)
             self._batch.resize([row.length if row else 1 for row in self._rows])
             yield took_part
-            for row in broken:
-                raise _numerical_error(row)
+            for error in errors:
+                raise error
 
     def _refill(self, waiting: list[Request]) -> None:
         """Puts waiting requests into the free rows and caches their prompts."""
@@ -130,6 +128,8 @@ class Engine:
             self._rows[i] = Row(request, *self._widest(request.threshold))
         rows = torch.tensor(free, device=self._batch.lengths.device)
         longest = self._batch.put(rows, new, self._settings.seed)
+        if self._adapting is not None:
+            self._adapting.start(rows, new)
         prompts = self._batch.tokens[rows]
         if self._drafter is not None:
             self._drafter.prefill(rows, prompts, longest - 1)
@@ -139,8 +139,10 @@ class Engine:
             self._target.prefill(rows, prompts, longest - 1)
 
     def _widest(self, threshold: float) -> tuple[float, float]:
-        """The interval of T before a round; under a policy that looks at T nothing but T itself."""
-        policy = self._settings.policy
+        """The interval of T before a round; T alone where a stop policy looks at it, none where T is another's."""
+        policy, adaptive = self._settings.policy, self._settings.adaptive
+        if not (adaptive is None or isinstance(adaptive, ScalePolicy)):
+            return threshold, threshold
         if policy is not None and policy.reads_threshold:
             return threshold, math.nextafter(threshold, math.inf)
         return self._settings.rule.widest(threshold)
@@ -156,10 +158,11 @@ class Engine:
         self._target.cache.keep(rows)
         if self._drafter is not None:
             self._drafter.keep(rows)
+        if self._adapting is not None:
+            self._adapting.keep(rows)
 
     def _round(self) -> Decided:
         """Drafts, verifies and judges one round of all rows; one copy to the host at its end."""
-        settings, batch = self._settings, self._batch
         most = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
         reach = self._call.size(max(row.length for row in self._rows if row) + most)
         key = (self._key, most, reach)
@@ -169,12 +172,25 @@ class Engine:
         drafted = time.perf_counter()
         logits = self._verify((key, drafts), drafts, reach)
         verified = time.perf_counter()
-        judging = (batch, settings.rule, settings.criterion, settings.sampling, logits, draft.logits, draft.counts)
-        if settings.observer is None:
-            return Decided.of(self._call((key, drafts), judge_and_settle, *judging), drafts)
-        judged = judge(*judging)
-        settings.observer(self._record(judged, drafted - began, verified - drafted))
-        return Decided.of(settle(judged, batch), drafts)
+        return Decided.of(self._judge((key, drafts), draft, logits, drafted - began, verified - drafted), drafts)
+
+    def _judge(
+        self, key: Hashable, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float
+    ) -> Tensor:
+        """What became of the drafts, for `Decided.of`; told to whoever observes, or chooses T."""
+        settings, batch, adapting = self._settings, self._batch, self._adapting
+        proposing = (settings.criterion, settings.sampling, logits, draft.logits)
+        if settings.observer is None and adapting is None:
+            return self._call(key, judge_and_settle, batch, settings.rule, *proposing, draft.counts)
+        proposal = propose(batch, *proposing)
+        if adapting is not None:
+            adapting.adapt(proposal, draft.counts)
+        judged = judge(settings.rule, proposal, draft.counts)
+        if adapting is not None:
+            adapting.judged(judged)
+        if settings.observer is not None:
+            settings.observer(self._record(judged, draft_seconds, verify_seconds))
+        return settle(judged, batch)
 
     def _draft(self, key: Hashable, most: int, reach: int) -> Draft:
         batch, settings = self._batch, self._settings
@@ -194,10 +210,29 @@ class Engine:
     def _record(self, judged: Judged, draft_seconds: float, verify_seconds: float) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]
         outcome = (judged.proposal, judged.verdict, judged.drafted.clone(), judged.accepted)
-        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds)
+        who = (self._settings.rule, self._settings.adaptive)
+        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who)
 
-    def _emit(self, row: Row, decided: Decided, i: int) -> None:
-        """Appends a round's tokens to a row, up to its end, and narrows the interval of T."""
+    def _settle(self, decided: Decided) -> list[UnfinishedError]:
+        """Emits every row's tokens and frees rows that finished. Returns what is wrong with those that are broken."""
+        errors = []
+        kept = [0] * len(self._rows)
+        for i, row in enumerate(self._rows):
+            if row is None:
+                continue
+            if not (decided.sound[i] and decided.bounded[i]):
+                errors.append(self._error(row, decided.sound[i]))
+                continue
+            kept[i] = self._emit(row, decided, i)
+            if row.finish_reason is not None:
+                self._rows[i] = None
+                self._batch.draft_lengths[i] = 0
+        if self._adapting is not None:
+            self._adapting.observe(kept)
+        return errors
+
+    def _emit(self, row: Row, decided: Decided, i: int) -> int:
+        """Appends a round's tokens to a row, up to its end, and narrows the interval of T. Returns how many."""
         drafted, accepted = decided.drafted[i], decided.accepted[i]
         candidates = decided.emitted[i][: accepted + 1]
         kept, row.finish_reason = self._cut(row, candidates)
@@ -209,6 +244,7 @@ class Engine:
         self._narrow(row, decided, i, kept)
         if self._settings.policy is not None:
             row.memory = self._settings.policy.remember(row.memory, decided.verified(i))
+        return kept
 
     def _narrow(self, row: Row, decided: Decided, i: int, kept: int) -> None:
         """Only decisions behind a token that was kept could have changed the text."""
@@ -233,9 +269,14 @@ class Engine:
             return ended + 1, "eos"
         return len(kept), "length" if len(kept) == room else None
 
-
-def _numerical_error(row: Row) -> NumericalError:
-    return NumericalError(
-        f"prompt {row.request.index} got logits that are NaN or +inf in round {row.rounds + 1}; "
-        "a wider dtype (bfloat16 rather than float16, or float32) usually helps"
-    )
+    def _error(self, row: Row, sound: bool) -> UnfinishedError:
+        where = f"prompt {row.request.index} got"
+        if not sound:
+            return NumericalError(
+                f"{where} logits that are NaN or +inf in round {row.rounds + 1}; "
+                "a wider dtype (bfloat16 rather than float16, or float32) usually helps"
+            )
+        return ThresholdError(
+            f"{where} a threshold that is NaN, or a negative scale, from {type(self._settings.adaptive).__name__} in "
+            f"round {row.rounds + 1}; a threshold policy must give numbers (-1 is lossless)"
+        )

@@ -19,5 +19,9 @@ class NumericalError(UnfinishedError):
     """A model gave logits that are NaN or +inf."""
 
 
+class ThresholdError(UnfinishedError):
+    """A threshold policy gave a T that is NaN, or a negative scale."""
+
+
 class OutOfMemoryError(UnfinishedError):
     """The batch does not fit into memory."""

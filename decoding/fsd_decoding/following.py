@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary
 from fsd_decoding.drift import Drift
 from fsd_decoding.early_stop import early_stop
 from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.profile_policy import moved
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.threshold_policy import ThresholdPolicy
 
 _drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a target model, by what is followed
 
@@ -21,14 +23,18 @@ _drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a 
 def followed(source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int) -> dict[str, Any]:
     """The arguments of `SpeculativeDecoder` that a profile, or the file of one, sets.
 
-    Warns, at `stacklevel`, where its threshold is missing or untested. UsageError: it is of other models.
+    Warns, at `stacklevel`, where its threshold is missing or untested. UsageError: it is of other models, or what
+    moves its threshold is unknown here.
     """
     profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
     profile.check(models[0], models[1], tokenizer)
-    if (doubt := _doubt(profile)) is not None:
+    if (doubt := doubt_of(profile)) is not None:
         warnings.warn(doubt, stacklevel=stacklevel)
+    threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
+    if isinstance(threshold, ThresholdPolicy):
+        threshold.check(models, tokenizer, profile.rule, profile.divergence)
     settings = {
-        "rule": profile.effective_rule, "threshold": -1.0 if profile.threshold is None else profile.threshold,
+        "rule": profile.effective_rule, "threshold": threshold,
         "draft_length": profile.effective_draft_length, "sampling": Sampling(**profile.sampling.model_dump()),
         "policy": early_stop(profile, models[0], models[1], tokenizer),
     }  # fmt: skip
@@ -38,7 +44,8 @@ def followed(source: Any, models: Sequence[Any], tokenizer: Any | None, stacklev
     }  # fmt: skip
 
 
-def _doubt(profile: ThresholdProfile) -> str | None:
+def doubt_of(profile: ThresholdProfile) -> str | None:
+    """What to warn of who decodes by it: its threshold is missing or untested."""
     runs = f"decoding runs the lossless rule {profile.effective_rule!r}"
     if profile.outcome == "untested":
         return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
@@ -53,7 +60,8 @@ def _drift(profile: ThresholdProfile, target: Any, settings: dict[str, Any]) -> 
     """One for a target and profile, however often it is followed: `generate` follows it anew at every call."""
     if profile.acceptance is None:
         return None
-    name = f"{profile.created} {profile.acceptance} {profile.early_stop} {settings | {'policy': None}}"
+    plain = settings | {"threshold": profile.configuration, "policy": profile.early_stop}
+    name = f"{profile.created} {profile.acceptance} {plain}"
     mine = _drifts.setdefault(target, {})
     if name not in mine:
         mine[name] = Drift(profile.acceptance, profile.task, **settings)

@@ -146,7 +146,9 @@ def _runs(
 ) -> Iterator[tuple[Settings, list[Request]]]:
     """All rows at once, or one by one where processors must know which row it is and how it was padded."""
     seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, ()))
-    settings = Settings(rule_named(decoder.rule), decoder.criterion, sampling, frozenset(), seed, stops, decoder.policy)
+    rule = rule_named(decoder.rule)
+    policies = decoder.policy, decoder.adaptive_for(rule)
+    settings = Settings(rule, decoder.criterion, sampling, frozenset(), seed, stops, *policies)
     if not sampling.processors:
         yield settings, requests
         return

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.batch import Request
-from fsd_decoding.divergence import log_softmax, unchecked
+from fsd_decoding.divergence import entropy, log_softmax, unchecked
+from fsd_decoding.lazy import lazy
 from fsd_decoding.proposal import Proposal, Verdict
+from fsd_decoding.rules import Rule
+from fsd_decoding.threshold_policy import ThresholdPolicy
 
 
-@dataclass(frozen=True)
+@dataclass
 class RoundRecord:
     """One round of B rows with up to L drafted tokens each."""
 
@@ -28,11 +31,19 @@ class RoundRecord:
     accepted: Tensor  # (B,) of them, up to the first rejection
     draft_seconds: float  # on the host's clock: on CUDA what it took to launch
     verify_seconds: float  # where all rows are new, reading their prompts included
+    rule: Rule
+    adaptive: ThresholdPolicy | None  # who moves T
 
     @property
+    def thresholds(self) -> Tensor:
+        """T that every drafted token was held against: (B, L)."""
+        return self.proposal.bounds.expand(self.proposal.drafted.shape)
+
+    @lazy
     def active(self) -> Tensor:
         """(B,) bool: rows with a request."""
-        return torch.tensor([r is not None for r in self.requests], device=self.drafted.device)
+        rows = torch.tensor([r is not None for r in self.requests])
+        return rows.to(self.drafted.device, non_blocking=True)  # the host does not wait for the device
 
     @property
     def proposed(self) -> Tensor:
@@ -54,7 +65,7 @@ class RoundRecord:
 
     def entropies(self) -> tuple[Tensor, Tensor]:
         """Of p and of q, on raw logits, in nats: (B, L) each."""
-        return _entropy(self._drafted_logits[0]), _entropy(self._drafted_logits[1])
+        return entropy(self._drafted_logits[0]), entropy(self._drafted_logits[1])
 
     def top_probabilities(self, k: int = 2) -> tuple[Tensor, Tensor]:
         """The k largest probabilities of p and of q, falling: (B, L, k) each."""
@@ -73,11 +84,16 @@ class RoundRecord:
         return self.proposal.target_logits[:, :-1], self.proposal.draft_logits
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    log = log_softmax(logits)
-    return -torch.where(log.isinf(), 0.0, log.exp() * log).sum(-1)
-
-
 Observer = Callable[[RoundRecord], None]
 """Called once a round, before the host has seen it. Logits, drafted tokens and what comes of them are the round's
 own and may be kept; `proposal.tokens`, `keys` and `thresholds` are the engine's, and change with the next round."""
+
+
+def together(*observers: Observer) -> Observer:
+    """One that shows every round to all of them, in this order."""
+
+    def look(record: RoundRecord) -> None:
+        for observer in observers:
+            observer(record)
+
+    return look

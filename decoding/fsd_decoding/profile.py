@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, PrivateAttr, ValidationError, model_validato
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile_choosing import Choice, Choosing
 from fsd_decoding.profile_costs import CostInfo, Effort, Speed
+from fsd_decoding.profile_curve import Configuration, CurvePoint, arm_of
 from fsd_decoding.profile_file import first_problem, read_upgraded, write_whole
 from fsd_decoding.profile_migration import SCHEMA_VERSION
 from fsd_decoding.profile_parts import (
@@ -24,7 +25,6 @@ from fsd_decoding.profile_parts import (
     Accuracy,
     Amount,
     Certificate,
-    CurvePoint,
     DataInfo,
     EarlyStopInfo,
     Estimate,
@@ -35,6 +35,7 @@ from fsd_decoding.profile_parts import (
     SamplingInfo,
     TokensPerRound,
 )
+from fsd_decoding.profile_policy import PolicyInfo
 
 Outcome = Literal["certified", "not-certified", "lossless-suffices", "too-slow", "untested", "front"]
 _WITH_THRESHOLD: Final = ("certified", "untested")
@@ -51,6 +52,7 @@ class ThresholdProfile(Part):
         `estimate`, else the lossless rule.
     seeds: noise seeds a problem. sd_draft_length: the one `sd` was timed at, its own best.
     sd_draft_length, costs, numerical_churn, acceptance, effort: None where not measured.
+    policy: what scales `threshold` from round to round; None: nothing does. A decoder follows it.
     early_stop: what ends drafts of fuzzy rules early; None: they have `draft_length` tokens. A decoder follows it.
     """
 
@@ -68,6 +70,7 @@ class ThresholdProfile(Part):
     logits: Literal["raw", "processed"]
     within_support: bool = False
     threshold: Amount | None
+    policy: PolicyInfo | None = None
     draft_length: Natural
     sd_draft_length: Natural | None = None
     sampling: SamplingInfo
@@ -133,8 +136,13 @@ class ThresholdProfile(Part):
         return self.draft_length
 
     @property
+    def configuration(self) -> Configuration:
+        """What was chosen, as points of the curve have it."""
+        return arm_of(self.rule, self.divergence, self.draft_length, self.policy), self.threshold
+
+    @property
     def folder(self) -> Path | None:
-        """Where the file lies that this was saved to or loaded from; None: there is none."""
+        """What paths in it are relative to: where it was loaded from or first saved; None: nowhere yet."""
         return self._folder
 
     @property
@@ -143,9 +151,20 @@ class ThresholdProfile(Part):
         return self.outcome in _MET
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file whole or not at all. UsageError: it cannot be written."""
-        write_whole(Path(path), self.model_dump_json(indent=2) + "\n")
-        self._folder = Path(path).absolute().parent
+        """Writes the file whole or not at all; elsewhere than it was, it still leads to its predictor. UsageError: it
+        cannot be written."""
+        folder = Path(path).absolute().parent
+        write_whole(Path(path), self._from(folder).model_dump_json(indent=2) + "\n")
+        if self.early_stop is None or self._folder is None:
+            self._folder = folder
+
+    def _from(self, folder: Path) -> ThresholdProfile:
+        """The same as a file in `folder` says it: paths in it are relative to that."""
+        stop = self.early_stop
+        if stop is None or self._folder is None:
+            return self
+        there = os.path.relpath(self._folder / stop.predictor, folder)
+        return self.model_copy(update={"early_stop": stop.model_copy(update={"predictor": there})})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ThresholdProfile:
@@ -161,9 +180,14 @@ class ThresholdProfile(Part):
         return profile
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:
-        """Compares with the models in hand, and with their tokenizer where there is one.
+        """`compare`, which warns of what it says."""
+        for doubt in self.compare(target_model, draft_model, tokenizer):
+            _warn(doubt)
 
-        Another dtype or device moves the last bits of logits: it warns.
+    def compare(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> list[str]:
+        """Holds it against the models in hand, and against their tokenizer where there is one.
+
+        Returns what moves the last bits of logits: another dtype or device.
 
         Raises:
             UsageError: other weights, configuration, vocabulary or tokenizer, or other divergences: the
@@ -185,13 +209,15 @@ class ThresholdProfile(Part):
             )
         if tokenizer is not None and tokenizer_fingerprint(tokenizer) != self.tokenizer:
             raise UsageError("the profile is of another tokenizer; load its models, or calibrate again")
+        doubts = []
         for role, then, model in (("target", self.target, target_model), ("draft", self.draft, draft_model)):
             now = ModelInfo.of(model)
             _refuse_another(role, then, now)
             if then.dtype != now.dtype:
-                _warn(f"the profile's {role} ran in {then.dtype}, this one is in {now.dtype}")
+                doubts.append(f"the profile's {role} ran in {then.dtype}, this one is in {now.dtype}")
         if (kind := target_model.device.type) != self.device.split(":")[0]:
-            _warn(f"the profile was calibrated on {self.device}, decoding runs on {kind}")
+            doubts.append(f"the profile was calibrated on {self.device}, decoding runs on {kind}")
+        return doubts
 
     def at(self, *, min_acc: float | None = None, min_speed: float | None = None) -> Choice:
         """Another point of the curve, chosen now: by retention the fastest, by tokens/s the most accurate.
@@ -201,7 +227,7 @@ class ThresholdProfile(Part):
         Raises:
             UsageError: both or neither is given, or no point reaches it.
         """
-        choosing = Choosing(self.curve, self.certificate, self.threshold, self.draft_length)
+        choosing = Choosing(self.curve, self.certificate, self.configuration)
         if (min_acc is None) == (min_speed is None):
             raise UsageError("at() takes min_acc or min_speed: exactly one of them")
         choice = choosing.by_accuracy(min_acc) if min_acc is not None else choosing.by_speed(min_speed or 0.0)

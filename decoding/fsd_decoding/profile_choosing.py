@@ -7,25 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile_parts import Certificate, CurvePoint
+from fsd_decoding.profile_curve import Configuration, CurvePoint
+from fsd_decoding.profile_parts import Certificate
+from fsd_decoding.profile_policy import PolicyInfo, moved
+
+if TYPE_CHECKING:
+    from fsd_decoding.threshold_policy import ScalePolicy
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A point of the curve, as `ThresholdProfile.at` picks it. `certified` False: it merely measured so."""
+    """A point of the curve, as `ThresholdProfile.at` picks it. `certified` False: it merely measured so. `policy`:
+    what moves T; None: nothing does."""
 
     rule: str
     divergence: str
     threshold: float
     draft_length: int
     certified: bool
+    policy: PolicyInfo | None = None
+
+    @property
+    def moved(self) -> float | ScalePolicy:
+        """T as `generate` takes it: moved by the policy where there is one."""
+        return moved(self.threshold, self.policy)
 
 
 @dataclass(frozen=True)
 class Choosing:
-    """Of `curve`, by what it holds; `threshold` and `draft_length` are the profile's own choice.
+    """Of `curve`, by what it holds; `chosen` is the profile's own choice, as points have their `configuration`.
 
     Simultaneous bounds hold for whichever point is chosen by them. Bounds that hold each by itself do so only
     where there is a single one: with more, only the profile's own choice stays certified, for what it was
@@ -34,8 +47,7 @@ class Choosing:
 
     curve: Sequence[CurvePoint]
     certificate: Certificate
-    threshold: float | None
-    draft_length: int
+    chosen: Configuration
 
     def by_accuracy(self, min_acc: float) -> Choice:
         """The fastest that keeps this retention; one certified to do so goes before those that measured so.
@@ -69,7 +81,7 @@ class Choosing:
         """The retention that holds for a point with a bound, whoever chose it and when."""
         if self._holds_whoever_chose(point):
             return point.lower_bound or 0.0
-        mine = (point.threshold, point.draft_length) == (self.threshold, self.draft_length)
+        mine = point.configuration == self.chosen
         return (self.certificate.wanted or 0.0) if mine and self.certificate.acc == "retention" else 0.0
 
     def _holds_whoever_chose(self, point: CurvePoint) -> bool:
@@ -101,4 +113,4 @@ def _pace(point: CurvePoint) -> tuple[float, float]:
 
 def _choice(point: CurvePoint, certified: bool) -> Choice:
     assert point.threshold is not None
-    return Choice(point.rule, point.divergence, point.threshold, point.draft_length, certified)
+    return Choice(point.rule, point.divergence, point.threshold, point.draft_length, certified, point.policy)

@@ -1,7 +1,7 @@
 """The parts of a profile: small records, each sure that its own numbers agree.
 
-Knows what a number may be and which ones contradict each other. What took time is in `profile_costs.py`;
-`profile.py` puts the parts together.
+Knows what a number may be and which ones contradict each other. What took time is in `profile_costs.py`, what was
+measured where in `profile_curve.py`; `profile.py` puts the parts together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Source = Literal["tuning", "certification"]
 Count = Annotated[int, Field(ge=0)]
 Natural = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -82,48 +81,6 @@ class Counts(Part):
         return self.both_right + self.lost + self.gained + self.both_wrong
 
 
-class CurvePoint(Part):
-    """One configuration, measured on one part. `threshold` None: the rule has none (`target`, `sd`).
-
-    `lower_bound` bounds retention from below: by itself at the certificate's level, or, where `simultaneous`, at
-    once with all other such points. `counts`, of (problem, seed) pairs, are what it was computed from. Both only
-    where the point was decoded on the certification part.
-    """
-
-    rule: str
-    divergence: str
-    draft_length: Natural
-    threshold: Amount | None
-    accuracy: Share
-    retention: Amount
-    lower_bound: Amount | None
-    tokens_per_round: Amount
-    tokens_per_second: Amount | None
-    problems: Natural
-    source: Source
-    counts: Counts | None = None
-    simultaneous: bool = False
-    seeds: Natural = 1
-
-    @property
-    def configuration(self) -> tuple[str, str, int, float | None]:
-        return *self.arm, self.threshold
-
-    @property
-    def arm(self) -> tuple[str, str, int]:
-        return self.rule, self.divergence, self.draft_length
-
-    @model_validator(mode="after")
-    def _bounds_need_certification(self) -> Self:
-        if self.lower_bound is not None and self.source != "certification":
-            raise ValueError("a point measured on the tuning part has no lower_bound")
-        if self.simultaneous and self.lower_bound is None:
-            raise ValueError("simultaneous, but without a lower_bound")
-        if self.counts is not None:
-            _check_total(self.counts, self.problems, self.seeds)
-        return self
-
-
 class Certificate(Counts):
     """What the certification part showed, of the chosen configuration, or of the safest where none passed.
 
@@ -158,7 +115,7 @@ class Certificate(Counts):
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:
-        _check_total(self, self.problems, self.seeds)
+        check_total(self, self.problems, self.seeds)
         solved, right = self.both_right + self.gained, self.both_right + self.lost
         for name, given, whole in (("retention", self.retention, right), ("accuracy", self.accuracy, self.total)):
             counted = solved / whole if whole else None
@@ -263,7 +220,8 @@ class EarlyStopInfo(Part):
     rates: dict[str, RatesInfo]
 
 
-def _check_total(counts: Counts, problems: int, seeds: int) -> None:
+def check_total(counts: Counts, problems: int, seeds: int) -> None:
+    """ValueError: there are not so many pairs."""
     if counts.total != problems * seeds:
         times = f" with {seeds} seeds each" if seeds > 1 else ""
         raise ValueError(f"the counts add up to {counts.total}, problems says {problems}{times}")

@@ -8,14 +8,18 @@ the same noise, D the divergence, T the threshold.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from fsd_decoding.divergence import check_name, unchecked
 from fsd_decoding.errors import UsageError
 from fsd_decoding.lazy import lazy
 from fsd_decoding.sampling import Sampling
+
+if TYPE_CHECKING:
+    from fsd_decoding.kernels.scanning import Scan
 
 Logits = Literal["raw", "processed"]
 
@@ -50,9 +54,11 @@ class Proposal:
     positions: Tensor  # (B, L + 1) absolute positions of the tokens to emit
     tokens: Tensor  # (B, slots) the rows' texts, the drafted tokens in place
     keys: Tensor  # (B, 2) of the noise
-    thresholds: Tensor  # (B,) T
+    thresholds: Tensor  # (B,) T that each prompt was given
     criterion: Criterion
     sampling: Sampling
+    adapted: Tensor | None = None  # (B, 1) or (B, L) T in its stead
+    scales: Tensor | None = None  # (B, 1) or (B, L) what T is multiplied with
 
     @lazy
     def warped_target(self) -> Tensor:
@@ -65,23 +71,33 @@ class Proposal:
     @lazy
     def target_choice(self) -> Tensor:
         """y at every position, the last one being the bonus: (B, L + 1)."""
+        if self._scanned is not None:
+            return self._scanned.choice
         return self.sampling.draw(self.warped_target, self.keys, self.positions)
+
+    @lazy
+    def _scanned(self) -> Scan | None:
+        """The target's raw logits, read once for y and for D; None where no kernel reads them."""
+        return self.sampling.scan(self.target_logits, self.keys, self.positions)
 
     @lazy
     def divergences(self) -> Tensor:
         """D: (B, L)."""
         name = self.criterion.divergence
         if self.criterion.on == "raw":
-            return unchecked([name], self.target_logits[:, :-1], self.draft_logits)[name]
+            return unchecked([name], self.target_logits[:, :-1], self.draft_logits, self._scanned)[name]
         return unchecked([name], self.warped_target[:, :-1], self.warped_draft)[name]
 
     @lazy
     def scores(self) -> Tensor:
-        """D where it may accept at all, else infinity: (B, L)."""
+        """What T is held against: D, over its scale if there is one; infinity where it may not accept: (B, L)."""
+        scores = self.divergences
+        if self.scales is not None:
+            scores = torch.where(self.scales > 0, scores / self.scales, float("inf"))
         if not self.criterion.within_support:
-            return self.divergences
+            return scores
         impossible = self.of_drafted(self.warped_target[:, :-1]) == float("-inf")
-        return self.divergences.masked_fill(impossible, float("inf"))
+        return scores.masked_fill(impossible, float("inf"))
 
     def of_drafted(self, values: Tensor) -> Tensor:
         """What `values` (B, L, V) hold for x: (B, L)."""
@@ -89,7 +105,24 @@ class Proposal:
 
     def within_threshold(self, scores: Tensor) -> Tensor:
         """score <= T, where an infinite score never is: (B, L)."""
-        return (scores <= self.thresholds[:, None]) & scores.isfinite()
+        return (scores <= self._own) & scores.isfinite()
+
+    @property
+    def bounds(self) -> Tensor:
+        """T that D is held against, all told: (B, 1) or (B, L)."""
+        return self._own if self.scales is None else self._own * self.scales
+
+    def bounded(self, proposed: Tensor) -> Tensor:
+        """Whether T is a number, and no scale negative, where a token was `proposed` (B, L): (B,) bool."""
+        if self.scales is None and self.adapted is None:
+            return torch.ones_like(self.thresholds, dtype=torch.bool)
+        sound = self.scales >= 0 if self.scales is not None else ~self._own.isnan()
+        return (sound | ~proposed).all(1)
+
+    @property
+    def _own(self) -> Tensor:
+        """What scores are held against: (B, 1) or (B, L)."""
+        return self.thresholds[:, None] if self.adapted is None else self.adapted
 
 
 @dataclass(frozen=True)

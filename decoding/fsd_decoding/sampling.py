@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,8 +24,13 @@ from transformers import (
 
 from fsd_decoding import noise
 from fsd_decoding.errors import UsageError
+from fsd_decoding.kernels.serving import serves
+
+if TYPE_CHECKING:
+    from fsd_decoding.kernels.scanning import Scan
 
 _LEAST_TEMPERATURE = 1e-6  # below, logits divided by it leave what fp32 holds
+_COLD = 1e-3
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,30 @@ class Sampling:
                 before = tokens[row : row + 1, :end]
                 processed[row, n] = processors(before, processed[row, n : n + 1])[0]  # type: ignore[arg-type]
         return processed
+
+    def choose(self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """The token at every position, of raw logits (B, N, V) -> (B, N); the rest as for `warp` and `draw`."""
+        scanned = self.scan(logits, keys, positions)
+        return self.draw(self.warp(logits, tokens, positions), keys, positions) if scanned is None else scanned.choice
+
+    def scan(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Scan | None:
+        """Raw logits (B, N, V) read once, by a kernel, for the choices among all else; None where none does."""
+        if not (self._by_temperature_alone and logits.numel() and serves(logits)) or self._too_cold(logits):
+            return None
+        from fsd_decoding.kernels.scanning import Race, scan
+
+        if self.greedy:
+            return scan(logits)
+        return scan(logits, Race.of(float(self.temperature), keys, positions, noise.Stream.TOKEN))
+
+    def _too_cold(self, logits: Tensor) -> bool:
+        """Whether noise is lost beside logits over the temperature; `draw` takes their log-softmax first."""
+        return not self.greedy and self.temperature < _COLD and logits.dtype != torch.float64
+
+    @property
+    def _by_temperature_alone(self) -> bool:
+        plain = self.repetition_penalty == 1.0 and not self.processors
+        return plain and self.top_k is None and self.top_p is None and self.min_p is None
 
     def draw(self, warped: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """The token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,18 +40,12 @@ def verify(target: ModelRunner, batch: Batch, drafts: int, reach: int, unread: i
     return target.logits(batch.tokens.gather(1, at), at, reach, keep=drafts + 1)
 
 
-def judge(
-    batch: Batch,
-    rule: Rule,
-    criterion: Criterion,
-    sampling: Sampling,
-    target_logits: Tensor,
-    draft_logits: list[Tensor],
-    drafted: Tensor,
-) -> Judged:
-    """`target_logits` (B, L + 1, V), `draft_logits` L times (B, 1, V), `drafted` (B,) of the L count."""
+def propose(
+    batch: Batch, criterion: Criterion, sampling: Sampling, target_logits: Tensor, draft_logits: list[Tensor]
+) -> Proposal:
+    """`target_logits` (B, L + 1, V), `draft_logits` L times (B, 1, V)."""
     positions = _last_and_drafted(batch, len(draft_logits)) + 1
-    proposal = Proposal(
+    return Proposal(
         target_logits,
         torch.cat([target_logits[:, :0], *draft_logits], 1),
         batch.tokens.gather(1, positions[:, :-1]),
@@ -63,8 +56,13 @@ def judge(
         criterion,
         sampling,
     )
+
+
+def judge(rule: Rule, proposal: Proposal, drafted: Tensor) -> Judged:
+    """`drafted` (B,): of the proposal's L tokens, those that count."""
     verdict = rule.judge(proposal)
-    agreed = verdict.accepted & (_span(batch, len(draft_logits)) < drafted[:, None])
+    span = torch.arange(proposal.drafted.shape[1], device=drafted.device)
+    agreed = verdict.accepted & (span < drafted[:, None])
     return Judged(proposal, verdict, drafted, agreed.cumprod(1).sum(1))
 
 
@@ -79,7 +77,8 @@ def settle(judged: Judged, batch: Batch) -> Tensor:
     finite = [one.amax(-1).isfinite() for one in logits]  # the largest is NaN where any is
     rubbish = span[:-1] >= judged.drafted[:, None]
     sound = proposal.target_logits[:, 0].amax(-1).isfinite() & (finite[0] & finite[1] | rubbish).all(1)
-    parts = [emitted, torch.stack([judged.drafted, judged.accepted, sound], 1)]
+    bounded = proposal.bounded(~rubbish)
+    parts = [emitted, torch.stack([judged.drafted, judged.accepted, sound, bounded], 1)]
     if verdict.score is not None and verdict.by_score is not None:
         score = verdict.score.double()
         spared = torch.where(verdict.by_score & verdict.accepted, score, -torch.inf)
@@ -87,9 +86,17 @@ def settle(judged: Judged, batch: Batch) -> Tensor:
     return torch.cat([part.double() for part in parts], 1)  # token ids are exact in fp64
 
 
-def judge_and_settle(batch: Batch, *judging: Any) -> Tensor:
-    """`judge` and `settle` as one step, for a round that nobody observes."""
-    return settle(judge(batch, *judging), batch)
+def judge_and_settle(
+    batch: Batch,
+    rule: Rule,
+    criterion: Criterion,
+    sampling: Sampling,
+    target_logits: Tensor,
+    draft_logits: list[Tensor],
+    drafted: Tensor,
+) -> Tensor:
+    """`propose`, `judge` and `settle` as one step, for a round that nobody observes or has a say in."""
+    return settle(judge(rule, propose(batch, criterion, sampling, target_logits, draft_logits), drafted), batch)
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class Decided:
     drafted: list[int]
     accepted: list[int]
     sound: list[bool]  # no logits of the row were NaN or +inf
+    bounded: list[bool]  # nor was any T
     spared: list[list[float]]  # largest score so far that alone accepted, by position
     refused: list[list[float]]  # score where it rejected, else inf
 
@@ -113,8 +121,9 @@ class Decided:
             drafted=[int(row[n]) for row in rows],
             accepted=[int(row[n + 1]) for row in rows],
             sound=[bool(row[n + 2]) for row in rows],
-            spared=[row[n + 3 : n + 3 + drafts] for row in rows],
-            refused=[row[n + 3 + drafts :] for row in rows],
+            bounded=[bool(row[n + 3]) for row in rows],
+            spared=[row[n + 4 : n + 4 + drafts] for row in rows],
+            refused=[row[n + 4 + drafts :] for row in rows],
         )
 
     def verified(self, row: int) -> Verified:
