@@ -20,7 +20,7 @@ import numpy as np
 from fsd_collectors.replay.blocks import Block
 from fsd_collectors.replay.cases import Case
 from fsd_collectors.replay.rounds import Begins, Decides, Rounds
-from fsd_predictors.features import ACCEPTING, NEXT, Array, matrix, of_next
+from fsd_predictors.features import FEATURES, Array, known, matrix
 from fsd_predictors.share_scale import ShareScale
 from fsd_predictors.token_kinds import TokenKinds
 from fsd_predictors.traced import drafted, place
@@ -58,12 +58,12 @@ class Examining:
         while len(going := going[self._drafted(laid, going, step)]):
             begins, accepted = laid.begins.taken(going), verified.accepted[going] > step
             values = self._values(begins, step)
-            at, ends = begins.rows + step, values[:, NEXT.index("ends")] > 0
-            yield self._examples("accepting", values[:, : len(ACCEPTING)], accepted, at, at, going)
+            at, ends = begins.rows + step, values[:, FEATURES.index("ends")] > 0
+            yield self._examples("accepting", values, accepted, at, at, going)
             following = np.minimum(at + 1, begins.lanes.ends - 1)
             counts = ~ends & self._decides.accepts(following, begins.lanes.thresholds)
-            known = np.flatnonzero(accepted & (ends | (at + 1 < begins.lanes.ends)))
-            yield self._examples("next", values[known], counts[known], at[known], following[known], going[known])
+            told = np.flatnonzero(accepted & (ends | (at + 1 < begins.lanes.ends)))
+            yield self._examples("next", values[told], counts[told], at[told], following[told], going[told])
             going, step = going[accepted & ~ends], step + 1
 
     @cached_property
@@ -76,9 +76,9 @@ class Examining:
         return (laid.verified.drafted[rounds] > step) & (begins.rows[rounds] + step < begins.lanes.ends[rounds])
 
     def _values(self, begins: Begins, step: int) -> Array:
-        """`NEXT` of all, which begins with `ACCEPTING`."""
+        """`FEATURES` of all: (n, features)."""
         steps = [drafted(self.block.columns, begins.rows + i, self.kinds) for i in range(step + 1)]
-        return matrix(of_next(steps, place(begins, self.scale)))
+        return matrix(known(steps, place(begins, self.scale)))
 
     def _examples(
         self, forecast: Forecast, values: Array, accepted: Array, at: Array, about: Array, rounds: Array

@@ -3,8 +3,9 @@
 Knows formulas over values that are single numbers (a row in the loop) or arrays (rows of traces, lanes of a replay)
 alike: they are made of operators only, so that both give the same. Knows neither where values come from nor models.
 
-DESIGN section 12: `a_j` is forecast from q_j, before a token is drawn from it, and from all that came before;
-`b_{j+1}` from q_1 … q_j and the tokens drawn from them. So `of_accepting` never looks at the last token.
+DESIGN section 12: `a_j` is the chance that the j-th token is accepted, `b_{j+1}` that the next one would be. Both are
+forecast from q_1 … q_j and the tokens drawn from them: a draft may end behind a token for what that token is. It may
+not leave the token out for that, and nothing here is asked whether to.
 """
 
 from __future__ import annotations
@@ -72,22 +73,19 @@ _BEFORE = ("previous_entropy", "previous_top1", "previous_probability", "previou
            "earlier_top1", "product", "entropies")  # fmt: skip
 _TOKEN = ("probability", "kind", "ends")
 
-ACCEPTING = (*_PLACE, *_SHAPE, *_BEFORE)
-"""Names of what `of_accepting` gives."""
+FEATURES = (*_PLACE, *_SHAPE, *_BEFORE, *_TOKEN)
+"""Names of what `known` gives."""
 
-NEXT = (*_PLACE, *_SHAPE, *_BEFORE, *_TOKEN)
-"""Names of what `of_next` gives."""
+ROLES = ("accepting", "next")
+"""The two models of a predictor: of a_j and of b_{j+1}."""
 
-FEATURES = {"accepting": ACCEPTING, "next": NEXT}
-"""Of the two models of a predictor."""
-
-SHARE = 0  # the place of T in both: models must not fall in it
+SHARE = 0  # the place of T: models must not fall in it
 
 _SURE = Drafted(0.0, 0.0, 1.0, 0.0, 1.0, -1.0, 0.0)  # stands for tokens before the round's first
 
 
-def of_accepting(steps: Sequence[Drafted], place: Place) -> list[Value]:
-    """For a_j, j = len(steps): will the token drawn from the last q be accepted, if all before it are?"""
+def known(steps: Sequence[Drafted], place: Place) -> list[Value]:
+    """Behind j = len(steps) >= 1 tokens: was the last accepted, would one more be, if all before it are?"""
     now, before = steps[-1], steps[:-1]
     previous, earlier = (before[-1] if before else _SURE), (before[-2] if len(before) > 1 else _SURE)
     product, entropies = 1.0 + 0.0 * now.top1, 0.0 * now.top1  # the shape of the values, whatever that is
@@ -99,17 +97,8 @@ def of_accepting(steps: Sequence[Drafted], place: Place) -> list[Value]:
         now.entropy, now.varentropy, now.top1, now.top2, now.top1 - now.top2,
         previous.entropy, previous.top1, previous.probability, previous.kind, earlier.entropy, earlier.top1,
         product, entropies,
+        now.probability, now.kind, now.ends,
     ]  # fmt: skip
-
-
-def of_next(steps: Sequence[Drafted], place: Place) -> list[Value]:
-    """For b_{j+1}, j = len(steps) >= 1: would one more token be accepted, if all so far are?"""
-    return with_token(of_accepting(steps, place), steps[-1])
-
-
-def with_token(accepting: Sequence[Value], now: Drafted) -> list[Value]:
-    """The same, for who has the values of `of_accepting` at hand."""
-    return [*accepting, now.probability, now.kind, now.ends]
 
 
 def matrix(values: Sequence[Value]) -> Array:

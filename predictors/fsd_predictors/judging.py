@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fsd_predictors.evaluating import STEPS, Judged, Name, Point
-from fsd_predictors.features import ACCEPTING, NEXT, Array
+from fsd_predictors.features import FEATURES, Array
 from fsd_predictors.models import AcceptanceModel
 from fsd_predictors.rows import Rows
 from fsd_predictors.surviving import survival
@@ -22,31 +22,27 @@ def judged(
 ) -> dict[Name, dict[Point, Judged]]:
     """Forecasts a, b and S on the rounds laid at each point."""
     return {
-        "a": {point: _of_a(accepting, rows, texts) for point, rows in laid.items()},
+        "a": {point: _of_a(accepting, rows) for point, rows in laid.items()},
         "b": {point: _of_b(following, rows) for point, rows in laid.items()},
         "S": {point: _of_s(accepting, rows, point, texts) for point, rows in laid.items()},
     }
 
 
-def _of_a(model: AcceptanceModel, rows: Rows, texts: Texts) -> Judged:
-    """q(x) is of the token that was drawn then, of which a knows nothing."""
-    step, position = (rows.accepting[:, ACCEPTING.index(name)] for name in ("step", "position"))
-    drawn = texts.drafted(texts.rows(rows.problem, position + step - 1))
-    return _judged(model, rows.accepting, rows.accepted, step, np.asarray(drawn.probability), ACCEPTING)
+def _of_a(model: AcceptanceModel, rows: Rows) -> Judged:
+    step, probability = (rows.accepting[:, FEATURES.index(name)] for name in ("step", "probability"))
+    return _judged(model, rows.accepting, rows.accepted, step, probability)
 
 
 def _of_b(model: AcceptanceModel, rows: Rows) -> Judged:
-    step, probability = (rows.next[:, NEXT.index(name)] for name in ("step", "probability"))
-    return _judged(model, rows.next, rows.next_accepted, step + 1, probability, NEXT)
+    step, probability = (rows.next[:, FEATURES.index(name)] for name in ("step", "probability"))
+    return _judged(model, rows.next, rows.next_accepted, step + 1, probability)
 
 
 def _of_s(model: AcceptanceModel, rows: Rows, point: Point, texts: Texts) -> Judged:
-    first = rows.accepting[:, ACCEPTING.index("step")] == 1
+    first = rows.accepting[:, FEATURES.index("step")] == 1
     return survival(model, rows.accepting[first], rows.problem[first], point, texts, STEPS)
 
 
-def _judged(
-    model: AcceptanceModel, given: Array, accepted: Array, step: Array, probability: Array, names: tuple[str, ...]
-) -> Judged:
-    entropy = np.asarray(given[:, names.index("entropy")])
+def _judged(model: AcceptanceModel, given: Array, accepted: Array, step: Array, probability: Array) -> Judged:
+    entropy = np.asarray(given[:, FEATURES.index("entropy")])
     return Judged(model.predict_proba(given)[:, 1], accepted, step, probability, entropy)

@@ -20,7 +20,7 @@ from fsd_decoding.profile_file import first_problem
 from fsd_decoding.profile_parts import ModelInfo
 from fsd_predictors import files
 from fsd_predictors.facts import SCHEMA_VERSION, Facts
-from fsd_predictors.features import FEATURES
+from fsd_predictors.features import FEATURES, ROLES
 from fsd_predictors.models import AcceptanceModel, Parts, restored
 from fsd_predictors.share_scale import ShareScale
 
@@ -29,7 +29,7 @@ _TEXT, _ARRAYS = ".txt", ".safetensors"
 
 @dataclass(frozen=True)
 class Predictor:
-    """accepting: of a_j, from `features.ACCEPTING`. next: of b_{j+1}, from `features.NEXT`."""
+    """accepting: of a_j. next: of b_{j+1}. Both from `features.FEATURES`."""
 
     accepting: AcceptanceModel
     next: AcceptanceModel
@@ -86,8 +86,8 @@ class Predictor:
 
 def _check_features(facts: Facts, path: Path) -> None:
     """Names and order; what a model reads of a hidden state comes behind them."""
-    for role, names in FEATURES.items():
-        if facts.features.get(role, ())[: len(names)] != names:
+    for role in ROLES:
+        if facts.features.get(role, ())[: len(FEATURES)] != FEATURES:
             raise UsageError(f"predictor {str(path)!r} reads other features than this version has; train again")
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from fsd_predictors.evaluating import Judged, Point
-from fsd_predictors.features import ACCEPTING, Array, Drafted, Place, matrix, of_accepting
+from fsd_predictors.features import FEATURES, Array, Drafted, Place, known, matrix
 from fsd_predictors.models import AcceptanceModel
 from fsd_predictors.texts import Texts
 
 
 def survival(model: AcceptanceModel, first: Array, problem: Array, point: Point, texts: Texts, steps: int) -> Judged:
-    """S at every step of r rounds, by the features of their first tokens (r, ACCEPTING) and their problems (r,).
+    """S at every step of r rounds, by the features of their first tokens (r, features) and their problems (r,).
 
     Beside it, for probability and entropy, stand the product and the sum of theirs. A round ends with its text, behind
     a token that ends one, or after so many steps.
@@ -31,8 +31,8 @@ def survival(model: AcceptanceModel, first: Array, problem: Array, point: Point,
         going &= base + step < end
         rows = np.minimum(base + step, end - 1)
         drafted.append(now := texts.drafted(rows))
-        known = matrix([*of_accepting(drafted, place), *texts.state(rows)])
-        chance = chance * model.predict_proba(known)[:, 1]
+        values = matrix([*known(drafted, place), *texts.state(rows)])
+        chance = chance * model.predict_proba(values)[:, 1]
         probability, entropy = probability * now.probability, entropy + now.entropy
         alive &= accepted[rows]
         told.append(tuple(each[going] for each in (chance, alive, np.full(len(base), step + 1), probability, entropy)))
@@ -49,4 +49,4 @@ def _place(first: Array) -> Place:
 
 
 def _column(first: Array, name: str) -> Array:
-    return np.asarray(first[:, ACCEPTING.index(name)])
+    return np.asarray(first[:, FEATURES.index(name)])

@@ -21,7 +21,7 @@ from fsd_predictors.card import card
 from fsd_predictors.dividing import Division, of_problems
 from fsd_predictors.evaluating import Evaluation, Point, evaluate
 from fsd_predictors.facts import Facts, HiddenInfo, Problems, hidden_of, of_manifest
-from fsd_predictors.features import FEATURES, SHARE, Array
+from fsd_predictors.features import FEATURES, ROLES, SHARE, Array
 from fsd_predictors.importances import importance
 from fsd_predictors.judging import judged
 from fsd_predictors.models import MODELS, AcceptanceModel, Head, calibrated
@@ -68,13 +68,13 @@ class Trainer:
         fitting, mending = self._labelled(self.ids.training), self._labelled(self.ids.calibration)
         done(1)
         models, parameters = {}, {}
-        for role in FEATURES:
+        for role in ROLES:
             parameters[role] = self._tuned(fitting[role])
             models[role] = self._model(parameters[role], fitting[role], mending[role])
             done(1)
         evaluation = self._evaluated(models["accepting"], models["next"])
         done(1)
-        falling = sum(self._falling(models[role], mending[role].rows) for role in FEATURES)
+        falling = sum(self._falling(models[role], mending[role].rows) for role in ROLES)
         facts = self._facts(
             reached=evaluation.reached, parameters=parameters, falling=falling,
             rows={role: len(labelled.accepted) for role, labelled in fitting.items()},
@@ -116,7 +116,7 @@ class Trainer:
     def _names(self) -> dict[str, tuple[str, ...]]:
         """Of each model's features; the state, whose numbers have no names, counts as one."""
         state = () if self._hidden is None else (STATE,)
-        return {role: (*names, *state) for role, names in FEATURES.items()}
+        return dict.fromkeys(ROLES, (*FEATURES, *state))
 
     @property
     def _given(self) -> dict[str, Any]:

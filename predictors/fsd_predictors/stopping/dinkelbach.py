@@ -76,8 +76,5 @@ def tokens_per_second(
     most: int,
     where: Any = None,
 ) -> float:
-    """Of one stream under a stopping rule; withheld tokens take their draft step's time."""
-    before = asked.withheld
-    found = replay(traces, rule, divergence, threshold, most, asked.policy, where)
-    unverified = (asked.withheld - before) * costs.draft_step
-    return float(found.tokens / (costs.seconds(found.rounds, found.drafted) + unverified))
+    """Of one stream under a stopping rule."""
+    return replay(traces, rule, divergence, threshold, most, asked.policy, where).tokens_per_second(costs)

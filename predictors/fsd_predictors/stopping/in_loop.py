@@ -61,22 +61,15 @@ class EarlyStop(StopPolicy):
         return answer
 
     def _wants_more(self, state: DraftState) -> list[bool]:
-        rows = len(state.rows)
         if not state.logits:
             self._begin(state.rows)
-            return [True] * rows
-        if rows == 1:
-            return [not self._broken and bool(self._rule.goes_on(self._round))]
-        return self._told(self._rule.goes_on(self._round))
-
-    def withholds(self, state: DraftState) -> list[bool] | None:
+            return [True] * len(state.rows)
         if len(state.rows) == 1:
             self._look_at_one(state)
-            answer = None if self._broken else self._rule.withholds(self._round)
-            return None if answer is None else [bool(answer)]
+            return [not self._broken and bool(self._rule.goes_on(self._round))]
         self._look_at_all(state)
-        answer = self._rule.withholds(self._round)
-        return None if answer is None else self._told(answer)
+        told: list[bool] = (self._rule.goes_on(self._round) & ~np.asarray(self._broken)).tolist()
+        return told
 
     def remember(self, memory: Any, verified: Verified) -> Any:
         history, kept = _parts(memory or self._new)
@@ -142,11 +135,6 @@ class EarlyStop(StopPolicy):
         """(B, 5) and, where they are read, the draft's states behind: (B, 5 + H)."""
         shape = measure(state.logits[-1].squeeze(1), drawn)
         return shape if self._states is None else torch.cat([shape, self._states.taken().to(shape)], 1)
-
-    def _told(self, answer: Answer) -> list[bool]:
-        """One bool a row; none of the broken ones."""
-        told: list[bool] = (answer & ~np.asarray(self._broken)).tolist()
-        return told
 
 
 def _together(measured: Tensor, drawn: Tensor) -> Tensor:

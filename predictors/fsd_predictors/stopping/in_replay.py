@@ -20,15 +20,10 @@ from fsd_predictors.traced import COLUMNS, STATE, drafted, place, remembered, st
 
 
 class InReplay:
-    """A rule for `replay` and `sweep`, as `policy`. What lies beyond a text's end is taken to be like its last token.
-
-    withheld: tokens that were drawn but left unverified, in all rounds so far. Replay does not count them: they take
-    the draft a step each, but no place in a verification.
-    """
+    """A rule for `replay` and `sweep`, as `policy`. What is beyond a text's end is taken to be like its last token."""
 
     def __init__(self, rule: StoppingRule, kinds: TokenKinds, scale: ShareScale | None = None) -> None:
         self._rule, self._kinds, self._scale = rule, kinds, scale
-        self.withheld = 0
         self._block: Mapping[str, Array] = {}  # whose states these are
         self._states: Array | None = None
         columns = (*COLUMNS, STATE) if rule.reads_state else COLUMNS
@@ -43,13 +38,9 @@ class InReplay:
             at = np.minimum(begins.rows[lanes] + len(drafting.steps), last[lanes])
             drafting.steps.append(drafted(begins.columns, at, self._kinds))
             drafting.state = self._state(begins.columns, at)
-            proposed = self._proposed(drafting, len(lanes))
-            lengths[lanes] += proposed
-            on = proposed & (lengths[lanes] < most[lanes])
+            lengths[lanes] += 1
+            on = (lengths[lanes] < most[lanes]) & np.broadcast_to(self._rule.goes_on(drafting), lanes.shape)
             drafting, lanes = _taken(drafting, on), lanes[on]
-            if len(lanes):
-                on = np.broadcast_to(self._rule.goes_on(drafting), lanes.shape)
-                drafting, lanes = _taken(drafting, on), lanes[on]
         return lengths
 
     def _state(self, columns: Mapping[str, Array], at: Array) -> tuple[Value, ...]:
@@ -58,14 +49,6 @@ class InReplay:
         if self._block is not columns:
             self._block, self._states = columns, states_of(columns)
         return state_at(self._states, at)
-
-    def _proposed(self, drafting: Round, rows: int) -> Array:
-        """(n,) bool: the last token is to be verified."""
-        withheld = self._rule.withholds(drafting)
-        if withheld is None:
-            return np.ones(rows, bool)
-        self.withheld += int(np.sum(withheld))
-        return ~np.asarray(withheld)
 
     def _remember(self, memory: Array, verified: Verified) -> Array:
         kept = self._rule.remembers(tuple(memory.T[len(NO_HISTORY) :]), verified.drafted, verified.accepted)

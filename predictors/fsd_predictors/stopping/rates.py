@@ -39,7 +39,7 @@ class Rates:
     def identity(self) -> str:
         return repr((self.shares, self.tokens_per_second, asdict(self.costs)))
 
-    def worth(self, share: Value) -> tuple[Value, Value]:
-        """Tokens that the time of a draft step and its position, λ(c + Δv), and of a position, λΔv, would bring."""
-        rate = np.interp(share, self.shares, self.tokens_per_second)
-        return rate * (self.costs.draft_step + self.costs.position), rate * self.costs.position
+    def worth(self, share: Value) -> Value:
+        """Tokens that the time of a draft step and of its position would bring, λ(c + Δv)."""
+        rate: Value = np.interp(share, self.shares, self.tokens_per_second)
+        return rate * (self.costs.draft_step + self.costs.position)

@@ -22,8 +22,7 @@ class Round:
     """A round as far as it is drafted, of one row (all values are floats) or of n (arrays).
 
     kept: what the rule has made of the row's earlier rounds. survival: for the rule to carry from token to token.
-    state: the draft's last hidden state, which gave the last token's q; empty unless the rule reads it. known: what
-    `features.of_accepting` says of the last token, where the rule has asked for it.
+    state: the draft's last hidden state, which gave the last token's q; empty unless the rule reads it.
     """
 
     place: Place
@@ -31,11 +30,10 @@ class Round:
     steps: list[Drafted] = field(default_factory=list)
     survival: Value = 1.0
     state: Sequence[Value] = ()
-    known: list[Value] = field(default_factory=list)
 
 
 class StoppingRule:
-    """Asked after each drafted token, first `withholds`, then `goes_on`; the first of a round is always drafted.
+    """Asked after each drafted token; the first of a round is always drafted.
 
     name: of the kind. kept: what a row has of its rounds before the first. reads_threshold: T has a say.
     reads_state: so has the draft's hidden state.
@@ -62,13 +60,6 @@ class StoppingRule:
     def wants_more(self, drafting: Round) -> Answer:
         """The same, of a text that has not ended."""
         raise NotImplementedError
-
-    def withholds(self, drafting: Round) -> Answer | None:
-        """Whether the last token shall stay unverified, and the round end before it; None: never.
-
-        It may look at what the token was drawn from and at all before, never at the token (DESIGN section 12).
-        """
-        return None
 
     def remembers(self, kept: Kept, drafted: Value, accepted: Value) -> Kept:
         """What a row keeps once a round is verified."""

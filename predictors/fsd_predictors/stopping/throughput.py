@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from fsd_predictors.features import Array, Value, matrix, of_accepting, with_token
+from fsd_predictors.features import Array, Value, known, matrix
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 
-_VERSION = 1  # raised when the same predictor may stop elsewhere than before: caches of texts ask for it
+_VERSION = 2  # raised when the same predictor may stop elsewhere than before: caches of texts ask for it
 
 
 class Forecast(Protocol):
@@ -28,11 +28,11 @@ class Throughput(StoppingRule):
     """Stops where a token more brings less than the tokens that its time brings elsewhere.
 
     With S_j the chance that all j tokens so far are accepted, λ tokens a second, c and Δv the seconds of a draft step
-    and of one more verified position: no further token when S_j·b_{j+1} < λ(c + Δv); the last stays unverified when
-    S_{j-1}·a_j < λΔv. The step that drew it is paid by then, and `accepting` knows nothing of the token.
+    and of one more verified position: no further token when S_j·b_{j+1} < λ(c + Δv). What is drawn is verified: leaving
+    a last token out where S_{j-1}·a_j < λΔv (DESIGN section 12) gained nothing in any setting measured.
 
     Args:
-        accepting: forecasts a_j from `features.of_accepting`. further: b_{j+1} from `features.of_next`.
+        accepting: forecasts a_j from `features.known`. further: b_{j+1}.
         rates: λ by T, c and Δv.
         fingerprint: names the forecasts, for the identity.
         reads_state: both read the draft's hidden state behind their features.
@@ -46,34 +46,26 @@ class Throughput(StoppingRule):
     ) -> None:
         self._accepting, self._further, self._rates, self._fingerprint = accepting, further, rates, fingerprint
         self.reads_state = reads_state
-        self._share = math.nan  # the last one asked about, and what its times are worth
-        self._worths = math.nan, math.nan
+        self._share = self._needed = math.nan  # the last one asked about, and what a step is worth there
 
     @property
     def identity(self) -> str:
         return f"{self.name}-{_VERSION}({self._fingerprint}, {self._rates.identity})"
 
-    def withholds(self, drafting: Round) -> Answer:
-        drafting.known = of_accepting(drafting.steps, drafting.place)
-        chance = _forecast(self._accepting, [*drafting.known, *drafting.state])
-        drafting.survival = drafting.survival * chance
-        return drafting.survival < self._worth(drafting.place.share)[1]
-
     def wants_more(self, drafting: Round) -> Answer:
-        needed, survival = self._worth(drafting.place.share)[0], drafting.survival
+        values, needed = [*known(drafting.steps, drafting.place), *drafting.state], self._worth(drafting.place.share)
+        survival = drafting.survival = drafting.survival * _forecast(self._accepting, values)
         if isinstance(survival, float) and survival < needed:
-            return False  # whatever the chance is
-        known = with_token(drafting.known, drafting.steps[-1])
-        return survival * _forecast(self._further, [*known, *drafting.state]) >= needed
+            return False  # whatever the chance of one more is
+        return survival * _forecast(self._further, values) >= needed
 
-    def _worth(self, share: Value) -> tuple[Value, Value]:
-        """Tokens that the time of a step and its position, and of a position alone, are worth."""
+    def _worth(self, share: Value) -> Value:
+        """Tokens that the time of a step and its position is worth."""
         if not isinstance(share, float):
             return self._rates.worth(share)
         if share != self._share:
-            step, position = self._rates.worth(share)
-            self._share, self._worths = share, (float(step), float(position))
-        return self._worths
+            self._share, self._needed = share, float(self._rates.worth(share))
+        return self._needed
 
 
 def _forecast(model: Forecast, values: list[Value]) -> Value:
