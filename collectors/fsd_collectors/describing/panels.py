@@ -1,4 +1,4 @@
-"""Figures of small panels, one a divergence, for light and for dark pages.
+"""Figures of panels, one a divergence or one a quantity, for light and for dark pages.
 
 Knows matplotlib, colours and places. Knows nothing of what is drawn.
 """
@@ -6,7 +6,7 @@ Knows matplotlib, colours and places. Knows nothing of what is drawn.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ACROSS = 3  # panels side by side
 DOTS_PER_INCH = 180
-_PANEL = (2.6, 1.75)  # inches
 _HEAD, _FOOT, _LEFT, _RIGHT = 0.92, 0.52, 0.66, 0.16  # inches
 _NARROWEST = 6.2  # inches: a legend must fit
 _GAP_ACROSS, _GAP_DOWN = 0.42, 0.58  # inches
@@ -38,6 +36,16 @@ class Theme:
     lengths: tuple[float, float]
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How many panels stand side by side, and how large one is, in inches."""
+
+    across: int
+    wide: float
+    high: float
+
+
+SMALL = Layout(3, 2.6, 1.75)
 LIGHT = Theme("#ffffff", "#1f2328", "#d9dde2", "#0072b2", "#d55e00", (0.0, 0.8))
 DARK = Theme("#14171c", "#e4e7eb", "#3a4048", "#56b4e9", "#f0843c", (0.25, 1.0))
 
@@ -49,36 +57,56 @@ class Key:
     label: str
     colour: str
     dashed: bool = False
+    dots: bool = False
 
     @property
     def style(self) -> str:
-        return "--" if self.dashed else "-"
+        return "none" if self.dots else "--" if self.dashed else "-"
+
+    @property
+    def marker(self) -> str:
+        return "." if self.dots else ""
 
     @property
     def width(self) -> float:
         return 0.9 if self.dashed else 2.4
 
 
+Draw = Callable[["Axes", str], None]
+
+
 def panels(
-    names: Sequence[str],
-    draw: Callable[[Axes, str], None],
+    titles: Mapping[str, str],
+    draw: Draw,
     heading: str,
     legend: Sequence[Key],
     axes_say: tuple[str, str],
     theme: Theme,
+    layout: Layout,
 ) -> Figure:
-    """`draw` fills one panel for each name; `axes_say`: what stands along x and y of the whole."""
+    """`draw` fills one panel for each name that has a title; `axes_say`: what stands along x and y of the whole."""
     import matplotlib
 
     with matplotlib.rc_context(_settings(theme)):
-        figure, grid = _empty(len(names))
-        for axes, name in zip(grid, names, strict=True):
-            axes.set_xscale("log")
-            axes.set_title(_with_unit(name), loc="left", fontweight="bold")
+        figure, grid = _empty(len(titles), layout)
+        for axes, (name, title) in zip(grid, titles.items(), strict=True):
+            axes.set_title(title, loc="left", fontweight="bold")
             draw(axes, name)
-            _ticks(axes)
         _say(figure, heading, legend, axes_say)
     return figure
+
+
+def divergence_panels(
+    names: Sequence[str], draw: Draw, heading: str, legend: Sequence[Key], axes_say: tuple[str, str], theme: Theme
+) -> Figure:
+    """`draw` fills one panel for each divergence, along a log scale."""
+
+    def draw_on_log_scale(axes: Axes, name: str) -> None:
+        axes.set_xscale("log")
+        draw(axes, name)
+        _ticks(axes)
+
+    return panels({n: _with_unit(n) for n in names}, draw_on_log_scale, heading, legend, axes_say, theme, SMALL)
 
 
 def png(figure: Figure) -> bytes:
@@ -123,17 +151,17 @@ def _settings(theme: Theme) -> dict[Any, Any]:
     }
 
 
-def _empty(count: int) -> tuple[Figure, list[Axes]]:
+def _empty(count: int, layout: Layout) -> tuple[Figure, list[Axes]]:
     """A figure of the size that its panels need."""
     from matplotlib.figure import Figure
 
-    across = min(ACROSS, count)
+    across = min(layout.across, count)
     down = -(-count // across)
-    wide = max(_LEFT + across * _PANEL[0] + (across - 1) * _GAP_ACROSS + _RIGHT, _NARROWEST)
-    high = _HEAD + _FOOT + down * _PANEL[1] + (down - 1) * _GAP_DOWN
+    wide = max(_LEFT + across * layout.wide + (across - 1) * _GAP_ACROSS + _RIGHT, _NARROWEST)
+    high = _HEAD + _FOOT + down * layout.high + (down - 1) * _GAP_DOWN
     figure = Figure(figsize=(wide, high))
     edges = {"left": _LEFT / wide, "right": 1 - _RIGHT / wide, "bottom": _FOOT / high, "top": 1 - _HEAD / high}
-    gaps = {"wspace": _GAP_ACROSS / _PANEL[0], "hspace": _GAP_DOWN / _PANEL[1]}
+    gaps = {"wspace": _GAP_ACROSS / layout.wide, "hspace": _GAP_DOWN / layout.high}
     grid = list(figure.subplots(down, across, squeeze=False, gridspec_kw=edges | gaps).flat)
     for spare in grid[count:]:
         spare.remove()
@@ -148,7 +176,7 @@ def _say(figure: Figure, heading: str, legend: Sequence[Key], axes_say: tuple[st
     left = 0.12 / wide
     figure.text(left, 1 - 0.12 / high, heading, va="top", fontsize=12, fontweight="bold")
     figure.legend(
-        [Line2D([], [], color=key.colour, ls=key.style, lw=key.width) for key in legend],
+        [Line2D([], [], color=key.colour, ls=key.style, lw=key.width, marker=key.marker) for key in legend],
         [key.label for key in legend],
         loc="upper left",
         bbox_to_anchor=(left, 1 - 0.36 / high),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_collectors.describing.histogram import BINS, Histogram
-from fsd_collectors.describing.panels import Key, Theme, panels
+from fsd_collectors.describing.panels import Key, Theme, divergence_panels
 from fsd_collectors.describing.sheets import number, percent, threshold
 from fsd_collectors.describing.summary import DivergenceSummary, Summary
 from fsd_decoding.errors import UsageError
@@ -93,7 +93,7 @@ def distributions(summary: Summary, theme: Theme) -> Figure:
         _beyond(axes, of.histogram())
 
     heading = "Divergence of target and draft, by agreement of argmax"
-    return panels(
+    return divergence_panels(
         list(summary.divergences),
         draw,
         heading,
@@ -122,7 +122,7 @@ def acceptance(summary: Summary, theme: Theme) -> Figure:
         axes.set_yticks(range(0, 101, 20))
 
     heading = "Drafted tokens accepted at threshold T"
-    return panels(
+    return divergence_panels(
         list(summary.divergences), draw, heading, keys, ("threshold T on D", "% of drafted tokens accepted"), theme
     )
 
@@ -151,7 +151,9 @@ def rounds(swept: pd.DataFrame, theme: Theme) -> Figure:
     names = list(fuzzy["divergence"].unique())
     keys_shown = [*keys, Key("lossless (T < 0)", theme.ink, dashed=True)]
     heading = "Tokens per round at threshold T, by draft length L"
-    return panels(names, draw, heading, keys_shown, ("threshold T on D", "tokens per round (fsd-coupled)"), theme)
+    return divergence_panels(
+        names, draw, heading, keys_shown, ("threshold T on D", "tokens per round (fsd-coupled)"), theme
+    )
 
 
 def _bar_edges(of: DivergenceSummary) -> NDArray[np.float64]:

@@ -42,7 +42,7 @@ def plot(traces: Traced, folder: Path) -> list[Path]:
     title = f"Traces of {manifest.task.name}, {manifest.way}"
     remarks = (_NO_ROUNDS,) if manifest.way == "on-policy" else ()
     files[PAGE] = page(title, sheets(manifest, summary), shown, remarks).encode()
-    return [_write(folder / name, content) for name, content in files.items()]
+    return [write(folder / name, content) for name, content in files.items()]
 
 
 def _swept(traces: Traced, summary: Summary) -> pd.DataFrame | None:
@@ -60,7 +60,8 @@ def _swept(traces: Traced, summary: Summary) -> pd.DataFrame | None:
     )
 
 
-def _write(path: Path, content: bytes) -> Path:
+def write(path: Path, content: bytes) -> Path:
+    """UsageError: it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

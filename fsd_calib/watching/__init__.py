@@ -1,0 +1,1 @@
+"""A run as it was decoded, round by round: its numbers as a table, and drawn."""
