@@ -160,6 +160,17 @@ def command(
             rich_help_panel=_DECODING,
         ),
     ] = "js,doubt",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How T moves over a text: constant (the default), schedule (stricter at the beginning, or towards "
+            "the end), entropy (looser where the target is unsure), per-prompt (by what the prompt and the draft's "
+            "first token say, learned on the tuning part, before --plan answers too), or several; the option may be "
+            "repeated. Each has a handful of shapes; how loose a shape may be is searched for and certified as a "
+            "constant T is.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
     draft_length: Annotated[
         str | None,
         typer.Option(
@@ -204,6 +215,7 @@ def command(
     lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
     folder = out if out is not None else Path("fsd-profile") / task
     check_writable(folder, _EARLIER)
+    policies = several("--policy", ",".join(policy)) if policy else ("constant",)
 
     from fsd_decoding.divergence import check_name
     from fsd_decoding.loading import as_dtype, check_device
@@ -229,7 +241,7 @@ def command(
         task, large, small, wish, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
         sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
         batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, storage=storage,
-        progress=stderr_progress(), predictor=predictor,
+        progress=stderr_progress(), predictor=predictor, policies=policies,
     )  # fmt: skip
     try:
         if plan:

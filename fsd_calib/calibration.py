@@ -7,7 +7,7 @@ timing. How each step is done is in the module of its name.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from fsd_calib.planning import Plan
 from fsd_calib.preparing import Prepared, prepared
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.searching.space import Space
+from fsd_calib.shaping import CONSTANT, Asked, check_policies, moves
 from fsd_calib.tasks import Task, load_task
 from fsd_calib.wish import Acc, Guarantee, Test, Wish
 from fsd_calib.workbench import opened
@@ -41,7 +42,8 @@ def calibrate(
     min_speed: float | None = None, pareto: bool = False, acc: Acc = "retention", confidence: float = 0.95,
     guarantee: Guarantee = "population", test: Test = "score", serve_batch: int = 1,
     rule: str | Sequence[str] = "fsd-coupled", divergence: str | Sequence[str] = DIVERGENCES,
-    draft_length: int | Sequence[int] | None = None, predictor: Path_ | None = None, temperature: float = 0.0,
+    draft_length: int | Sequence[int] | None = None, policy: Asked | Sequence[Asked] = CONSTANT,
+    predictor: Path_ | None = None, temperature: float = 0.0,
     top_k: int | None = None, top_p: float | None = None, seeds: int = 1, limit: int | None = None,
     data: Path_ | None = None, seed: int = 0, batch_size: int = 32, device: str | None = None,
     dtype: str | None = None, out: Path_ | None = None, cache: Path_ | None = None, storage: str | None = None,
@@ -56,6 +58,8 @@ def calibrate(
         acc, confidence, guarantee, test, serve_batch: see `wish.Wish`.
         rule, divergence, draft_length: one, or several to choose among; by default 1 to 12 tokens drafted, or up to
             16 with a predictor.
+        policy: how T moves over a text: a family of `shaping.FAMILIES`, whose shapes are all tried, a policy of your
+            own choice, whose T does not matter, or several. T says how loose the shape is, and is searched for.
         predictor: folder of an acceptance predictor, which ends drafts early; or "auto", which trains one on the
             tuning part first.
         seeds: noise seeds a problem is decoded with; greedy decoding has no noise and takes one.
@@ -78,7 +82,7 @@ def calibrate(
         task, target, draft, wish, space, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
         seeds=seeds, limit=limit, data=data, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
         out=None if out is None else Path(out), cache=None if cache is None else Path(cache), storage=storage,
-        trials=trials, progress=progress or Silent(), predictor=predictor,
+        trials=trials, progress=progress or Silent(), predictor=predictor, policies=_several(policy),
     ).run()  # fmt: skip
 
 
@@ -89,7 +93,10 @@ def draft_lengths(predictor: Path_ | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All that `calibrate` is told, and its two ways to go: `plan` stops before the long work, `run` does it."""
+    """All that `calibrate` is told, and its two ways to go: `plan` stops before the long work, `run` does it.
+
+    The policies' shapes join the space once the task's texts are known.
+    """
 
     task: str | Task
     target: Any
@@ -111,10 +118,17 @@ class Calibration:
     trials: int = 30
     progress: Progress = field(default_factory=Silent)
     predictor: Path_ | None = None
+    policies: tuple[Asked, ...] = (CONSTANT,)
 
     def __post_init__(self) -> None:
         for name, value in (("trials", self.trials), ("seeds", self.seeds), ("batch_size", self.batch_size)):
             check_count(name, value)
+        check_policies(self.policies)
+        if self.predictor is not None and any(map(moves, self.policies)):
+            raise UsageError(
+                f"a predictor ends drafts by the T they are given, and policy {_named(self.policies)} judges them by "
+                "another; leave one of the two out"
+            )
         for rule in self.space.rules:
             if not rule_named(rule).bounds_divergence:
                 bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
@@ -151,8 +165,14 @@ class Calibration:
         seeds = self.seeds if self.sampling.temperature else 1
         cache = self.cache or default_cache()
         with opened(decoder, task, self.batch_size, seeds, cache, self.progress) as bench:
-            yield prepared(bench, self.wish, self.space, self.trials, self.storage, self.out, self.predictor)
+            yield prepared(
+                bench, self.wish, self.space, self.policies, self.trials, self.storage, self.out, self.predictor
+            )
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, (str, int)) else tuple(value)
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+
+
+def _named(policies: Sequence[Asked]) -> str:
+    return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in policies)

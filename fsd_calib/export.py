@@ -24,12 +24,12 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile import Outcome, ThresholdProfile
 from fsd_decoding.profile_costs import CostInfo, Effort, Speed, SpeedIntervals, Work
+from fsd_decoding.profile_curve import CurvePoint
 from fsd_decoding.profile_parts import (
     AcceptanceInfo,
     Accuracy,
     Certificate,
     Counts,
-    CurvePoint,
     DataInfo,
     Estimate,
     ModelInfo,
@@ -96,6 +96,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
         divergence_version=DIVERGENCE_VERSION,
         logits=decoder.criterion.on, within_support=decoder.criterion.within_support,
         threshold=chosen.threshold if found.lossy else None,
+        policy=chosen.info,
         draft_length=chosen.draft_length,
         sd_draft_length=found.sd.draft_length,
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
@@ -206,9 +207,9 @@ def _curve(found: Findings) -> Iterator[CurvePoint]:
             yield _point(found, measured, found.evidence.get(measured.configuration))
 
 
-def _order(measured: Measurement) -> tuple[str, str, int, float]:
+def _order(measured: Measurement) -> tuple[str, str, str, int, float]:
     c = measured.configuration
-    return c.rule, c.divergence, c.draft_length, -1.0 if c.threshold is None else c.threshold
+    return c.rule, c.divergence, c.policy or "", c.draft_length, -1.0 if c.threshold is None else c.threshold
 
 
 def _point(found: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
@@ -216,7 +217,7 @@ def _point(found: Findings, measured: Measurement, evidence: Evidence | None) ->
     paired = Paired(found.alone(measured).correct, measured.correct)
     tested = evidence if measured.part == "certification" else None
     return CurvePoint(
-        **asdict(configuration),
+        **asdict(configuration) | {"policy": configuration.info},
         accuracy=measured.accuracy,
         retention=paired.retention if paired.target.any() else 0.0,
         lower_bound=tested.lower_bound if tested else None,

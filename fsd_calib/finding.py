@@ -140,6 +140,8 @@ def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Con
     )
     for line in searched.skipped:
         ready.bench.progress.note(line)
+    for tried in searched.tried:  # in an earlier process or by another worker too: the curve shows them all
+        bench.measure(tried.configuration, tried.problems)
     return freeze(searched, bench, alone, ready.forecast, goal), len(searched.tried)
 
 

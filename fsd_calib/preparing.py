@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from fsd_calib.planning import Effort, Handful, Plan, check_enough, expected_eff
 from fsd_calib.run_facts import RunFacts, Timings, begun
 from fsd_calib.searching.forecast import ReplayForecast
 from fsd_calib.searching.space import Space, logit
+from fsd_calib.shaping import Asked, shapes
 from fsd_calib.tasks import Problem
 from fsd_calib.wish import Wish
 from fsd_calib.workbench import Workbench
@@ -74,6 +76,7 @@ def prepared(
     bench: Workbench,
     wish: Wish,
     space: Space,
+    policies: Sequence[Asked],
     trials: int,
     storage: str | None,
     folder: Path | None,
@@ -87,16 +90,19 @@ def prepared(
     chosen = None if predictor is None else choose(predictor, bench, space, folder)
     hidden = None if chosen is None else chosen.reads
     with traces_along_target(bench, space.divergences, bench.tuning.problems[:TRACED], hidden) as traces:
+        shaped = shapes(policies, bench, space, traces)
+        space = replace(space, policies=tuple(shaped))
         name = _name(bench, wish, space, chosen)
         facts = begun(folder, name, lambda: _timings(bench, wish), bench.sealed.next_attempt)
         costs = facts.costs.model
         early = None if chosen is None else stopping_early(chosen, traces, costs, bench, space, folder)
-        forecast = ReplayForecast(traces, space, costs, stops=early.replayed if early else None)
+        forecast = ReplayForecast(traces, space, costs, stops=early.replayed if early else None, shapes=shaped)
         sds = tuple(bench.configuration("sd", length) for length in _fastest_for_sd(traces, costs))
     if early is not None:
         bench = bench.stopping_early(early.policies)
-    fuzzy = Configuration(space.rules[0], space.divergences[0], space.draft_lengths[len(space.draft_lengths) // 2])
-    fuzzy = fuzzy.at(forecast.threshold(fuzzy.divergence, logit(_PLAUSIBLE_SHARE)))
+    family = space.families[0]
+    fuzzy = family[len(family) // 2]
+    fuzzy = fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE)))
     baseline = measure_baseline(bench, sds[0].under(_LOSSLESS), _HANDFUL)
     handful = Handful.of(baseline.alone, baseline.lossless, bench.tuning.measure(fuzzy, _HANDFUL))
     check(level(facts.attempt), handful.accuracy)

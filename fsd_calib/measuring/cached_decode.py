@@ -137,7 +137,7 @@ class CachedDecode:
     ) -> list[Result]:
         return self._decoder_for(configuration, seed).generate(
             [one.prompt for one in asked], self._task.max_new_tokens, rule=configuration.rule,
-            threshold=configuration.threshold, draft_length=configuration.draft_length, batch_size=batch_size,
+            threshold=configuration.moved, draft_length=configuration.draft_length, batch_size=batch_size,
             ids=[one.id for one in asked], stop=self._task.stop, on_finish=on_finish,
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from fsd_calib.measuring.configuration import Configuration
+from fsd_decoding.adaptive.known import policy_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.drafter import DraftSource
@@ -27,6 +28,7 @@ from fsd_decoding.rules import rule_named
 from fsd_decoding.runner import context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.stop_policy import StopPolicy
+from fsd_decoding.threshold_policy import ScalePolicy
 
 # How far D moves at one place of one text with whatever is decoded beside it: by c sqrt(D), as it must where logits
 # move by rounding, since D is of second order in them. Largest |difference| / sqrt(D) over 20,000 places (the bundled
@@ -38,6 +40,7 @@ from fsd_decoding.stop_policy import StopPolicy
 # the figures with a half to spare. In bfloat16 3 % of texts differ anyway, by a rounded argmax: no margin mends that.
 _BOUNDED = {"float64": 1e-12, "float32": 2e-5, "float16": 0.03, "bfloat16": 0.13}
 _UNBOUNDED = {"float64": 1e-12, "float32": 6e-5, "float16": 0.12, "bfloat16": 0.33}
+_SCALED = "scaled_by"  # in a key where a policy moves T, and nowhere else
 
 
 class Asking(Protocol):
@@ -53,7 +56,8 @@ class Asking(Protocol):
 class Key:
     """Only what has a say: a rule that does not draft has no draft, greedy decoding no seed.
 
-    A policy belongs to fuzzy rules: what they are compared with is lossless decoding as it is.
+    A policy belongs to fuzzy rules: what they are compared with is lossless decoding as it is. One that moves T is
+    part of `divergence`: what T bounds is D over its scale.
     """
 
     rule: str
@@ -79,10 +83,15 @@ class Key:
     def margin(self, threshold: float) -> float:
         """How far from the ends of an interval a threshold must lie to be answered by it; see above.
 
-        A D of sqrt(D) c below or above: c sqrt(T) + c**2 covers both. Infinite in dtypes that were not measured.
+        A D of sqrt(D) c below or above: c sqrt(T) + c**2 covers both. Where T is scaled by m, D is T m, and in T that
+        is c sqrt(T / m) + c**2 / m, the most where m is least; and T moves by as much as m does. Infinite in dtypes
+        that were not measured.
         """
-        spread = self._spread
-        return spread * math.sqrt(max(threshold, 0.0)) + spread**2
+        bound, policy = max(threshold, 0.0), self._scales
+        if policy is None:
+            return self._spread * math.sqrt(bound) + self._spread**2
+        spread = self._spread / math.sqrt(policy.least)
+        return spread * math.sqrt(bound) + spread**2 + bound * policy.steepness * self._spread
 
     @cached_property
     def _spread(self) -> float:
@@ -90,6 +99,11 @@ class Key:
         spreads = _BOUNDED if name in ("js", "tv") else _UNBOUNDED
         models = (self.models["target"], self.models["draft"])
         return max(spreads.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
+
+    @cached_property
+    def _scales(self) -> ScalePolicy | None:
+        identity = (self.divergence or {}).get(_SCALED)
+        return None if identity is None else policy_named(identity)
 
 
 class Keys:
@@ -122,6 +136,8 @@ class Keys:
                 f"the configuration's is {configuration.threshold}; {'give' if rule.fuzzy else 'drop'} it"
             )
         measure = {"name": configuration.divergence, "on": criterion.on, "version": DIVERGENCE_VERSION}
+        if configuration.policy is not None:
+            measure[_SCALED] = configuration.policy
         support = {"within_support": criterion.within_support}
         return Key(
             rule=rule.name,

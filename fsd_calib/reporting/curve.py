@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.table import Table
 from fsd_calib.reporting.numbers import bound, pace, percent, threshold
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.profile_choosing import corrected
-from fsd_decoding.profile_parts import CurvePoint
+from fsd_decoding.profile_curve import CurvePoint
 
 
 def curve_tables(profile: ThresholdProfile) -> list[Table]:
@@ -52,9 +52,18 @@ def _table(title: str, points: Iterable[CurvePoint]) -> Table:
     return table
 
 
+def _arm(p: CurvePoint) -> Iterator[str]:
+    """What tells a row apart from one of the same L."""
+    yield p.rule
+    if p.threshold is not None:
+        yield p.divergence
+    if p.policy is not None:
+        yield str(p.policy)
+
+
 def _cells(p: CurvePoint) -> tuple[str, ...]:
     return (
-        p.rule if p.threshold is None else f"{p.rule} {p.divergence}", str(p.draft_length), threshold(p.threshold),
+        " ".join(_arm(p)), str(p.draft_length), threshold(p.threshold),
         percent(p.accuracy), percent(p.retention), bound(p.lower_bound), pace(p.tokens_per_round, 2),
         pace(p.tokens_per_second), f"{p.problems:,}",
     )  # fmt: skip

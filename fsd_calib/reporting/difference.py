@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fsd_calib.reporting.numbers import NONE
 from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.profile_parts import CurvePoint
+from fsd_decoding.profile_curve import CurvePoint
 
 _OF_THE_RUN = {"schema_version", "created", "effort"}  # how and when it was found, not what
 _MODELS = {"target", "draft", "tokenizer", "versions"}
@@ -72,7 +72,8 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _point(point: CurvePoint) -> str:
-    bound = "" if point.threshold is None else f" {point.divergence} <= {point.threshold!r}"
+    by = "" if point.policy is None else f" by {point.policy}"
+    bound = "" if point.threshold is None else f" {point.divergence} <= {point.threshold!r}{by}"
     return f"{point.rule}{bound}, L = {point.draft_length} ({point.source} part)"
 
 

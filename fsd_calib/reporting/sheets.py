@@ -36,6 +36,7 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
     return {
         "outcome": p.outcome,
         "rule": f"{p.rule}, T = {threshold(p.threshold)}, {drafts(p)}",
+        "policy": "none: T stays as it is" if p.policy is None else f"T is moved by {p.policy}",
         "early stop": _early_stop(p),
         "divergence": f"{p.divergence} on {p.logits} logits, definitions version {p.divergence_version}",
         "sampling": ", ".join(

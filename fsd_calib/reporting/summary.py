@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fsd_calib.reporting.numbers import NONE, bound, exact, interval, pace, percent
 from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.profile_parts import CurvePoint
+from fsd_decoding.profile_curve import CurvePoint
 
 _PART, _TIMED = "¹", "²"
 _NO_CHOICE = ("lossless-suffices", "front")
@@ -40,6 +40,7 @@ def notes(profile: ThresholdProfile) -> str:
     """What the table's marks mean, and under which settings it was measured."""
     certificate, speed, temperature = profile.certificate, profile.speed, profile.sampling.temperature
     sampling = f"temperature {temperature:g}" if temperature else "greedy"
+    moved = "" if profile.policy is None else f", moved by {profile.policy}"
     drawn = f", {profile.seeds} seeds a problem" if profile.seeds > 1 else ""
     lines = [
         f"{_PART} measured on the {_part(profile)}",
@@ -47,7 +48,7 @@ def notes(profile: ThresholdProfile) -> str:
         f"≥ lower bound at {exact(1 - certificate.level)} confidence, by itself and not corrected for the choice"
         if _has_bounds(profile)
         else "",
-        f"T on {profile.divergence}, {sampling}{drawn}; speed at batch {speed.batch}, {profile.device}, "
+        f"T on {profile.divergence}{moved}, {sampling}{drawn}; speed at batch {speed.batch}, {profile.device}, "
         f"{profile.dtype}",
     ]
     return "\n".join(filter(None, lines))
@@ -121,8 +122,9 @@ def _chosen_row(profile: ThresholdProfile) -> _Row:
 
 def _point(profile: ThresholdProfile, rule: str, draft_length: int) -> CurvePoint | None:
     """Of a rule, at the profile's threshold where it has one; at this draft length where it was decoded at several."""
-    threshold = None if rule in ("sd", "target") else profile.threshold
-    points = [p for p in profile.curve if (p.rule, p.threshold, p.source) == (rule, threshold, _source(profile))]
+    sought = (None, None) if rule in ("sd", "target") else (profile.threshold, profile.policy)
+    points = [p for p in profile.curve if (p.rule, p.source) == (rule, _source(profile))]
+    points = [p for p in points if (p.threshold, p.policy) == sought]
     return min(points, key=lambda p: p.draft_length != draft_length, default=None)
 
 

@@ -79,7 +79,8 @@ _SAID = {
 
 
 def _chosen(profile: ThresholdProfile) -> str:
-    return f"{profile.rule} at T = {profile.threshold:.4g} ({profile.divergence}, {drafts(profile)})"
+    by = "" if profile.policy is None else f", moved by {profile.policy}"
+    return f"{profile.rule} at T = {profile.threshold:.4g} ({profile.divergence}, {drafts(profile)}{by})"
 
 
 def _claim(profile: ThresholdProfile, share: str) -> str:
@@ -97,7 +98,8 @@ def _guess(profile: ThresholdProfile) -> str:
     if guess is None:
         return ""
     low = "" if guess.lower_bound is None else f", lower bound {bound(guess.lower_bound)}"
-    return f"The estimate is T = {guess.threshold:.4g}: retention {percent(guess.retention)}{low}."
+    by = "" if profile.policy is None else f" moved by {profile.policy}"
+    return f"The estimate is T = {guess.threshold:.4g}{by}: retention {percent(guess.retention)}{low}."
 
 
 def _needed(profile: ThresholdProfile) -> str:

@@ -14,8 +14,10 @@ import pandas as pd
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.searching.space import Space, logit
-from fsd_collectors.replay import CostModel, RoundPolicy, quantiles, sweep
+from fsd_collectors.replay import CostModel, RoundPolicy, ScaledTraces, quantiles, sweep
 from fsd_collectors.replay.blocks import Array, Traces
+from fsd_decoding.adaptive.known import policy_named
+from fsd_decoding.threshold_policy import ScalePolicy
 
 _LOWEST, _HIGHEST = 0.1, 0.9995  # shares; above the highest nothing is rejected that a speed could tell
 _POINTS = 64  # of the grid, even in logit(u); between them everything is interpolated
@@ -31,7 +33,7 @@ class Forecast(Protocol):
     @property
     def highest(self) -> float: ...
 
-    def threshold(self, divergence: str, logit_share: float) -> float: ...
+    def threshold(self, arm: Configuration, logit_share: float) -> float: ...
 
     def tokens_per_second(self, configuration: Configuration) -> float: ...
 
@@ -48,6 +50,7 @@ class ReplayForecast:
         costs: of a round at the batch size that will be served.
         where: which rows, as `traces.batches` takes it.
         stops: by divergence, what ends drafts early; None: nothing does.
+        shapes: by identity, the space's policies; None: they are what their identities say.
 
     Raises:
         UsageError: as `fsd_collectors.replay.sweep`: a rule that cannot be replayed, a divergence without traces.
@@ -60,31 +63,38 @@ class ReplayForecast:
         costs: CostModel,
         where: Any = None,
         stops: Mapping[str, RoundPolicy] | None = None,
+        shapes: Mapping[str | None, ScalePolicy | None] | None = None,
     ) -> None:
         self._costs, self._grid = costs, np.linspace(logit(_LOWEST), logit(_HIGHEST), _POINTS)
         shares = 1 / (1 + np.exp(-self._grid))
-        self._scales = {name: _finite(quantiles(traces, name, shares, where)) for name in space.divergences}
         self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
-        frame = _swept(traces, space, self._scales, where, stops)
-        self._tokens = int(frame["tokens"].iloc[0])
-        arms = frame.groupby(["rule", "divergence", "draft_length"], sort=False)
-        self._counts: dict[Any, tuple[Array, Array, Array]] = {
-            arm: (rows["threshold"].to_numpy(), rows["rounds"].to_numpy(), rows["drafted"].to_numpy())
-            for arm, rows in arms
-        }
+        self._scales: dict[tuple[str | None, str], Array] = {}
+        self._counts: dict[Configuration, tuple[Array, Array, Array]] = {}
+        for policy in space.policies:
+            shape = _shape(policy) if shapes is None else shapes[policy]
+            seen = traces if shape is None else ScaledTraces(traces, shape)
+            scales = {name: _finite(quantiles(seen, name, shares, where)) for name in space.divergences}
+            self._scales |= {(policy, name): scale for name, scale in scales.items()}
+            frame = _swept(seen, space, scales, where, stops)
+            self._tokens = int(frame["tokens"].iloc[0])
+            self._counts |= _counts(frame, policy)
 
-    def threshold(self, divergence: str, logit_share: float) -> float:
+    def threshold(self, arm: Configuration, logit_share: float) -> float:
         """The T that accepts this share of the drafted tokens in the target's own text, by D alone."""
-        return float(np.interp(logit_share, self._grid, self._scales[divergence]))
+        return float(np.interp(logit_share, self._grid, self._scales[arm.policy, arm.divergence]))
 
     def tokens_per_second(self, configuration: Configuration) -> float:
-        thresholds, *counts = self._counts[configuration.rule, configuration.divergence, configuration.draft_length]
+        thresholds, *counts = self._counts[configuration.arm]
         assert configuration.threshold is not None
         rounds, drafted = (np.interp(configuration.threshold, thresholds, count) for count in counts)
         return float(self._costs.tokens_per_second(self._tokens, rounds, drafted))
 
     def measured(self, measurement: Measurement) -> float:
         return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, measurement.drafted))
+
+
+def _shape(identity: str | None) -> ScalePolicy | None:
+    return None if identity is None else policy_named(identity)
 
 
 def _swept(
@@ -98,6 +108,19 @@ def _swept(
     )
 
 
+def _counts(frame: pd.DataFrame, policy: str | None) -> dict[Configuration, tuple[Array, Array, Array]]:
+    """Of every arm: thresholds, rounds and drafted tokens."""
+    arms: Any = frame.groupby(["rule", "divergence", "draft_length"], sort=False)
+    return {
+        Configuration(rule, divergence, length, policy=policy): (
+            rows["threshold"].to_numpy(),
+            rows["rounds"].to_numpy(),
+            rows["drafted"].to_numpy(),
+        )
+        for (rule, divergence, length), rows in arms
+    }
+
+
 def _finite(thresholds: Array) -> Array:
     """Where a divergence is infinite for some tokens, the largest shares take all that are not."""
     finite = thresholds[np.isfinite(thresholds)]
@@ -105,7 +128,7 @@ def _finite(thresholds: Array) -> Array:
 
 
 def speed_at(forecast: Forecast, arm: Configuration, logit_share: float) -> float:
-    return forecast.tokens_per_second(arm.at(forecast.threshold(arm.divergence, logit_share)))
+    return forecast.tokens_per_second(arm.at(forecast.threshold(arm, logit_share)))
 
 
 def first_as_fast(forecast: Forecast, arm: Configuration, wanted: float) -> float | None:

@@ -47,7 +47,7 @@ class Ladder:
         return self._around(passes)[0]
 
     def configuration(self, at: float) -> Configuration:
-        return self._arm.at(self._forecast.threshold(self._arm.divergence, at))
+        return self._arm.at(self._forecast.threshold(self._arm, at))
 
     def sure(self) -> float | None:
         return self.rung(lambda fuzzy, target: self._chance(_unlucky(fuzzy, target), target) >= _SAFE)

@@ -22,6 +22,7 @@ from fsd_calib.searching.workers import KEY, counts, this_worker
 
 Propose = Callable[[History], Point | None]
 
+_SHARE = "logit_share"  # a trial's last parameter; the others are its arm's
 _PATIENCE = 10.0  # seconds that a worker gets to say what it tries, between two writes of its own
 
 
@@ -30,15 +31,13 @@ class NothingLeftError(Exception):
 
 
 class ProposingSampler(BaseSampler):
-    """All four parameters at once: rule, divergence, draft_length, logit_share."""
+    """All parameters at once: an arm, and a share in it."""
 
     def __init__(self, propose: Propose, space: Space, lowest: float, highest: float) -> None:
         self._propose = propose
         self._distributions: dict[str, BaseDistribution] = {
-            "rule": CategoricalDistribution(space.rules),
-            "divergence": CategoricalDistribution(space.divergences),
-            "draft_length": CategoricalDistribution(space.draft_lengths),
-            "logit_share": FloatDistribution(lowest, highest),
+            **{name: CategoricalDistribution(choices) for name, choices in space.choices.items()},
+            _SHARE: FloatDistribution(lowest, highest),
         }
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
@@ -54,9 +53,8 @@ class ProposingSampler(BaseSampler):
         point = self._propose(history_of(_others(study, trial.number)))
         if point is None:
             return {}
-        arm = point.arm
-        chosen = (arm.rule, arm.divergence, arm.draft_length, point.logit_share)
-        return dict(zip(self._distributions, chosen, strict=True))
+        chosen = vars(point.arm) | {_SHARE: point.logit_share}
+        return {name: chosen[name] for name in self._distributions}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -83,11 +81,12 @@ def _others(study: Study, number: int) -> list[FrozenTrial]:
 
 
 def _is_chosen(trial: FrozenTrial) -> bool:
-    return trial.state == TrialState.RUNNING and len(trial.params) == 4
+    return trial.state == TrialState.RUNNING and _SHARE in trial.params
 
 
 def _point(params: dict[str, Any]) -> Point:
-    return Point(Configuration(params["rule"], params["divergence"], params["draft_length"]), params["logit_share"])
+    arm = {name: value for name, value in params.items() if name != _SHARE}
+    return Point(Configuration(**arm), params[_SHARE])
 
 
 def _tried(trial: FrozenTrial) -> Tried:

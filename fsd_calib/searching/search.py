@@ -28,6 +28,7 @@ from fsd_calib.searching.sampler import NothingLeftError, ProposingSampler, hist
 from fsd_calib.searching.space import Space
 from fsd_calib.searching.trying import Trying
 from fsd_calib.searching.workers import fail_dead_trials
+from fsd_decoding.profile_policy import brief
 
 _POLL = 0.5  # seconds between looks at what other workers do
 
@@ -103,14 +104,19 @@ def _loop(study: Study, trying: Trying, trials: int, advance: Advance) -> Histor
 
 def _skipped(history: History, space: Space, why_not: Callable[[Configuration], str]) -> tuple[str, ...]:
     """Of one family those that share a reason share a line."""
-    lengths: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    lengths: dict[tuple[Configuration, str], list[int]] = defaultdict(list)
     for arm in chain.from_iterable(space.families):
         if not history.of(arm):
-            lengths[arm.rule, arm.divergence, why_not(arm)].append(arm.draft_length)
+            lengths[arm.family, why_not(arm)].append(arm.draft_length)
     return tuple(
-        f"{rule} by {divergence} at L = {', '.join(map(str, some))} was not tried: {why}"
-        for (rule, divergence, why), some in lengths.items()
+        f"{_named(family)} at L = {', '.join(map(str, some))} was not tried: {why}"
+        for (family, why), some in lengths.items()
     )
+
+
+def _named(family: Configuration) -> str:
+    moved = "" if family.policy is None else f", T by {brief(family.policy)},"
+    return f"{family.rule} by {family.divergence}{moved}"
 
 
 def _identity(space: Space, goal: Goal, bench: Bench) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_decoding.errors import UsageError
@@ -19,16 +20,20 @@ def logit(share: float) -> float:
 
 @dataclass(frozen=True)
 class Space:
-    """Every rule with every divergence and draft length; each combination is an **arm**, and arms that differ in
-    their draft length alone are **kin**: at one threshold they accept the same tokens.
+    """Every rule with every divergence, draft length and policy; each combination is an **arm**, and arms that differ
+    in their draft length alone are **kin**: at one threshold they accept the same tokens.
+
+    Args:
+        policies: identities of what moves T; None: nothing does. Each gives T a shape, and T is how loose it is.
 
     Raises:
-        UsageError: one of the three is empty.
+        UsageError: one of the four is empty.
     """
 
     rules: tuple[str, ...]
     divergences: tuple[str, ...]
     draft_lengths: tuple[int, ...]
+    policies: tuple[str | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
@@ -36,17 +41,26 @@ class Space:
                 raise UsageError(f"the search space has no {name.replace('_', ' ')}; give one or more")
 
     @property
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """What an arm's fields may be, in the order of a trial's parameters."""
+        return {
+            "rule": self.rules, "divergence": self.divergences, "draft_length": self.draft_lengths,
+            "policy": self.policies,
+        }  # fmt: skip
+
+    @property
     def families(self) -> list[list[Configuration]]:
         """Arms, those that are kin together."""
         return [
-            [Configuration(rule, divergence, length) for length in dict.fromkeys(self.draft_lengths)]
+            [Configuration(rule, divergence, length, policy=policy) for length in dict.fromkeys(self.draft_lengths)]
             for rule in dict.fromkeys(self.rules)
             for divergence in dict.fromkeys(self.divergences)
+            for policy in dict.fromkeys(self.policies)
         ]
 
 
 def kin(one: Configuration, other: Configuration) -> bool:
-    return (one.rule, one.divergence) == (other.rule, other.divergence)
+    return one.family == other.family
 
 
 @dataclass(frozen=True)

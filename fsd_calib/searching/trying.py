@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from optuna.trial import Trial
 
@@ -38,14 +39,11 @@ class Trying:
     def _configuration(self, trial: Trial) -> Configuration:
         """As the sampler chose it; asking for the parameters is what writes them down."""
         space, forecast = self.space, self.forecast
-        arm = Configuration(
-            trial.suggest_categorical("rule", space.rules),
-            trial.suggest_categorical("divergence", space.divergences),
-            trial.suggest_categorical("draft_length", space.draft_lengths),
-        )
-        return arm.at(
-            forecast.threshold(arm.divergence, trial.suggest_float("logit_share", forecast.lowest, forecast.highest))
-        )
+        chosen: dict[str, Any] = {
+            name: trial.suggest_categorical(name, choices) for name, choices in space.choices.items()
+        }
+        arm = Configuration(**chosen)
+        return arm.at(forecast.threshold(arm, trial.suggest_float("logit_share", forecast.lowest, forecast.highest)))
 
     def _write_down(self, trial: Trial, raced: Raced) -> None:
         fuzzy, target = raced.seen.fuzzy, raced.seen.target

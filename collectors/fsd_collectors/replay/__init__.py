@@ -4,6 +4,17 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.quantiles import quantiles
 from fsd_collectors.replay.replaying import Replayed, replay, sweep
 from fsd_collectors.replay.rounds import RoundPolicy
+from fsd_collectors.replay.scaled import ScaledTraces
 from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 
-__all__ = ["CostModel", "LengthPolicy", "Replayed", "RoundPolicy", "StopPolicy", "quantiles", "replay", "sweep"]
+__all__ = [
+    "CostModel",
+    "LengthPolicy",
+    "Replayed",
+    "RoundPolicy",
+    "ScaledTraces",
+    "StopPolicy",
+    "quantiles",
+    "replay",
+    "sweep",
+]
