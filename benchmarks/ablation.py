@@ -11,14 +11,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from fsd_predictors.features import ACCEPTING, NEXT
+from fsd_predictors.features import FEATURES
 from fsd_predictors.models import MODELS, AcceptanceModel, calibrated
 from fsd_predictors.rows import Rows
 from stopping_decode import Array, Contestant
-from stopping_predicted import BeyondEnd, NeverWithholds, by_models
+from stopping_predicted import BeyondEnd, by_models
 from stopping_world import KINDS, World
 
 _HISTORY = ("accepted_1_back", "accepted_2_back", "accepted_3_back", "spared", "refused")
+_ENTROPIES = ("entropy", "varentropy", "previous_entropy", "earlier_entropy", "entropies")
 _END = ("ends",)
 _TOKENS = ("kind", "previous_kind", "probability", "previous_probability", "product")
 
@@ -34,18 +35,12 @@ class Pair:
 @lru_cache(1)
 def ablations(world: World) -> dict[str, Contestant]:
     """Each with a λ of its own."""
-    whole, costs = world.predictors[KINDS[0]], world.costs
-    blind = {"no history": _HISTORY, "nothing of tokens drawn but their end": _TOKENS}
-    found = {name: without(world, features) for name, features in blind.items()}
-    endless = without(world, _END)
-    return {
-        "no withholding": by_models(
-            world, "no withholding", whole.accepting, whole.next, costs, NeverWithholds
-        ),
-        "no knowledge of EOS": by_models(
-            world, "no knowledge of EOS", endless.accepting, endless.next, costs, BeyondEnd
-        ),
-    } | {name: by_models(world, name, pair.accepting, pair.next, costs) for name, pair in found.items()}  # fmt: skip
+    costs = world.costs
+    blind = {"no entropies": _ENTROPIES, "no history": _HISTORY, "nothing of tokens drawn but their end": _TOKENS}
+    pairs, endless = {name: without(world, features) for name, features in blind.items()}, without(world, _END)
+    found = {name: by_models(world, name, pair.accepting, pair.next, costs) for name, pair in pairs.items()}
+    name = "no knowledge of EOS"
+    return found | {name: by_models(world, name, endless.accepting, endless.next, costs, BeyondEnd)}
 
 
 def without(world: World, features: Collection[str]) -> Pair:
@@ -57,8 +52,8 @@ def without(world: World, features: Collection[str]) -> Pair:
     blank = set(features)
     endless = "ends" in blank
     return Pair(
-        fitted(world, "accepting", _blanked(fitting.accepting, ACCEPTING, blank), fitting.accepted,
-               _blanked(mending.accepting, ACCEPTING, blank), mending.accepted),
+        fitted(world, "accepting", _blanked(fitting.accepting, blank), fitting.accepted,
+               _blanked(mending.accepting, blank), mending.accepted),
         fitted(world, "next", *_next(fitting, blank, endless), *_next(mending, blank, endless)),
     )  # fmt: skip
 
@@ -70,9 +65,9 @@ def fitted(world: World, role: str, rows: Array, accepted: Array, mending: Array
 
 
 def _next(rows: Rows, blank: Collection[str], endless: bool) -> tuple[Array, Array]:
-    goes_on = rows.next[:, NEXT.index("ends")] == 0 if endless else np.ones(len(rows.next), bool)
-    return _blanked(rows.next[goes_on], NEXT, blank), rows.next_accepted[goes_on]
+    goes_on = rows.next[:, FEATURES.index("ends")] == 0 if endless else np.ones(len(rows.next), bool)
+    return _blanked(rows.next[goes_on], blank), rows.next_accepted[goes_on]
 
 
-def _blanked(rows: Array, names: tuple[str, ...], blank: Collection[str]) -> Array:
-    return np.where([name in blank for name in names] + [False] * (rows.shape[1] - len(names)), 0.0, rows)
+def _blanked(rows: Array, blank: Collection[str]) -> Array:
+    return np.where([name in blank for name in FEATURES], 0.0, rows)

@@ -71,7 +71,7 @@ class Truth:
             arm.at(threshold)
             for family in self._space.families
             for arm in family
-            for threshold in sorted({0.0} | {self._forecast.threshold(arm.divergence, float(at)) for at in shares})
+            for threshold in sorted({0.0} | {self._forecast.threshold(arm, float(at)) for at in shares})
         ]
 
     def best(self, wanted: float) -> float:

@@ -15,7 +15,7 @@ from ablation import Pair, fitted
 from fsd_collectors.replay import RoundPolicy, replay, sweep
 from fsd_collectors.replay.rounds import Begins
 from fsd_predictors.examples import CEILING
-from fsd_predictors.features import ACCEPTING, NO_HISTORY, matrix, of_next
+from fsd_predictors.features import NO_HISTORY, known, matrix
 from fsd_predictors.stopping.dinkelbach import climb, tokens_per_second
 from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.oracle import oracle
@@ -55,11 +55,8 @@ def _ceiling(world: World, threshold: float) -> float:
     pair, costs = ceiling_models(world), world.costs
 
     def reached(rate: float, of: str = "tuning") -> float:
-        needs = rate * (costs.draft_step + costs.position), rate * costs.position
-        foresees = _Foresees(world, pair, *needs)
-        found = replay(world.traces(of), RULE, DIVERGENCE, threshold, MOST, foresees.policy)
-        unverified = foresees.withheld * costs.draft_step
-        return float(found.tokens / (costs.seconds(found.rounds, found.drafted) + unverified))
+        foresees = _Foresees(world, pair, rate * (costs.draft_step + costs.position))
+        return replay(world.traces(of), RULE, DIVERGENCE, threshold, MOST, foresees.policy).tokens_per_second(costs)
 
     return reached(climb(reached, 0.0)[-1], "test")
 
@@ -76,9 +73,8 @@ def ceiling_models(world: World) -> Pair:
 class _Foresees:
     """The throughput rule, with models that see the target."""
 
-    def __init__(self, world: World, pair: Pair, step: float, position: float) -> None:
-        self._world, self._pair, self._step, self._position = world, pair, step, position
-        self.withheld = 0
+    def __init__(self, world: World, pair: Pair, step: float) -> None:
+        self._world, self._pair, self._step = world, pair, step
         self.policy = RoundPolicy((*COLUMNS, *CEILING), self._lengths, NO_HISTORY, remembered)
 
     def _lengths(self, begins: Begins) -> Array:
@@ -87,10 +83,8 @@ class _Foresees:
         while len(lanes):
             a, b, ends = self._forecasts(begins, lanes, int(lengths[lanes[0]]))
             survival[lanes] *= a
-            kept = survival[lanes] >= self._position
-            self.withheld += int((~kept).sum())
-            lengths[lanes[kept]] += 1
-            more = kept & ~ends & (lengths[lanes] < begins.lanes.most[lanes]) & (survival[lanes] * b >= self._step)
+            lengths[lanes] += 1
+            more = ~ends & (lengths[lanes] < begins.lanes.most[lanes]) & (survival[lanes] * b >= self._step)
             lanes = lanes[more]
         return lengths
 
@@ -100,11 +94,10 @@ class _Foresees:
         last = now.lanes.ends - 1
         at = [np.minimum(now.rows + i, last) for i in range(step + 2)]
         steps = [drafted(now.columns, rows, world.kinds) for rows in at[:-1]]
-        values = matrix(of_next(steps, place(now, world.scale)))
+        values = matrix(known(steps, place(now, world.scale)))
         seen, coming = (np.column_stack([now.columns[name][rows] for name in CEILING]) for rows in at[-2:])
-        accepting = np.column_stack([values[:, : len(ACCEPTING)], seen])
         a, b = (
-            model.predict_proba(rows)[:, 1]
-            for model, rows in ((self._pair.accepting, accepting), (self._pair.next, np.column_stack([values, coming])))
+            model.predict_proba(np.column_stack([values, above]))[:, 1]
+            for model, above in ((self._pair.accepting, seen), (self._pair.next, coming))
         )
         return a, b, np.asarray(steps[-1].ends) > 0

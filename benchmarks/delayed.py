@@ -6,7 +6,8 @@ Knows how to wait. Knows nothing of who decodes.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -36,7 +37,21 @@ class _Waiting:
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         logits = self._drafter.logits(tokens, lengths, step, reach)
-        until = time.perf_counter() + self._seconds
-        while time.perf_counter() < until:
-            pass
+        _wait(self._seconds)
         return logits
+
+
+@contextmanager
+def slowed(model: Any, seconds: float) -> Iterator[None]:
+    """A causal LM whose every forward takes so much longer, prompts too: for who must be given a model as it is."""
+    hook = model.register_forward_hook(lambda *_: _wait(seconds))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _wait(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass

@@ -28,6 +28,7 @@ from fsd_decoding import divergence
 from fsd_decoding.recording import Recorder
 from fsd_decoding.result import Result
 from machine import facts
+from texts import Texts
 from tries import TRIES
 
 _SEED, _DRAFT_LENGTH, _TEMPERATURES = 70_010, 5, (0.0, 0.6)
@@ -88,25 +89,12 @@ class Bench:
         return {name: columns[name][~columns["accepted"]].sort().values.tolist() for name in names}
 
 
-class Texts:
-    """All problems under one divergence. A problem is decoded again only where its text may have changed."""
+class OfBench(Texts):
+    """All problems of a bench under one divergence."""
 
     def __init__(self, bench: Bench, name: str) -> None:
-        self._bench, self._name = bench, name
-        self._known: list[list[Result]] = [[] for _ in bench.problems]
-
-    def at(self, threshold: float) -> list[Result]:
-        stale = [i for i in range(len(self._known)) if self._valid(i, threshold) is None]
-        if stale:
-            problems = [self._bench.problems[i] for i in stale]
-            found = self._bench.decode(self._name, "fsd-coupled", threshold, problems)
-            for i, result in zip(stale, found, strict=True):
-                self._known[i].append(result)
-        return [self._valid(i, threshold) or known[-1] for i, known in enumerate(self._known)]
-
-    def _valid(self, problem: int, threshold: float) -> Result | None:
-        within = (r for r in self._known[problem] if r.interval[0] <= threshold < r.interval[1])
-        return next(within, None)
+        super().__init__(lambda t, problems: bench.decode(name, "fsd-coupled", t, problems), bench.problems)
+        self._bench = bench
 
     def around_levels(self, candidates: Sequence[float]) -> list[float]:
         """Of the candidates those close around the tokens a round of `_PLACED`."""
@@ -136,7 +124,7 @@ def tune(temperature: float, names: Sequence[str], part: Part) -> Measured:
     rejected = bench.rejected(names)
     curves = {}
     for name, candidates in rejected.items():
-        texts = Texts(bench, name)
+        texts = OfBench(bench, name)
         curves[name] = texts.curve(texts.around_levels(candidates))
     return Measured(bench.target_right(), curves)
 
@@ -144,7 +132,7 @@ def tune(temperature: float, names: Sequence[str], part: Part) -> Measured:
 def test(temperature: float, thresholds: Thresholds, part: Part) -> Measured:
     """Curves of the divergences that have thresholds."""
     bench = Bench(part, temperature)
-    return Measured(bench.target_right(), {n: Texts(bench, n).curve(given) for n, given in thresholds.items()})
+    return Measured(bench.target_right(), {n: OfBench(bench, n).curve(given) for n, given in thresholds.items()})
 
 
 def each_temperature(run: Callable[..., Measured], *asked: Iterable[Any]) -> list[Measured]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fsd_predictors.evaluating import evaluate
-from fsd_predictors.features import NEXT
+from fsd_predictors.features import FEATURES
 from fsd_predictors.judging import judged
 from fsd_predictors.models.metrics import falls
 from fsd_predictors.rows import Rows, training_rows
@@ -46,7 +46,7 @@ def forecast_quality(world: World, threshold: float) -> dict[str, Any]:
 
 def _of_texts_that_go_on(rows: Rows) -> Rows:
     """Behind a drafted end nothing counts, which b is sure of and q does not say: no place to compare them."""
-    on = rows.next[:, NEXT.index("ends")] == 0
+    on = rows.next[:, FEATURES.index("ends")] == 0
     return replace(rows, next=rows.next[on], next_accepted=rows.next_accepted[on], next_problem=rows.next_problem[on])
 
 

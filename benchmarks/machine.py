@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-_PACKAGES = ("fsd-calib", "torch", "transformers", "tokenizers", "numpy")
+_PACKAGES = (
+    "fsd-calib",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "triton",
+    "scikit-learn",
+    "lightgbm",
+    "optuna",
+)
 
 
 def facts() -> dict[str, Any]:
@@ -23,8 +33,15 @@ def facts() -> dict[str, Any]:
         "system": platform.platform(),
         "load_before": os.getloadavg()[0],  # others who were busy here
         "revision": _revision(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _revision() -> str:

@@ -170,8 +170,8 @@ class PooledForecast:
         decoded = [np.interp(pool.about["thresholds_below"][name], s, self._grid) for name, s in self._scales.items()]
         self.lowest, self.highest = float(self._grid[0]), float(min(*decoded, self._grid[-1]))
 
-    def threshold(self, divergence: str, logit_share: float) -> float:
-        return float(np.interp(logit_share, self._grid, self._scales[divergence]))
+    def threshold(self, arm: Configuration, logit_share: float) -> float:
+        return float(np.interp(logit_share, self._grid, self._scales[arm.divergence]))
 
     def tokens_per_second(self, configuration: Configuration) -> float:
         arm = self._counts[configuration.divergence, configuration.draft_length]

@@ -8,7 +8,6 @@ one thread. Writes everything to `--out` as JSON, and prints tables.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -23,17 +22,18 @@ from typing import Any
 from machine import facts
 from stopping_claims import name_of, printed
 from stopping_world import Size
+from written import write
 
 _CELLS: Mapping[float, Sequence[float]] = {0.0: (0.02, 0.08, 0.2), 0.6: (0.02, 0.05, 0.1)}  # by temperature, T
 PARTS = ("contest", "delayed", "counts", "replay", "ablation", "forecast", "step")
 _FULL = Size(
-    training=2_000, tuning=64, test=800, counted=128, timed=48, timed_delayed=24, repeats=3, stepped=16, trials=4
+    training=2_000, tuning=64, test=800, counted=128, timed=40, timed_delayed=16, repeats=2, stepped=12, trials=4
 )
 _QUICK = Size(
-    training=200,
-    tuning=16,
-    test=48,
-    counted=24,
+    training=120,
+    tuning=6,
+    test=24,
+    counted=12,
     timed=4,
     timed_delayed=2,
     repeats=1,
@@ -98,10 +98,7 @@ def main() -> None:
         size = replace(size, timed=options.problems, timed_delayed=options.problems)
     cells = {t: thresholds[1:2] for t, thresholds in _CELLS.items()} if options.quick else _CELLS
     found = report(size, options.parts, cells)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(printed(found))
-    print(f"\n{found['seconds']:.0f} s; {options.out}")
+    write(found, options.out, printed(found))
 
 
 if __name__ == "__main__":

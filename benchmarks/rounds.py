@@ -10,7 +10,7 @@ from typing import Any
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
-from fsd_decoding.observing import Observer, RoundRecord
+from fsd_decoding.observing import RoundRecord, together
 from fsd_decoding.recording import Recorder
 from pairs import Pair
 from timing import Run, rates, speed_up, take_turns
@@ -52,7 +52,7 @@ def recording(pair: Pair, draft_length: int, batch_size: int, repeats: int) -> d
 
     def timed(prompts: list[list[int]], recorder: Recorder | None = None) -> Run:
         clock = RoundClock()
-        watch = _all(clock, recorder) if recorder else clock
+        watch = together(clock, recorder) if recorder else clock
         decoder.generate(prompts, pair.max_new_tokens, batch_size=batch_size, observer=watch)
         began = time.perf_counter()
         if recorder is not None:  # what it held back is worked off here, and is part of the price
@@ -73,11 +73,3 @@ def recording(pair: Pair, draft_length: int, batch_size: int, repeats: int) -> d
         "seconds_a_round": {name: 1 / rates(taken).median for name, taken in runs.items()},
         "ratio": speed_up(runs["silent"], runs["recording"]),
     }
-
-
-def _all(*observers: Observer) -> Observer:
-    def look(record: RoundRecord) -> None:
-        for observer in observers:
-            observer(record)
-
-    return look

@@ -38,7 +38,7 @@ class Cell:
     def _tuned(self) -> dict[str, Contestant]:
         world = self._world
         setting, problems = world.setting(self._threshold, world.sets.tuning), world.sets.tuning.problems
-        every = 1 if world.size.all_rivals else 4
+        every = 1 if world.size.all_rivals else 10
         return {
             name: tuned(setting, candidates[::every], problems, world.costs)
             for name, candidates in families(world.kinds, world.decoder.eos).items()
@@ -116,7 +116,9 @@ class Cell:
         """Of everybody who is asked at every step."""
         problems = self._world.few(self._world.size.stepped)
         asked = {name: by for name, by in self._contestants(self._world.costs).items() if by.policy is not None}
-        return {name: step_time(self._setting, by, problems) for name, by in asked.items()}
+        found = {name: step_time(self._setting, by, problems) for name, by in asked.items()}
+        delayed = 1e6 * self._world.slower_costs.draft_step
+        return {name: of | {"asked_share_delayed": of["asked"] / delayed} for name, of in found.items()}
 
 
 def _gains(kind: str, timed: Mapping[str, Timed]) -> dict[str, dict[str, float]]:

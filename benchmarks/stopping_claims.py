@@ -68,6 +68,7 @@ def _forecasts(found: Mapping[str, Any], at: str) -> Iterator[Claim]:
 
 def _step(found: Mapping[str, float], at: str) -> Iterator[Claim]:
     yield _at_most(f"asking, share of a draft step, {at}", _STEP, found["asked_share"])
+    yield _at_most(f"asking, share of a draft step three times as long, {at}", _STEP, found["asked_share_delayed"])
     yield _at_most(f"all that it adds, share of a draft step, {at}", _STEP, found["whole_share"])
 
 

@@ -1,6 +1,6 @@
 """Who is faster at batch 1, net of everything: all decode each problem in turn.
 
-Knows clocks, medians and the bootstrap over problems. Knows nothing of how a draft is ended.
+Knows clocks, medians and the bootstrap over problems. Knows nothing of what sets them apart.
 """
 
 from __future__ import annotations
@@ -9,14 +9,24 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from fsd_calib.tasks import Problem
-from stopping_decode import Array, Contestant, Setting
+from stopping_decode import Array
+
+By = TypeVar("By", contravariant=True)
 
 _RESAMPLES, _OUTSIDE = 10_000, 0.05
+
+
+class Setting(Protocol[By]):
+    """What contestants have in common."""
+
+    def decode(self, problems: Sequence[Problem], by: By, /) -> Any: ...
+
+    def right(self, problems: Sequence[Problem], results: Sequence[Any], /) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Faster:
 
 
 def contest(
-    setting: Setting, contestants: Mapping[str, Contestant], problems: Sequence[Problem], repeats: int
+    setting: Setting[By], contestants: Mapping[str, By], problems: Sequence[Problem], repeats: int
 ) -> dict[str, Timed]:
     """Every problem is decoded by all before the next is by anyone, in an order drawn anew each time."""
     order, names = Random(0), list(contestants)

@@ -20,14 +20,6 @@ from stopping_world import DIVERGENCE, RULE, World
 Made = Callable[[Forecast, Forecast, Rates, str], StoppingRule]
 
 
-class NeverWithholds(Throughput):
-    """Verifies all that was drafted."""
-
-    def withholds(self, drafting: Round) -> Answer | None:  # type: ignore[override]  # None is the base's own "never"
-        super().withholds(drafting)
-        return None
-
-
 class BeyondEnd(Throughput):
     """Does not look whether a token ends the text."""
 

@@ -47,7 +47,7 @@ class Size:
     stepped: int  # to time single draft steps on
     trials: int  # of settings, for each model of a predictor
     random_rows: int = 10_000
-    all_rivals: bool = True  # candidates of theirs, or every fourth
+    all_rivals: bool = True  # candidates of theirs, or every tenth
 
 
 class World:
