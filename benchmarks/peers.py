@@ -52,7 +52,7 @@ class Peer:
         return self._decode(prompt, self._pair.draft)
 
     def _decode(self, prompt: list[int], assistant: Any) -> Decoded:
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=self._pair.target.device)
         out = self._pair.target.generate(
             ids, attention_mask=torch.ones_like(ids), assistant_model=assistant, do_sample=False,
             max_new_tokens=self._pair.max_new_tokens, pad_token_id=self._pair.target.config.pad_token_id,
