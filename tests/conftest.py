@@ -1,8 +1,10 @@
-"""What every test gets. Knows Hypothesis's settings, that no test may touch a user's own cache, and that none may leave
-torch another number of threads: sums over two threads differ in their last bits from sums over one."""
+"""What every test gets. Knows Hypothesis's settings, that no test may touch a user's own cache, that none may leave
+torch another number of threads: sums over two threads differ in their last bits from sums over one; and that kernels
+are interpreted where there is no GPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,9 @@ import torch
 from hypothesis import settings
 
 from fsd_calib.cache_folder import CACHE_VARIABLE
+
+if not torch.cuda.is_available():  # Triton looks at it when it is first imported
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # The first call into torch takes longer than Hypothesis's 200 ms, and so does any call on a busy machine.
 settings.register_profile("fsd", deadline=None)

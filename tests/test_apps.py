@@ -105,6 +105,8 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--divergence", "kl"], "unknown divergence 'kl'; known: js"),
         (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: target"),
         (["--rule", "sd"], "rule 'sd' has no threshold"),
+        (["--policy", "poetry"], "policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
+        (["--policy", "constant,schedule", "--predictor", "x"], "policy constant, schedule judges them by another"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--top-k", "0"], "top_k is 0"),
         (["--top-p", "1.5"], "top_p is 1.5"),

@@ -92,3 +92,13 @@ def test_the_smoke_run_of_decoding_has_a_number_for_every_claim(tmp_path: Path) 
         assert set(contest["same_texts"].values()) == {1.0}  # short ones: rounding has not told them apart yet
         assert contest["rounds"]["sd"]["tokens_a_round"] > 1
         assert len(contest["tokens_per_second"]) == 8
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_budgets_has_a_number_for_every_claim(tmp_path: Path) -> None:
+    found = smoke("budgets.py", tmp_path)
+    claimed = {claim["name"]: claim for claim in found["claims"]}
+    assert len(claimed) == 20
+    assert all(0 <= claim["measured"] < math.inf for claim in claimed.values())
+    assert all(one["excess"] <= 1e-12 for one in found["risk"])  # a guarantee, however short the run
+    assert all(claim["reached"] for name, claim in claimed.items() if "costs doubled" in name)  # fixed seeds

@@ -11,7 +11,7 @@ import pytest
 import tiny_calibration
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile_parts import CurvePoint
+from fsd_decoding.profile_curve import CurvePoint
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training import train
 from tiny import word_tokenizer
@@ -60,6 +60,13 @@ def test_a_profile_stops_drafts_as_its_calibration_did(predictor: Path, tmp_path
     assert made.early_stop is not None
     assert made.early_stop.fingerprint == Predictor.load(predictor).fingerprint
     assert (tmp_path / "out" / made.early_stop.predictor).resolve() == predictor.resolve()
+    for place in ("elsewhere/deep", "again"):  # a copy leads there too, and so does a copy of the copy
+        moved = tmp_path / place / "profile.json"
+        moved.parent.mkdir(parents=True)
+        made.save(moved)
+        made = ThresholdProfile.load(moved)
+        assert made.early_stop is not None
+        assert (moved.parent / made.early_stop.predictor).resolve() == predictor.resolve()
     point = followed(made, tmp_path / "out")
     with pytest.warns(UserWarning, match="never tested"):
         following = decoder(tmp_path / "out" / "profile.json")

@@ -52,7 +52,7 @@ def test_it_ends_the_same_after_twenty_kills(tmp_path: Path) -> None:
     rng, killed = Random(1), 0
     while killed < KILLS:
         child = start(out, cache)
-        time.sleep(rng.uniform(0, 0.6 * whole))
+        time.sleep(rng.uniform(0, 0.4 * whole))
         killed += child.poll() is None  # towards the end little is left to do, and some get to it
         child.kill()
         child.wait()

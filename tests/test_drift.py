@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -15,13 +14,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from followers import following, own_profile
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drift import WINDOW, Drift, expected_range
 from fsd_decoding.fingerprint import tokenizer_fingerprint
 from fsd_decoding.hf import fsd_generate
 from fsd_decoding.profile_parts import AcceptanceInfo, ModelInfo
 from fsd_decoding.sampling import Sampling
-from profiles import FRONT, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile
+from profiles import FRONT, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED
 from tiny import llama, word_tokenizer
 
 TEXTS = 1_000_000
@@ -151,14 +151,6 @@ def unlike(pair: tuple[Any, Any]) -> dict[str, Any]:
     }
 
 
-def following(pair: tuple[Any, Any], changes: dict[str, Any]) -> SpeculativeDecoder:
-    changes = changes | {"created": f"2026-01-01T00:00:{next(_seconds):02}Z"}  # each has a drift of its own
-    return SpeculativeDecoder.from_pretrained(*pair, profile(changes), tokenizer=word_tokenizer())
-
-
-_seconds = itertools.count()
-
-
 def texts(decoder: SpeculativeDecoder, count: int = WINDOW, **settings: Any) -> list[str]:
     """What decoding so many texts warns of."""
     with warnings.catch_warnings(record=True) as caught:
@@ -223,7 +215,7 @@ def test_texts_of_one_call_count_by_their_own_threshold(pair: tuple[Any, Any], u
 def test_generate_of_transformers_is_watched_across_calls(
     pair: tuple[Any, Any], unlike: dict[str, Any], tmp_path: Path, as_file: bool
 ) -> None:
-    made = profile(unlike | {"created": f"2026-01-01T00:00:{next(_seconds):02}Z"})
+    made = own_profile(unlike)
     made.save(tmp_path / "profile.json")
     followed = tmp_path / "profile.json" if as_file else made
     counts = []

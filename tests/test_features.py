@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,15 @@ from fsd_decoding.sampling import Sampling
 from fsd_decoding.stop_policy import DraftState, StopPolicy, Verified
 from fsd_predictors.examples import Examining
 from fsd_predictors.features import (
-    ACCEPTING,
-    NEXT,
+    FEATURES,
     NO_HISTORY,
     SHARE,
     Drafted,
     Place,
     Value,
     history_after,
+    known,
     matrix,
-    of_accepting,
-    of_next,
 )
 from fsd_predictors.measuring import MEASURED, measure
 from fsd_predictors.share_scale import ShareScale
@@ -65,29 +63,17 @@ def test_rows_one_by_one_and_all_at_once_give_equal_numbers(rounds: list[tuple[P
         return
     place = stacked([place for place, _ in rounds])
     steps = [stacked(tokens) for tokens in zip(*(steps for _, steps in rounds), strict=True)]
-    for formula, names in ((of_accepting, ACCEPTING), (of_next, NEXT)):
-        alone = np.array([formula(steps_of_one, place_of_one) for place_of_one, steps_of_one in rounds])
-        together = matrix(formula(steps, place))
-        assert together.shape == (len(rounds), len(names))
-        assert np.array_equal(alone, together)
-
-
-@given(a_round, number, number, number)
-def test_a_knows_nothing_of_the_token_it_forecasts(
-    drafting: tuple[Place, list[Drafted]], probability: float, kind: float, ends: float
-) -> None:
-    place, (*before, last) = drafting
-    other = replace(last, probability=probability, kind=kind, ends=ends)
-    assert of_accepting([*before, last], place) == of_accepting([*before, other], place)
-    assert of_next([*before, other], place)[-3:] == [probability, kind, ends]
+    alone = np.array([known(steps_of_one, place_of_one) for place_of_one, steps_of_one in rounds])
+    together = matrix(known(steps, place))
+    assert together.shape == (len(rounds), len(FEATURES))
+    assert np.array_equal(alone, together)
 
 
 @given(a_round)
 def test_features_are_what_their_names_say(drafting: tuple[Place, list[Drafted]]) -> None:
     place, steps = drafting
-    told = dict(zip(NEXT, of_next(steps, place), strict=True))
-    assert NEXT[: len(ACCEPTING)] == ACCEPTING
-    assert ACCEPTING[SHARE] == "share"
+    told = dict(zip(FEATURES, known(steps, place), strict=True))
+    assert FEATURES[SHARE] == "share"
     assert [told[name] for name in ("share", "divergence", "position", "step", "spared", "refused")] == [
         place.share, place.divergence, place.position, len(steps), place.spared, place.refused,
     ]  # fmt: skip
@@ -97,8 +83,8 @@ def test_features_are_what_their_names_say(drafting: tuple[Place, list[Drafted]]
     sure = {"entropy": 0.0, "top1": 1.0, "probability": 1.0, "kind": -1.0}  # before a round all is settled
     for back, whose, names in ((2, "previous", sure), (3, "earlier", ("entropy", "top1"))):
         for name in names:
-            known = len(steps) >= back
-            assert told[f"{whose}_{name}"] == (getattr(steps[-back], name) if known else sure[name])
+            drafted = len(steps) >= back
+            assert told[f"{whose}_{name}"] == (getattr(steps[-back], name) if drafted else sure[name])
     assert told["product"] == pytest.approx(math.prod(float(step.probability) for step in steps[:-1]))
     assert told["entropies"] == pytest.approx(sum(float(step.entropy) for step in steps[:-1]), abs=1e-9)
 
@@ -120,7 +106,7 @@ def test_a_history_tells_of_the_last_rounds_and_of_the_very_last_more() -> None:
 
 NEW, MOST = 32, 5
 BY_PLACE = TokenKinds(np.arange(VOCABULARY) % 6.0, np.isin(np.arange(VOCABULARY), EOS).astype(np.float64))
-Known = dict[tuple[int, int, int], list[float]]  # by problem, where its round began, and step: `NEXT`
+Known = dict[tuple[int, int, int], list[float]]  # by problem, where its round began, and step: `FEATURES`
 
 
 def wanted(begins: Any) -> Any:
@@ -151,7 +137,7 @@ class Recorder(StopPolicy):
                 steps.append(Drafted(*shape, *token))
                 share = self.scale.of("js", row.request.threshold)
                 place = Place.behind(row.memory or NO_HISTORY, float(len(row.tokens)), share, 0.0)
-                values = of_next(steps, place)
+                values = known(steps, place)
                 self.known[row.request.key, len(row.tokens), step] = [float(value) for value in values]
 
     def remember(self, memory: Any, verified: Verified) -> Any:
@@ -170,9 +156,8 @@ def known_of(traces: InMemory, rule: str, threshold: float, scale: ShareScale) -
         for examples in examining(laid, np.arange(len(laid.lanes))):
             problems = block.columns["problem"][examples.at].tolist()
             for problem, values in zip(problems, examples.values.tolist(), strict=True):
-                place = (problem, int(values[NEXT.index("position")]), int(values[NEXT.index("step")]))
-                if len(values) > len(found.get(place, ())):
-                    found[place] = values  # of b, which says all that a does, where there is one
+                place = (problem, int(values[FEATURES.index("position")]), int(values[FEATURES.index("step")]))
+                assert found.setdefault(place, values) == values  # of a and of b alike
     return found
 
 
@@ -191,10 +176,10 @@ def test_the_loop_and_traces_of_the_same_text_know_the_same(rule: str, share: fl
     real = decoder.generate(prompts, NEW, **settings, **shared)
     untouched = {i for i, (a, b) in enumerate(zip(alone, real, strict=True)) if a.tokens == b.tokens}
     assert len(untouched) == 30 if share is None else len(untouched) > 4
-    known = {place: v for place, v in known_of(traces, rule, threshold, scale).items() if place[0] in untouched}
-    for place, values in known.items():
-        assert recorder.known[place][: len(values)] == pytest.approx(values, rel=1e-5, abs=1e-5), place
-    told = {name: max(values[i] for values in known.values()) for i, name in enumerate(ACCEPTING)}
+    traced_known = {place: v for place, v in known_of(traces, rule, threshold, scale).items() if place[0] in untouched}
+    for place, values in traced_known.items():
+        assert recorder.known[place] == pytest.approx(values, rel=1e-5, abs=1e-5), place
+    told = {name: max(values[i] for values in traced_known.values()) for i, name in enumerate(FEATURES)}
     assert told["step"] >= 3
     assert told["accepted_3_back"] >= 1
     assert told["refused"] > 0

@@ -31,7 +31,7 @@ def forecast(traces: Traces) -> ReplayForecast:
 @settings(max_examples=25)
 @given(at=st.floats(-2, 7), rule=st.sampled_from(SPACE.rules), length=st.sampled_from(SPACE.draft_lengths))
 def test_it_says_what_replay_says(traces: Traces, forecast: ReplayForecast, at: float, rule: str, length: int) -> None:
-    threshold = forecast.threshold("js", at)
+    threshold = forecast.threshold(Configuration(rule, "js", length), at)
     expected = replay(traces, rule, "js", threshold, length).tokens_per_second(COSTS)
     assert forecast.tokens_per_second(Configuration(rule, "js", length, threshold)) == pytest.approx(expected, rel=0.01)
 
@@ -39,7 +39,7 @@ def test_it_says_what_replay_says(traces: Traces, forecast: ReplayForecast, at: 
 @pytest.mark.parametrize("name", SPACE.divergences)
 def test_a_threshold_accepts_the_share_it_stands_for(traces: Traces, forecast: ReplayForecast, name: str) -> None:
     for share in (0.3, 0.9, 0.97):
-        found = forecast.threshold(name, float(np.log(share / (1 - share))))
+        found = forecast.threshold(Configuration("fsd", name, 3), float(np.log(share / (1 - share))))
         low, high = quantiles(traces, name, [share - 0.01, share + 0.01])
         assert low <= found <= high
 
@@ -47,10 +47,11 @@ def test_a_threshold_accepts_the_share_it_stands_for(traces: Traces, forecast: R
 def test_it_grows_with_the_share_and_stays_finite(forecast: ReplayForecast) -> None:
     """kl_qp is infinite now and then in these traces."""
     for name in SPACE.divergences:
-        scale = [forecast.threshold(name, at) for at in np.linspace(forecast.lowest, forecast.highest, 300)]
+        arm = Configuration("fsd", name, 3)
+        scale = [forecast.threshold(arm, at) for at in np.linspace(forecast.lowest, forecast.highest, 300)]
         assert np.isfinite(scale).all()
         assert (np.diff(scale) >= 0).all()
-        speeds = [forecast.tokens_per_second(Configuration("fsd", name, 3, threshold)) for threshold in scale]
+        speeds = [forecast.tokens_per_second(arm.at(threshold)) for threshold in scale]
         assert (np.diff(speeds) >= -1e-9).all()
 
 

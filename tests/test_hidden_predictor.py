@@ -19,9 +19,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.ngram import NGram
 from fsd_decoding.result import Result
-from fsd_decoding.stop_policy import Answer, DraftState, StopPolicy
+from fsd_decoding.stop_policy import DraftState, StopPolicy
 from fsd_predictors.facts import HiddenInfo
-from fsd_predictors.features import ACCEPTING, NEXT
+from fsd_predictors.features import FEATURES, ROLES
 from fsd_predictors.models.tuning import tune
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.rows import training_rows
@@ -29,7 +29,7 @@ from fsd_predictors.stopping.draft_states import DraftStates
 from fsd_predictors.stopping.in_loop import EarlyStop
 from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.of_predictor import Stopper
-from fsd_predictors.stopping.rule import Round, StoppingRule
+from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 from fsd_predictors.surviving import survival
 from fsd_predictors.texts import Texts
 from fsd_predictors.training import train
@@ -75,12 +75,13 @@ class Looking(StoppingRule):
     def __init__(self) -> None:
         self.shown: list[tuple[Any, Any]] = []  # (H, n) numbers, and n positions in the completion
 
-    def wants_more(self, drafting: Round) -> bool:
-        return True
-
-    def withholds(self, drafting: Round) -> None:
+    def goes_on(self, drafting: Round) -> Answer:
         position = np.atleast_1d(drafting.place.position) + len(drafting.steps) - 1
         self.shown.append((np.array(drafting.state).reshape(len(drafting.state), -1), position))
+        return super().goes_on(drafting)
+
+    def wants_more(self, drafting: Round) -> bool:
+        return True
 
     @property
     def identity(self) -> str:
@@ -94,11 +95,12 @@ class Watching(EarlyStop):
         self.rule, self.seen = Looking(), dict[tuple[int, ...], Any]()
         super().__init__(self.rule, KINDS, states=DraftStates(decoder.draft, info))
 
-    def withholds(self, state: DraftState) -> list[bool] | None:
-        answer = super().withholds(state)
+    def goes_on(self, state: DraftState) -> list[bool]:
+        asked = len(self.rule.shown)
+        answer = super().goes_on(state)
         lengths = (state.batch.lengths + len(state.logits) - 1).tolist()
         for row, length in enumerate(lengths):
-            if state.going[row]:
+            if state.going[row] and len(self.rule.shown) > asked:
                 self.seen[tuple(state.batch.tokens[row, :length].tolist())] = self.rule.shown[-1][0][:, row]
         return answer
 
@@ -162,7 +164,7 @@ def test_replay_sees_the_column(traces: Traces) -> None:
 def test_a_head_reads_the_states_and_another_kind_does_not(trained: Predictor, traces: Traces, tmp_path: Path) -> None:
     facts = trained.facts
     assert facts.hidden == INFOS[0]
-    assert facts.features == {"accepting": (*ACCEPTING, "draft_hidden"), "next": (*NEXT, "draft_hidden")}
+    assert facts.features == dict.fromkeys(ROLES, (*FEATURES, "draft_hidden"))
     assert facts.falling == 0
     rows = training_rows(traces, "fsd-coupled", trained.scale, KINDS, hidden=True).joined()
     for model, seen in ((trained.accepting, rows.accepting), (trained.next, rows.next)):
@@ -170,14 +172,14 @@ def test_a_head_reads_the_states_and_another_kind_does_not(trained: Predictor, t
         assert np.abs(model.predict_proba(seen) - model.predict_proba(other)).mean() > 0.01
     boosted = train(traces, tmp_path, "boosted", trials=0, tokenizer=TOKENIZER)
     assert boosted.facts.hidden is None
-    assert boosted.facts.features == {"accepting": ACCEPTING, "next": NEXT}
+    assert boosted.facts.features == dict.fromkeys(ROLES, FEATURES)
 
 
 class _First:
     """Of the state's numbers, and nothing else."""
 
     def predict_proba(self, x: Any) -> Any:
-        chance = expit(x[:, len(ACCEPTING)])
+        chance = expit(x[:, len(FEATURES)])
         return np.column_stack([1 - chance, chance])
 
 
@@ -185,10 +187,10 @@ def test_survival_reads_the_state_behind_the_features(trained: Predictor, traces
     rows = training_rows(traces, "fsd-coupled", trained.scale, KINDS, thresholds={"js": [0.1]}, hidden=True).joined()
     problems = np.unique(rows.problem).tolist()
     texts = Texts.of(traces, "fsd-coupled", ("js",), KINDS, problems, hidden=True)
-    first = rows.accepting[:, ACCEPTING.index("step")] == 1
+    first = rows.accepting[:, FEATURES.index("step")] == 1
     model: Any = _First()
     found = survival(model, rows.accepting[first], rows.problem[first], ("js", 0.1), texts, steps=1)
-    assert np.allclose(found.forecast, expit(rows.accepting[first][:, len(ACCEPTING)]))
+    assert np.allclose(found.forecast, expit(rows.accepting[first][:, len(FEATURES)]))
 
 
 def test_tuning_tells_models_of_their_columns() -> None:
@@ -249,7 +251,7 @@ def test_a_step_that_fails_leaves_no_hook_behind_the_next_call(
     watch = policy.goes_on
     with monkeypatch.context() as patched:
 
-        def goes_on(state: DraftState) -> Answer:
+        def goes_on(state: DraftState) -> Any:
             patched.setattr(decoder.draft.model, "forward", interrupted)
             return watch(state)
 

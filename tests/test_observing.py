@@ -13,7 +13,6 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observing import RoundRecord
-from fsd_decoding.proposal import Proposal
 from fsd_decoding.recording import Recorder
 from tiny import llama, word_tokenizer
 
@@ -56,13 +55,9 @@ def test_an_entropy_counts_impossible_tokens_as_nothing(rounds: list[RoundRecord
     round_ = rounds[0]
     logits = round_.proposal.target_logits.clone()
     logits[..., 5:] = -torch.inf
-    cut = RoundRecord(**{**vars(round_), "proposal": _with(round_, target_logits=logits)})
+    cut = replace(round_, proposal=replace(round_.proposal, target_logits=logits))
     expected = entropy(torch.softmax(logits[:, :-1], -1).numpy(), axis=-1)
     assert cut.entropies()[0].numpy() == pytest.approx(expected, rel=1e-9)
-
-
-def _with(round_: RoundRecord, **changes: torch.Tensor) -> Proposal:
-    return replace(round_.proposal, **changes)  # type: ignore[arg-type]
 
 
 def test_a_recorder_keeps_what_the_rounds_said(

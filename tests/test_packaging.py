@@ -100,7 +100,7 @@ finally:
 def test_readme_tests_everything_and_ci_takes_its_command_from_there() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in readme if line.startswith("sh install.sh dev && ")] == [
-        "sh install.sh dev && .venv/bin/python -m pytest"
+        "sh install.sh dev && .venv/bin/python -m pytest -n 2 --dist loadfile"
     ]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert r"grep -m 1 '^sh install\.sh dev && ' README.md" in ci

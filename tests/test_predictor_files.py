@@ -18,7 +18,7 @@ from fsd_decoding.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile_parts import ModelInfo
 from fsd_predictors import files
 from fsd_predictors.facts import Facts, Problems, Quality, of_manifest
-from fsd_predictors.features import ACCEPTING, FEATURES, NEXT, Array
+from fsd_predictors.features import FEATURES, ROLES, Array
 from fsd_predictors.models import MODELS, calibrated
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.share_scale import Knots, ShareScale
@@ -43,7 +43,7 @@ def facts(**changes: Any) -> Facts:
     values: dict[str, Any] = {
         **of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
         "kind": "boosted", "rule": "fsd-coupled", "divergences": ("js",), "seed": 0, "rows": {"accepting": 400},
-        "problems": Problems(training=30, calibration=10, evaluation=10), "features": dict(FEATURES),
+        "problems": Problems(training=30, calibration=10, evaluation=10), "features": dict.fromkeys(ROLES, FEATURES),
         "parameters": {"accepting": {"trees": 7}}, "versions": {"python": "3"}, "falling": 0,
         "reached": (Quality(forecast="a", divergence="js", threshold=-1.0, rows=9, accepted=0.5, auc=None,
                             probability_auc=0.1, entropy_auc=None, error=1 / 3),),
@@ -53,8 +53,8 @@ def facts(**changes: Any) -> Facts:
 
 def predictor(kind: str = "boosted", **changes: Any) -> Predictor:
     accepting, following = (
-        calibrated(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(names))), *rows(len(names), seed=1))
-        for names in (ACCEPTING, NEXT)
+        calibrated(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES))), *rows(len(FEATURES), seed=seed))
+        for seed in (1, 3)
     )
     return Predictor(accepting, following, SCALE, facts(kind=kind, **changes))
 
@@ -67,8 +67,8 @@ def test_what_is_loaded_is_what_was_saved(kind: str, tmp_path: Path) -> None:
     assert loaded.facts == saved.facts
     assert loaded.fingerprint == saved.fingerprint
     assert loaded.scale.to_json() == saved.scale.to_json()
-    for mine, theirs, names in ((saved.accepting, loaded.accepting, ACCEPTING), (saved.next, loaded.next, NEXT)):
-        given, _ = rows(len(names), seed=2)
+    given, _ = rows(len(FEATURES), seed=2)
+    for mine, theirs in ((saved.accepting, loaded.accepting), (saved.next, loaded.next)):
         assert np.array_equal(mine.predict_proba(given), theirs.predict_proba(given))
 
 
@@ -210,7 +210,7 @@ def test_divergences_of_other_formulas_are_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_predictor_of_other_features_is_refused(tmp_path: Path) -> None:
-    swapped = {"accepting": ACCEPTING, "next": (*NEXT[:-2], *reversed(NEXT[-2:]))}
+    swapped = {"accepting": FEATURES, "next": (*FEATURES[:-2], *reversed(FEATURES[-2:]))}
     predictor(features=swapped).save(tmp_path / "other")
     with pytest.raises(UsageError, match="reads other features than this version has; train again"):
         Predictor.load(tmp_path / "other")

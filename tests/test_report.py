@@ -16,7 +16,7 @@ from fsd_calib.progress import Bars, Lines, Silent
 from fsd_calib.report import print_details, print_report, usage
 from fsd_calib.reporting.curve import nondominated
 from fsd_calib.reporting.verdict import verdict
-from fsd_decoding.profile_parts import CurvePoint
+from fsd_decoding.profile_curve import CurvePoint
 from profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
 
 OUTCOMES: tuple[dict[str, Any], ...] = ({}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT)

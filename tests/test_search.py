@@ -14,7 +14,8 @@ from fsd_calib.progress import Silent
 from fsd_calib.searching import Front, Goal, KeepAccuracy, ReachSpeed, Searched, Space, freeze, nondominated, search
 from fsd_calib.searching.forecast import first_as_fast, speed_at
 from fsd_calib.searching.racing import race
-from fsd_calib.searching.space import logit
+from fsd_calib.searching.space import kin, logit
+from fsd_decoding.adaptive import Schedule
 from traces import refusal
 from worlds import HIGHEST, LOWEST, Formula, World, chance
 
@@ -44,7 +45,7 @@ def best_there_is(world: World, arm: Configuration) -> float:
     """tokens/s of the arm just below where its chance to pass first falls short, to .02 in logit(u)."""
 
     def holds(at: float) -> bool:
-        return passes(world, arm.at(Formula().threshold("js", at)))
+        return passes(world, arm.at(Formula().threshold(arm, at)))
 
     low, high = LOWEST, HIGHEST
     while high - low > 0.02:
@@ -89,6 +90,21 @@ def test_across_arms_the_winner_is_as_fast_as_the_best_arm_allows(seed: int) -> 
     assert world.fresh <= 7 * world.count
 
 
+def test_of_several_shapes_the_one_that_bears_most_wins_and_none_bounds_another() -> None:
+    """Races on 1,000 problems; the seed is fixed, so there is no false alarm."""
+    rising, falling = (made.identity for made in (Schedule(0.5, 1.0, over=9), Schedule(1.0, 0.5, over=9)))
+    space = Space(("fsd-coupled",), ("js",), (4, 10), (None, rising, falling))
+    assert [{arm.policy for arm in family} for family in space.families] == [{None}, {rising}, {falling}]
+    assert kin(*space.families[0])
+    assert not kin(space.families[0][0], space.families[1][0])
+    shifts = {rising or "": 0.8, falling or "": -0.8}
+    searched = run(World(count=1000, shifts=shifts), space)
+    assert fastest(searched).policy == rising
+    assert len({t.configuration.policy for t in searched.tried}) == 3
+    alone = best_there_is(World(count=1000, shifts={"js": 0.8}), Configuration("fsd-coupled", "js", 10))
+    assert expected(fastest(searched)) >= 0.98 * alone
+
+
 def test_a_race_stops_early_where_the_matter_is_clear_and_decides_as_the_whole_part_would() -> None:
     """40 races; each errs with a chance below .02 (three looks at 2.5 deviations), and hardly any is near the edge:
     3 errors or more would be a false alarm once in 100. The seeds are fixed."""
@@ -97,7 +113,8 @@ def test_a_race_stops_early_where_the_matter_is_clear_and_decides_as_the_whole_p
         world = World(count=1000, seed=seed)
         bench, target, asked = world.bench(), world.target(), []
         for at in range(-1, 9):
-            fuzzy = Configuration("fsd-coupled", "js", 6, Formula().threshold("js", at))
+            fuzzy = Configuration("fsd-coupled", "js", 6)
+            fuzzy = fuzzy.at(Formula().threshold(fuzzy, at))
             raced = race(bench, fuzzy, target, KEEP, Formula(), lambda done: None)
             asked.append(raced.seen.fuzzy.problems)
             wrong += (raced.judged.shortfall <= 0) != passes(world, fuzzy)
@@ -212,4 +229,4 @@ def test_the_first_share_that_is_as_fast(wanted: float) -> None:
 
 
 def test_logit_is_the_inverse_of_the_share() -> None:
-    assert Formula().threshold("js", logit(0.97)) == pytest.approx(0.97)
+    assert Formula().threshold(ONE.families[0][0], logit(0.97)) == pytest.approx(0.97)

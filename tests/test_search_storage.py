@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -67,7 +68,7 @@ def test_the_study_holds_parameters_values_and_constraints(tmp_path: Path, alone
     study = optuna.load_study(study_name="study", storage=url)
     assert [t.value for t in study.trials] == [t.value for t in alone.tried]
     for trial, tried in zip(study.trials, alone.tried, strict=True):
-        assert list(trial.params) == ["rule", "divergence", "draft_length", "logit_share"]
+        assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "logit_share"]
         assert trial.constraints == {"shortfall": tried.shortfall}
         assert trial.user_attrs["problems"] == tried.problems
 
@@ -152,10 +153,11 @@ def test_a_damaged_journal_is_named_set_aside_and_begun_anew(damage: str, tmp_pa
     assert searched(str(path), world()) == alone
 
 
-def test_a_study_of_another_search_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [replace(SPACE, draft_lengths=(2, 6)), replace(SPACE, policies=(None, "{}"))])
+def test_a_study_of_another_search_is_refused_by_name(other: Space, tmp_path: Path) -> None:
     storage = place("sqlite", tmp_path)
     searched(storage, world(), trials=1)
-    other, of = Space(("fsd-coupled",), ("js",), (2, 6)), world()
+    of = world()
     said = refusal(lambda: search(of.bench(), of.target(), Formula(), other, GOAL, storage, "study", 5, Silent()))
     assert "the study 'study' in sqlite:///" in said
     assert "another space" in said

@@ -13,7 +13,7 @@ from fsd_collectors.store.reading import Traces
 from fsd_decoding.errors import UsageError
 from fsd_predictors.dividing import divide, of_problems
 from fsd_predictors.evaluating import Judged, evaluate
-from fsd_predictors.features import ACCEPTING, NEXT, Array
+from fsd_predictors.features import FEATURES, ROLES, Array
 from fsd_predictors.importances import importance
 from fsd_predictors.models import MODELS, AcceptanceModel, Boosted
 from fsd_predictors.predictor import Predictor
@@ -116,7 +116,7 @@ class _Half(Boosted):
 def test_survival_multiplies_forecasts_and_counts_whole_drafts(given: Traces) -> None:
     """Recounted from the traces, a token at a time."""
     rows, texts, point = laid(given)
-    first = rows.accepting[:, ACCEPTING.index("step")] == 1
+    first = rows.accepting[:, FEATURES.index("step")] == 1
     found = survival(_Half(), rows.accepting[first], rows.problem[first], point, texts, steps=4)
     assert found.forecast == pytest.approx(0.5**found.step)
     table = given.to_pandas(["problem", "position", "same_token", "js", "drafted", "draft_probability"])
@@ -124,7 +124,7 @@ def test_survival_multiplies_forecasts_and_counts_whole_drafts(given: Traces) ->
     by_problem = {problem: part.reset_index() for problem, part in table.groupby("problem")}
     for step in range(1, 5):
         for values, problem in zip(rows.accepting[first], rows.problem[first], strict=True):
-            text, begin = by_problem[problem], int(values[ACCEPTING.index("position")])
+            text, begin = by_problem[problem], int(values[FEATURES.index("position")])
             draft = text.iloc[begin : begin + step]
             if len(draft) == step and not draft.drafted[:-1].isin(given.manifest.eos).any():
                 expected.append((step, (draft.same_token | (draft.js <= 0.1)).all(), draft.draft_probability.prod()))
@@ -221,4 +221,4 @@ def test_a_folder_of_something_else_is_refused_before_the_work(given: Traces, tm
 
 
 def test_features_are_named_in_order(trained: tuple[Path, Predictor]) -> None:
-    assert trained[1].facts.features == {"accepting": ACCEPTING, "next": NEXT}
+    assert trained[1].facts.features == dict.fromkeys(ROLES, FEATURES)

@@ -17,7 +17,7 @@ from fsd_collectors.replay.cases import cases
 from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, lay
 from fsd_decoding.errors import UsageError
 from fsd_predictors.examples import CEILING, Examining
-from fsd_predictors.features import ACCEPTING, NEXT, NO_HISTORY, Drafted, Place, of_accepting, of_next
+from fsd_predictors.features import FEATURES, NO_HISTORY, Drafted, Place, known
 from fsd_predictors.measuring import MEASURED
 from fsd_predictors.rows import Rows, training_rows
 from fsd_predictors.sample import Sample
@@ -80,11 +80,11 @@ def by_hand(
             token = row["drafted"]
             shape = [row[name] for name in DRAFT]
             steps.append(Drafted(*shape, *(float(of[token]) for of in (KINDS.kind, KINDS.ends))))
-            yield "accepting", of_accepting(steps, place), agreed[i]
+            yield "accepting", known(steps, place), agreed[i]
             if token == ENDS and agreed[i]:
-                yield "next", of_next(steps, place), False
+                yield "next", known(steps, place), False
             if agreed[i] and token != ENDS and at + i + 1 < len(text):
-                yield "next", of_next(steps, place), accepts(text[at + i + 1], rule, divergence, threshold)
+                yield "next", known(steps, place), accepts(text[at + i + 1], rule, divergence, threshold)
             if token == ENDS:
                 break
         alone = [row[divergence] for row in drafts[:accepted] if not accepts(row, rule, divergence, -1.0)]
@@ -145,8 +145,8 @@ def test_rows_are_the_examples_of_every_text_at_every_threshold_asked_for(rule: 
     asked = {"tv": [-1.0, 0.4], "js": [0.2]}
     rows = training_rows(TRACES, rule, SCALE, KINDS, most=1, thresholds=asked)
     expectation = expected(TEXTS, 1, rule, [(name, each) for name, scale in asked.items() for each in scale])
-    assert rows.accepting.shape == (len(rows.accepted), len(ACCEPTING))
-    assert rows.next.shape == (len(rows.next_accepted), len(NEXT))
+    assert rows.accepting.shape == (len(rows.accepted), len(FEATURES))
+    assert rows.next.shape == (len(rows.next_accepted), len(FEATURES))
     for forecast, found in told(rows).items():
         assert np.allclose(found, expectation[forecast], rtol=1e-6, atol=0)
 
@@ -154,7 +154,7 @@ def test_rows_are_the_examples_of_every_text_at_every_threshold_asked_for(rule: 
 def test_thresholds_are_drawn_over_the_whole_scale_and_below_zero() -> None:
     rows = training_rows(traces_of(random_texts(300, 4)), "fsd-coupled", SCALE, KINDS, thresholds=5)
     share, divergence, position, step = (
-        rows.accepting[:, ACCEPTING.index(name)] for name in ("share", "divergence", "position", "step")
+        rows.accepting[:, FEATURES.index(name)] for name in ("share", "divergence", "position", "step")
     )
     for index, name in enumerate(SCALE.divergences):
         first = share[(position == 0) & (step == 1) & (divergence == index)]
@@ -168,7 +168,7 @@ def test_thresholds_are_drawn_over_the_whole_scale_and_below_zero() -> None:
 
 def test_drafts_have_all_lengths_and_rounds_their_history() -> None:
     bold = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, most=6, thresholds={"js": [0.9]})
-    last = {name: bold.accepting[:, i].max() for i, name in enumerate(ACCEPTING)}
+    last = {name: bold.accepting[:, i].max() for i, name in enumerate(FEATURES)}
     assert last["step"] == 6
     assert (last["accepted_1_back"], last["accepted_3_back"]) == (6, 6)
     assert last["spared"] > 0
@@ -202,13 +202,13 @@ def test_rows_know_their_problem_and_the_state_behind_them() -> None:
     rows = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, hidden=True)
     assert rows.hidden is not None
     assert rows.next_hidden is not None
-    for values, names, problems, states in (
-        (rows.accepting, ACCEPTING, rows.problem, rows.hidden),
-        (rows.next, NEXT, rows.next_problem, rows.next_hidden),
+    for values, problems, states in (
+        (rows.accepting, rows.problem, rows.hidden),
+        (rows.next, rows.next_problem, rows.next_hidden),
     ):
         assert len(values) == len(problems) == len(states)
         for row, problem, state in list(zip(values, problems, states, strict=True))[::97]:
-            told = dict(zip(names, row.tolist(), strict=True))
+            told = dict(zip(FEATURES, row.tolist(), strict=True))
             source = TEXTS[problem - 100][int(told["position"] + told["step"]) - 1]
             assert source["draft_entropy"] == told["entropy"]
             assert np.array_equal(source["draft_hidden"], state)
@@ -217,12 +217,10 @@ def test_rows_know_their_problem_and_the_state_behind_them() -> None:
 def test_the_ceiling_knows_what_the_target_says_of_the_place_that_is_forecast() -> None:
     plain, rows = (training_rows(TRACES, "fsd-coupled", SCALE, KINDS, ceiling=each) for each in (False, True))
     assert np.array_equal(plain.next, rows.next[:, : -len(CEILING)])
-    for values, ahead, names, problems in (
-        (rows.accepting, 0, ACCEPTING, rows.problem), (rows.next, 1, NEXT, rows.next_problem),
-    ):  # fmt: skip
-        assert values.shape[1] == len(names) + len(CEILING)
+    for values, ahead, problems in ((rows.accepting, 0, rows.problem), (rows.next, 1, rows.next_problem)):
+        assert values.shape[1] == len(FEATURES) + len(CEILING)
         for row, problem in list(zip(values, problems, strict=True))[::97]:
-            at = int(row[names.index("position")] + row[names.index("step")]) - 1 + ahead
+            at = int(row[FEATURES.index("position")] + row[FEATURES.index("step")]) - 1 + ahead
             text = TEXTS[problem - 100]
             assert row[-len(CEILING) :].tolist() == [text[min(at, len(text) - 1)][name] for name in CEILING]
 
@@ -235,7 +233,7 @@ def test_of_too_many_rows_whole_rounds_are_kept() -> None:
     assert 100 < len(some.accepting) <= 150
     assert 0 < len(some.next) <= len(some.accepting) < len(everything.accepting)
     everywhere = {tuple(row) for row in everything.accepting.tolist()}
-    position, step = (ACCEPTING.index(name) for name in ("position", "step"))
+    position, step = (FEATURES.index(name) for name in ("position", "step"))
     begun = {
         (problem, row[position]) for problem, row in zip(some.problem, some.accepting, strict=True) if row[step] == 1
     }
@@ -261,7 +259,7 @@ def test_every_group_has_one_chance_to_be_sampled() -> None:
 def test_where_nothing_is_accepted_b_has_no_rows() -> None:
     rows = training_rows(TRACES, "fsd", SCALE, KINDS, thresholds=1)
     assert not rows.accepted.any()
-    assert rows.next.shape == (0, len(NEXT))
+    assert rows.next.shape == (0, len(FEATURES))
     assert len(rows.next_accepted) == len(rows.next_problem) == 0
 
 

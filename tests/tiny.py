@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,9 +46,9 @@ FAMILIES = {
 }
 
 
-def word_tokenizer(words: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """`w2 w3` -> [2, 3]."""
-    vocabulary = {"<pad>": 0, "<eos>": EOS[0], **{f"w{i}": i for i in range(2, words)}}
+def word_tokenizer(words: int = VOCABULARY, others: Mapping[int, str] = {}) -> PreTrainedTokenizerFast:
+    """`w2 w3` -> [2, 3]; `others`: words that are written otherwise."""
+    vocabulary = {"<pad>": 0, "<eos>": EOS[0], **{others.get(i, f"w{i}"): i for i in range(2, words)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")

@@ -26,13 +26,13 @@ def even_words(reference: str, text: str) -> bool:
 def task(count: int) -> Task:
     tiny = tiny_task(count)
     problems = tuple(Problem(p.id, p.question, p.question, "", None) for p in tiny.problems)
-    return Task("tiny", problems, 24, (), "tests", even_words)
+    return Task("tiny", problems, 12, (), "tests", even_words)
 
 
 def run(out: Path, cache: Path, problems: int = 240, **wish: Any) -> ThresholdProfile:
     torch.set_num_threads(1)
     target, draft = related(seed=1, spread=0.05)
-    settings: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": "js", **wish}
+    settings: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": ("js", "tv"), **wish}
     return calibrate(
         task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=out, cache=cache, **settings
     )
@@ -41,5 +41,5 @@ def run(out: Path, cache: Path, problems: int = 240, **wish: Any) -> ThresholdPr
 if __name__ == "__main__":
     print("here", flush=True)
     warnings.simplefilter("error")  # nothing that a kill leaves behind may count as damage
-    run(Path(sys.argv[1]), Path(sys.argv[2]))
+    run(Path(sys.argv[1]), Path(sys.argv[2]), problems=160)
     print("done", flush=True)

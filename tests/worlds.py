@@ -45,7 +45,7 @@ class Formula:
     highest: float = HIGHEST
     drift: float = 0.0
 
-    def threshold(self, divergence: str, logit_share: float) -> float:
+    def threshold(self, arm: Configuration, logit_share: float) -> float:
         return 1 / (1 + math.exp(-logit_share))
 
     def tokens_per_second(self, configuration: Configuration) -> float:
@@ -61,8 +61,8 @@ class Formula:
 class World:
     """`Decode` over problems with a loss point each: from there on, in logit(u), its answer is wrong.
 
-    losses: the law of loss points, (count, random) -> (count,). shifts: by divergence, added to them. lapses: a share
-    of problems that are also wrong in one interval below their point, which makes curves uneven.
+    losses: the law of loss points, (count, random) -> (count,). shifts: by divergence or policy, added to them.
+    lapses: a share of problems that are also wrong in one interval below their point, which makes curves uneven.
     """
 
     count: int = 600
@@ -95,8 +95,7 @@ class World:
     def correct(self, configuration: Configuration) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         if configuration.rule == "target":
             return self.right
-        assert configuration.threshold is not None
-        at = logit(configuration.threshold) - self.shifts.get(configuration.divergence, 0.0)
+        at = self._place(configuration)
         lapsed = (self.lapse <= at) & (at < self.lapse + 0.5)
         return np.where(self.right, (at < self.lost) & ~lapsed, at >= self.found)
 
@@ -115,11 +114,17 @@ class World:
     def _decoding(self, configuration: Configuration, i: int, correct: bool) -> Decoding:
         if configuration.threshold is None:
             return Decoding(correct, "", TOKENS, TOKENS, 0, 0)
-        at = logit(configuration.threshold) - self.shifts.get(configuration.divergence, 0.0)
+        at = self._place(configuration)
         self.seen.add((configuration.arm, i, int(np.searchsorted(self.changes[i], at))))
         length = configuration.draft_length
         rounds = max(round(TOKENS * self.pace[i] / tokens_a_round(configuration.threshold, length)), 1)
         return Decoding(correct, "", TOKENS, rounds, rounds * length, TOKENS - rounds)
+
+    def _place(self, configuration: Configuration) -> float:
+        """In logit(u), as if nothing were shifted."""
+        assert configuration.threshold is not None
+        shifts = (self.shifts.get(name or "", 0.0) for name in (configuration.divergence, configuration.policy))
+        return logit(configuration.threshold) - sum(shifts)
 
     @property
     def decoded(self) -> int:
