@@ -103,7 +103,7 @@ def compare(traces: Traces, models: tuple[Any, Any], task: Any, tokenizer: Any, 
             accepts, chance = accepted_by_sd(p, q, x, temperature, traces.manifest.seed, problem, at)
         choices["sd_accepts"], expected["sd_probability"] = accepts, chance
         for name, column in expected.items():
-            assert rows[name].to_numpy() == pytest.approx(column, abs=off, rel=off), name
+            assert rows[name].to_numpy() == pytest.approx(column, abs=off, rel=off / 5), name
         agreed.append(np.stack([rows[name].to_numpy() == column for name, column in choices.items()]))
     assert np.concatenate(agreed, 1).mean(1).min() >= agreeing
 
@@ -430,12 +430,12 @@ def test_logits_that_are_no_numbers_stop_the_run(broken: int, tmp_path: Path) ->
 @pytest.mark.parametrize("way", ["along the target", "fsd-coupled"])
 def test_fifty_problems_of_the_bundled_pair(way: str, temperature: float, tmp_path: Path) -> None:
     """Two forwards in fp32 differ in the last bits, by how much depends on the processor: a choice between near equals
-    may be another, so may a rank among hundreds, and a KL of 20 nats is off by more than 1e-4. Float64 is strict."""
+    may be another, and a KL of 9 nats was seen off by 2e-4. Float64 is strict."""
     target, draft = pair_paths()
     tokenizer = load_tokenizer(target)
     models = load_model(target, "cpu", None), load_model(draft, "cpu", None)
     task = load_task("arithmetic", limit=50, tokenizer=tokenizer)
     settings: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 16, "temperature": temperature}
     traces = collect(tmp_path, models, task, **settings | WAYS[way])
-    compare(traces, models, task, tokenizer, off=1e-3, agreeing=0.99)
+    compare(traces, models, task, tokenizer, off=5e-4, agreeing=0.998)
     assert traces.to_pandas(table="completions").correct.mean() > 0.5
