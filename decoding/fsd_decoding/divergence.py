@@ -164,12 +164,15 @@ def divergences(names: Sequence[str], target_logits: Tensor, draft_logits: Tenso
 
 
 def unchecked(
-    names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scanned: Scan | None = None
+    names: Sequence[str],
+    target_logits: Tensor,
+    draft_logits: Tensor,
+    scanned: tuple[Scan | None, Scan | None] = (None, None),
 ) -> dict[str, Tensor]:
     """`divergences` without a look at the values, which on a GPU would wait for them: NaN where logits are.
 
-    On a GPU they are computed by a kernel, without a table of the vocabulary's size; scanned: what it read of the
-    target's logits already.
+    On a GPU they are computed by a kernel, without a table of the vocabulary's size; scanned: what was
+    read of either's logits already.
     """
     if serves(target_logits, draft_logits) and (found := _fused(names, target_logits, draft_logits, scanned)):
         return found
@@ -207,7 +210,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def _fused(
-    names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scanned: Scan | None
+    names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scanned: tuple[Scan | None, Scan | None]
 ) -> dict[str, Tensor] | None:
     """None where it is not the kernel's to compute."""
     from fsd_decoding.kernels.comparing import compare, knows
@@ -218,7 +221,7 @@ def _fused(
     if not knows(names) or mixed or not target_logits.numel() or target_logits.shape != draft_logits.shape:
         return None
     target, draft = _three(target_logits), _three(draft_logits)
-    compared = compare(names, target, draft, (scanned or scan(target), scan(draft)))
+    compared = compare(names, target, draft, (scanned[0] or scan(target), scanned[1] or scan(draft)))
     return {name: one.reshape(target_logits.shape[:-1]) for name, one in compared.items()}
 
 

@@ -13,6 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fsd_decoding.in_graph import in_graph
+
 
 def _word(value: int) -> Tensor:
     """A 32-bit constant in int32; as a tensor, which small operations take twice as fast as a number."""
@@ -63,14 +65,14 @@ def _spread(tokens: Tensor) -> Tensor:
 
 
 def _spread_vocabulary(size: int, device: torch.device) -> Tensor:
-    return _spread_anew(size, device) if torch.compiler.is_compiling() else _spread_kept(size, device)
+    return _spread_anew(size, device) if in_graph() else _spread_kept(size, device)
 
 
 def _spread_anew(size: int, device: torch.device) -> Tensor:
     return _spread(torch.arange(size, device=device))
 
 
-_spread_kept = lru_cache(maxsize=8)(_spread_anew)  # a graph keeps nothing from one call to the next
+_spread_kept = lru_cache(maxsize=8)(_spread_anew)
 
 
 def bits(keys: Tensor, positions: Tensor, stream: Stream, tokens: Tensor) -> Tensor:

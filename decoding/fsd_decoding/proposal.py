@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fsd_decoding.divergence import check_name, unchecked
 from fsd_decoding.errors import UsageError
+from fsd_decoding.kernels.serving import serves
 from fsd_decoding.lazy import lazy
 from fsd_decoding.sampling import Sampling
 
@@ -81,11 +82,30 @@ class Proposal:
         return self.sampling.scan(self.target_logits, self.keys, self.positions)
 
     @lazy
+    def _draft_scanned(self) -> Scan | None:
+        """The draft's, likewise."""
+        if self._scanned is None or not (self.draft_logits.numel() and serves(self.draft_logits)):
+            return None
+        from fsd_decoding.kernels.scanning import scan
+
+        return scan(self.draft_logits)
+
+    @property
+    def finite(self) -> tuple[Tensor, Tensor]:
+        """Where logits are no NaN, not +inf and not all -inf: the target's (B, L + 1), the draft's (B, L)."""
+        target, draft = self._scanned, self._draft_scanned
+        return (
+            (self.target_logits.amax(-1) if target is None else target.normaliser).isfinite(),
+            (self.draft_logits.amax(-1) if draft is None else draft.normaliser).isfinite(),
+        )
+
+    @lazy
     def divergences(self) -> Tensor:
         """D: (B, L)."""
         name = self.criterion.divergence
         if self.criterion.on == "raw":
-            return unchecked([name], self.target_logits[:, :-1], self.draft_logits, self._scanned)[name]
+            scanned = self._scanned, self._draft_scanned
+            return unchecked([name], self.target_logits[:, :-1], self.draft_logits, scanned)[name]
         return unchecked([name], self.warped_target[:, :-1], self.warped_draft)[name]
 
     @lazy

@@ -73,10 +73,9 @@ def settle(judged: Judged, batch: Batch) -> Tensor:
     bonus = torch.where(span < judged.drafted[:, None], pad(verdict.fallback, (0, 1)), proposal.target_choice)
     emitted = torch.where(span < judged.accepted[:, None], pad(proposal.drafted, (0, 1)), bonus)  # (B, L + 1)
     batch.tokens.scatter_(1, proposal.positions, emitted)  # what lies beyond the new length is written again later
-    logits = (proposal.target_logits[:, 1:], proposal.draft_logits)
-    finite = [one.amax(-1).isfinite() for one in logits]  # the largest is NaN where any is
+    target, draft = proposal.finite
     rubbish = span[:-1] >= judged.drafted[:, None]
-    sound = proposal.target_logits[:, 0].amax(-1).isfinite() & (finite[0] & finite[1] | rubbish).all(1)
+    sound = target[:, 0] & (target[:, 1:] & draft | rubbish).all(1)
     bounded = proposal.bounded(~rubbish)
     parts = [emitted, torch.stack([judged.drafted, judged.accepted, sound, bounded], 1)]
     if verdict.score is not None and verdict.by_score is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsd_decoding.kernels.scanning import BLOCK, Scan, accumulator, splits
+from fsd_decoding.kernels.opaque import as_graphs_can, opaque
+from fsd_decoding.kernels.scanning import BLOCK, Scan, accumulator, splits, sums_dtype
 
 _SUMS = ("js", "ag", "kl_qp", "kl_pq", "tv", "squares")  # in the order of their columns; 0 where nobody asks
 _NEEDS = {name: name for name in _SUMS[:-1]} | {"hellinger": "squares", "doubt": "js"}  # divergence -> its sum
@@ -34,23 +34,41 @@ def compare(names: Sequence[str], target: Tensor, draft: Tensor, scans: tuple[Sc
     scans: of both, of at least their first N places. Returns for each name (B, N) in nats, summed in fp32, or in fp64
     where both logits are fp64.
     """
-    rows, places, vocabulary = target.shape
-    inner = accumulator(target, draft)
-    parts, size = splits(vocabulary)
-    sums = target.new_empty(
-        (rows * places, parts, len(_SUMS)), dtype=torch.float64 if inner == tl.float64 else torch.float32
-    )
-    needed = {_NEEDS[name] for name in names}
-    _compare[(rows * places, parts)](
-        target, draft, *(one.normaliser[:, :places].contiguous() for one in scans), sums,
-        places, vocabulary, size, *target.stride()[:2], *draft.stride()[:2],
-        **{name.upper(): name in needed for name in _SUMS}, COLUMNS=len(_SUMS), INNER=inner, BLOCK=BLOCK,
-    )  # fmt: skip
-    found = dict(zip(_SUMS, sums.sum(1).reshape(rows, places, -1).unbind(-1), strict=True))
+    p, q = (one.normaliser[:, : target.shape[1]].contiguous() for one in scans)
+    asked = [name for name in _SUMS if name in {_NEEDS[name] for name in names}]
+    sums = as_graphs_can(_read, _opaque)(target, draft, p, q, ",".join(asked))
+    found = dict(zip(_SUMS, sums.sum(2).unbind(-1), strict=True))
     return {
         name: (_FINISH[name](found[_NEEDS[name]], *scans) if name in _FINISH else found[name]).clamp_min(0.0)
         for name in names
     }
+
+
+def _read(target: Tensor, draft: Tensor, target_normaliser: Tensor, draft_normaliser: Tensor, asked: str) -> Tensor:
+    """What every split sums up of the sums asked for: (B, N, S, 6)."""
+    rows, places, vocabulary = target.shape
+    parts, size = splits(vocabulary)
+    sums = _found(target, draft, target_normaliser, draft_normaliser, asked)
+    needed = asked.split(",")
+    _compare[(rows * places, parts)](
+        target, draft, target_normaliser, draft_normaliser, sums,
+        places, vocabulary, size, *target.stride()[:2], *draft.stride()[:2],
+        **{name.upper(): name in needed for name in _SUMS},
+        COLUMNS=len(_SUMS), INNER=accumulator(target, draft), BLOCK=BLOCK,
+    )  # fmt: skip
+    return sums
+
+
+def _found(target: Tensor, draft: Tensor, target_normaliser: Tensor, draft_normaliser: Tensor, asked: str) -> Tensor:
+    """Memory for it."""
+    rows, places, vocabulary = target.shape
+    return target.new_empty((rows, places, splits(vocabulary)[0], len(_SUMS)), dtype=sums_dtype(target, draft))
+
+
+_opaque = opaque(
+    "compare", "(Tensor target, Tensor draft, Tensor target_normaliser, Tensor draft_normaliser, str asked) -> Tensor",
+    _read, _found,
+)  # fmt: skip
 
 
 @triton.jit

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fsd_decoding import noise
+from fsd_decoding.kernels.opaque import as_graphs_can, opaque
 
 BLOCK = 1024  # logits a program reads at once
 _LEAST_SPLIT = 4 * BLOCK
@@ -52,25 +53,20 @@ def splits(vocabulary: int) -> tuple[int, int]:
     return triton.cdiv(vocabulary, size), size
 
 
-def accumulator(*logits: Tensor) -> tl.dtype:
+def sums_dtype(*logits: Tensor) -> torch.dtype:
     """What sums are held in: fp64 for fp64 logits alone."""
-    return tl.float64 if all(one.dtype == torch.float64 for one in logits) else tl.float32
+    return torch.float64 if all(one.dtype == torch.float64 for one in logits) else torch.float32
+
+
+def accumulator(*logits: Tensor) -> tl.dtype:
+    """The same in Triton's words."""
+    return tl.float64 if sums_dtype(*logits) == torch.float64 else tl.float32
 
 
 def scan(logits: Tensor, race: Race | None = None) -> Scan:
     """logits (B, N, V) of any float dtype and strides, but for tokens side by side."""
-    rows, places, vocabulary = logits.shape
-    parts, size = splits(vocabulary)
-    inner = accumulator(logits)
-    dtype = torch.float64 if inner == tl.float64 else torch.float32
-    floats = logits.new_empty((5, rows, places, parts), dtype=dtype)
-    tokens = logits.new_empty((2, rows, places, parts), dtype=torch.int32)
-    temperature = floats.new_full((1,), race.temperature if race is not None else 1.0)  # a number would be cut to fp32
-    first, second = race.words if race is not None else (temperature, temperature)  # not looked at
-    _scan[(rows * places, parts)](
-        logits, *floats.unbind(), *tokens.unbind(), first, second, temperature,
-        places, vocabulary, size, logits.stride(0), logits.stride(1), RACES=race is not None, INNER=inner, BLOCK=BLOCK,
-    )  # fmt: skip
+    first, second = race.words if race is not None else (None, None)
+    floats, tokens = as_graphs_can(_read, _opaque)(logits, first, second, race.temperature if race is not None else 1.0)
     largest, total, weighted, second_largest, won = floats
     top, choice = tokens
     best = largest.argmax(-1, keepdim=True)  # the first of equals, and parts lie in order
@@ -82,6 +78,33 @@ def scan(logits: Tensor, race: Race | None = None) -> Scan:
         torch.maximum(second_largest, largest.scatter(-1, best, -torch.inf)).amax(-1),
         choice.gather(-1, winner).squeeze(-1).long(),
     )
+
+
+def _read(logits: Tensor, first: Tensor | None, second: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """What every split found: (5, B, N, S) numbers and (2, B, N, S) tokens, in the order of `_scan`'s pointers."""
+    rows, places, vocabulary = logits.shape
+    parts, size = splits(vocabulary)
+    floats, tokens = _found(logits, first, second, temperature)
+    warmth = floats.new_full((1,), temperature)  # a number would be cut to fp32
+    words = (warmth, warmth) if first is None else (first, second)  # without a race not looked at
+    _scan[(rows * places, parts)](
+        logits, *floats.unbind(), *tokens.unbind(), *words, warmth, places, vocabulary, size,
+        *logits.stride()[:2], RACES=first is not None, INNER=accumulator(logits), BLOCK=BLOCK,
+    )  # fmt: skip
+    return floats, tokens
+
+
+def _found(logits: Tensor, first: Tensor | None, second: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """Memory for it."""
+    rows, places, vocabulary = logits.shape
+    shape = rows, places, splits(vocabulary)[0]
+    floats = logits.new_empty((5, *shape), dtype=sums_dtype(logits))
+    return floats, logits.new_empty((2, *shape), dtype=torch.int32)
+
+
+_opaque = opaque(
+    "scan", "(Tensor logits, Tensor? first, Tensor? second, float temperature) -> (Tensor, Tensor)", _read, _found
+)
 
 
 def _merged(largest: Tensor, total: Tensor, weighted: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from fsd_decoding.in_graph import in_graph
+
 INTERPRETED = False  # set where TRITON_INTERPRET=1 is meant for engines too: kernels then run on a CPU, slowly
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -20,10 +22,10 @@ def serves(*logits: Tensor) -> bool:
     if not all(_readable(one) for one in logits):
         return False
     if INTERPRETED:
-        return not torch.compiler.is_compiling()  # no graph can hold an interpreter
+        return True
     if not all(one.is_cuda and one.device.index == torch.cuda.current_device() for one in logits):
         return False  # a kernel is launched on the current one
-    if not torch.compiler.is_compiling():
+    if not in_graph():
         prepare(logits[0].device)
     return _works.get(logits[0].device.index, False)
 
@@ -35,7 +37,8 @@ def prepare(device: torch.device) -> None:
     from fsd_decoding.kernels.scanning import scan
 
     try:
-        scan(torch.zeros(1, 1, 2, device=device))
+        with torch.cuda.device(device):
+            scan(torch.zeros(1, 1, 2, device=device))
         _works[device.index] = True
     except Exception as error:  # whatever it is, PyTorch's operations do the same
         _works[device.index] = False
