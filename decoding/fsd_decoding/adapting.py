@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fsd_decoding.batch import Batch, Request
 from fsd_decoding.proposal import Proposal
 from fsd_decoding.row_memory import RowMemory
+from fsd_decoding.sending import sent
 from fsd_decoding.threshold_policy import Begun, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy, checked
 from fsd_decoding.verification import Judged
 
@@ -31,7 +31,7 @@ class Adapting:
     def start(self, rows: Tensor, requests: Sequence[Request]) -> None:
         """Texts begin in `rows` (R,)."""
         self._memory.forget(rows)
-        self._begins[rows] = torch.tensor([len(r.prompt) for r in requests], device=rows.device)
+        self._begins[rows] = sent([len(r.prompt) for r in requests], rows.device)
         self._policy.start(Begun(rows, requests, self._memory, self._first))
         self._first = False
 
@@ -56,7 +56,7 @@ class Adapting:
         state, judged = self._state, self._judged
         assert state is not None
         assert judged is not None
-        told = torch.tensor(kept).to(self._begins.device, non_blocking=True)
+        told = sent(kept, self._begins.device)
         bounds = judged.proposal.bounds
         self._policy.observe(RoundOutcome(state, bounds, judged.verdict, judged.accepted, told))
 

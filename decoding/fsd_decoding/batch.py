@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding import noise
+from fsd_decoding.sending import sent
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,26 @@ class Batch:
         self.thresholds = torch.zeros(rows, dtype=torch.float64, device=device)
         self.draft_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
 
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Leaves no row a request."""
+        self.lengths.fill_(1)
+        self.draft_lengths.zero_()
+
     def put(self, rows: Tensor, requests: Sequence[Request], seed: int) -> int:
         """Fills `rows` (R,) with requests; returns the length of the longest prompt."""
         device = self.tokens.device
         longest = max(len(r.prompt) for r in requests)
-        padded = torch.tensor([r.prompt + [0] * (longest - len(r.prompt)) for r in requests])
-        self.tokens[rows, :longest] = padded.to(device)
-        self.lengths[rows] = torch.tensor([len(r.prompt) for r in requests], device=device)
-        self.keys[rows] = noise.problem_keys(seed, [r.key for r in requests]).to(device)
-        thresholds = torch.tensor([r.threshold for r in requests], dtype=torch.float64)
-        self.thresholds[rows] = thresholds.to(device)
-        self.draft_lengths[rows] = torch.tensor([r.draft_length for r in requests], device=device)
+        self.tokens[rows, :longest] = sent([r.prompt + [0] * (longest - len(r.prompt)) for r in requests], device)
+        self.lengths[rows] = sent([len(r.prompt) for r in requests], device)
+        self.keys[rows] = noise.problem_keys(seed, [r.key for r in requests]).to(device, non_blocking=True)
+        self.thresholds[rows] = sent([r.threshold for r in requests], device, torch.float64)
+        self.draft_lengths[rows] = sent([r.draft_length for r in requests], device)
         return longest
 
     def resize(self, lengths: Sequence[int]) -> None:
         """Sets every row's length: this is how a row grows, is rolled back and is emptied."""
-        self.lengths.copy_(torch.tensor(lengths))
+        self.lengths.copy_(sent(lengths, self.lengths.device))
 
     def keep(self, rows: Tensor) -> None:
         """Gives up all rows but these (R,), which are numbered anew in this order."""

@@ -6,6 +6,7 @@ Knows `torch.compile`, and which sizes keep shapes few. Knows nothing of what it
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -16,12 +17,31 @@ from fsd_decoding.errors import UsageError
 Value = TypeVar("Value")
 
 
+@dataclass(frozen=True)
+class Key:
+    """Whatever beside tensors' values makes two calls of a function differ.
+
+    shape: what of it the shapes of results depend on; rest: all else.
+    """
+
+    shape: Hashable
+    rest: Hashable
+
+
 class Caller(Protocol):
-    """Calls steps. `key` holds whatever beside tensors' values makes two calls of a function differ."""
+    """Calls steps."""
 
     @property
     def reshapes(self) -> bool:
         """Whether another number of rows costs nothing."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what a step returned is still that once one of its shape is called again."""
+
+    @property
+    def uncompiled(self) -> Caller:
+        """One for steps that are too many to compile each."""
 
     def size(self, needed: int) -> int:
         """How many slots to have, or to read, where so many are needed."""
@@ -29,13 +49,17 @@ class Caller(Protocol):
     def rows(self, requests: int, batch_size: int) -> int:
         """How many rows to decode so many requests in."""
 
-    def __call__(self, key: Hashable, function: Callable[..., Value], *args: Any) -> Value: ...
+    def __call__(self, key: Key, function: Callable[..., Value], *args: Any) -> Value: ...
 
 
 class Eager:
     """Calls a step as it is."""
 
-    reshapes = True
+    reshapes = keeps = True
+
+    @property
+    def uncompiled(self) -> Caller:
+        return self
 
     def size(self, needed: int) -> int:
         return -(-needed // 32) * 32  # so that shapes repeat
@@ -56,18 +80,20 @@ class Graphs:
     """
 
     reshapes = False
+    keeps = True
+    uncompiled = Eager()
 
     def __init__(self, backend: Literal["inductor", "eager"]) -> None:
         self._backend = backend
         self._graphs: dict[Hashable, Callable[..., Any]] = {}
 
     def size(self, needed: int) -> int:
-        return max(128, _power_of_two(needed))
+        return max(128, power_of_two(needed))
 
     def rows(self, requests: int, batch_size: int) -> int:
-        return min(batch_size, _power_of_two(requests))
+        return min(batch_size, power_of_two(requests))
 
-    def __call__(self, key: Hashable, function: Callable[..., Value], *args: Any) -> Value:
+    def __call__(self, key: Key, function: Callable[..., Value], *args: Any) -> Value:
         place = (function, key)
         if place not in self._graphs:
             self._graphs[place] = _graph(function, self._backend)
@@ -97,5 +123,6 @@ def _graph(function: Any, backend: str) -> Callable[..., Any]:
     return torch.compile(copy, fullgraph=True, dynamic=False, backend=backend, options=unguarded)
 
 
-def _power_of_two(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The least one that is not below `size`."""
     return 1 << (size - 1).bit_length()

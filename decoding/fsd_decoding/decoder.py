@@ -12,8 +12,7 @@ from typing import Any, Literal
 import torch
 
 from fsd_decoding.batch import Request
-from fsd_decoding.calling import Eager, caller
-from fsd_decoding.drafter import Drafter, DraftSource, ModelDrafter
+from fsd_decoding.drafter import DraftSource
 from fsd_decoding.drift import Drift, watch
 from fsd_decoding.engine import Engine, Settings
 from fsd_decoding.errors import UsageError
@@ -32,8 +31,9 @@ from fsd_decoding.observing import Observer
 from fsd_decoding.proposal import Criterion, Logits
 from fsd_decoding.requests import Prompt, check_count, check_settings, check_whole, requests_for
 from fsd_decoding.result import Result, keeping
+from fsd_decoding.rooms import Models, Rooms
 from fsd_decoding.rules import Rule, rule_named
-from fsd_decoding.runner import ModelRunner, context_length, vocabulary_size
+from fsd_decoding.runner import context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.stop_policy import Answer, DraftState, StopPolicy, as_policy
 from fsd_decoding.stopping import StopStrings
@@ -65,7 +65,7 @@ class SpeculativeDecoder:
         policy: Policy | None = None,
         drift: Drift | None = None,
     ) -> None:
-        self._call = caller(compile)
+        self._rooms = Rooms(compile)
         check_pair(target, draft)
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
         self.rule, self.seed, self.drift = rule_named(rule).name, seed, drift
@@ -115,7 +115,9 @@ class SpeculativeDecoder:
             policy: says how far rows draft, up to `draft_length`; see `stop_policy.StopPolicy`.
             compile: run rounds as graphs, made anew for every batch size, draft length, rule, sampling and
                 doubling of the longest text. "capture" leaves Python out of a round, after seconds; True compiles
-                kernels too, after half a minute or more. Worth it where thousands of rounds follow.
+                kernels too, after half a minute or more. Worth it where thousands of rounds follow. On CUDA they are
+                CUDA graphs, captured where something comes twice, and memory stays taken between calls; see
+                docs/decoding.md.
 
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.
@@ -312,20 +314,14 @@ class SpeculativeDecoder:
         return chosen
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
-        """The loop for these requests, with caches for `batch_size` of them at a time."""
-        rows = self._call.rows(len(requests), batch_size)
-        longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
-        slots = self._call.size(longest + max(r.draft_length for r in requests) + 1)  # all rows draft the most
-        target = ModelRunner(self.target, rows, slots, self._vocabulary)
-        drafter = self._drafter(rows, slots) if settings.rule.drafts else None
-        call = Eager() if settings.sampling.processors else self._call  # what these do fits no graph
+        """The loop for these requests, with caches for `batch_size` of them at a time. It runs once."""
         prepare(self.device)
-        return Engine(target, drafter, rows, slots, settings, call)
-
-    def _drafter(self, rows: int, slots: int) -> Drafter:
-        if isinstance(self.draft, DraftSource):
-            return self.draft.drafter(rows, slots, self._vocabulary)
-        return ModelDrafter(ModelRunner(self.draft, rows, slots, self._vocabulary))
+        longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
+        longest += max(r.draft_length for r in requests) + 1  # all rows draft the most
+        models = Models(self.target, self.draft, self._vocabulary)
+        graphs = not settings.sampling.processors  # what those do fits none
+        room = self._rooms.room(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
+        return Engine(room, settings)
 
     @property
     def _vocabulary(self) -> int:

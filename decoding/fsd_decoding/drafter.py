@@ -20,6 +20,9 @@ class Drafter(Protocol):
 
     A round asks for steps 0, 1, …, after each of which one token is appended to every row. The next round
     starts at step 0 again, with whatever length the rows have then: asking again is the rollback.
+
+    Steps may be put into graphs, which know tensors by their place in memory: what a drafter keeps from one step to
+    another it writes in place, and `logits` looks at no value.
     """
 
     @property

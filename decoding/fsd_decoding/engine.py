@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.adapting import Adapting
-from fsd_decoding.batch import Batch, Request
-from fsd_decoding.calling import Caller
-from fsd_decoding.drafter import Drafter
-from fsd_decoding.drafting import Draft, draft_steps, draft_until
+from fsd_decoding.batch import Request
+from fsd_decoding.calling import Eager, Key
+from fsd_decoding.drafting import Draft, draft_step, draft_steps, draft_until
 from fsd_decoding.errors import NumericalError, ThresholdError, UnfinishedError
 from fsd_decoding.observing import Observer, RoundRecord
 from fsd_decoding.proposal import Criterion
+from fsd_decoding.rooms import Room
 from fsd_decoding.rules import Rule
-from fsd_decoding.runner import PREFILL_CHUNK, ModelRunner
+from fsd_decoding.runner import PREFILL_CHUNK
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.sending import sent
+from fsd_decoding.stepping import Steps, StepsAhead
 from fsd_decoding.stop_policy import StopPolicy
 from fsd_decoding.threshold_policy import ScalePolicy, ThresholdPolicy
 from fsd_decoding.verification import Decided, Judged, judge, judge_and_settle, propose, settle, verify
@@ -76,20 +78,13 @@ class Settings:
 class Engine:
     """Decodes any number of requests in a fixed number of rows, refilling a row when it finishes."""
 
-    def __init__(
-        self,
-        target: ModelRunner,
-        drafter: Drafter | None,
-        rows: int,
-        slots: int,
-        settings: Settings,
-        call: Caller,
-    ) -> None:
-        self._target, self._drafter, self._settings, self._call = target, drafter, settings, call
-        models = target.identity, drafter.identity if drafter else None
-        self._key = (models, rows, slots, settings.rule.name, settings.criterion, settings.sampling)
-        self._batch = Batch(rows, slots, target.device)
-        self._rows: list[Row | None] = [None] * rows
+    def __init__(self, room: Room, settings: Settings) -> None:
+        self._room, self._settings = room, settings
+        self._batch, self._target, self._call = room.batch, room.target, room.call
+        self._drafter = room.drafter if settings.rule.drafts else None
+        self._rows: list[Row | None] = [None] * room.rows
+        models = self._target.identity, self._drafter.identity if self._drafter else None
+        self._kind = (*models, room.rows, room.slots)
         self._adapting = Adapting(settings.adaptive, self._batch) if settings.adaptive else None
         self._unread = 0  # tokens of the longest prompt, where all rows are new and their first round reads it too
 
@@ -105,28 +100,28 @@ class Engine:
         NumericalError, once they were given out: a row's logits were NaN or +inf. ThresholdError: its T was NaN.
         """
         waiting = list(reversed(requests))
-        while True:
-            self._refill(waiting)
-            if not any(self._rows):
-                return
-            self._shrink()
-            decided = self._round()
-            took_part = [row for row in self._rows if row is not None]
-            errors = self._settle(decided)
-            self._batch.resize([row.length if row else 1 for row in self._rows])
-            yield took_part
-            for error in errors:
-                raise error
+        with self._room.used():
+            while self._refill(waiting):
+                self._shrink()
+                decided = self._round()
+                took_part = [row for row in self._rows if row is not None]
+                errors = self._settle(decided)
+                if errors:
+                    self._room.spoil()
+                self._batch.resize([row.length if row else 1 for row in self._rows])
+                yield took_part
+                for error in errors:
+                    raise error
 
-    def _refill(self, waiting: list[Request]) -> None:
-        """Puts waiting requests into the free rows and caches their prompts."""
+    def _refill(self, waiting: list[Request]) -> bool:
+        """Puts waiting requests into the free rows and caches their prompts. Returns whether any row has one."""
         free = [i for i, row in enumerate(self._rows) if row is None][: len(waiting)]
         if not free:
-            return
+            return any(self._rows)
         new = [waiting.pop() for _ in free]
         for i, request in zip(free, new, strict=True):
             self._rows[i] = Row(request, *self._widest(request.threshold))
-        rows = torch.tensor(free, device=self._batch.lengths.device)
+        rows = sent(free, self._batch.lengths.device)
         longest = self._batch.put(rows, new, self._settings.seed)
         if self._adapting is not None:
             self._adapting.start(rows, new)
@@ -137,6 +132,7 @@ class Engine:
             self._unread = longest
         else:
             self._target.prefill(rows, prompts, longest - 1)
+        return True
 
     def _widest(self, threshold: float) -> tuple[float, float]:
         """The interval of T before a round; T alone where a stop policy looks at it, none where T is another's."""
@@ -153,7 +149,7 @@ class Engine:
         if not self._call.reshapes or 2 * len(taken) > len(self._rows):
             return
         self._rows = [self._rows[i] for i in taken]
-        rows = torch.tensor(taken, device=self._batch.lengths.device)
+        rows = sent(taken, self._batch.lengths.device)
         self._batch.keep(rows)
         self._target.cache.keep(rows)
         if self._drafter is not None:
@@ -165,24 +161,23 @@ class Engine:
         """Drafts, verifies and judges one round of all rows; one copy to the host at its end."""
         most = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
         reach = self._call.size(max(row.length for row in self._rows if row) + most)
-        key = (self._key, most, reach)
         began = time.perf_counter()
-        draft = self._draft(key, most, reach)
-        drafts = len(draft.logits)
+        draft = self._draft(most, reach)
         drafted = time.perf_counter()
-        logits = self._verify((key, drafts), drafts, reach)
+        logits = self._verify(len(draft.logits), reach)
         verified = time.perf_counter()
-        return Decided.of(self._judge((key, drafts), draft, logits, drafted - began, verified - drafted), drafts)
+        return Decided.of(self._judge(draft, logits, drafted - began, verified - drafted), len(draft.logits))
 
-    def _judge(
-        self, key: Hashable, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float
-    ) -> Tensor:
+    def _judge(self, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float) -> Tensor:
         """What became of the drafts, for `Decided.of`; told to whoever observes, or chooses T."""
         settings, batch, adapting = self._settings, self._batch, self._adapting
-        proposing = (settings.criterion, settings.sampling, logits, draft.logits)
+        proposing = (settings.criterion, settings.sampling)
         if settings.observer is None and adapting is None:
-            return self._call(key, judge_and_settle, batch, settings.rule, *proposing, draft.counts)
-        proposal = propose(batch, *proposing)
+            key = Key((self._kind, len(draft.logits), settings.rule.name), (proposing, settings.policy is None))
+            given = (settings.rule, *proposing, logits, draft.logits, draft.counts)
+            return self._call(key, judge_and_settle, batch, *given)
+        own = logits if self._call.keeps else logits.clone()  # whoever looks may keep them
+        proposal = propose(batch, *proposing, own, draft.logits)
         if adapting is not None:
             adapting.adapt(proposal, draft.counts)
         judged = judge(settings.rule, proposal, draft.counts)
@@ -192,18 +187,28 @@ class Engine:
             settings.observer(self._record(judged, draft_seconds, verify_seconds))
         return settle(judged, batch)
 
-    def _draft(self, key: Hashable, most: int, reach: int) -> Draft:
-        batch, settings = self._batch, self._settings
-        if self._drafter is None:
+    def _draft(self, most: int, reach: int) -> Draft:
+        batch, sampling, policy, drafter = self._batch, self._settings.sampling, self._settings.policy, self._drafter
+        if drafter is None:
             return Draft([], torch.zeros_like(batch.lengths))
-        arguments = (self._drafter, batch, settings.sampling, most, reach)
-        if settings.policy is not None:
-            return draft_until(settings.policy, self._rows, *arguments)
-        return Draft(self._call(key, draft_steps, *arguments), batch.draft_lengths)
+        if policy is None:
+            key = Key((self._kind, most), (sampling, reach))
+            return Draft(self._call(key, draft_steps, drafter, batch, sampling, most, reach), batch.draft_lengths)
+        call = Eager() if policy.watches else self._call.uncompiled
 
-    def _verify(self, key: Hashable, drafts: int, reach: int) -> Tensor:
+        def take(step: int) -> Tensor:
+            return call(Key((self._kind, step), (sampling, reach)), draft_step, drafter, batch, sampling, step, reach)
+
+        return draft_until(policy, self._rows, batch, most, self._steps(policy, take, most))
+
+    def _steps(self, policy: StopPolicy, take: Callable[[int], Tensor], most: int) -> Steps:
+        if self._room.side is None or policy.watches or not policy.looks:
+            return Steps(take, most)
+        return StepsAhead(take, most, self._room.side)
+
+    def _verify(self, drafts: int, reach: int) -> Tensor:
         if not self._unread:
-            return self._call(key, verify, self._target, self._batch, drafts, reach)
+            return self._call(Key((self._kind, drafts), reach), verify, self._target, self._batch, drafts, reach)
         unread, self._unread = self._unread, 0
         return verify(self._target, self._batch, drafts, reach, unread)
 

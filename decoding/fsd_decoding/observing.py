@@ -17,6 +17,7 @@ from fsd_decoding.divergence import entropy, log_softmax, unchecked
 from fsd_decoding.lazy import lazy
 from fsd_decoding.proposal import Proposal, Verdict
 from fsd_decoding.rules import Rule
+from fsd_decoding.sending import sent
 from fsd_decoding.threshold_policy import ThresholdPolicy
 
 
@@ -42,8 +43,7 @@ class RoundRecord:
     @lazy
     def active(self) -> Tensor:
         """(B,) bool: rows with a request."""
-        rows = torch.tensor([r is not None for r in self.requests])
-        return rows.to(self.drafted.device, non_blocking=True)  # the host does not wait for the device
+        return sent([request is not None for request in self.requests], self.drafted.device)
 
     @property
     def proposed(self) -> Tensor:

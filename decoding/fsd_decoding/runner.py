@@ -35,6 +35,7 @@ class ModelRunner:
         self._config = model.config.get_text_config()
         self._windows = _mask_kinds(model)
         self._grouped = _attention(model) == "sdpa"
+        self.slots = slots
         self._slots = torch.arange(slots, device=self.device)
         self._seen, self._hidden = torch.tensor([0.0, torch.finfo(model.dtype).min]).to(self.device, model.dtype)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fsd_decoding.batch import Batch, Request
 from fsd_decoding.errors import UsageError
 from fsd_decoding.lazy import lazy
+from fsd_decoding.sending import sent
 
 Answer = Tensor | Sequence[bool]
 """One truth value a row: (B,) bool, on any device, or a list."""
@@ -30,7 +31,10 @@ class RowFacts(Protocol):
 
 @dataclass
 class DraftState:
-    """What a stop policy may know: everything but the target's opinion of this round."""
+    """What a stop policy may know: everything but the target's opinion of this round.
+
+    Its tensors are this round's: take copies of what you keep.
+    """
 
     batch: Batch
     logits: list[Tensor]  # one (B, 1, V) a token drafted so far in this round, raw
@@ -40,7 +44,7 @@ class DraftState:
     @lazy
     def drafting(self) -> Tensor:
         """The same on the batch's device: (B,) bool."""
-        return torch.tensor(self.going, device=self.batch.lengths.device)
+        return sent(self.going, self.batch.lengths.device)
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,16 @@ class StopPolicy:
     """How far to draft. Subclass it, or give a function that answers as `goes_on` does.
 
     identity: what a cache of texts knows it by; None: nothing, so none keeps them. reads_threshold: T has a say, so a
-    text answers for its own T alone and no interval around it. rules: those whose drafts it ends; None: all.
+    text answers for its own T alone and no interval around it. rules: those whose drafts it ends; None: all. looks: it
+    reads tensors, so on CUDA it is asked while the next step is under way. watches: it sees the draft's forwards
+    themselves, which so run one by one as it asks for them, and in no graph.
     """
 
     identity: str | None = None
     reads_threshold: bool = False
     rules: frozenset[str] | None = None
+    looks: bool = True
+    watches: bool = False
 
     def goes_on(self, state: DraftState) -> Answer:
         """Asked before each draft step: the rows that shall draft one more token. One that stopped stays stopped."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fsd_decoding.drafter import DraftSource
 from fsd_decoding.errors import UsageError
+from fsd_decoding.in_graph import in_graph
 from fsd_decoding.requests import check_count
 
 Width = int | Literal["whole"]
@@ -70,7 +71,7 @@ class HiddenStates:
         return kept
 
     def _keep(self, head: Any, inputs: tuple[Tensor, ...]) -> None:
-        if torch.compiler.is_compiling():
+        if in_graph():
             raise UsageError("hidden states are kept of eager drafts only; decode with compile=False")
         self._calls.append(inputs[0])
 

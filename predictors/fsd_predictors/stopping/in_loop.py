@@ -44,6 +44,7 @@ class EarlyStop(StopPolicy):
         states: DraftStates | None = None,
     ) -> None:
         self.identity, self.reads_threshold = rule.identity, rule.reads_threshold
+        self.watches = states is not None
         self._rule, self._kind, self._ends = rule, kinds.kind, kinds.ends
         self._kind_of, self._ends_of = kinds.kind.tolist(), kinds.ends.tolist()
         self._scale, self._divergence, self._states = scale, divergence, states
