@@ -1,8 +1,8 @@
 """Everything that only a GPU can show, in one call of at most eight minutes: `python benchmarks/gpu.py`.
 
 Needs torch, transformers and triton, pydantic and what they need; no network. `--dry-run` walks every path on a CPU at
-toy sizes, kernels interpreted: its numbers say nothing. Prints a table and writes JSON after every part, so that a call
-that is cut off leaves what it measured.
+toy sizes, kernels interpreted: its numbers say nothing. Writes JSON as it goes, so that a call that is cut off leaves
+what it measured, and prints a table.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,14 @@ _TOY = {
 }  # fmt: skip
 
 
+_SHAPES: Mapping[str, Mapping[str, Any]] = {"8B": _8B, "1B": _1B, "toy": _TOY}
+
+
 @dataclass(frozen=True)
 class Plan:
     device: str
-    target: Mapping[str, Any]
-    draft: Mapping[str, Any]
+    target: str  # of `_SHAPES`
+    draft: str
     vocabularies: tuple[int, ...]
     draft_lengths: tuple[int, ...]
     rows: tuple[int, ...]
@@ -54,8 +57,8 @@ class Plan:
 
 
 _WIDTHS = (979, 32_001, 128_256, 262_144)
-_FULL = Plan("cuda", _8B, _1B, _WIDTHS, (4, 8), (1, 8, 32), (512, 4096), 128, 64, 1 << 31, 50, True)
-_DRY = Plan("cpu", _TOY, _TOY, (979,), (2,), (1, 2), (8,), 16, 2, 1 << 20, 1, False)
+_FULL = Plan("cuda", "8B", "1B", _WIDTHS, (4, 8), (1, 8, 32), (512, 4096), 128, 64, 1 << 31, 50, True)
+_DRY = Plan("cpu", "toy", "toy", (979,), (2,), (1, 2), (8,), 16, 2, 1 << 20, 1, False)
 
 
 def kernels(plan: Plan) -> Any:
@@ -65,49 +68,119 @@ def kernels(plan: Plan) -> Any:
     return list(checked(plan.vocabularies, dtypes, max(plan.draft_lengths), plan.repeats, plan.device))
 
 
+def attention(plan: Plan) -> Any:
+    from gpu_attention import attended
+
+    shape = _SHAPES[plan.target]
+    heads = shape["num_attention_heads"]
+    groups, size = heads // shape["num_key_value_heads"], shape["hidden_size"] // heads
+    return list(attended(heads, groups, size, plan.draft_lengths, plan.rows, max(plan.contexts), plan.device))
+
+
 def equality(plan: Plan) -> Any:
-    """Share of the bundled pair's texts that are the CPU's, token by token."""
-    from fsd_calib import SpeculativeDecoder, load_task
-    from fsd_data import pair_paths
+    """Share of the bundled pair's texts that are the CPU's, token by token: rounds as they are, and as graphs."""
+    from fsd_calib import SpeculativeDecoder
 
     found = []
     for dtype in ("float32", "float64"):
-        on = partial(SpeculativeDecoder.from_pretrained, *pair_paths(), dtype=dtype)
-        ours, theirs = on(device=plan.device), on(device="cpu")
-        task = load_task("arithmetic", seed=3, limit=plan.problems, tokenizer=ours.tokenizer)
-        prompts = [problem.prompt for problem in task.problems]
+        on = partial(_bundled, plan, dtype)
+        cpu, prompts = SpeculativeDecoder.from_pretrained(*_paths(), dtype=dtype, device="cpu"), _prompts(plan)
+        eager, graphs = on(False), on("capture")
         for rule in ("sd", "fsd-coupled"):
             for temperature in (0.0, 0.6):
-                made = [d.generate(prompts, 64, temperature=temperature, rule=rule) for d in (ours, theirs)]
-                same = sum(a.tokens == b.tokens for a, b in zip(*made, strict=True)) / len(prompts)
-                found.append({"dtype": dtype, "rule": rule, "temperature": temperature, "equal": same})
+                how: dict[str, Any] = {"temperature": temperature, "rule": rule}
+                expected = cpu.generate(prompts, plan.new, **how)
+                for name, decoder in (("eager", eager), ("graphs", graphs), ("graphs again", graphs)):
+                    made = decoder.generate(prompts, plan.new, **how)
+                    same = sum(a.tokens == b.tokens for a, b in zip(made, expected, strict=True)) / len(prompts)
+                    found.append({"dtype": dtype, "called": name, **how, "equal": same})
     return found
 
 
-def rounds(plan: Plan) -> Any:
-    from gpu_claims import CHANCES
-    from gpu_rounds import assisted, bandwidth, large, read, timed
+def waiting(plan: Plan) -> Any:
+    """Waits of the host a round, by who looks at rounds."""
+    from gpu_waits import counted
 
-    speed = bandwidth(plan.copied, plan.device)
-    found: dict[str, Any] = {"bytes_a_second": speed, "rounds": [], "assisted": []}
+    return counted(_bundled(plan, "float32", "capture"), _prompts(plan), plan.new, plan.device)
+
+
+def _bundled(plan: Plan, dtype: str, compile: Any) -> Any:
+    from fsd_calib import SpeculativeDecoder
+
+    return SpeculativeDecoder.from_pretrained(*_paths(), dtype=dtype, device=plan.device, compile=compile)
+
+
+def _paths() -> Any:
+    from fsd_data import pair_paths
+
+    return pair_paths()
+
+
+def _prompts(plan: Plan) -> list[str]:
+    from fsd_calib import load_task
+
+    return [problem.prompt for problem in load_task("arithmetic", seed=3, limit=plan.problems).problems]
+
+
+def rounds(plan: Plan) -> Iterator[Any]:
+    """Milliseconds a round as graphs, and in one place as they are; beside assisted generation's."""
+    from gpu_rounds import asked, assisted, bandwidth
+
+    found: dict[str, Any] = {"bytes_a_second": bandwidth(plan.copied, plan.device), "rounds": [], "assisted": []}
     for context in plan.contexts:
-        pair = large(dict(plan.target), dict(plan.draft), context, max(plan.rows), plan.new, plan.device)
+        pair = asked(_large(plan), context, max(plan.rows), plan.new)
         for length in plan.draft_lengths:
             for rows in plan.rows:
-                for compile in _ways(rows):
-                    where = {"context": context, "draft_length": length, "rows": rows, "compile": compile}
-                    for chance in CHANCES if rows == 1 else CHANCES[:1]:
-                        made = timed(pair, chance, length, rows, compile)
-                        floor = 1000 * read(pair, length, rows) / speed
-                        found["rounds"].append(where | {"chance": chance, "floor_milliseconds": floor} | made)
+                found["rounds"] += _timed(plan, pair, length, rows, "capture", found["bytes_a_second"])
+                yield found
             alone = assisted(pair, length)
             found["assisted"].append({"context": context, "draft_length": length, "milliseconds": alone})
-        del pair
-    return found
+            yield found
+    pair = asked(_large(plan), plan.contexts[0], 1, plan.new)
+    found["rounds"] += _timed(plan, pair, plan.draft_lengths[0], 1, False, found["bytes_a_second"])
+    yield found
 
 
-def _ways(rows: int) -> tuple[Any, ...]:
-    return (False, "capture") if rows == 1 else (False,)
+def compiled(plan: Plan) -> Any:
+    """The same with compiled kernels, which takes a minute or more to begin."""
+    from gpu_rounds import asked, bandwidth
+
+    pair = asked(_large(plan), plan.contexts[0], 1, plan.new)
+    return _timed(plan, pair, plan.draft_lengths[0], 1, True, bandwidth(plan.copied, plan.device))
+
+
+def _timed(plan: Plan, pair: Any, length: int, rows: int, compile: Any, bytes_a_second: float) -> list[Any]:
+    """One text at a time also where less is accepted; but not compiled anew for it."""
+    from gpu_claims import CHANCES
+    from gpu_rounds import read, timed
+
+    context = len(pair.prompts[0])
+    floor = 1000 * read(pair, length, rows) / bytes_a_second
+    where = {"context": context, "draft_length": length, "rows": rows, "compile": compile, "floor_milliseconds": floor}
+    chances = CHANCES if rows == 1 and compile is not True else CHANCES[:1]
+    return [where | {"chance": chance} | timed(pair, chance, length, rows, compile) for chance in chances]
+
+
+@cache
+def _large(plan: Plan) -> Any:
+    from gpu_rounds import large
+
+    return large(_SHAPES[plan.target], _SHAPES[plan.draft], plan.device)
+
+
+def stopping(plan: Plan) -> Any:
+    """Milliseconds a round where a policy that looks at q ends drafts half way: asked on time, and one step ahead."""
+    from gpu_claims import CHANCES
+    from gpu_rounds import asked, timed
+    from gpu_waits import Ends
+
+    pair, longest = asked(_large(plan), plan.contexts[0], 1, plan.new), max(plan.draft_lengths)
+    ways = {"on time": Ends(longest // 2, looks=False), "ahead": Ends(longest // 2)}
+    found = {
+        name: timed(pair, CHANCES[0], longest, 1, "capture", policy=policy)["milliseconds"]
+        for name, policy in ways.items()
+    }
+    return found | {"fixed": timed(pair, CHANCES[0], longest // 2, 1, "capture")["milliseconds"]}
 
 
 def recording(plan: Plan) -> Any:
@@ -115,12 +188,12 @@ def recording(plan: Plan) -> Any:
     from fsd_calib import Recorder
     from fsd_decoding.divergence import DIVERGENCES
     from gpu_claims import CHANCES
-    from gpu_rounds import large, timed
+    from gpu_rounds import asked, timed
 
-    pair = large(dict(plan.target), dict(plan.draft), plan.contexts[0], 1, plan.new, plan.device)
+    pair = asked(_large(plan), plan.contexts[0], 1, plan.new)
     silent, told = (
-        timed(pair, CHANCES[0], plan.draft_lengths[0], 1, False, observer)["milliseconds"]
-        for observer in (lambda record: None, Recorder(list(DIVERGENCES)))
+        timed(pair, CHANCES[0], plan.draft_lengths[0], 1, "capture", observer)["milliseconds"]
+        for observer in (None, Recorder(list(DIVERGENCES)))
     )
     return {"silent_milliseconds": silent, "recorded_milliseconds": told}
 
@@ -129,6 +202,7 @@ def training(plan: Plan) -> Any:
     """Seconds in which the bundled pair's two models are trained from nothing."""
     if not plan.trains:
         return None
+    torch.cuda.empty_cache()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         subprocess.run([sys.executable, "-m", "fsd_data.train", "--out", out, "--device", plan.device], check=True)
@@ -136,7 +210,8 @@ def training(plan: Plan) -> Any:
 
 
 _PARTS: Mapping[str, Callable[[Plan], Any]] = {
-    part.__name__: part for part in (kernels, equality, rounds, recording, training)
+    part.__name__: part
+    for part in (kernels, attention, equality, waiting, rounds, stopping, recording, training, compiled)
 }
 
 
@@ -149,9 +224,12 @@ def main() -> None:
     plan = _DRY if options.dry_run else _FULL
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+        from fsd_decoding import rooms
         from fsd_decoding.kernels import serving
+        from tape import Tape
 
         serving.INTERPRETED = True
+        rooms.CAPTURES["cpu"] = lambda device: Tape()
     elif not torch.cuda.is_available():
         parser.error("there is no GPU here; --dry-run walks every path on a CPU")
     run(plan, options.parts, options.out)
@@ -163,16 +241,28 @@ def run(plan: Plan, parts: list[str], out: Path) -> None:
     from machine import facts
 
     machine = facts() | {"gpu": torch.cuda.get_device_name() if plan.device == "cuda" else None}
-    found: dict[str, Any] = {"machine": machine, "command": sys.argv, "plan": asdict(plan), "seconds": {}}
+    found: dict[str, Any] = {
+        "machine": machine,
+        "command": sys.argv,
+        "plan": asdict(plan),
+        "shapes": _SHAPES,
+        "seconds": {},
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     for name in parts:
         began = time.perf_counter()
-        found[name] = _PARTS[name](plan)
-        found["seconds"][name] = time.perf_counter() - began
-        made = list(claims(found))
-        out.write_text(json.dumps(found | {"claims": [asdict(claim) for claim in made]}, indent=1) + "\n")
+        made = _PARTS[name](plan)
+        for found[name] in made if isinstance(made, Iterator) else [made]:
+            found["seconds"][name] = time.perf_counter() - began
+            _write(found, out)
         print(f"{name}: {found['seconds'][name]:.0f} s", flush=True)
-    print(table(made))
+    print(table(list(claims(found))))
+
+
+def _write(found: dict[str, Any], out: Path) -> None:
+    from gpu_claims import claims
+
+    out.write_text(json.dumps(found | {"claims": [asdict(claim) for claim in claims(found)]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

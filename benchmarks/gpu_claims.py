@@ -11,20 +11,32 @@ from claims import Claim
 CHANCES = (0.8, 0.4)  # of a drafted token to be accepted; the first where only one is asked
 _FLOOR, _ASSISTED, _BATCHING, _LAW, _RECORDING, _JUDGING, _TRAINING = 1.3, 4.0, 20.0, 0.05, 0.01, 0.02, 60.0
 _ERROR = 1e-5
+_ROUNDING = 2.0**-6  # of attention in bf16, whose weights and results are rounded to 8 bits
 
 Found = Mapping[str, Any]
 
 
 def claims(found: Found) -> Iterator[Claim]:
     made = found.get("rounds", {"rounds": [], "assisted": []})
-    yield from _rounds(_fastest(made["rounds"]), made["assisted"])
-    yield from _law(made["rounds"])
+    rounds = [*made["rounds"], *found.get("compiled", [])]
+    yield from _rounds(_fastest(rounds), made["assisted"])
+    yield from _law(rounds)
     if told := found.get("recording"):
         share = told["recorded_milliseconds"] / told["silent_milliseconds"] - 1
         yield _at_most("recording, share of a round", _RECORDING, share)
-    yield from _kernels(found.get("kernels", []), _fastest(made["rounds"]))
+    yield from _kernels(found.get("kernels", []), _fastest(rounds))
+    for one in found.get("attention", []):
+        where = f"batch {one['rows']}, {one['queries']} queries"
+        yield _at_most(f"error of attention in bf16, {where}", _ROUNDING, one["errors"]["ours"])
+        times = one["milliseconds"]
+        yield _at_least(f"attention with keys repeated / ours, {where}", 1, times["repeated"] / times["ours"])
+    for who, waits in found.get("waiting", {}).items():
+        if who != "a stop policy":  # which waits, but for what is over
+            yield _at_most(f"waits of the host a round, {who} looking", 1, waits)
+    if stopped := found.get("stopping"):
+        yield _at_most("a stop policy's round, asked ahead / on time", 1, stopped["ahead"] / stopped["on time"])
     for one in found.get("equality", []):
-        where = f"{one['dtype']}, {one['rule']}, temperature {one['temperature']:g}"
+        where = f"{one['called']}, {one['dtype']}, {one['rule']}, temperature {one['temperature']:g}"
         yield _at_least(f"texts that are the CPU's, {where}", 1, one["equal"])
     if found.get("training"):
         yield _at_most("training the bundled pair, s", _TRAINING, found["training"]["seconds"])

@@ -7,8 +7,9 @@ work is that of `fsd-coupled`, all but the last word of which drafts stay.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,15 +53,20 @@ def imposing(chance: float) -> Iterator[None]:
         rules.RULES = known
 
 
-def large(target: dict[str, Any], draft: dict[str, Any], context: int, rows: int, new: int, device: str) -> Pair:
-    """Random Llamas of these configurations in bf16, made on the device, and as many prompts; nothing ends a text."""
+def large(target: Mapping[str, Any], draft: Mapping[str, Any], device: str) -> Pair:
+    """Random Llamas of these configurations in bf16, made on the device; nothing ends a text."""
     torch.manual_seed(_SEED)
     pair = [_random(shape, device) for shape in (target, draft)]
-    prompts = torch.randint(target["vocab_size"], (rows, context)).tolist()
-    return Pair("random", pair[0], pair[1], _tokenizer(target["vocab_size"]), prompts, new, (0.0, 0.0, 0.0))
+    return Pair("random", pair[0], pair[1], _tokenizer(target["vocab_size"]), [], 0, (0.0, 0.0, 0.0))
 
 
-def _random(shape: dict[str, Any], device: str) -> Any:
+def asked(pair: Pair, context: int, rows: int, new: int) -> Pair:
+    """The same models before so many random prompts of `context` tokens."""
+    prompts = torch.randint(pair.target.config.vocab_size, (rows, context)).tolist()
+    return replace(pair, prompts=prompts, max_new_tokens=new)
+
+
+def _random(shape: Mapping[str, Any], device: str) -> Any:
     config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=0, dtype=torch.bfloat16)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -77,7 +83,7 @@ def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def timed(
-    pair: Pair, chance: float, draft_length: int, rows: int, compile: Any, observer: Any = None
+    pair: Pair, chance: float, draft_length: int, rows: int, compile: Any, observer: Any = None, policy: Any = None
 ) -> dict[str, float]:
     """Milliseconds a round: of long texts less those of short ones, over the rounds between, so that prompts and
     whatever else is done once count nothing."""
@@ -85,11 +91,14 @@ def timed(
 
     def run(new: int) -> tuple[float, int, int]:
         began = time.perf_counter()
-        made = decoder.generate(pair.prompts[:rows], new, rule=Imposed.name, batch_size=rows, observer=observer)
+        made = decoder.generate(
+            pair.prompts[:rows], new, rule=Imposed.name, batch_size=rows, observer=observer, policy=policy
+        )
         return time.perf_counter() - began, max(r.rounds for r in made), sum(r.emitted for r in made)
 
     with imposing(chance):
-        run(pair.max_new_tokens)  # warms up, graphs of the lengths to come included
+        for _ in range(2):  # warms up: what is called a second time is captured
+            run(pair.max_new_tokens)
         short, long = run(pair.max_new_tokens // 4), run(pair.max_new_tokens)
     seconds, rounds, tokens = (b - a for a, b in zip(short, long, strict=True))
     return {
@@ -101,8 +110,6 @@ def timed(
 
 def assisted(pair: Pair, draft_length: int) -> float:
     """Milliseconds of transformers' assisted generation a round, one text at a time; it accepts what it accepts."""
-    peer = Peer(pair, draft_length)
-    peer.assisted(pair.prompts[0])
 
     def run(new: int) -> tuple[float, int]:
         rounds = 0
@@ -114,12 +121,13 @@ def assisted(pair: Pair, draft_length: int) -> float:
         hook = pair.target.register_forward_pre_hook(count)
         try:
             began = time.perf_counter()
-            Peer(Pair(**{**vars(pair), "max_new_tokens": new}), draft_length).assisted(pair.prompts[0])
+            Peer(replace(pair, max_new_tokens=new), draft_length).assisted(pair.prompts[0])
             return time.perf_counter() - began, rounds
         finally:
             hook.remove()
 
-    short, long = run(pair.max_new_tokens // 4), run(pair.max_new_tokens)
+    run(pair.max_new_tokens // 8)  # warms up
+    short, long = run(pair.max_new_tokens // 8), run(pair.max_new_tokens // 2)  # it drafts in vain, hence many rounds
     return 1000 * (long[0] - short[0]) / (long[1] - short[1])
 
 

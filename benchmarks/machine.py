@@ -47,10 +47,12 @@ def _version(package: str) -> str | None:
 def _revision() -> str:
     """The commit that was measured, with a + where files differ from it."""
     here = Path(__file__).parent
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or "unknown"
+    command = ["git", "describe", "--always", "--dirty=+"]
+    try:
+        described = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:  # no git
+        described = ""
+    return described.strip() or "unknown"
 
 
 def _processor() -> str:

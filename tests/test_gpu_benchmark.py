@@ -18,15 +18,15 @@ pytest.importorskip("triton", reason="kernels are written in Triton, which is no
 @pytest.mark.slow
 def test_the_dry_run_has_a_number_for_every_claim(tmp_path: Path) -> None:
     out = tmp_path / "results" / "gpu.json"
-    command = [sys.executable, str(SCRIPT), "--dry-run", "--out", str(out), "--parts", "kernels", "rounds", "recording"]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, str(SCRIPT), "--dry-run", "--out", str(out)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(out.read_text())
-    assert len(found["claims"]) == 14
+    assert len(found["claims"]) == 45
     assert all(math.isfinite(claim["measured"]) for claim in found["claims"])
     for one in found["kernels"]:
         assert max(one["errors"].values()) < 3e-6
         assert one["choices"] == 1
+    assert {one["equal"] for one in found["equality"]} == {1}
     high, low = found["rounds"]["rounds"][:2]
     assert (high["chance"], low["chance"]) == (0.8, 0.4)
     assert high["tokens_a_round"] > low["tokens_a_round"] > 1
