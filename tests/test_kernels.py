@@ -255,6 +255,34 @@ def test_the_engine_writes_the_same_texts(rule: str, sampling: Sampling, request
         assert [r.interval for r in ours] == [pytest.approx(r.interval) for r in usual]
 
 
+class Counted:
+    """A kernel that counts its launches, wherever they come from."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.launches += 1
+        return self.kernel[grid]
+
+
+def test_compiled_graphs_launch_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), threshold=0.1, draft_length=3)
+    compiled = SpeculativeDecoder(
+        usual.target, usual.draft, usual.tokenizer, threshold=0.1, draft_length=3, compile="capture"
+    )
+    expected = usual.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
+    monkeypatch.setattr(serving, "INTERPRETED", DEVICE == "cpu")
+    scans, compares = Counted(scanning._scan), Counted(comparing._compare)
+    monkeypatch.setattr(scanning, "_scan", scans)
+    monkeypatch.setattr(comparing, "_compare", compares)
+    found = compiled.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
+    assert [(r.tokens, r.rounds, r.accepted) for r in found] == [(r.tokens, r.rounds, r.accepted) for r in expected]
+    rounds = max(r.rounds for r in found)
+    assert compares.launches == rounds
+    assert scans.launches == 5 * rounds  # three drafted tokens', and both models' at verification
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="here Triton works")
 def test_where_triton_fails_it_is_said_once_and_nothing_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_works", {})
