@@ -24,7 +24,7 @@ from fsd_calib.options import (
     DECODING,
     DataOption,
     DeviceOption,
-    DraftOption,
+    DraftsOption,
     DtypeOption,
     LimitOption,
     SeedOption,
@@ -114,7 +114,7 @@ def command(
         ),
     ] = False,
     target: TargetOption = None,
-    draft: DraftOption = None,
+    draft: DraftsOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     data: DataOption = None,
@@ -208,7 +208,7 @@ def command(
     """
     task_kind(task)  # refuses an unknown one
     if show_prompt:
-        print(_first_prompt(task, seed, limit, data, given_or_default(task, target, draft)[0]))
+        print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
         return
     wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
     check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds})
@@ -236,7 +236,7 @@ def command(
     from fsd_decoding.sampling import Sampling
 
     quiet_transformers()
-    large, small = given_or_default(task, target, draft)
+    large, small = _models(task, target, draft)
     calibration = Calibration(
         task, large, small, wish, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
         sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
@@ -264,6 +264,12 @@ def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, ta
     from fsd_decoding.loading import load_tokenizer
 
     return load_task(task, seed, limit, data, load_tokenizer(target)).problems[0].prompt
+
+
+def _models(task: str, target: str | None, drafts: list[str] | None) -> tuple[str, list[str]]:
+    """Target and drafts, each once: what was given, and the task's own where nothing was."""
+    large, small = given_or_default(task, target, drafts[0] if drafts else None)
+    return large, list(dict.fromkeys(drafts or [small]))
 
 
 def _on_disk(folder: Path) -> str:

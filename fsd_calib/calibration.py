@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ def calibrate(
 
     Args:
         task: a task's name, or a `Task` whose prompts suit the target.
-        target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed).
+        target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed). Several drafts, as a list, are
+            searched and certified together, in one attempt; the profile is of the one that is chosen.
         acc, confidence, guarantee, test, serve_batch: see `wish.Wish`.
         rule, divergence, draft_length: one, or several to choose among; by default 1 to 12 tokens drafted, or up to
             16 with a predictor.
@@ -124,9 +125,13 @@ class Calibration:
         for name, value in (("trials", self.trials), ("seeds", self.seeds), ("batch_size", self.batch_size)):
             check_count(name, value)
         check_policies(self.policies)
+        drafts = _drafts(self.draft)
+        if len(drafts) > 1 and (self.predictor is not None or "per-prompt" in self.policies):
+            what = "a predictor" if self.predictor is not None else "policy per-prompt"
+            raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
         if self.predictor is not None and any(map(moves, self.policies)):
             raise UsageError(
-                f"a predictor ends drafts by the T they are given, and policy {_named(self.policies)} judges them by "
+                f"a predictor ends drafts by the T they are given, and policy {_listed(self.policies)} judges them by "
                 "another; leave one of the two out"
             )
         for rule in self.space.rules:
@@ -154,25 +159,53 @@ class Calibration:
     def _prepared(self) -> Iterator[Prepared]:
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
-        tokenizer = shared_tokenizer(self.target, self.draft, self.tokenizer)
+        first, *others = _drafts(self.draft)
+        tokenizer = shared_tokenizer(self.target, first, self.tokenizer)
+        for other in others:
+            shared_tokenizer(self.target, other, tokenizer)
         task = self.task if isinstance(self.task, Task) else load_task(
             self.task, self.seed, self.limit, self.data, tokenizer
         )  # fmt: skip
-        decoder = SpeculativeDecoder.from_pretrained(
-            self.target, self.draft, rule=self.space.rules[0], divergence=self.space.divergences[0],
-            device=self.device, dtype=self.dtype, seed=self.seed, tokenizer=tokenizer, sampling=self.sampling,
-        )  # fmt: skip
+        decoder = self._decoder(self.target, first, tokenizer)
+        drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
+        space = replace(self.space, drafts=tuple(drafts) or (None,))
         seeds = self.seeds if self.sampling.temperature else 1
         cache = self.cache or default_cache()
-        with opened(decoder, task, self.batch_size, seeds, cache, self.progress) as bench:
-            yield prepared(
-                bench, self.wish, self.space, self.policies, self.trials, self.storage, self.out, self.predictor
+        with opened(decoder, task, self.batch_size, seeds, cache, self.progress, drafts) as bench:
+            yield prepared(bench, self.wish, space, self.policies, self.trials, self.storage, self.out, self.predictor)
+
+    def _decoder(self, target: Any, draft: Any, tokenizer: Any) -> SpeculativeDecoder:
+        return SpeculativeDecoder.from_pretrained(
+            target, draft, rule=self.space.rules[0], divergence=self.space.divergences[0], device=self.device,
+            dtype=self.dtype, seed=self.seed, tokenizer=tokenizer, sampling=self.sampling,
+        )  # fmt: skip
+
+
+def _drafts(draft: Any) -> tuple[Any, ...]:
+    """One or several. UsageError: an empty list."""
+    drafts = tuple(draft) if isinstance(draft, (list, tuple)) else (draft,)
+    if not drafts:
+        raise UsageError("draft is an empty list; give one draft model or more")
+    return drafts
+
+
+def _named(decoders: Sequence[SpeculativeDecoder]) -> dict[str, SpeculativeDecoder]:
+    """By their drafts' names, where there are several. UsageError: two have the same, or one has none."""
+    if len(decoders) == 1:
+        return {}
+    names = [decoder.draft.config._name_or_path for decoder in decoders]
+    for name in names:
+        if not name or names.count(name) > 1:
+            raise UsageError(
+                f"drafts are {', '.join(map(repr, names))}; several drafts are told apart by their names "
+                "(config._name_or_path), so give each a name of its own"
             )
+    return dict(zip(names, decoders, strict=True))
 
 
 def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
-def _named(policies: Sequence[Asked]) -> str:
+def _listed(policies: Sequence[Asked]) -> str:
     return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in policies)

@@ -64,6 +64,11 @@ class Findings:
     def lossy(self) -> bool:
         return self.outcome in ("certified", "untested")
 
+    @property
+    def followed(self) -> Configuration:
+        """What decoders of the profile run: `chosen` where it may be lossy, else losslessly what `sd` is best at."""
+        return self.chosen if self.lossy else self.sd
+
     def measured(self, configuration: Configuration) -> Measurement:
         """On the certification part where it was decoded there, else on the tuning part."""
         for bench in ([self.opened] if self.opened else []) + [self.ready.bench.tuning]:
@@ -81,7 +86,7 @@ class Findings:
 def to_profile(found: Findings) -> ThresholdProfile:
     """The profile of a calibration; a threshold only where the wish was granted, or its test waived."""
     ready, chosen = found.ready, found.chosen
-    decoder = ready.bench.decoder
+    decoder = ready.bench.draft_of(found.followed)
     fuzzy = found.measured(chosen)
     return ThresholdProfile(
         created=ready.facts.started,
@@ -111,9 +116,12 @@ def to_profile(found: Findings) -> ThresholdProfile:
         ),
         speed=_speed(found),
         estimate=_estimate(found, fuzzy),
-        costs=CostInfo(**ready.facts.costs.model_dump(), batch=ready.wish.serve_batch),
+        costs=CostInfo(**ready.costs_of(found.followed).model_dump(), batch=ready.wish.serve_batch),
         numerical_churn=found.baseline.numerical_churn,
         acceptance=_acceptance(fuzzy) if found.lossy else None,  # of what decoders of the profile run
+        other_drafts=tuple(
+            ModelInfo.of(other.draft) for other in ready.bench.drafts.values() if other.draft is not decoder.draft
+        ),
         early_stop=ready.early_stop,
         effort=_effort(found),
         device=str(decoder.device),
@@ -207,9 +215,10 @@ def _curve(found: Findings) -> Iterator[CurvePoint]:
             yield _point(found, measured, found.evidence.get(measured.configuration))
 
 
-def _order(measured: Measurement) -> tuple[str, str, str, int, float]:
+def _order(measured: Measurement) -> tuple[str, str, str, str, int, float]:
     c = measured.configuration
-    return c.rule, c.divergence, c.policy or "", c.draft_length, -1.0 if c.threshold is None else c.threshold
+    bound = -1.0 if c.threshold is None else c.threshold
+    return c.draft or "", c.rule, c.divergence, c.policy or "", c.draft_length, bound
 
 
 def _point(found: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
@@ -217,7 +226,7 @@ def _point(found: Findings, measured: Measurement, evidence: Evidence | None) ->
     paired = Paired(found.alone(measured).correct, measured.correct)
     tested = evidence if measured.part == "certification" else None
     return CurvePoint(
-        **asdict(configuration) | {"policy": configuration.info},
+        **asdict(configuration) | {"policy": configuration.info, "draft": _other_draft(found, configuration)},
         accuracy=measured.accuracy,
         retention=paired.retention if paired.target.any() else 0.0,
         lower_bound=tested.lower_bound if tested else None,
@@ -229,6 +238,12 @@ def _point(found: Findings, measured: Measurement, evidence: Evidence | None) ->
         simultaneous=tested is not None and found.outcome == "front",
         seeds=found.ready.bench.decode.seeds,
     )
+
+
+def _other_draft(found: Findings, configuration: Configuration) -> str | None:
+    """The draft's id where it is not the profile's own."""
+    own = configuration.draft in (None, found.followed.draft)
+    return None if own else configuration.draft
 
 
 def _tokens_per_second(found: Findings, measured: Measurement) -> float | None:

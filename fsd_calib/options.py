@@ -23,11 +23,13 @@ TargetOption = Annotated[
         rich_help_panel=MODELS,
     ),
 ]
-DraftOption = Annotated[
-    str | None,
+_DRAFT = f"The small model, with the same tokenizer. By default the bundled one for arithmetic, else {_LARGE_PAIR[1]}."
+DraftOption = Annotated[str | None, typer.Option(help=_DRAFT, rich_help_panel=MODELS)]
+DraftsOption = Annotated[
+    list[str] | None,
     typer.Option(
-        help=f"The small model, with the same tokenizer. By default the bundled one for arithmetic, else "
-        f"{_LARGE_PAIR[1]}.",
+        help=f"{_DRAFT} Several (--draft A --draft B) are tried in one search and certified in one attempt; the "
+        "profile is of the chosen one.",
         rich_help_panel=MODELS,
     ),
 ]

@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +24,16 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.costs import measure_costs
 from fsd_calib.measuring.speed import pieces
 from fsd_calib.planning import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
-from fsd_calib.run_facts import RunFacts, Timings, begun
-from fsd_calib.searching.forecast import ReplayForecast
+from fsd_calib.run_facts import Costs, RunFacts, Timings, begun
+from fsd_calib.searching.forecast import DraftForecasts, Forecast, ReplayForecast
 from fsd_calib.searching.space import Space, logit
 from fsd_calib.shaping import Asked, shapes
 from fsd_calib.tasks import Problem
 from fsd_calib.wish import Wish
 from fsd_calib.workbench import Workbench
+from fsd_collectors.collecting.hidden import Width
 from fsd_collectors.replay import CostModel, sweep
-from fsd_collectors.replay.blocks import Traces
+from fsd_collectors.store.reading import Traces
 from fsd_decoding.profile_parts import EarlyStopInfo
 
 _HANDFUL = 64  # problems
@@ -48,14 +50,14 @@ _USUAL_LENGTH = 5  # tokens drafted where a batch's time is taken
 
 @dataclass(frozen=True)
 class Prepared:
-    """sds: lossless decoding at the draft lengths that replay finds fastest for it, the best first. timed: problems
-    on which speed will be measured."""
+    """sds: lossless decoding as replay finds it fastest (draft length, draft), the best first. timed: problems on
+    which speed will be measured."""
 
     bench: Workbench
     wish: Wish
     space: Space
     facts: RunFacts
-    forecast: ReplayForecast
+    forecast: Forecast
     sds: tuple[Configuration, ...]
     timed: tuple[Problem, ...]
     plan: Plan
@@ -66,6 +68,10 @@ class Prepared:
     @property
     def alone(self) -> Configuration:
         return self.bench.configuration("target")
+
+    def costs_of(self, configuration: Configuration) -> Costs:
+        """Of the configuration's draft."""
+        return self.facts.costs[self.space.drafts.index(configuration.draft)]
 
     @property
     def lossless(self) -> Configuration:
@@ -89,15 +95,22 @@ def prepared(
     timed = _timed(bench, wish)
     chosen = None if predictor is None else choose(predictor, bench, space, folder)
     hidden = None if chosen is None else chosen.reads
-    with traces_along_target(bench, space.divergences, bench.tuning.problems[:TRACED], hidden) as traces:
-        shaped = shapes(policies, bench, space, traces)
+    with _traced(bench, space, hidden) as traces:
+        first = space.drafts[0]
+        shaped = shapes(policies, bench, space, traces[first])
         space = replace(space, policies=tuple(shaped))
         name = _name(bench, wish, space, chosen)
-        facts = begun(folder, name, lambda: _timings(bench, wish), bench.sealed.next_attempt)
-        costs = facts.costs.model
-        early = None if chosen is None else stopping_early(chosen, traces, costs, bench, space, folder)
-        forecast = ReplayForecast(traces, space, costs, stops=early.replayed if early else None, shapes=shaped)
-        sds = tuple(bench.configuration("sd", length) for length in _fastest_for_sd(traces, costs))
+        facts = begun(folder, name, lambda: _timings(bench, wish, space), bench.sealed.next_attempt)
+        costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
+        early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], bench, space, folder)
+        forecast = DraftForecasts({
+            draft: ReplayForecast(
+                seen, replace(space, drafts=(draft,)), costs[draft], stops=early.replayed if early else None,
+                shapes=shaped,
+            )
+            for draft, seen in traces.items()
+        })  # fmt: skip
+        sds = _fastest_for_sd(bench, traces, costs)
     if early is not None:
         bench = bench.stopping_early(early.policies)
     family = space.families[0]
@@ -126,17 +139,34 @@ def _name(bench: Workbench, wish: Wish, space: Space, chosen: Chosen | None) -> 
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _timings(bench: Workbench, wish: Wish) -> Timings:
-    problems = bench.tuning.problems[:_COSTED]
-    costs = measure_costs(
-        bench.decoder, [p.prompt for p in problems], [p.id for p in problems], bench.task.max_new_tokens,
-        bench.task.stop, batch_size=wish.serve_batch, progress=bench.progress,
-    ).model  # fmt: skip
-    lossless = bench.configuration(_LOSSLESS, _USUAL_LENGTH)
+@contextmanager
+def _traced(bench: Workbench, space: Space, hidden: Width | None) -> Iterator[dict[str | None, Traces]]:
+    """The first tuning problems, read by each draft."""
+    problems = bench.tuning.problems[:TRACED]
+    with ExitStack() as opened:
+        yield {
+            draft: opened.enter_context(
+                traces_along_target(bench.with_draft(draft), space.divergences, problems, hidden)
+            )
+            for draft in space.drafts
+        }
+
+
+def _timings(bench: Workbench, wish: Wish, space: Space) -> Timings:
+    costs = tuple(_costs(bench.with_draft(draft), wish) for draft in space.drafts)
+    lossless = bench.configuration(_LOSSLESS, _USUAL_LENGTH, space.drafts[0])
     batch = bench.tuning.problems[: bench.batch_size]
     began = time.perf_counter()
     bench.decode.emitted(lossless, batch, bench.batch_size)
     return Timings(costs, (time.perf_counter() - began) / len(batch))
+
+
+def _costs(bench: Workbench, wish: Wish) -> CostModel:
+    problems = bench.tuning.problems[:_COSTED]
+    return measure_costs(
+        bench.decoder, [p.prompt for p in problems], [p.id for p in problems], bench.task.max_new_tokens,
+        bench.task.stop, batch_size=wish.serve_batch, progress=bench.progress,
+    ).model  # fmt: skip
 
 
 def _efforts(bench: Workbench, facts: RunFacts, timed: int, seconds_served: float) -> tuple[Effort, ...]:
@@ -168,8 +198,13 @@ def _timed(bench: Workbench, wish: Wish) -> tuple[Problem, ...]:
     return problems
 
 
-def _fastest_for_sd(traces: Traces, costs: CostModel) -> list[int]:
-    """Costs are known to some per cent, so the two best by replay are timed later."""
-    frame = sweep(traces, ["sd"], draft_lengths=_SD_LENGTHS, costs=costs)
-    best_first = frame["tokens_per_second"].to_numpy().argsort()[::-1]
-    return [int(frame["draft_length"].iloc[int(i)]) for i in best_first[:2]]
+def _fastest_for_sd(
+    bench: Workbench, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel]
+) -> tuple[Configuration, ...]:
+    """Of all drafts and lengths. Costs are known to some per cent, so the two best by replay are timed later."""
+    speeds: dict[Configuration, float] = {}
+    for draft, seen in traces.items():
+        frame = sweep(seen, ["sd"], draft_lengths=_SD_LENGTHS, costs=costs[draft])
+        for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
+            speeds[bench.configuration("sd", int(length), draft)] = float(speed)
+    return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:2])

@@ -21,7 +21,7 @@ from fsd_decoding.profile_parts import Amount, Natural, Part
 
 
 class Costs(Part):
-    """Seconds, as `CostModel` has them."""
+    """Seconds with one draft, as `CostModel` has them."""
 
     draft_step: Amount
     verify: Amount
@@ -35,7 +35,7 @@ class Costs(Part):
 class Timings(NamedTuple):
     """What was timed: the costs of a round where speed is asked for, and a decoding's share of a calibration batch."""
 
-    costs: CostModel
+    costs: tuple[CostModel, ...]
     seconds_each: float
 
 
@@ -44,7 +44,7 @@ class RunFacts(Part):
 
     name: str
     started: AwareDatetime
-    costs: Costs
+    costs: tuple[Costs, ...]
     seconds_each: Amount
     attempt: Natural
 
@@ -61,8 +61,9 @@ def begun(folder: Path | None, name: str, measure: Callable[[], Timings], attemp
 def _measured(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
     started, (costs, seconds_each) = datetime.now(UTC), measure()
     return RunFacts(
-        name=name, started=started, costs=Costs(**asdict(costs)), seconds_each=seconds_each, attempt=attempt
-    )
+        name=name, started=started, costs=tuple(Costs(**asdict(one)) for one in costs), seconds_each=seconds_each,
+        attempt=attempt,
+    )  # fmt: skip
 
 
 def _kept(path: Path, facts: RunFacts) -> RunFacts:

@@ -53,6 +53,8 @@ class ThresholdProfile(Part):
     seeds: noise seeds a problem. sd_draft_length: the one `sd` was timed at, its own best.
     sd_draft_length, costs, numerical_churn, acceptance, effort: None where not measured.
     policy: what scales `threshold` from round to round; None: nothing does. A decoder follows it.
+    other_drafts: tried in the same search and attempt; points of the curve name them. `draft` is the one that
+        decoders of the profile draft with.
     early_stop: what ends drafts of fuzzy rules early; None: they have `draft_length` tokens. A decoder follows it.
     """
 
@@ -86,6 +88,7 @@ class ThresholdProfile(Part):
     costs: CostInfo | None = None
     numerical_churn: NumericalChurn | None = None
     acceptance: AcceptanceInfo | None = None
+    other_drafts: tuple[ModelInfo, ...] = ()
     early_stop: EarlyStopInfo | None = None
     effort: Effort | None = None
     device: str

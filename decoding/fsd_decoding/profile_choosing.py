@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Choice:
     """A point of the curve, as `ThresholdProfile.at` picks it. `certified` False: it merely measured so. `policy`:
-    what moves T; None: nothing does."""
+    what moves T; None: nothing does. `draft`: the id of the model to draft with; None: the profile's own."""
 
     rule: str
     divergence: str
@@ -29,6 +29,7 @@ class Choice:
     draft_length: int
     certified: bool
     policy: PolicyInfo | None = None
+    draft: str | None = None
 
     @property
     def moved(self) -> float | ScalePolicy:
@@ -113,4 +114,6 @@ def _pace(point: CurvePoint) -> tuple[float, float]:
 
 def _choice(point: CurvePoint, certified: bool) -> Choice:
     assert point.threshold is not None
-    return Choice(point.rule, point.divergence, point.threshold, point.draft_length, certified, point.policy)
+    return Choice(
+        point.rule, point.divergence, point.threshold, point.draft_length, certified, point.policy, point.draft
+    )

@@ -13,17 +13,18 @@ from fsd_decoding.profile_parts import Amount, Counts, Natural, Part, Share, che
 from fsd_decoding.profile_policy import PolicyInfo
 
 Source = Literal["tuning", "certification"]
-Arm = tuple[str, str, int, str | None]  # rule, divergence, draft length, and the identity of what moves T
+Arm = tuple[str, str, int, str | None, str | None]
+"""Rule, divergence, draft length, the identity of what moves T, and another draft than the profile's."""
 Configuration = tuple[Arm, float | None]  # an arm and its T
 
 
-def arm_of(rule: str, divergence: str, draft_length: int, policy: PolicyInfo | None) -> Arm:
-    return rule, divergence, draft_length, policy.identity if policy else None
+def arm_of(rule: str, divergence: str, draft_length: int, policy: PolicyInfo | None, draft: str | None = None) -> Arm:
+    return rule, divergence, draft_length, policy.identity if policy else None, draft
 
 
 class CurvePoint(Part):
     """One configuration, measured on one part. `threshold` None: the rule has none (`target`, `sd`). `policy`: what
-    moved T; None: nothing did.
+    moved T; None: nothing did. `draft`: the id of the draft model where it is not the profile's own.
 
     `lower_bound` bounds retention from below: by itself at the certificate's level, or, where `simultaneous`, at
     once with all other such points. `counts`, of (problem, seed) pairs, are what it was computed from. Both only
@@ -35,6 +36,7 @@ class CurvePoint(Part):
     draft_length: Natural
     threshold: Amount | None
     policy: PolicyInfo | None = None
+    draft: str | None = None
     accuracy: Share
     retention: Amount
     lower_bound: Amount | None
@@ -52,7 +54,7 @@ class CurvePoint(Part):
 
     @property
     def arm(self) -> Arm:
-        return arm_of(self.rule, self.divergence, self.draft_length, self.policy)
+        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, self.draft)
 
     @model_validator(mode="after")
     def _bounds_need_certification(self) -> Self:

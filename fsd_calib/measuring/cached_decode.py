@@ -29,6 +29,7 @@ class CachedDecode:
 
     Args:
         decoder: its models, sampling, seed, `on` and `within_support` hold; the rest is the configurations'.
+        drafts: decoders of further drafts with the same target and settings, by the names that configurations have.
         store: may be shared with other processes.
         seeds: decodings a problem, with the decoder's seed and those after it; greedy decoding has one.
     """
@@ -41,12 +42,15 @@ class CachedDecode:
         batch_size: int = 32,
         progress: Progress | None = None,
         seeds: int = 1,
+        drafts: Mapping[str, SpeculativeDecoder] | None = None,
     ) -> None:
-        self._decoder, self._task, self._store = decoder, task, store
+        self._decoders: dict[str | None, SpeculativeDecoder] = {None: decoder}
+        self._decoders.update(drafts or {})
+        self._task, self._store = task, store
         self._batch_size, self._progress = batch_size, progress or Silent()
         self._seeds = range(decoder.seed, decoder.seed + (1 if decoder.sampling.greedy else seeds))
         self._policies: Mapping[str, StopPolicy] = {}
-        self._keys = Keys(decoder, task)
+        self._keys = {name: Keys(one, task) for name, one in self._decoders.items()}
         self.decoded = self.decoded_tokens = 0
         self.reused = self.reused_tokens = 0
 
@@ -66,13 +70,14 @@ class CachedDecode:
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> CachedDecode:
         """The same under policies, by divergence, which fuzzy rules' drafts follow; counts begin anew."""
         made = copy.copy(self)
-        made._policies, made._keys = policies, Keys(self._decoder, self._task, policies)
+        made._policies = policies
+        made._keys = {name: Keys(one, self._task, policies) for name, one in self._decoders.items()}
         made.decoded = made.decoded_tokens = made.reused = made.reused_tokens = 0
         return made
 
     def key(self, configuration: Configuration) -> Key:
         """Of its decodings with the first seed."""
-        return self._keys.of(configuration, self._seeds[0])
+        return self._key(configuration, self._seeds[0])
 
     def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
         """Decodings of the problems, in their order.
@@ -81,7 +86,7 @@ class CachedDecode:
             UsageError: see `Keys.of`, `SpeculativeDecoder.generate` and `Store`. What was finished is kept.
         """
         asked = [Asked(problem.id, problem.prompt) for problem in problems]
-        keys = {seed: self._keys.of(configuration, seed) for seed in self._seeds}
+        keys = {seed: self._key(configuration, seed) for seed in self._seeds}
         known = {seed: self._store.find(key, asked, configuration.threshold) for seed, key in keys.items()}
         missing = {seed: [i for i in range(len(asked)) if i not in found] for seed, found in known.items()}
         self._count_reused([kept for found in known.values() for kept in found.values()])
@@ -104,6 +109,9 @@ class CachedDecode:
         key, asked = self.key(configuration), Asked(problem.id, problem.prompt)
         if not self._store.find(key, [asked], configuration.threshold):
             self._store.add(key, asked, configuration.threshold, result)
+
+    def _key(self, configuration: Configuration, seed: int) -> Key:
+        return self._keys[configuration.draft].of(configuration, seed)
 
     def _decode(
         self,
@@ -142,8 +150,8 @@ class CachedDecode:
         )  # fmt: skip
 
     def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:
-        """The same decoder with another noise, divergence and policy; models and compiled graphs are shared."""
-        made, divergence = copy.copy(self._decoder), configuration.divergence
+        """Its draft's decoder with another noise, divergence and policy; models and compiled graphs are shared."""
+        made, divergence = copy.copy(self._decoders[configuration.draft]), configuration.divergence
         made.seed, made.criterion = seed, replace(made.criterion, divergence=divergence)
         made.policy = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
         return made

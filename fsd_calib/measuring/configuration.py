@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from fsd_decoding.profile_policy import PolicyInfo, brief, moved
 from fsd_decoding.threshold_policy import ScalePolicy
@@ -10,13 +11,15 @@ from fsd_decoding.threshold_policy import ScalePolicy
 
 @dataclass(frozen=True)
 class Configuration:
-    """`threshold` None: the rule has none. `policy`: the identity of what moves T; None: nothing does."""
+    """`threshold` None: the rule has none. `policy`: the identity of what moves T; None: nothing does. `draft`: the
+    name of the draft model; None: the only one there is, or the rule does not draft."""
 
     rule: str
     divergence: str
     draft_length: int
     threshold: float | None = None
     policy: str | None = None
+    draft: str | None = None
 
     def at(self, threshold: float) -> Configuration:
         return replace(self, threshold=threshold)
@@ -50,4 +53,5 @@ class Configuration:
             return self.rule
         by = "" if self.policy is None else f" by {brief(self.policy)}"
         bound = "" if self.threshold is None else f" {self.divergence} <= {self.threshold:.4g}{by}"
-        return f"{self.rule}{bound} at L = {self.draft_length}"
+        drafting = "" if self.draft is None else f" with {PurePath(self.draft).name}"
+        return f"{self.rule}{bound} at L = {self.draft_length}{drafting}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
 
 from rich import box
 from rich.table import Table
@@ -59,6 +60,8 @@ def _arm(p: CurvePoint) -> Iterator[str]:
         yield p.divergence
     if p.policy is not None:
         yield str(p.policy)
+    if p.draft is not None:
+        yield f"with {PurePath(p.draft).name}"
 
 
 def _cells(p: CurvePoint) -> tuple[str, ...]:

@@ -73,8 +73,9 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _point(point: CurvePoint) -> str:
     by = "" if point.policy is None else f" by {point.policy}"
+    drafting = "" if point.draft is None else f", draft {point.draft}"
     bound = "" if point.threshold is None else f" {point.divergence} <= {point.threshold!r}{by}"
-    return f"{point.rule}{bound}, L = {point.draft_length} ({point.source} part)"
+    return f"{point.rule}{bound}, L = {point.draft_length}{drafting} ({point.source} part)"
 
 
 def _shown(first: Any, second: Any) -> tuple[str, str]:

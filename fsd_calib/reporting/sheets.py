@@ -57,7 +57,8 @@ def _early_stop(p: ThresholdProfile) -> str:
 
 
 def _models(p: ThresholdProfile) -> dict[str, str]:
-    return {"target": _model(p.target), "draft": _model(p.draft), "tokenizer": p.tokenizer[:12]}
+    others = {"tried too": "\n".join(map(_model, p.other_drafts))} if p.other_drafts else {}
+    return {"target": _model(p.target), "draft": _model(p.draft), **others, "tokenizer": p.tokenizer[:12]}
 
 
 def _model(model: ModelInfo) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from fsd_calib.reporting.numbers import bound, exact, interval, percent, tokens
 from fsd_calib.reporting.summary import drafts, sd_draft_length
 from fsd_decoding.profile import ThresholdProfile
@@ -80,7 +82,8 @@ _SAID = {
 
 def _chosen(profile: ThresholdProfile) -> str:
     by = "" if profile.policy is None else f", moved by {profile.policy}"
-    return f"{profile.rule} at T = {profile.threshold:.4g} ({profile.divergence}, {drafts(profile)}{by})"
+    among = f", draft {PurePath(profile.draft.id).name}" if profile.other_drafts else ""
+    return f"{profile.rule} at T = {profile.threshold:.4g} ({profile.divergence}, {drafts(profile)}{by}{among})"
 
 
 def _claim(profile: ThresholdProfile, share: str) -> str:

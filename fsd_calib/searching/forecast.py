@@ -43,10 +43,10 @@ class Forecast(Protocol):
 
 
 class ReplayForecast:
-    """One sweep over a grid of shares, for every arm of the space.
+    """One sweep over a grid of shares, for every arm of the space, which has a single draft.
 
     Args:
-        traces: of the tuning part, along the target.
+        traces: of the tuning part, along the target, with that draft.
         costs: of a round at the batch size that will be served.
         where: which rows, as `traces.batches` takes it.
         stops: by divergence, what ends drafts early; None: nothing does.
@@ -77,7 +77,7 @@ class ReplayForecast:
             self._scales |= {(policy, name): scale for name, scale in scales.items()}
             frame = _swept(seen, space, scales, where, stops)
             self._tokens = int(frame["tokens"].iloc[0])
-            self._counts |= _counts(frame, policy)
+            self._counts |= _counts(frame, policy, *space.drafts)
 
     def threshold(self, arm: Configuration, logit_share: float) -> float:
         """The T that accepts this share of the drafted tokens in the target's own text, by D alone."""
@@ -91,6 +91,27 @@ class ReplayForecast:
 
     def measured(self, measurement: Measurement) -> float:
         return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, measurement.drafted))
+
+
+class DraftForecasts:
+    """The forecasts of several drafts as one: each answers for the configurations of its own draft, by name, and the
+    first for those that do not draft."""
+
+    def __init__(self, by_draft: Mapping[str | None, Forecast]) -> None:
+        self._by_draft, self._first = by_draft, next(iter(by_draft.values()))
+        self.lowest, self.highest = self._first.lowest, self._first.highest
+
+    def threshold(self, arm: Configuration, logit_share: float) -> float:
+        return self._of(arm).threshold(arm, logit_share)
+
+    def tokens_per_second(self, configuration: Configuration) -> float:
+        return self._of(configuration).tokens_per_second(configuration)
+
+    def measured(self, measurement: Measurement) -> float:
+        return self._of(measurement.configuration).measured(measurement)
+
+    def _of(self, configuration: Configuration) -> Forecast:
+        return self._by_draft.get(configuration.draft, self._first)
 
 
 def _shape(identity: str | None) -> ScalePolicy | None:
@@ -108,11 +129,13 @@ def _swept(
     )
 
 
-def _counts(frame: pd.DataFrame, policy: str | None) -> dict[Configuration, tuple[Array, Array, Array]]:
+def _counts(
+    frame: pd.DataFrame, policy: str | None, draft: str | None
+) -> dict[Configuration, tuple[Array, Array, Array]]:
     """Of every arm: thresholds, rounds and drafted tokens."""
     arms: Any = frame.groupby(["rule", "divergence", "draft_length"], sort=False)
     return {
-        Configuration(rule, divergence, length, policy=policy): (
+        Configuration(rule, divergence, length, policy=policy, draft=draft): (
             rows["threshold"].to_numpy(),
             rows["rounds"].to_numpy(),
             rows["drafted"].to_numpy(),

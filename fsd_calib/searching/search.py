@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
+from pathlib import PurePath
 
 from optuna.study import Study
 
@@ -116,7 +117,8 @@ def _skipped(history: History, space: Space, why_not: Callable[[Configuration], 
 
 def _named(family: Configuration) -> str:
     moved = "" if family.policy is None else f", T by {brief(family.policy)},"
-    return f"{family.rule} by {family.divergence}{moved}"
+    drafting = "" if family.draft is None else f" with {PurePath(family.draft).name}"
+    return f"{family.rule} by {family.divergence}{moved}{drafting}"
 
 
 def _identity(space: Space, goal: Goal, bench: Bench) -> dict[str, str]:

@@ -20,20 +20,22 @@ def logit(share: float) -> float:
 
 @dataclass(frozen=True)
 class Space:
-    """Every rule with every divergence, draft length and policy; each combination is an **arm**, and arms that differ
-    in their draft length alone are **kin**: at one threshold they accept the same tokens.
+    """Every rule with every divergence, draft length, policy and draft; each combination is an **arm**, and arms that
+    differ in their draft length alone are **kin**: at one threshold they accept the same tokens.
 
     Args:
         policies: identities of what moves T; None: nothing does. Each gives T a shape, and T is how loose it is.
+        drafts: names of the draft models; (None,) where there is one.
 
     Raises:
-        UsageError: one of the four is empty.
+        UsageError: one of the five is empty.
     """
 
     rules: tuple[str, ...]
     divergences: tuple[str, ...]
     draft_lengths: tuple[int, ...]
     policies: tuple[str | None, ...] = (None,)
+    drafts: tuple[str | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
@@ -45,14 +47,18 @@ class Space:
         """What an arm's fields may be, in the order of a trial's parameters."""
         return {
             "rule": self.rules, "divergence": self.divergences, "draft_length": self.draft_lengths,
-            "policy": self.policies,
+            "policy": self.policies, "draft": self.drafts,
         }  # fmt: skip
 
     @property
     def families(self) -> list[list[Configuration]]:
         """Arms, those that are kin together."""
         return [
-            [Configuration(rule, divergence, length, policy=policy) for length in dict.fromkeys(self.draft_lengths)]
+            [
+                Configuration(rule, divergence, length, policy=policy, draft=draft)
+                for length in dict.fromkeys(self.draft_lengths)
+            ]
+            for draft in dict.fromkeys(self.drafts)
             for rule in dict.fromkeys(self.rules)
             for divergence in dict.fromkeys(self.divergences)
             for policy in dict.fromkeys(self.policies)

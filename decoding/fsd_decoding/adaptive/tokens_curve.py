@@ -16,7 +16,7 @@ from torch import Tensor
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.profile_choosing import corrected
-from fsd_decoding.profile_curve import CurvePoint
+from fsd_decoding.profile_curve import CurvePoint, arm_of
 
 _LOSSLESS = -1e-9  # D is never negative
 _STEP = 1e-3  # tokens a round between two T that measured alike: leads from one to the other
@@ -65,7 +65,7 @@ class Inverse:
 
 def reached(profile: ThresholdProfile, beyond: bool) -> Sequence[CurvePoint]:
     """The profile's own points that T may move between, by T. UsageError: there are none."""
-    arm = profile.rule, profile.divergence, profile.draft_length, None
+    arm = arm_of(profile.rule, profile.divergence, profile.draft_length, policy=None)
     mine = {p.threshold: p for p in corrected(profile.curve) if p.arm == arm and p.threshold is not None}
     most = math.inf if beyond else profile.threshold
     if most is None:
@@ -83,5 +83,6 @@ def _lossless(profile: ThresholdProfile) -> float:
     """Tokens a round where T accepts nothing; `fsd` then is the target alone."""
     if profile.rule == "fsd":
         return 1.0
-    found = [p for p in corrected(profile.curve) if p.rule == "sd" and p.draft_length == profile.draft_length]
+    own = [p for p in corrected(profile.curve) if p.draft is None]
+    found = [p for p in own if p.rule == "sd" and p.draft_length == profile.draft_length]
     return found[0].tokens_per_round if found else profile.tokens_per_round.sd
