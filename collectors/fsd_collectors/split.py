@@ -7,7 +7,8 @@ question is always on the same side, so no later run can search on what an earli
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from fsd_collectors.parts import Part
@@ -28,6 +29,19 @@ class Splittable(Protocol):
 
 
 P = TypeVar("P", bound=Splittable)
+
+
+def content_key(question: str, choices: Sequence[str] = ()) -> str:
+    """What a problem asks, however it is spaced and composed: its texts in NFC, each run of white space one blank.
+
+    Case, superscripts ("2³" is not "23"), the choices, their order and their boundaries all make other problems.
+    Without choices it is the normalised question itself; with them a line each, which no normalised text can hold.
+    """
+    return "\n".join(_normalised(text) for text in (question, *choices))
+
+
+def _normalised(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def tuning_and_certification(
