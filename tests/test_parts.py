@@ -141,7 +141,13 @@ def numbered(count: int) -> list[Problem]:
 @pytest.mark.parametrize("change", [{"question": "How few?"}, {"prompt": "other"}, {"choices": ("a", "b")}])
 def test_an_id_that_names_two_problems_is_refused(change: dict[str, Any]) -> None:
     problems = numbered(20)
-    facts = {"id": 3, "question": "How many are 3?", "prompt": "3", "reference": "1", "part": None} | change
+    facts: dict[str, Any] = {
+        "id": 3,
+        "question": "How many are 3?",
+        "prompt": "3",
+        "reference": "1",
+        "part": None,
+    } | change
     with pytest.raises(UsageError, match=r"id 3 .*an id names one problem") as error:
         parts_of(own(*problems, Problem(**facts)))
     assert "\n" not in str(error.value)

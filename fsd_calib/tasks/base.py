@@ -34,7 +34,10 @@ Grader = Callable[[str, str], bool]  # (reference, text) -> whether the text's a
 
 
 class Example(NamedTuple):
-    """A problem as its source gives it, without a prompt."""
+    """A problem as its source gives it, without a prompt.
+
+    choices: answers to choose from, a part of what is asked; prompts show the question alone, so it says them too.
+    """
 
     question: str
     answer: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 BOUND = 0.7
 """The similarity from which on texts count as nearly the same.
@@ -16,7 +16,8 @@ _RUN = 6  # characters: more than most words, and no language needs to be told a
 _CHUNK = 256  # texts at once, so that memory does not grow with the number of pairs
 
 
-class NearDuplicates(NamedTuple):
+@dataclass(frozen=True)
+class NearDuplicates:
     """count: texts that closely resemble one of the others. closest: the most similar such pair, at `similarity`."""
 
     count: int

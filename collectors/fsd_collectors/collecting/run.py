@@ -50,7 +50,7 @@ def collect_traces(
     them has p and q. With a rule: on-policy. Texts are decoded under it, and every drafted token is kept.
 
     Args:
-        task: problems whose prompts suit the target; a question asked twice is collected once.
+        task: problems whose prompts suit the target; an id given twice is collected once.
         target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed). On-policy the draft may be
             `NGram()`.
         rule, threshold, divergence ("js"), draft_length (5), within_support: of on-policy decoding. With an infinite
