@@ -20,14 +20,11 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.store import Store
 from fsd_calib.progress import Progress
 from fsd_calib.tasks import Problem, Task
-from fsd_collectors.split import tuning_and_certification
+from fsd_calib.tasks.parts import parts_of
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile_parts import ModelInfo
 from fsd_decoding.rules import rule_named
 from fsd_decoding.stop_policy import StopPolicy
-
-_TUNING_PROBLEMS = 1000  # at most: beyond this the certification part decides what can be shown
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,9 @@ def opened(
     Raises:
         UsageError: the problems do not make two parts, or the cache cannot be used.
     """
-    tuning, certification = _parts(task)
+    tuning, certification, notes = parts_of(task)
+    for note in notes:
+        progress.note(note)
     whose = family(task.name, *(ModelInfo.of(model).fingerprint for model in (decoder.target, decoder.draft)))
     files = [None, None] if cache is None else [cache / "decodings.sqlite", cache / "attempts.sqlite"]
     with Store(files[0]) as store, Ledger(files[1]) as ledger:
@@ -107,19 +106,3 @@ def _identity(decoder: SpeculativeDecoder, decode: CachedDecode, draft: str | No
 def _fingerprint(problems: Sequence[Problem]) -> str:
     asked = [[problem.id, problem.prompt, problem.reference] for problem in problems]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-
-
-def _parts(task: Task) -> tuple[Sequence[Problem], Sequence[Problem]]:
-    """Each question once. The certification part in an order that has nothing to do with the problems: that of their
-    ids, which are hashes."""
-    tuning, certification = (list({p.id: p for p in part}.values()) for part in tuning_and_certification(task.problems))
-    for name, part in (("tuning", tuning), ("certification", certification)):
-        if len(part) < 2:
-            raise UsageError(f"{len(task.problems)} problems leave {len(part)} for {name}; give more of them")
-    both = {problem.id for problem in tuning} & {problem.id for problem in certification}
-    if both:
-        raise UsageError(
-            f"{len(both)} questions are in the tuning and in the certification part (the first: "
-            f"{next(p.question for p in tuning if p.id in both)[:60]!r}); leave them out of one"
-        )
-    return tuning[:_TUNING_PROBLEMS], sorted(certification, key=lambda problem: problem.id)

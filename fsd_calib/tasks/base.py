@@ -25,6 +25,7 @@ from fsd_calib.tasks.prompts import (
     plain_prompt,
 )
 from fsd_collectors.parts import Part
+from fsd_collectors.split import content_key, hashed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,20 +34,30 @@ Grader = Callable[[str, str], bool]  # (reference, text) -> whether the text's a
 
 
 class Example(NamedTuple):
-    """A problem as its source gives it, without a prompt."""
+    """A problem as its source gives it, without a prompt.
+
+    choices: answers to choose from, a part of what is asked; prompts show the question alone, so it says them too.
+    """
 
     question: str
     answer: str
     part: Part | None = None
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Problem:
-    id: int  # of the question alone: the same in any subset and order, and the key of its noise
+    id: int  # of question and choices alone: the same in any subset and order, and the key of its noise
     question: str
     prompt: str
     reference: str  # the whole reference answer, working included
     part: Part | None  # None: the source names no parts
+    choices: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> int:
+        """48 bits of the content key: the same however the texts are spaced and composed."""
+        return hashed(content_key(self.question, self.choices))
 
 
 @dataclass(frozen=True)
@@ -66,10 +77,11 @@ class Task:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all questions and references, in order. Prompts are not part of it."""
+        """SHA-256 (hex) of all questions, references and choices, in order. Prompts are not part of it."""
         digest = hashlib.sha256()
         for problem in self.problems:
-            digest.update(json.dumps([problem.question, problem.reference]).encode() + b"\n")
+            told = [problem.question, problem.reference, *problem.choices]
+            digest.update(json.dumps(told).encode() + b"\n")
         return digest.hexdigest()
 
 
@@ -91,7 +103,8 @@ class TaskKind:
         examples, source = self.read(seed, limit, data)
         prompt_of, stop = self.prompts(tokenizer)
         problems = tuple(
-            Problem(_id(e.question), e.question, prompt_of(e.question), e.answer, e.part) for e in examples
+            Problem(_id(e.question, e.choices), e.question, prompt_of(e.question), e.answer, e.part, e.choices)
+            for e in examples
         )
         return Task(self.name, problems, self.max_new_tokens, stop, source, self.grader)
 
@@ -118,5 +131,5 @@ def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[
     return [examples[index] for index in sorted(index for _, index in sorted(ranked)[:limit])]
 
 
-def _id(question: str) -> int:
-    return int.from_bytes(hashlib.sha256(question.encode()).digest()[:6], "big")
+def _id(question: str, choices: Sequence[str]) -> int:
+    return hashed(json.dumps([question, *choices]) if choices else question)
