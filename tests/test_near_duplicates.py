@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.near_duplicates import BOUND, near_duplicates
-from fsd_calib.tasks.parts import parts_of
+from fsd_calib.tasks.parts import Parts, parts_of
 from fsd_collectors.split import content_key
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
@@ -47,9 +47,14 @@ def test_every_text_is_looked_at_however_many() -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=5), st.data())
-def test_texts_that_differ_in_case_alone_resemble_whatever_their_length(texts: list[str], data: st.DataObject) -> None:
-    one = data.draw(st.sampled_from(texts))
-    found = near_duplicates([one.swapcase().casefold()], [text.casefold() for text in [*texts, one.swapcase()]])
+def test_equal_texts_resemble_whatever_their_length(texts: list[str], data: st.DataObject) -> None:
+    found = near_duplicates([data.draw(st.sampled_from(texts))], texts)
+    assert found is not None
+    assert found.similarity == pytest.approx(1)
+
+
+def test_case_does_not_matter() -> None:
+    found = near_duplicates([KIM.upper()], [KIM, *FILL[:5]])
     assert found is not None
     assert found.similarity == pytest.approx(1)
 
@@ -62,16 +67,24 @@ def test_the_user_is_told_of_those_between_given_parts_only() -> None:
     tuning, certification = [CHAD, *FILL[:30]], [KIM, *FILL[30:60]]
     examples = [Example(question, "#### 1", "tuning") for question in tuning]
     examples += [Example(question, "#### 1", "certification") for question in certification]
-    (note,) = _notes(examples)
+    (note,) = _parts(examples).notes
     assert "1 of 31 certification problems closely resemble" in note
     assert KIM[:40] in note
     assert CHAD[:40] in note
     assert "\n" not in note
-    assert not _notes([example._replace(part=None) for example in examples])
 
 
-def _notes(examples: list[Example]) -> tuple[str, ...]:
-    return parts_of(TaskKind("one", lambda *_: (examples, "here"), lambda _: (), 8).load(0, None, None, None)).notes
+def test_nothing_is_told_of_what_a_hash_divides() -> None:
+    stories = [STORY.format(name, 8, 6, 12) for name in ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hal")]
+    drawn = _parts([Example(question, "#### 1") for question in (*stories, *FILL[:50])])
+    assert not drawn.notes
+    examples = [Example(p.question, p.reference, "tuning") for p in drawn.tuning]
+    examples += [Example(p.question, p.reference, "certification") for p in drawn.certification]
+    assert _parts(examples).notes  # the very same parts, where the source gives them
+
+
+def _parts(examples: list[Example]) -> Parts:
+    return parts_of(TaskKind("one", lambda *_: (examples, "here"), lambda _: (), 8).load(0, None, None, None))
 
 
 @pytest.mark.slow
