@@ -16,8 +16,9 @@ from fsd_calib.certifying.sealed import Opened
 from fsd_calib.chances import chance_of, claim_of
 from fsd_calib.export import Findings, to_profile
 from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.in_turn import measure_speeds
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.measuring.speed import Speeds, measure_speeds
+from fsd_calib.measuring.speed import Speeds
 from fsd_calib.preparing import Prepared
 from fsd_calib.searching.front import Front
 from fsd_calib.searching.goal import Goal

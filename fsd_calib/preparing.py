@@ -21,7 +21,7 @@ from fsd_calib.chances import claim_of
 from fsd_calib.early_stop import Chosen, choose, stopping_early
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.costs import measure_costs
-from fsd_calib.measuring.speed import pieces
+from fsd_calib.measuring.in_turn import pieces
 from fsd_calib.planning import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
 from fsd_calib.run_facts import RunFacts, Timings, begun
 from fsd_calib.searching.forecast import ReplayForecast
