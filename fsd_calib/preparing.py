@@ -21,13 +21,13 @@ from fsd_calib.chances import claim_of
 from fsd_calib.early_stop import Chosen, choose, stopping_early
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.costs import measure_costs
-from fsd_calib.measuring.in_turn import pieces
 from fsd_calib.planning import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
 from fsd_calib.run_facts import RunFacts, Timings, begun
 from fsd_calib.searching.forecast import ReplayForecast
 from fsd_calib.searching.space import Space, logit
 from fsd_calib.shaping import Asked, shapes
-from fsd_calib.tasks import Problem
+from fsd_calib.timer import Timer
+from fsd_calib.timing import TimingAsked
 from fsd_calib.wish import Wish
 from fsd_calib.workbench import Workbench
 from fsd_collectors.replay import CostModel, sweep
@@ -38,18 +38,14 @@ _HANDFUL = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
 _PASSES, _CANDIDATES = 4, 4  # what a search and a certificate take, in passes over their parts
-_TIMED = 51  # tuning problems, the first of which warms up
-_TIMED_BATCHES = 40  # and so many problems a stream, where there are several
 _LOSSLESS = "coupled"  # its text is the target's own under any sampling: what differs is rounding
 _SD_LENGTHS = range(1, 13)
-_WAYS = 12  # three repeats of four configurations
 _USUAL_LENGTH = 5  # tokens drafted where a batch's time is taken
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """sds: lossless decoding at the draft lengths that replay finds fastest for it, the best first. timed: problems
-    on which speed will be measured."""
+    """sds: lossless decoding at the draft lengths that replay finds fastest for it, the best first."""
 
     bench: Workbench
     wish: Wish
@@ -57,7 +53,7 @@ class Prepared:
     facts: RunFacts
     forecast: ReplayForecast
     sds: tuple[Configuration, ...]
-    timed: tuple[Problem, ...]
+    timer: Timer
     plan: Plan
     trials: int
     storage: str | None
@@ -81,12 +77,13 @@ def prepared(
     storage: str | None,
     folder: Path | None,
     predictor: str | os.PathLike[str] | None,
+    timing: TimingAsked,
 ) -> Prepared:
     """Raises UsageError where these problems are too few for the wish, whatever the outcomes."""
     level, claim = partial(attempt_level, wish.confidence), claim_of(wish, bench.sealed.problems)
     check = partial(_check_enough, wish, claim, bench)
     check(level(bench.sealed.next_attempt))
-    timed = _timed(bench, wish)
+    timing.check_enough(bench, wish.serve_batch)
     chosen = None if predictor is None else choose(predictor, bench, space, folder)
     hidden = None if chosen is None else chosen.reads
     with traces_along_target(bench, space.divergences, bench.tuning.problems[:TRACED], hidden) as traces:
@@ -97,7 +94,8 @@ def prepared(
         costs = facts.costs.model
         early = None if chosen is None else stopping_early(chosen, traces, costs, bench, space, folder)
         forecast = ReplayForecast(traces, space, costs, stops=early.replayed if early else None, shapes=shaped)
-        sds = tuple(bench.configuration("sd", length) for length in _fastest_for_sd(traces, costs))
+        lengths = _fastest_for_sd(traces, costs, 1 if timing.way == "none" else 2)
+        sds = tuple(bench.configuration("sd", length) for length in lengths)
     if early is not None:
         bench = bench.stopping_early(early.policies)
     family = space.families[0]
@@ -108,12 +106,14 @@ def prepared(
     check(level(facts.attempt), handful.accuracy)
     each = baseline.alone.tokens / (handful.problems * bench.decode.seeds)
     served = each / forecast.measured(baseline.lossless) / wish.serve_batch
-    efforts = _efforts(bench, facts, len(timed), served)
+    stops = (chosen.folder.resolve(), early.info) if chosen and early else None
+    timer = Timer(bench, wish, timing, forecast, stops)
+    efforts = _efforts(bench, facts, *timer.effort(served))
     plan = make_plan(claim, handful, bench.sealed.problems, level(facts.attempt), efforts)
     if storage is None and folder is not None:
         storage = str(folder / "study.log")
     return Prepared(
-        bench, wish, space, facts, forecast, sds, timed, plan, trials, storage, early.info if early else None
+        bench, wish, space, facts, forecast, sds, timer, plan, trials, storage, early.info if early else None
     )
 
 
@@ -139,7 +139,7 @@ def _timings(bench: Workbench, wish: Wish) -> Timings:
     return Timings(costs, (time.perf_counter() - began) / len(batch))
 
 
-def _efforts(bench: Workbench, facts: RunFacts, timed: int, seconds_served: float) -> tuple[Effort, ...]:
+def _efforts(bench: Workbench, facts: RunFacts, timed: int, timed_seconds: float) -> tuple[Effort, ...]:
     seeds = bench.decode.seeds
     tuning, certification = seeds * len(bench.tuning.problems), seeds * bench.sealed.problems
     return expected_efforts(
@@ -147,10 +147,10 @@ def _efforts(bench: Workbench, facts: RunFacts, timed: int, seconds_served: floa
         certification=certification,
         searched=_PASSES * tuning,
         candidates=_CANDIDATES,
-        timed=_WAYS * timed,
+        timed=timed,
         exact_seconds=facts.seconds_each,
         fuzzy_seconds=facts.seconds_each,
-        timed_seconds=seconds_served,
+        timed_seconds=timed_seconds,
     )
 
 
@@ -160,16 +160,8 @@ def _check_enough(wish: Wish, claim: Claim, bench: Workbench, level: float, accu
         check_enough(claim, bench.sealed.problems, level, accuracy, bench.decode.seeds)
 
 
-def _timed(bench: Workbench, wish: Wish) -> tuple[Problem, ...]:
-    """UsageError: too few for so many streams; better now than after the work."""
-    most = _TIMED if wish.serve_batch == 1 else _TIMED_BATCHES * wish.serve_batch
-    problems = bench.tuning.problems[:most]
-    pieces(problems, wish.serve_batch)
-    return problems
-
-
-def _fastest_for_sd(traces: Traces, costs: CostModel) -> list[int]:
-    """Costs are known to some per cent, so the two best by replay are timed later."""
+def _fastest_for_sd(traces: Traces, costs: CostModel, count: int) -> list[int]:
+    """By replay, the best first. Costs are known to some per cent, so where speeds are timed two of them are."""
     frame = sweep(traces, ["sd"], draft_lengths=_SD_LENGTHS, costs=costs)
     best_first = frame["tokens_per_second"].to_numpy().argsort()[::-1]
-    return [int(frame["draft_length"].iloc[int(i)]) for i in best_first[:2]]
+    return [int(frame["draft_length"].iloc[int(i)]) for i in best_first[:count]]
