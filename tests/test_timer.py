@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tiny_calibration
-from fsd_calib import adaptive
+from fsd_calib import ThresholdProfile, adaptive, calibrate
 from fsd_calib.certifying.claim import Claim
 from fsd_calib.certifying.sealed import Opened
 from fsd_calib.measuring.cached_decode import CachedDecode
@@ -21,6 +21,7 @@ from fsd_calib.measuring.machine_load import machine_load
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.progress import Silent
+from fsd_calib.reporting.timing import timing_note
 from fsd_calib.tasks import Problem, Task
 from fsd_calib.timer import Timer
 from fsd_calib.timing import TimingAsked, Way, problems_to_time
@@ -29,7 +30,8 @@ from fsd_calib.workbench import Workbench, opened
 from fsd_collectors.parts import Part
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
-from fsd_decoding.loading import load_tokenizer
+from fsd_decoding.loading import load_model
+from tiny import word_tokenizer
 from tiny_pair import saved
 
 PARTS: tuple[Part, Part] = ("tuning", "certification")
@@ -246,14 +248,66 @@ def test_a_process_that_dies_ends_it_in_one_line(
 
 
 def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
-    loaded: Any = SpeculativeDecoder.from_pretrained(*models, tokenizer=load_tokenizer(models[0]))
+    loaded = load_model(models[1], "cpu", None)
     with pytest.raises(
         UsageError, match="'careful', and the draft is a loaded LlamaForCausalLM, which a fresh process"
     ):
-        TimingAsked("careful", Sources(models[0], loaded.draft))
-    TimingAsked("run", Sources(loaded.target, loaded.draft))
+        TimingAsked("careful", Sources(models[0], loaded))
+    TimingAsked("run", Sources(loaded, loaded))
     with pytest.raises(UsageError, match="--timing is 'twice'; it must be one of run, careful, none"):
         TimingAsked("twice", Sources(*models))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--min-speed is 60, and whether that is reached is timed"):
         TimingAsked("none", Sources(*models)).check(Wish(min_speed=60.0))
     TimingAsked("none", Sources(*models)).check(Wish(0.7))
+
+
+# Whole calibrations
+
+
+def calibrated(models: tuple[Path, Path], **changes: Any) -> ThresholdProfile:
+    target, draft = models
+    wish: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": "js", "trials": 6} | changes
+    return calibrate(tiny_calibration.task(240), target=target, draft=draft, **wish)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", ["population", "none"])
+def test_a_profile_says_what_was_timed(models: tuple[Path, Path], guarantee: str) -> None:
+    made = calibrated(models, guarantee=guarantee, serve_batch=2)
+    speed, single = made.speed, made.speed.single
+    assert speed.part == ("certification" if made.certificate.problems else "tuning")
+    assert (made.certificate.problems == 0) == (guarantee == "none")
+    assert (speed.batch, speed.processes, speed.timed) == (2, 0, 22)
+    assert single is not None
+    assert single.intervals is not None
+    assert (single.timed, speed.cores) == (11, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.slow
+def test_a_profile_may_hold_forecasts(models: tuple[Path, Path]) -> None:
+    made = calibrated(models, timing="none", serve_batch=2)
+    speed, costs = made.speed, made.costs
+    assert costs is not None
+    assert (speed.timed, speed.intervals, speed.single, speed.load) == (0, None, None, None)
+    assert speed.target == pytest.approx(1 / (costs.verify + costs.position))
+    rounds = costs.verify + costs.position + (made.sd_draft_length or 0) * (costs.draft_step + costs.position)
+    assert speed.sd == pytest.approx(made.tokens_per_round.sd / rounds, rel=0.1)  # last drafts may be shorter
+    assert "nothing was timed" in timing_note(speed)
+
+
+@pytest.mark.slow
+def test_a_careful_calibration_times_in_fresh_processes(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsd_calib.timer._PROCESSES", 2)
+    monkeypatch.chdir(models[0].parent)
+    made = calibrated((Path("target"), Path("draft")), timing="careful", dtype="float32")
+    assert (made.speed.processes, made.dtype) == (2, "float32")
+
+
+def test_ways_that_cannot_be_are_refused_before_the_work(models: tuple[Path, Path]) -> None:
+    target, draft = (load_model(place, "cpu", None) for place in models)
+    with pytest.raises(UsageError, match="the target is a loaded LlamaForCausalLM"):
+        calibrated((target, draft), tokenizer=word_tokenizer(), timing="careful")
+    with pytest.raises(UsageError, match="--min-speed is 60"):
+        calibrated((Path("no"), Path("where")), min_acc=None, min_speed=60.0, timing="none")
