@@ -7,7 +7,7 @@ searching or measuring. Heavy imports stay inside functions: `--help` must answe
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,7 @@ from fsd_calib.options import (
 )
 from fsd_calib.tasks import TASKS, task_kind
 from fsd_calib.wish import Wish
+from fsd_decoding.errors import UsageError
 
 NAME = "fsd-calibrate"
 _EPILOG = """
@@ -81,6 +82,20 @@ def command(
     serve_batch: Annotated[
         int, typer.Option(help="Streams decoded at once where speed is measured.", rich_help_panel=_ASKED)
     ] = 1,
+    timing: Annotated[
+        str,
+        typer.Option(
+            help="run times speeds within this process; careful repeats that in five fresh ones, and says how much "
+            "they differ.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "run",
+    no_timing: Annotated[
+        bool,
+        typer.Option(
+            "--no-timing", help="Time nothing: speeds are what the cost model forecasts.", rich_help_panel=_ASKED
+        ),
+    ] = False,
     pareto: Annotated[
         bool,
         typer.Option(
@@ -211,6 +226,7 @@ def command(
         print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
         return
     wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
+    way = _way(timing, no_timing)
     check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds})
     lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
     folder = out if out is not None else Path("fsd-profile") / task
@@ -241,7 +257,7 @@ def command(
         task, large, small, wish, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
         sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
         batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, storage=storage,
-        progress=stderr_progress(), predictor=predictor, policies=policies,
+        progress=stderr_progress(), predictor=predictor, policies=policies, timing=way,
     )  # fmt: skip
     try:
         if plan:
@@ -257,6 +273,13 @@ def command(
 
 def main() -> None:
     leave(app, NAME)
+
+
+def _way(timing: str, no_timing: bool) -> Any:
+    """How to time, as `calibrate` has it. UsageError: two ways at once."""
+    if no_timing and timing != "run":
+        raise UsageError(f"--timing {timing} and --no-timing are two ways at once; leave one of them out")
+    return "none" if no_timing else timing
 
 
 def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, target: str) -> str:

@@ -15,12 +15,14 @@ from typing import Any
 
 from fsd_calib.cache_folder import default_cache
 from fsd_calib.finding import find
+from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.planning import Plan
 from fsd_calib.preparing import Prepared, prepared
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.searching.space import Space
 from fsd_calib.shaping import CONSTANT, Asked, check_policies, moves
 from fsd_calib.tasks import Task, load_task
+from fsd_calib.timing import TimingAsked, Way
 from fsd_calib.wish import Acc, Guarantee, Test, Wish
 from fsd_calib.workbench import opened
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -47,7 +49,7 @@ def calibrate(
     top_k: int | None = None, top_p: float | None = None, seeds: int = 1, limit: int | None = None,
     data: Path_ | None = None, seed: int = 0, batch_size: int = 32, device: str | None = None,
     dtype: str | None = None, out: Path_ | None = None, cache: Path_ | None = None, storage: str | None = None,
-    trials: int = 30, progress: Progress | None = None,
+    trials: int = 30, timing: Way = "run", progress: Progress | None = None,
 ) -> ThresholdProfile:  # fmt: skip
     """Finds the fastest setting that keeps `min_acc` of the target's accuracy, the most accurate one that makes
     `min_speed` tokens/s, or the whole front, and tests it on problems that had no say in the choice.
@@ -68,6 +70,8 @@ def calibrate(
         cache: folder of decodings, traces and the ledger of attempts, shared by all runs; None is the user's own.
         storage: Optuna's, a file or a URL; None is `study.log` in `out`.
         trials: settings tried on the tuning part, at most.
+        timing: "run" times speeds in this process; "careful" in five fresh ones, which load the models by their paths
+            or ids; "none" not at all: then speeds are what the cost model forecasts.
 
     Returns:
         the profile; `profile.met` says whether the wish was.
@@ -83,7 +87,7 @@ def calibrate(
         task, target, draft, wish, space, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
         seeds=seeds, limit=limit, data=data, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
         out=None if out is None else Path(out), cache=None if cache is None else Path(cache), storage=storage,
-        trials=trials, progress=progress or Silent(), predictor=predictor, policies=_several(policy),
+        trials=trials, progress=progress or Silent(), predictor=predictor, policies=_several(policy), timing=timing,
     ).run()  # fmt: skip
 
 
@@ -120,6 +124,7 @@ class Calibration:
     progress: Progress = field(default_factory=Silent)
     predictor: Path_ | None = None
     policies: tuple[Asked, ...] = (CONSTANT,)
+    timing: Way = "run"
 
     def __post_init__(self) -> None:
         for name, value in (("trials", self.trials), ("seeds", self.seeds), ("batch_size", self.batch_size)):
@@ -129,6 +134,7 @@ class Calibration:
         if len(drafts) > 1 and (self.predictor is not None or "per-prompt" in self.policies):
             what = "a predictor" if self.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
+        self._timing.check(self.wish)
         if self.predictor is not None and any(map(moves, self.policies)):
             raise UsageError(
                 f"a predictor ends drafts by the T they are given, and policy {_listed(self.policies)} judges them by "
@@ -172,13 +178,20 @@ class Calibration:
         seeds = self.seeds if self.sampling.temperature else 1
         cache = self.cache or default_cache()
         with opened(decoder, task, self.batch_size, seeds, cache, self.progress, drafts) as bench:
-            yield prepared(bench, self.wish, space, self.policies, self.trials, self.storage, self.out, self.predictor)
+            yield prepared(
+                bench, self.wish, space, self.policies, self.trials, self.storage, self.out, self.predictor,
+                self._timing,
+            )  # fmt: skip
 
     def _decoder(self, target: Any, draft: Any, tokenizer: Any) -> SpeculativeDecoder:
         return SpeculativeDecoder.from_pretrained(
             target, draft, rule=self.space.rules[0], divergence=self.space.divergences[0], device=self.device,
             dtype=self.dtype, seed=self.seed, tokenizer=tokenizer, sampling=self.sampling,
         )  # fmt: skip
+
+    @property
+    def _timing(self) -> TimingAsked:
+        return TimingAsked(self.timing, Sources(self.target, _drafts(self.draft), self.device, self.dtype))
 
 
 def _drafts(draft: Any) -> tuple[Any, ...]:

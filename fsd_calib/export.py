@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,11 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_calib.preparing import Prepared
+from fsd_calib.timer import Timed
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile import Outcome, ThresholdProfile
-from fsd_decoding.profile_costs import CostInfo, Effort, Speed, SpeedIntervals, Work
+from fsd_decoding.profile_costs import CostInfo, Effort, Speed, Work
 from fsd_decoding.profile_curve import CurvePoint
 from fsd_decoding.profile_parts import (
     AcceptanceInfo,
@@ -44,9 +46,9 @@ _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
 class Findings:
     """Everything a calibration learned.
 
-    chosen: what passed, else what is estimated, else `sd`. sd: at its fastest draft length. steps: decoded for the
-    baseline, the search and the certificate, as far as it came. opened: the certification part, None where nothing
-    was decoded there. evidence: of those tested.
+    chosen: what passed, else what is estimated, else `sd`. sd: at its fastest draft length. single: speeds with one
+    stream, beside those of several. steps: decoded for the baseline, the search and the certificate, as far as it came.
+    opened: the certification part, None where nothing was decoded there. evidence: of those tested.
     """
 
     ready: Prepared
@@ -54,7 +56,8 @@ class Findings:
     chosen: Configuration
     sd: Configuration
     baseline: Baseline
-    speeds: Speeds[Configuration]
+    timed: Timed
+    single: Speeds[Configuration] | None
     steps: Sequence[Work]
     opened: Opened | None = None
     evidence: Mapping[Configuration, Evidence] = field(default_factory=dict)
@@ -171,17 +174,27 @@ def _method(found: Findings) -> str:
 
 
 def _speed(found: Findings) -> Speed:
-    ready, speeds = found.ready, found.speeds
-    alone, sd, chosen = (speeds.of(c) for c in (ready.alone, found.sd, found.chosen))
-    over_sd, over_target = (speeds.ratio(found.chosen, c) for c in (found.sd, ready.alone))
-    ends = {"target": alone, "sd": sd, "chosen": chosen, "over_sd": over_sd, "over_target": over_target}
-    return Speed(
-        target=alone.value, sd=sd.value, chosen=chosen.value, batch=ready.wish.serve_batch, timed=speeds.problems,
-        wanted=ready.wish.min_speed,
-        intervals=SpeedIntervals(
-            **{name: (end.low, end.high) for name, end in ends.items()}, confidence=speeds.confidence
-        ),
+    wish, timed, single = found.ready.wish, found.timed, found.single
+    load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
+    return Speed.model_validate(
+        {
+            **_figures(found, timed.speeds), **load, "batch": wish.serve_batch, "wanted": wish.min_speed,
+            "part": timed.part, "processes": timed.speeds.processes,
+            "single": None if single is None else _figures(found, single),
+        }
     )  # fmt: skip
+
+
+def _figures(found: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
+    """Fields of `SpeedFigures`."""
+    chosen, sd, alone = found.chosen, found.sd, found.ready.alone
+    made = {"target": speeds.of(alone), "sd": speeds.of(sd), "chosen": speeds.of(chosen)}
+    told = {name: speed.value for name, speed in made.items()} | {"timed": speeds.problems}
+    if not speeds.timed:
+        return told
+    made |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
+    ends = {name: (speed.low, speed.high) for name, speed in made.items()}
+    return told | {"intervals": {**ends, "confidence": found.ready.wish.confidence}}
 
 
 def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
@@ -250,11 +263,11 @@ def _tokens_per_second(found: Findings, measured: Measurement) -> float | None:
     """By the rounds it took and what a round costs, brought to what `sd` and the chosen setting made when they were
     timed, prompts included; between the two the correction is interpolated."""
     if measured.configuration == found.ready.alone:
-        return found.speeds.of(found.ready.alone).value
+        return found.timed.speeds.of(found.ready.alone).value
     expected = found.ready.forecast.measured
     known = {}  # by expected speed: how many times that was timed
     for configuration in (found.sd, found.chosen):
         modelled = expected(found.measured(configuration))
-        known[modelled] = found.speeds.of(configuration).value / modelled
+        known[modelled] = found.timed.speeds.of(configuration).value / modelled
     modelled = expected(measured)
     return modelled * float(np.interp(modelled, sorted(known), [known[at] for at in sorted(known)]))

@@ -17,14 +17,14 @@ from fsd_calib.chances import chance_of, claim_of
 from fsd_calib.export import Findings, to_profile
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.measuring.speed import Speeds, measure_speeds
+from fsd_calib.measuring.speed import Speeds
 from fsd_calib.preparing import Prepared
 from fsd_calib.searching.front import Front
 from fsd_calib.searching.goal import Goal
 from fsd_calib.searching.keep_accuracy import KeepAccuracy
 from fsd_calib.searching.reach_speed import ReachSpeed
 from fsd_calib.searching.search import freeze, search
-from fsd_calib.tasks import Problem
+from fsd_calib.timer import Timed
 from fsd_decoding.profile import Outcome, ThresholdProfile
 from fsd_decoding.profile_costs import Work
 
@@ -54,10 +54,10 @@ def find(ready: Prepared) -> ThresholdProfile:
     baseline = measure_baseline(ready.bench, ready.lossless, _BASELINE)
     wanted = ready.wish.min_speed
     if wanted is not None:
-        speeds = _timed(ready, [])
-        if speeds.of(_fastest_sd(ready, speeds)).low >= wanted:
+        timed = _timed(ready)
+        if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
             meter.mark()
-            return _exported(ready, Found("lossless-suffices"), baseline, speeds, meter)
+            return _exported(ready, Found("lossless-suffices"), baseline, timed, meter)
     alone = ready.bench.tuning.measure(ready.alone)
     meter.mark()
     goal = _goal(ready)
@@ -69,8 +69,7 @@ def find(ready: Prepared) -> ThresholdProfile:
     found = _decided(ready, goal, frozen, baseline)
     found.trials = trials
     meter.mark()
-    speeds = _timed(ready, [found.chosen] if found.chosen else [])
-    return _exported(ready, found, baseline, speeds, meter)
+    return _exported(ready, found, baseline, _timed(ready, found.chosen, found.opened), meter)
 
 
 @dataclass
@@ -85,18 +84,19 @@ class Found:
     trials: int = 0
 
 
-def _exported(
-    ready: Prepared, found: Found, baseline: Baseline, speeds: Speeds[Configuration], meter: Meter
-) -> ThresholdProfile:
+def _exported(ready: Prepared, found: Found, baseline: Baseline, timed: Timed, meter: Meter) -> ThresholdProfile:
     """With what the timing says of the outcome."""
-    sd = _fastest_sd(ready, speeds)
-    outcome, chosen = _timely(ready, found, speeds, sd), found.chosen
+    sd = _fastest_sd(ready, timed.speeds)
+    outcome, chosen = _timely(ready, found, timed.speeds, sd), found.chosen
     if chosen is None or outcome == "lossless-suffices":
         chosen = sd
     (found.opened or ready.bench.tuning).measure(sd, _SD)
     ready.bench.tuning.measure(chosen)
+    single = ready.timer.single([ready.alone, sd, chosen], found.opened)
     return to_profile(
-        Findings(ready, outcome, chosen, sd, baseline, speeds, meter.steps, found.opened, found.evidence, found.trials)
+        Findings(
+            ready, outcome, chosen, sd, baseline, timed, single, meter.steps, found.opened, found.evidence, found.trials
+        )
     )
 
 
@@ -191,14 +191,6 @@ def _spread(front: Sequence[Configuration]) -> list[Configuration]:
     return [front[round(i * (len(front) - 1) / max(few - 1, 1))] for i in range(few)]
 
 
-def _timed(ready: Prepared, chosen: Sequence[Configuration]) -> Speeds[Configuration]:
+def _timed(ready: Prepared, chosen: Configuration | None = None, opened: Opened | None = None) -> Timed:
     """The target alone, `sd` at the lengths that may be its best, and what was chosen."""
-    streams = ready.wish.serve_batch
-
-    def emitted(configuration: Configuration, problems: Sequence[Problem]) -> int:
-        return ready.bench.decode.emitted(configuration, problems, streams)
-
-    return measure_speeds(
-        emitted, [ready.alone, *ready.sds, *chosen], ready.timed, streams=streams, confidence=ready.wish.confidence,
-        progress=ready.bench.progress,
-    )  # fmt: skip
+    return ready.timer.time([ready.alone, *ready.sds, *([chosen] if chosen else [])], opened)

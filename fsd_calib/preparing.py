@@ -22,13 +22,13 @@ from fsd_calib.chances import claim_of
 from fsd_calib.early_stop import Chosen, choose, stopping_early
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.costs import measure_costs
-from fsd_calib.measuring.speed import pieces
 from fsd_calib.planning import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
 from fsd_calib.run_facts import Costs, RunFacts, Timings, begun
 from fsd_calib.searching.forecast import DraftForecasts, Forecast, ReplayForecast
 from fsd_calib.searching.space import Space, logit
 from fsd_calib.shaping import Asked, shapes
-from fsd_calib.tasks import Problem
+from fsd_calib.timer import Timer
+from fsd_calib.timing import TimingAsked
 from fsd_calib.wish import Wish
 from fsd_calib.workbench import Workbench
 from fsd_collectors.collecting.hidden import Width
@@ -40,18 +40,14 @@ _HANDFUL = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
 _PASSES, _CANDIDATES = 4, 4  # what a search and a certificate take, in passes over their parts
-_TIMED = 51  # tuning problems, the first of which warms up
-_TIMED_BATCHES = 40  # and so many problems a stream, where there are several
 _LOSSLESS = "coupled"  # its text is the target's own under any sampling: what differs is rounding
 _SD_LENGTHS = range(1, 13)
-_WAYS = 12  # three repeats of four configurations
 _USUAL_LENGTH = 5  # tokens drafted where a batch's time is taken
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """sds: lossless decoding as replay finds it fastest (draft length, draft), the best first. timed: problems on
-    which speed will be measured."""
+    """sds: lossless decoding as replay finds it fastest (draft length, draft), the best first."""
 
     bench: Workbench
     wish: Wish
@@ -59,7 +55,7 @@ class Prepared:
     facts: RunFacts
     forecast: Forecast
     sds: tuple[Configuration, ...]
-    timed: tuple[Problem, ...]
+    timer: Timer
     plan: Plan
     trials: int
     storage: str | None
@@ -87,12 +83,13 @@ def prepared(
     storage: str | None,
     folder: Path | None,
     predictor: str | os.PathLike[str] | None,
+    timing: TimingAsked,
 ) -> Prepared:
     """Raises UsageError where these problems are too few for the wish, whatever the outcomes."""
     level, claim = partial(attempt_level, wish.confidence), claim_of(wish, bench.sealed.problems)
     check = partial(_check_enough, wish, claim, bench)
     check(level(bench.sealed.next_attempt))
-    timed = _timed(bench, wish)
+    timing.check_enough(bench, wish.serve_batch)
     chosen = None if predictor is None else choose(predictor, bench, space, folder)
     hidden = None if chosen is None else chosen.reads
     with _traced(bench, space, hidden) as traces:
@@ -110,7 +107,7 @@ def prepared(
             )
             for draft, seen in traces.items()
         })  # fmt: skip
-        sds = _fastest_for_sd(bench, traces, costs)
+        sds = _fastest_for_sd(bench, traces, costs, 1 if timing.way == "none" else 2)
     if early is not None:
         bench = bench.stopping_early(early.policies)
     family = space.families[0]
@@ -121,12 +118,14 @@ def prepared(
     check(level(facts.attempt), handful.accuracy)
     each = baseline.alone.tokens / (handful.problems * bench.decode.seeds)
     served = each / forecast.measured(baseline.lossless) / wish.serve_batch
-    efforts = _efforts(bench, facts, len(timed), served)
+    stops = (chosen.folder.resolve(), early.info) if chosen and early else None
+    timer = Timer(bench, wish, timing, forecast, stops)
+    efforts = _efforts(bench, facts, *timer.effort(served))
     plan = make_plan(claim, handful, bench.sealed.problems, level(facts.attempt), efforts)
     if storage is None and folder is not None:
         storage = str(folder / "study.log")
     return Prepared(
-        bench, wish, space, facts, forecast, sds, timed, plan, trials, storage, early.info if early else None
+        bench, wish, space, facts, forecast, sds, timer, plan, trials, storage, early.info if early else None
     )
 
 
@@ -169,7 +168,7 @@ def _costs(bench: Workbench, wish: Wish) -> CostModel:
     ).model  # fmt: skip
 
 
-def _efforts(bench: Workbench, facts: RunFacts, timed: int, seconds_served: float) -> tuple[Effort, ...]:
+def _efforts(bench: Workbench, facts: RunFacts, timed: int, timed_seconds: float) -> tuple[Effort, ...]:
     seeds = bench.decode.seeds
     tuning, certification = seeds * len(bench.tuning.problems), seeds * bench.sealed.problems
     return expected_efforts(
@@ -177,10 +176,10 @@ def _efforts(bench: Workbench, facts: RunFacts, timed: int, seconds_served: floa
         certification=certification,
         searched=_PASSES * tuning,
         candidates=_CANDIDATES,
-        timed=_WAYS * timed,
+        timed=timed,
         exact_seconds=facts.seconds_each,
         fuzzy_seconds=facts.seconds_each,
-        timed_seconds=seconds_served,
+        timed_seconds=timed_seconds,
     )
 
 
@@ -190,21 +189,14 @@ def _check_enough(wish: Wish, claim: Claim, bench: Workbench, level: float, accu
         check_enough(claim, bench.sealed.problems, level, accuracy, bench.decode.seeds)
 
 
-def _timed(bench: Workbench, wish: Wish) -> tuple[Problem, ...]:
-    """UsageError: too few for so many streams; better now than after the work."""
-    most = _TIMED if wish.serve_batch == 1 else _TIMED_BATCHES * wish.serve_batch
-    problems = bench.tuning.problems[:most]
-    pieces(problems, wish.serve_batch)
-    return problems
-
-
 def _fastest_for_sd(
-    bench: Workbench, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel]
+    bench: Workbench, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel], count: int
 ) -> tuple[Configuration, ...]:
-    """Of all drafts and lengths. Costs are known to some per cent, so the two best by replay are timed later."""
+    """By replay, of all drafts and lengths the best first. Costs are known to some per cent, so where speeds are timed
+    two of them are."""
     speeds: dict[Configuration, float] = {}
     for draft, seen in traces.items():
         frame = sweep(seen, ["sd"], draft_lengths=_SD_LENGTHS, costs=costs[draft])
         for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
             speeds[bench.configuration("sd", int(length), draft)] = float(speed)
-    return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:2])
+    return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])

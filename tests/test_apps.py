@@ -89,6 +89,7 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*GOOD, "--draft-length", "2,,4"], "--draft-length is '2,,4'"),
         ([*GOOD, "--divergence", "js,"], "--divergence is 'js,'"),
         ([*GOOD, "--batch-size", "-1"], "--batch-size is -1"),
+        ([*GOOD, "--timing", "careful", "--no-timing"], "--timing careful and --no-timing are two ways at once"),
         ([*GOOD, "--surprise"], "No such option: --surprise"),
     ],
 )
@@ -105,6 +106,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--divergence", "kl"], "unknown divergence 'kl'; known: js"),
         (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: target"),
         (["--rule", "sd"], "rule 'sd' has no threshold"),
+        (["--timing", "twice"], "--timing is 'twice'; it must be one of run, careful, none"),
         (["--policy", "poetry"], "policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
         (["--policy", "constant,schedule", "--predictor", "x"], "policy constant, schedule judges them by another"),
         (["--temperature", "-1"], "temperature is -1"),

@@ -15,7 +15,7 @@ from fsd_decoding.profile_curve import CurvePoint
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training import train
 from tiny import word_tokenizer
-from tiny_pair import related
+from tiny_pair import related, saved
 
 _PROBLEMS = 900  # about 270 of them tuning: 128 to forecast with, the others to train on
 _WISH: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "guarantee": "none"}
@@ -135,3 +135,17 @@ def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Pat
         run(tmp_path, "auto")
     with pytest.raises(UsageError, match="predictor"):
         run(tmp_path, tmp_path / "nowhere")
+
+
+@pytest.mark.slow
+def test_fresh_processes_time_drafts_that_end_early_too(
+    predictor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They compare the policy's identity, with what it weighs, with that of this process."""
+    monkeypatch.setattr("fsd_calib.timer._PROCESSES", 2)
+    target, draft = saved(tmp_path)
+    made = calibrate(
+        tiny_calibration.task(240), target=target, draft=draft, predictor=predictor, timing="careful", **_WISH
+    )
+    assert made.early_stop is not None
+    assert (made.speed.processes, made.speed.part) == (2, "tuning")

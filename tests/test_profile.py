@@ -64,6 +64,7 @@ def test_outcomes_say_whether_the_wish_was_met() -> None:
         ({**SD_SUFFICES, "speed.wanted": 52.0}, "'lossless-suffices', but 51.0 tokens/s is below wanted 52.0"),
         ({**TOO_SLOW, "speed.wanted": None}, "no speed was wanted"),
         ({"speed.intervals.sd": [51.0, 50.0]}, "is no interval"),
+        ({"speed.timed": 0}, "timed is 0, but there are intervals"),
         ({"numerical_churn.outcomes_flipped": 2}, "only a changed text flips"),
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
         ({"outcome": "splendid"}, "Input should be 'certified'"),

@@ -22,6 +22,11 @@ from profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTE
 OUTCOMES: tuple[dict[str, Any], ...] = ({}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT)
 
 
+def one(text: str) -> str:
+    """In one line."""
+    return " ".join(text.split())
+
+
 def text_of(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -71,7 +76,7 @@ def test_summary_has_a_number_a_cell_and_its_bound_below(changes: dict[str, Any]
 def test_marks_say_where_a_number_was_measured() -> None:
     text = printed()
     assert "¹ measured on the certification part: 700 problems, unseen" in text
-    assert "² on 50 tuning problems, each decoded in every way in turn; interval at 95%" in text
+    assert "² on 50 tuning problems, each decoded in every way in turn; interval at 95% within this run" in one(text)
     assert "≥ lower bound at 96.9604% confidence, by itself" in text
     assert "interval" not in printed({"speed.intervals": None})
 
@@ -88,6 +93,55 @@ def test_sd_is_shown_at_its_own_draft_length() -> None:
     assert row(printed({"curve": [*values()["curve"], own]}), "sd (lossless)")[0][0] == "90.0%¹"
 
 
+# How speeds were timed
+
+SINGLE: dict[str, Any] = {
+    "target": 1020.25, "sd": 1051.0, "chosen": 1262.5, "timed": 25,
+    "intervals": {"target": [1019.5, 1020.5], "sd": [1050.1, 1051.9], "chosen": [1260.2, 1262.8],
+                  "over_sd": [1.19, 1.25], "over_target": [1.2, 1.3], "confidence": 0.95},
+}  # fmt: skip
+
+
+def test_speeds_over_processes_say_so() -> None:
+    careful = {"speed.processes": 5, "speed.part": "certification"}
+    text = one(printed(careful))
+    assert "² on 50 certification problems, each decoded in every way in turn, in each of 5 fresh processes;" in text
+    assert "interval at 95% over 5 fresh processes" in text
+    assert "1.21x (1.18–1.23 over 5 fresh processes) its tokens/s" in text
+    assert "this run" not in text
+
+
+@pytest.mark.parametrize("outcome", [{}, NOT_FASTER, UNCERTIFIED])
+def test_what_was_not_timed_is_called_a_forecast(outcome: dict[str, Any]) -> None:
+    text = one(printed({**outcome, "speed.timed": 0, "speed.intervals": None}))
+    assert "² forecast by the cost model from rounds decoded on tuning problems; nothing was timed" in text
+    assert "this run" not in text
+    assert ("by the cost model's forecast 1.21x its tokens/s" in text) == (outcome == {})
+    assert ("plain sd, which is forecast to make 51.0 tokens/s" in text) == (outcome == NOT_FASTER)
+
+
+def test_a_busy_machine_is_repeated() -> None:
+    said = "the machine was busy as timing began (load 5.3 on 2 cores)"
+    assert said in one(printed({"speed.load": 5.26, "speed.cores": 2}))
+    assert "busy" not in printed({"speed.load": 2.0, "speed.cores": 2})
+    assert "busy" not in printed()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("changes", OUTCOMES)
+def test_speeds_of_one_stream_stand_beside_those_of_several(width: int, changes: dict[str, Any]) -> None:
+    text = printed({**changes, "speed.batch": 16, "speed.single": SINGLE}, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert row(text, "sd (lossless)")[0][-2:] == ["51.0²", "1051.0²"]
+    assert row(text, "sd (lossless)")[1] == "L = 4 50.1–51.9 1050.1–1051.9"
+    assert "² on 50 tuning problems at batch 16 and 25 at batch 1, each decoded in every way in turn" in one(text)
+    heading = text[: text.index("target alone")]
+    assert re.search("at batch 16 +at batch 1 ", heading)
+    gain = "1.20x (1.19–1.25) its tokens/s and 1.24x (1.20–1.30) those of the target alone."
+    assert (f"; with one stream {gain}" in one(text)) == (profile(changes).threshold is not None)
+
+
 # The verdict
 
 
@@ -97,7 +151,7 @@ def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
         "Certified at 95% confidence: fsd-coupled at T = 0.0625 (js, L = 5) keeps at least 98% of the target's "
         "accuracy on problems like these."
     )
-    assert "1.21x (1.18–1.23) its tokens/s and 3.08x (2.98–3.17) those of the target alone" in said
+    assert "1.21x (1.18–1.23 within this run) its tokens/s and 3.08x (2.98–3.17) those of the target alone." in said
     assert "(700 problems that the search never saw): both right 650, lost 3, gained 2, both wrong 45." in said
     assert "retention 99.8% (at least 98.9%) and accuracy 93.1% (at least 91.1%)" in said
     assert "Attempt 1 to certify on these problems, tested at level 0.0304." in said
@@ -161,17 +215,17 @@ def test_hopeless_wishes_are_called_so() -> None:
 def test_a_wanted_speed_is_compared() -> None:
     reached = verdict(profile({"certificate.wanted": None, "speed.wanted": 60.0}))
     assert "keeps at least 98.9% of the target's accuracy" in reached
-    assert "At least 60 tokens/s were asked for, reached: 61.5." in reached
+    assert "At least 60 tokens/s were asked for, reached: 61.5 (60.2–62.8 within this run)." in reached
     missed = verdict(profile(TOO_SLOW))
     assert missed.startswith("Too slow: nothing that was measured is as fast as was asked.")
-    assert "At least 90 tokens/s were asked for, not reached: 61.5." in missed
+    assert "At least 90 tokens/s were asked for, not reached: 61.5 (60.2–62.8 within this run)." in missed
     assert "nothing else is both faster" in printed(TOO_SLOW)
 
 
 def test_where_sd_suffices_nothing_need_be_lost() -> None:
     said = verdict(profile(SD_SUFFICES))
     assert said.startswith("Plain sd already makes 51.0 tokens/s (L = 4): nothing need be lost.")
-    assert "At least 50 tokens/s were asked for, reached: 51.0." in said
+    assert "At least 50 tokens/s were asked for, reached: 51.0 (50.1–51.9 within this run)." in said
     other = verdict(profile(NOT_FASTER))
     assert other.startswith("No fuzzy setting that keeps the accuracy is faster than plain sd, which makes 51.0")
     assert "run sd" in other

@@ -5,6 +5,7 @@ Knows `tiny.py` and how a decoder is built. Knows nothing of rules.
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,6 +23,14 @@ def related(seed: int, spread: float, **changes: Any) -> tuple[Any, Any]:
         for weight in draft.parameters():
             weight.mul_(1 + spread * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
     return target, draft
+
+
+def saved(folder: Path) -> tuple[Path, Path]:
+    """Where a target and a draft lie that processes may load."""
+    for name, model in zip(("target", "draft"), related(seed=1, spread=0.05), strict=True):
+        model.save_pretrained(folder / name)
+        word_tokenizer().save_pretrained(folder / name)
+    return folder / "target", folder / "draft"
 
 
 def tiny_decoder(seed: int = 0) -> SpeculativeDecoder:

@@ -1,13 +1,10 @@
-"""The parts of a profile that took time: speeds, what a round costs, and how much decoding the calibration was.
-
-Knows seconds and counts, and which ones contradict each other. Knows no accuracy.
-"""
+"""The parts of a profile that took time: speeds, what a round costs, and how much decoding the calibration was."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from fsd_decoding.profile_parts import Amount, Confidence, Count, Natural, Part
 
@@ -33,18 +30,46 @@ class SpeedIntervals(Part):
     confidence: Confidence
 
 
-class Speed(Part):
-    """Of target alone, of `sd` at its own best draft length and of the chosen configuration, with `batch` prompts at
-    a time (--serve-batch), on the same `timed` problems in turn; `wanted` is what --min-speed asked for."""
+class SpeedFigures(Part):
+    """Of target alone, of `sd` at its own best draft length and of the chosen configuration, on the same `timed`
+    problems in turn. `timed` 0: nothing was, and these are the cost model's forecasts."""
 
     target: Amount
     sd: Amount
     chosen: Amount
+    timed: Count
+    intervals: SpeedIntervals | None = None
+
+    @model_validator(mode="after")
+    def _a_forecast_has_no_intervals(self) -> Self:
+        if not self.timed and self.intervals is not None:
+            raise ValueError("timed is 0, but there are intervals; what is only forecast has none")
+        return self
+
+
+class Speed(SpeedFigures):
+    """With `batch` prompts at a time (--serve-batch); `wanted` is what --min-speed asked for.
+
+    part: whose problems were timed, or decoded where speeds are forecast.
+    processes: fresh ones, in each of which all was timed; 0: the calibration's own was the only one, so that intervals
+        say what holds within it.
+    load, cores: the machine's load, averaged over the minute before timing, and the cores that there were for it.
+    single: the same settings with one prompt at a time; None: not timed.
+    """
+
     batch: Natural
-    timed: Natural
     wanted: Annotated[float, Field(gt=0)] | None = None
     unit: str = "tokens/s"
-    intervals: SpeedIntervals | None = None
+    part: Literal["tuning", "certification"] = "tuning"
+    processes: Count = 0
+    load: Amount | None = None
+    cores: Natural | None = None
+    single: SpeedFigures | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether others may have held up what was timed."""
+        return self.load is not None and self.cores is not None and self.load > self.cores
 
 
 class CostInfo(Part):

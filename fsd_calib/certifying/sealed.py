@@ -14,6 +14,7 @@ from fsd_calib.certifying.certify import Claim, Evidence, Paired, Verdict, bound
 from fsd_calib.measuring.bench import Bench, Decode
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.tasks import Problem
 
 _PORTIONS = 8  # of the part, between looks at whether a decision can still change
 
@@ -73,6 +74,11 @@ class Opened:
     ) -> None:
         self.frozen, self.alone, self.claim, self.attempt, self.delta = tuple(frozen), alone, claim, attempt, delta
         self._bench = bench
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Once the attempt has decided, these are free to be timed."""
+        return self._bench.problems
 
     def measure(self, configuration: Configuration, first: int | None = None) -> Measurement:
         """Of frozen configurations and of rules without a threshold, which cost no accuracy."""

@@ -8,7 +8,9 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.reporting.numbers import NONE, bound, exact, interval, pace, percent
+from fsd_calib.reporting.timing import busy_note, timing_note
 from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.profile_costs import Speed, SpeedFigures
 from fsd_decoding.profile_curve import CurvePoint
 
 _PART, _TIMED = "¹", "²"
@@ -23,16 +25,20 @@ class _Row(NamedTuple):
     retention: str = NONE
     tokens_per_round: str = NONE
     speed: str = NONE
+    single: str = NONE
 
 
 def profile_table(profile: ThresholdProfile) -> Table:
     """Marks say on which part a number was measured; `notes` explain them."""
-    table = Table(title=f"{profile.task}: what was measured", box=box.SIMPLE_HEAD, title_justify="left")
+    title = f"{profile.task}: what was measured"
+    narrow = profile.speed.single is not None  # so that it fits into 80 columns
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", collapse_padding=narrow, pad_edge=not narrow)
     table.add_column("")
-    for heading in ("accuracy", "retention", "tokens/round", profile.speed.unit):
+    headings = ("accuracy", "retention", *_of_pace(profile.speed))
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in _rows(profile):
-        table.add_row(*row)
+        table.add_row(*row[: 1 + len(headings)])
     return table
 
 
@@ -44,7 +50,8 @@ def notes(profile: ThresholdProfile) -> str:
     drawn = f", {profile.seeds} seeds a problem" if profile.seeds > 1 else ""
     lines = [
         f"{_PART} measured on the {_part(profile)}",
-        f"{_TIMED} on {speed.timed} tuning problems, each decoded in every way in turn{_sure(profile)}",
+        f"{_TIMED} {timing_note(speed)}",
+        busy_note(speed),
         f"≥ lower bound at {exact(1 - certificate.level)} confidence, by itself and not corrected for the choice"
         if _has_bounds(profile)
         else "",
@@ -69,6 +76,13 @@ def _rows(profile: ThresholdProfile) -> list[_Row]:
     return lossless if profile.outcome in _NO_CHOICE else [*lossless, _chosen_row(profile)]
 
 
+def _of_pace(speed: Speed) -> tuple[str, ...]:
+    """Headings, over two lines where there are many."""
+    if speed.single is None:
+        return "tokens/round", speed.unit
+    return "tokens/\nround", f"{speed.unit}\nat batch {speed.batch}", f"{speed.unit}\nat batch 1"
+
+
 def _has_bounds(profile: ThresholdProfile) -> bool:
     return any("≥" in cell for row in _rows(profile) for cell in row)
 
@@ -90,7 +104,8 @@ def _target_row(profile: ThresholdProfile) -> _Row:
     return _Row(
         "target alone",
         accuracy=_marked(percent(profile.accuracy.target), _PART),
-        speed=_speed(profile, "target"),
+        speed=_speed(profile.speed, "target"),
+        single=_speed(profile.speed.single, "target"),
     )
 
 
@@ -104,7 +119,8 @@ def _sd_row(profile: ThresholdProfile) -> _Row:
         accuracy=_marked(percent(point.accuracy if point else None), _PART),
         retention=_marked(percent(point.retention if point else None), _PART),
         tokens_per_round=_marked(pace(profile.tokens_per_round.sd, 2), _PART),
-        speed=_speed(profile, "sd"),
+        speed=_speed(profile.speed, "sd"),
+        single=_speed(profile.speed.single, "sd"),
     )
 
 
@@ -116,7 +132,8 @@ def _chosen_row(profile: ThresholdProfile) -> _Row:
         accuracy=_bounded(profile.accuracy.chosen, certificate.accuracy_lower_bound),
         retention=_bounded(measured, certificate.lower_bound),
         tokens_per_round=_marked(pace(profile.tokens_per_round.chosen, 2), _PART),
-        speed=_speed(profile, "chosen"),
+        speed=_speed(profile.speed, "chosen"),
+        single=_speed(profile.speed.single, "chosen"),
     )
 
 
@@ -141,15 +158,11 @@ def _bounded(share: float | None, low: float | None) -> str:
     return measured if low is None else f"{measured}\n≥ {bound(low)} "
 
 
-def _speed(profile: ThresholdProfile, which: str) -> str:
-    measured = _marked(pace(getattr(profile.speed, which)), _TIMED)
-    intervals = profile.speed.intervals
-    return measured if intervals is None else f"{measured}\n{interval(getattr(intervals, which))} "
-
-
-def _sure(profile: ThresholdProfile) -> str:
-    intervals = profile.speed.intervals
-    return "" if intervals is None else f"; interval at {exact(intervals.confidence)}"
+def _speed(speed: SpeedFigures | None, which: str) -> str:
+    if speed is None:
+        return NONE
+    measured = _marked(pace(getattr(speed, which)), _TIMED)
+    return measured if speed.intervals is None else f"{measured}\n{interval(getattr(speed.intervals, which))} "
 
 
 def _marked(number: str, mark: str) -> str:

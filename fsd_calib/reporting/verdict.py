@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from fsd_calib.reporting.numbers import bound, exact, interval, percent, tokens
 from fsd_calib.reporting.summary import drafts, sd_draft_length
+from fsd_calib.reporting.timing import gain, of_what
 from fsd_decoding.profile import ThresholdProfile
 
 _LIKE = {"population": "on problems like these", "dataset": "on these very problems", "none": ""}
@@ -44,11 +45,12 @@ def _not_certified(profile: ThresholdProfile) -> str:
 
 def _lossless_suffices(profile: ThresholdProfile) -> str:
     speed, at = profile.speed, f"(L = {sd_draft_length(profile)})"
+    makes = "makes" if speed.timed else "is forecast to make"
     if speed.wanted is not None:
         said = f"Plain sd already makes {speed.sd:.1f} {speed.unit} {at}: nothing need be lost."
     else:
         said = (
-            f"No fuzzy setting that keeps the accuracy is faster than plain sd, which makes {speed.sd:.1f} "
+            f"No fuzzy setting that keeps the accuracy is faster than plain sd, which {makes} {speed.sd:.1f} "
             f"{speed.unit} {at}: nothing need be lost."
         )
     return f"{said} Decoders that follow this profile run {profile.effective_rule}."
@@ -130,24 +132,19 @@ def _gain(profile: ThresholdProfile) -> str:
     """How much faster, where there is something to be glad of."""
     if profile.threshold is None:
         return ""
-    speed, paces, sure = profile.speed, profile.tokens_per_round, profile.speed.intervals
-    over_sd, over_target = f"{speed.chosen / speed.sd:.2f}x", f"{speed.chosen / speed.target:.2f}x"
-    if sure is not None:
-        over_sd += f" ({interval(sure.over_sd, 2)})"
-        over_target += f" ({interval(sure.over_target, 2)})"
-    return (
-        f"It makes {paces.chosen / paces.sd:.2f}x the tokens a round of sd, {over_sd} its {speed.unit} and "
-        f"{over_target} those of the target alone."
-    )
+    paces = profile.tokens_per_round
+    return f"It makes {paces.chosen / paces.sd:.2f}x the tokens a round of sd, {gain(profile.speed)}."
 
 
 def _speed_asked(profile: ThresholdProfile) -> str:
     speed = profile.speed
     if speed.wanted is None:
         return ""
-    made = speed.sd if profile.outcome == "lossless-suffices" else speed.chosen
+    which = "sd" if profile.outcome == "lossless-suffices" else "chosen"
+    made = getattr(speed, which)
     compared = "reached" if made >= speed.wanted else "not reached"
-    return f"At least {speed.wanted:g} {speed.unit} were asked for, {compared}: {made:.1f}."
+    sure = "" if speed.intervals is None else f" ({interval(getattr(speed.intervals, which))} {of_what(speed)})"
+    return f"At least {speed.wanted:g} {speed.unit} were asked for, {compared}: {made:.1f}{sure}."
 
 
 def _counts(profile: ThresholdProfile) -> str:

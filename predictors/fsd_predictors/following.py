@@ -27,10 +27,14 @@ def early_stop(folder: Path, profile: ThresholdProfile, target: Any, draft: Any,
         UsageError: there is no predictor, it was altered, it is another one, or it reads the draft's hidden state and
             there is none to be seen.
     """
-    info = profile.early_stop
-    assert info is not None
+    assert profile.early_stop is not None
+    return stop_policy(folder, profile.early_stop, profile.divergence, draft, tokenizer)
+
+
+def stop_policy(folder: Path, info: EarlyStopInfo, divergence: str, draft: Any, tokenizer: Any) -> StopPolicy:
+    """As `early_stop`, for a divergence that the predictor in `folder` has rates for."""
     predictor = _loaded(folder.resolve(), info.fingerprint)
-    return Stopper(predictor, profile.divergence, _rates(info, profile.divergence), tokenizer).in_loop(draft)
+    return Stopper(predictor, divergence, _rates(info, divergence), tokenizer).in_loop(draft)
 
 
 def _rates(info: EarlyStopInfo, divergence: str) -> Rates:
