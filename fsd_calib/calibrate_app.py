@@ -85,8 +85,8 @@ def command(
     timing: Annotated[
         str,
         typer.Option(
-            help="run times speeds within this process; careful repeats that in five fresh ones, and says how much "
-            "they differ.",
+            help="run: speeds are timed within this process. careful: in five fresh ones, so that intervals cover "
+            "what differs between them.",
             rich_help_panel=_ASKED,
         ),
     ] = "run",

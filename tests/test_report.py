@@ -106,7 +106,7 @@ def test_speeds_over_processes_say_so() -> None:
     careful = {"speed.processes": 5, "speed.part": "certification"}
     text = one(printed(careful))
     assert "² on 50 certification problems, each decoded in every way in turn, in each of 5 fresh processes;" in text
-    assert "interval at 95% over 5 fresh processes" in text
+    assert "; interval at 95% over them" in text
     assert "1.21x (1.18–1.23 over 5 fresh processes) its tokens/s" in text
     assert "this run" not in text
 

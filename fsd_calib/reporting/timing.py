@@ -43,8 +43,10 @@ def _timed(speed: Speed) -> str:
 def _sure(speed: Speed) -> str:
     if speed.intervals is None:
         return ""
-    sure = f"; interval at {exact(speed.intervals.confidence)} {of_what(speed)}"
-    return sure if speed.processes else f"{sure}, which another may leave (--timing careful)"
+    sure = f"; interval at {exact(speed.intervals.confidence)}"
+    if speed.processes:
+        return f"{sure} over them"
+    return f"{sure} {of_what(speed)}; another run may lie outside (--timing careful)"
 
 
 def _times(speed: SpeedFigures, unit: str, of_what: str = "") -> str:
