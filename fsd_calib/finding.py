@@ -18,6 +18,7 @@ from fsd_calib.export import Findings, to_profile
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds, measure_speeds
+from fsd_calib.numerical_floor import judge
 from fsd_calib.preparing import Prepared
 from fsd_calib.searching.front import Front
 from fsd_calib.searching.goal import Goal
@@ -52,6 +53,8 @@ def find(ready: Prepared) -> ThresholdProfile:
     """Does the long work. What is on the certification part is decoded after the choice is frozen."""
     meter = Meter(ready)
     baseline = measure_baseline(ready.bench, ready.lossless, _BASELINE)
+    if baseline.alone.problems > ready.plan.handful.problems:  # otherwise it was judged already
+        judge(ready.wish, baseline.alone.accuracy, baseline.numerical_churn, ready.bench.progress)
     wanted = ready.wish.min_speed
     if wanted is not None:
         speeds = _timed(ready, [])
