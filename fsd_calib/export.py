@@ -16,6 +16,8 @@ import numpy as np
 
 from fsd_calib.baseline import Baseline
 from fsd_calib.certifying.certify import Evidence, Paired
+from fsd_calib.certifying.difference import difference_of
+from fsd_calib.certifying.harm import harm_of
 from fsd_calib.certifying.sealed import Opened
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
@@ -37,6 +39,7 @@ from fsd_decoding.profile_parts import (
     ModelInfo,
     SamplingInfo,
     TokensPerRound,
+    Truncation,
 )
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
@@ -46,9 +49,10 @@ _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
 class Findings:
     """Everything a calibration learned.
 
-    chosen: what passed, else what is estimated, else `sd`. sd: at its fastest draft length. single: speeds with one
-    stream, beside those of several. steps: decoded for the baseline, the search and the certificate, as far as it came.
-    opened: the certification part, None where nothing was decoded there. evidence: of those tested.
+    chosen: what passed, even where `sd` suffices, else what is estimated, else `sd`. sd: at its fastest draft length.
+    single: speeds with one stream, beside those of several. steps: decoded for the baseline, the search and the
+    certificate, as far as it came. opened: the certification part, None where nothing was decoded there. evidence: of
+    those tested.
     """
 
     ready: Prepared
@@ -71,6 +75,12 @@ class Findings:
     def followed(self) -> Configuration:
         """What decoders of the profile run: `chosen` where it may be lossy, else losslessly what `sd` is best at."""
         return self.chosen if self.lossy else self.sd
+
+    @property
+    def certifying(self) -> tuple[Evidence | None, bool]:
+        """What the certificate rests on, and whether that is of lossless decoding instead of `chosen`."""
+        of_chosen, of_lossless = self.evidence.get(self.chosen), self.evidence.get(self.ready.alone)
+        return of_chosen or of_lossless, of_chosen is None and of_lossless is not None
 
     def measured(self, configuration: Configuration) -> Measurement:
         """On the certification part where it was decoded there, else on the tuning part."""
@@ -121,6 +131,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
         estimate=_estimate(found, fuzzy),
         costs=CostInfo(**ready.costs_of(found.followed).model_dump(), batch=ready.wish.serve_batch),
         numerical_churn=found.baseline.numerical_churn,
+        truncation=_truncation(ready.bench.task.max_new_tokens, found.alone(fuzzy), fuzzy),
         acceptance=_acceptance(fuzzy) if found.lossy else None,  # of what decoders of the profile run
         other_drafts=tuple(
             ModelInfo.of(other.draft) for other in ready.bench.drafts.values() if other.draft is not decoder.draft
@@ -146,14 +157,16 @@ def _data(ready: Prepared) -> DataInfo:
 
 def _certificate(found: Findings) -> Certificate:
     """Of the chosen configuration; without counts where nothing was decoded on the certification part."""
-    wish, opened, evidence = found.ready.wish, found.opened, found.evidence.get(found.chosen)
+    wish, opened, (evidence, lossless) = found.ready.wish, found.opened, found.certifying
     shown = {} if evidence is None else {
         "retention": evidence.paired.retention if evidence.paired.target.any() else None,
         "lower_bound": evidence.lower_bound,
         "accuracy": evidence.paired.accuracy,
         "accuracy_lower_bound": evidence.accuracy_bound,
         "problems": evidence.paired.problems,
+        "lossless": lossless,
         **asdict(evidence.outcomes),
+        **({} if lossless or opened is None else _beside(evidence.paired, opened, wish.confidence)),
     }  # fmt: skip
     nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
     return Certificate.model_validate(
@@ -163,8 +176,28 @@ def _certificate(found: Findings) -> Certificate:
             "method": _method(found),
             "attempt": opened.attempt.number if opened else None,
             "delta": opened.delta if opened else None,
+            "frozen": len(opened.frozen) if opened else None,
         }
     )  # fmt: skip
+
+
+def _beside(paired: Paired, opened: Opened, confidence: float) -> dict[str, Any]:
+    """Beside retention and accuracy. Of a difference no interval holds where outcomes ended the decoding early, and
+    none is needed of a dataset."""
+    claim = opened.claim
+    harm, difference = harm_of(paired, claim, opened.delta), difference_of(paired, confidence)
+    sample = claim.guarantee == "population" and paired.problems == claim.problems
+    return {
+        "harm": harm.rate if harm else None,
+        "harm_upper_bound": harm.at_most if harm else None,
+        "difference": difference.value,
+        "difference_interval": (difference.low, difference.high) if sample else None,
+    }
+
+
+def _truncation(limit: int, target: Measurement, chosen: Measurement) -> Truncation:
+    reached = [sum(d.tokens >= limit for seeds in m.decodings for d in seeds) for m in (target, chosen)]
+    return Truncation(max_new_tokens=limit, texts=chosen.correct.size, target=reached[0], chosen=reached[1])
 
 
 def _method(found: Findings) -> str:
@@ -198,7 +231,7 @@ def _figures(found: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
 
 
 def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
-    if found.outcome not in ("not-certified", "too-slow") or found.chosen.threshold is None:
+    if found.lossy or found.chosen.threshold is None:
         return None
     evidence = found.evidence.get(found.chosen)
     return Estimate(
@@ -225,7 +258,8 @@ def _curve(found: Findings) -> Iterator[CurvePoint]:
     """Every configuration on every part it was decoded on, against the target on the same problems of the part."""
     for bench in [found.ready.bench.tuning] + ([found.opened] if found.opened else []):
         for measured in sorted(bench.measured(), key=_order):
-            yield _point(found, measured, found.evidence.get(measured.configuration))
+            fuzzy = measured.configuration.threshold is not None
+            yield _point(found, measured, found.evidence.get(measured.configuration) if fuzzy else None)
 
 
 def _order(measured: Measurement) -> tuple[str, str, str, str, int, float]:

@@ -17,7 +17,8 @@ from fsd_calib.chances import chance_of, claim_of
 from fsd_calib.export import Findings, to_profile
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.measuring.speed import Speeds
+from fsd_calib.measuring.speed import Interval, Speeds
+from fsd_calib.numerical_floor import judge
 from fsd_calib.preparing import Prepared
 from fsd_calib.searching.front import Front
 from fsd_calib.searching.goal import Goal
@@ -31,7 +32,7 @@ from fsd_decoding.profile_costs import Work
 _BASELINE = 256  # tuning problems: what the lossless rule and the target say, before anything is searched
 _SD = 300  # certification problems on which SD's tokens a round are counted
 _FRONT = 6  # points at most, bounded together
-_HOPELESS = 0.02  # a chance of passing
+_HOPELESS, _EVEN = 0.02, 0.5  # chances of passing
 
 
 @dataclass
@@ -52,6 +53,8 @@ def find(ready: Prepared) -> ThresholdProfile:
     """Does the long work. What is on the certification part is decoded after the choice is frozen."""
     meter = Meter(ready)
     baseline = measure_baseline(ready.bench, ready.lossless, _BASELINE)
+    if baseline.alone.problems > ready.plan.handful.problems:  # otherwise it was judged already
+        judge(ready.wish, baseline.alone.accuracy, baseline.numerical_churn, ready.bench.progress)
     wanted = ready.wish.min_speed
     if wanted is not None:
         timed = _timed(ready)
@@ -75,7 +78,7 @@ def find(ready: Prepared) -> ThresholdProfile:
 @dataclass
 class Found:
     """`chosen` is what passed, or what is estimated where nothing did; None: the lossless rule. `opened` None:
-    nothing was tested."""
+    nothing was tested. `evidence` of the target alone is of lossless decoding."""
 
     outcome: Outcome
     chosen: Configuration | None = None
@@ -88,7 +91,7 @@ def _exported(ready: Prepared, found: Found, baseline: Baseline, timed: Timed, m
     """With what the timing says of the outcome."""
     sd = _fastest_sd(ready, timed.speeds)
     outcome, chosen = _timely(ready, found, timed.speeds, sd), found.chosen
-    if chosen is None or outcome == "lossless-suffices":
+    if chosen is None or (outcome == "lossless-suffices" and ready.alone in found.evidence):
         chosen = sd
     (found.opened or ready.bench.tuning).measure(sd, _SD)
     ready.bench.tuning.measure(chosen)
@@ -101,18 +104,25 @@ def _exported(ready: Prepared, found: Found, baseline: Baseline, timed: Timed, m
 
 
 def _timely(ready: Prepared, found: Found, speeds: Speeds[Configuration], sd: Configuration) -> Outcome:
-    """A setting that is slower than was asked for is no success, nor is a lossy one that is no faster than `sd`."""
+    """A setting that is slower than was asked for is no success; nor is a lossy one that may be no faster than `sd`,
+    where `sd` does what was asked."""
     wanted = ready.wish.min_speed
     if found.chosen is None or found.outcome not in ("certified", "untested"):
         return found.outcome
-    if wanted is not None:
-        return found.outcome if speeds.of(found.chosen).value >= wanted else "too-slow"
-    if not _lossless_meets(ready) or speeds.ratio(found.chosen, sd).value > 1:
-        return found.outcome
-    return "lossless-suffices"
+    if speeds.ratio(found.chosen, sd).low <= 1 and _lossless_meets(ready, speeds.of(sd)):
+        return "lossless-suffices"
+    return found.outcome if wanted is None or speeds.of(found.chosen).value >= wanted else "too-slow"
 
 
-def _lossless_meets(ready: Prepared) -> bool:
+def _lossless_meets(ready: Prepared, sd: Interval) -> bool:
+    """Whether lossless decoding, at this speed, does what was asked, as far as that was to be shown."""
+    wish = ready.wish
+    if wish.min_speed is not None:
+        return sd.value >= wish.min_speed
+    return bool(_lossless_rung(ready)) if wish.acc == "absolute" else _asks_for_no_gain(ready)
+
+
+def _asks_for_no_gain(ready: Prepared) -> bool:
     """Whether losing nothing is all that is asked for."""
     wish = ready.wish
     return wish.min_acc is not None and wish.min_acc <= 1 and wish.acc == "retention"
@@ -147,22 +157,56 @@ def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Con
 
 def _decided(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline) -> Found:
     """Tests what is worth an attempt, and no more."""
-    worth = _worth_testing(ready, goal, frozen, baseline)
-    if not worth and _lossless_meets(ready) and not _faster(ready, frozen, baseline):
-        return Found("lossless-suffices")
-    if not worth:
-        return Found("too-slow" if isinstance(goal, ReachSpeed) else "not-certified", frozen[0])
-    if ready.wish.guarantee == "none":
-        return Found("front") if isinstance(goal, Front) else Found("untested", worth[-1])
-    asked = _spread(worth) if isinstance(goal, Front) else worth
-    claim = claim_of(ready.wish, ready.bench.sealed.problems)
-    opened = ready.bench.sealed.open(asked, ready.alone, claim, ready.wish.confidence)
+    asked = [*_lossless_rung(ready), *_worth_testing(ready, goal, frozen, baseline)]
     if isinstance(goal, Front):
-        together = opened.bound_all()
-        return Found("front", None, opened, dict(zip(asked, together, strict=True)))
+        return Found("front") if ready.wish.guarantee == "none" or not asked else _bounded(ready, _spread(asked))
+    if not asked:
+        return _nothing_to_test(ready, goal, frozen, baseline)
+    if ready.wish.guarantee == "none":
+        return Found(*_named(ready, "untested", asked[-1]))
+    return _tested(ready, asked)
+
+
+def _nothing_to_test(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline) -> Found:
+    if _asks_for_no_gain(ready) and not _faster(ready, frozen, baseline):
+        return Found("lossless-suffices")
+    return Found("too-slow" if isinstance(goal, ReachSpeed) else "not-certified", next(iter(frozen), None))
+
+
+def _tested(ready: Prepared, asked: Sequence[Configuration]) -> Found:
+    opened = _opened(ready, asked)
     verdict = opened.decide()
     outcome: Outcome = "not-certified" if verdict.passed is None else "certified"
-    return Found(outcome, asked[verdict.passed or 0], opened, dict(zip(asked, verdict.tested, strict=False)))
+    evidence = dict(zip(asked, verdict.tested, strict=False))
+    return Found(*_named(ready, outcome, asked[verdict.passed or 0]), opened, evidence)
+
+
+def _bounded(ready: Prepared, asked: Sequence[Configuration]) -> Found:
+    opened = _opened(ready, asked)
+    return Found("front", None, opened, dict(zip(asked, opened.bound_all(), strict=True)))
+
+
+def _opened(ready: Prepared, asked: Sequence[Configuration]) -> Opened:
+    """From here on the attempt is spent."""
+    claim = claim_of(ready.wish, ready.bench.sealed.problems)
+    return ready.bench.sealed.open(asked, ready.alone, claim, ready.wish.confidence)
+
+
+def _named(ready: Prepared, outcome: Outcome, best: Configuration) -> tuple[Outcome, Configuration | None]:
+    """Where lossless decoding is the best that was found, nothing fuzzy is chosen."""
+    if best != ready.alone:
+        return outcome, best
+    return (outcome if outcome == "not-certified" else "lossless-suffices"), None
+
+
+def _lossless_rung(ready: Prepared) -> list[Configuration]:
+    """Where an accuracy by itself is asked for: the target alone, whose law `sd` has, if it is as likely to pass as
+    not. By tuning data, so that it may stand first in the sequence."""
+    goal = _goal(ready)
+    if ready.wish.acc == "retention" or not isinstance(goal, KeepAccuracy):
+        return []
+    alone = ready.bench.tuning.measure(ready.alone)
+    return [ready.alone] if goal.chance(alone, alone) >= _EVEN else []
 
 
 def _worth_testing(

@@ -1,7 +1,4 @@
-"""A plan, for a reader at a terminal: what the problems at hand can show, what it takes, how long it will be.
-
-Knows the plan alone: every number shown is one that it holds.
-"""
+"""A plan, for a reader at a terminal: what the problems at hand can show, what it takes, how long it will be."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsd_calib.planning import Plan, Prospect
+from fsd_calib.reporting.numbers import level
 
 _NONE = "–"
 
@@ -35,8 +33,8 @@ def seen(plan: Plan) -> str:
     first = plan.handful
     said = (
         f"Of the first {first.problems} tuning problems the target solved {_percent(first.accuracy)}; against it the "
-        f"lossless rule flipped the outcome of {_percent(first.numerical_churn)} (floating point alone), a fuzzy "
-        f"setting {_percent(first.churn)}."
+        f"lossless rule flipped the outcome of {_percent(first.numerical_churn)} by rounding alone, which is "
+        f"{first.floor.below}, and a fuzzy setting that of {_percent(first.churn)}."
     )
     if _paired(plan):
         said += f" Planned with {_percent(first.cautious_churn)}, to be cautious."
@@ -50,7 +48,7 @@ def outlook(plan: Plan) -> str:
     if plan.claim.wanted is None:
         return (
             f"No accuracy is asked for: the chosen setting gets a lower bound from {plan.certification:,} problems, "
-            f"about that of the table, at level {plan.delta:.3g}."
+            f"about that of the table, at level {level(plan.delta)}."
         )
     said = [_above_reach(plan), _enough(plan) if plan.least_truth is not None else _too_few(plan), _by_betting(plan)]
     return " ".join(filter(None, said))

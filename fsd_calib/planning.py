@@ -1,7 +1,6 @@
 """What a calibration can be expected to show, and how long it takes, from a first handful of problems.
 
-Knows outcomes on the handful, the power of the test, and counts of decodings. Decodes nothing, and promises
-nothing: the test itself looks at none of this.
+It promises nothing: the test itself looks at none of this.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from fsd_calib.certifying.claim import Claim
 from fsd_calib.certifying.outcomes import Paired
 from fsd_calib.certifying.power import least_problems, power, problems_needed
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.numerical_floor import Floor
+from fsd_calib.reporting.numbers import level
 from fsd_decoding.errors import UsageError
 
 CHANCE = 0.8  # to certify what is so: what "likely" means here
@@ -31,20 +32,25 @@ class Handful:
 
     problems: int
     accuracy: float  # of the target
-    numerical_churn: float  # share of outcomes that flip between the target and the lossless rule
+    numerical_churn: float  # share of outcomes that flip between the target and the lossless rule, with the first seed
     churn: float  # between the target and the fuzzy setting
     retention: float | None  # of that; None: the target solved nothing
 
     @classmethod
     def of(cls, target: Measurement, lossless: Measurement, fuzzy: Measurement) -> Handful:
-        """From measurements on the same problems. With several seeds, shares are of (problem, seed) pairs."""
+        """From measurements on the same problems. With several seeds, other shares are of (problem, seed) pairs."""
         return cls(
             target.problems,
             target.accuracy,
-            float((target.correct != lossless.correct).mean()),
+            float((target.correct[:, 0] != lossless.correct[:, 0]).mean()),
             float((target.correct != fuzzy.correct).mean()),
             fuzzy.accuracy / target.accuracy if target.accuracy else None,
         )
+
+    @property
+    def floor(self) -> Floor:
+        """How often rounding alone flips an outcome."""
+        return Floor.of(round(self.problems * self.numerical_churn), self.problems)
 
     @property
     def likely_accuracy(self) -> float:
@@ -145,9 +151,9 @@ def check_enough(claim: Claim, certification: int, delta: float, accuracy: float
     if needed is not None and certification < needed:
         what = "accuracy" if claim.acc == "absolute" else "retention"
         raise UsageError(
-            f"there are {certification:,} problems to certify on; to show {what} {claim.wanted:g} at level {delta:.3g} "
-            f"(which falls with every attempt on the same problems) takes at least {needed:,} even if nothing is lost: "
-            "give more or other problems, or a lower --min-acc or --confidence"
+            f"there are {certification:,} problems to certify on; to show {what} {claim.wanted:g} at level "
+            f"{level(delta)} (which falls with every attempt on the same problems) takes at least {needed:,} even if "
+            "nothing is lost: give more or other problems, or a lower --min-acc or --confidence"
         )
 
 

@@ -22,6 +22,7 @@ from fsd_calib.chances import claim_of
 from fsd_calib.early_stop import Chosen, choose, stopping_early
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.costs import measure_costs
+from fsd_calib.numerical_floor import judge
 from fsd_calib.planning import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
 from fsd_calib.run_facts import Costs, RunFacts, Timings, begun
 from fsd_calib.searching.forecast import DraftForecasts, Forecast, ReplayForecast
@@ -114,6 +115,7 @@ def prepared(
     fuzzy = family[len(family) // 2]
     fuzzy = fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE)))
     baseline = measure_baseline(bench, sds[0].under(_LOSSLESS), _HANDFUL)
+    judge(wish, baseline.alone.accuracy, baseline.numerical_churn, bench.progress)
     handful = Handful.of(baseline.alone, baseline.lossless, bench.tuning.measure(fuzzy, _HANDFUL))
     check(level(facts.attempt), handful.accuracy)
     each = baseline.alone.tokens / (handful.problems * bench.decode.seeds)

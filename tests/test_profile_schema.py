@@ -18,6 +18,7 @@ from json_schema import faults
 from profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
 
 OLD = Path(__file__).parent / "data" / "profile-1.json"  # as schema 1 wrote it
+EARLIER = Path(__file__).parent / "data" / "profile-2.json"  # of a real calibration, before later fields
 
 
 def committed(version: int) -> str:
@@ -82,6 +83,25 @@ def test_old_files_load() -> None:
     del kept["schema_version"]
     assert json.loads(loaded.model_dump_json()).items() >= {k: kept[k] for k in ("rule", "threshold", "seed")}.items()
     assert loaded.certificate.level == pytest.approx(0.05)
+
+
+def test_files_of_this_schema_from_before_its_latest_fields_load_and_mean_the_same() -> None:
+    content, loaded = json.loads(EARLIER.read_text(encoding="utf-8")), ThresholdProfile.load(EARLIER)
+    assert faults(content, json.loads(committed(2))) == []
+    assert _kept(content, json.loads(loaded.model_dump_json())) == []
+    assert (loaded.effective_rule, loaded.effective_draft_length, loaded.lossy) == ("fsd-coupled", 2, True)
+    assert (loaded.threshold, loaded.certificate.certified) == (0.9942314547331697, True)
+    assert loaded.at(min_acc=0.7).certified
+
+
+def _kept(before: Any, now: Any, name: str = "$") -> list[str]:
+    """Where `now` does not hold what `before` does; it may hold more."""
+    if isinstance(before, dict):
+        return [fault for key in before for fault in _kept(before[key], now.get(key), f"{name}.{key}")]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = zip(before, now, strict=True)
+        return [fault for i, (b, n) in enumerate(pairs) for fault in _kept(b, n, f"{name}.{i}")]
+    return [] if before == now else [f"{name} was {before!r} and is {now!r}"]
 
 
 @pytest.mark.parametrize(("speed", "outcome"), [(None, "not-certified"), (90.0, "too-slow")])

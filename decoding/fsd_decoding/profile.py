@@ -34,6 +34,7 @@ from fsd_decoding.profile_parts import (
     Part,
     SamplingInfo,
     TokensPerRound,
+    Truncation,
 )
 from fsd_decoding.profile_policy import PolicyInfo
 
@@ -46,12 +47,13 @@ class ThresholdProfile(Part):
     """The exported result of a calibration.
 
     outcome: `certified`: `threshold` was; `not-certified`: nothing tested passed; `lossless-suffices`: plain `sd`
-        does what was asked, or no fuzzy setting is faster; `too-slow`: nothing reaches the speed asked for;
-        `untested`: the test was waived (--guarantee none); `front`: the whole curve was asked for, and no point chosen.
+        makes the speed asked for, or keeps what was asked and nothing fuzzy that does is surely faster; `too-slow`:
+        nothing reaches the speed asked for; `untested`: the test was waived (--guarantee none); `front`: the whole
+        curve was asked for, and no point chosen.
     accuracy, tokens_per_round, speed: call `chosen` the configuration of `threshold`, where that is None of
         `estimate`, else the lossless rule.
     seeds: noise seeds a problem. sd_draft_length: the one `sd` was timed at, its own best.
-    sd_draft_length, costs, numerical_churn, acceptance, effort: None where not measured.
+    sd_draft_length, costs, numerical_churn, truncation, acceptance, effort: None where not measured.
     policy: what scales `threshold` from round to round; None: nothing does. A decoder follows it.
     other_drafts: tried in the same search and attempt; points of the curve name them. `draft` is the one that
         decoders of the profile draft with.
@@ -87,6 +89,7 @@ class ThresholdProfile(Part):
     estimate: Estimate | None
     costs: CostInfo | None = None
     numerical_churn: NumericalChurn | None = None
+    truncation: Truncation | None = None
     acceptance: AcceptanceInfo | None = None
     other_drafts: tuple[ModelInfo, ...] = ()
     early_stop: EarlyStopInfo | None = None

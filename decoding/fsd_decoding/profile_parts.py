@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Count = Annotated[int, Field(ge=0)]
 Natural = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Change = Annotated[float, Field(ge=-1, le=1)]  # of a share
 Amount = Annotated[float, Field(ge=0)]
 Confidence = Annotated[float, Field(gt=0, lt=1)]
 _ROUNDING = 1e-6  # what two ways to compute a number may differ by
@@ -82,7 +83,8 @@ class Counts(Part):
 
 
 class Certificate(Counts):
-    """What the certification part showed, of the chosen configuration, or of the safest where none passed.
+    """What the certification part showed, of the chosen configuration, of the one that passed and was no faster than
+    `sd`, or of the safest where none passed.
 
     wanted: what --min-acc asked for, of `acc`; None where speed or the front was asked for: there `certified` says
         that `lower_bound` was computed on problems that the choice never saw.
@@ -91,6 +93,11 @@ class Certificate(Counts):
     attempt: how many times, this one included, problems of this part were used to decide. delta: the level tested
         at, at most (1 - confidence) * 6 / (pi^2 attempt^2). None: not recorded.
     seeds: noise seeds a problem; the counts are of (problem, seed) pairs.
+    frozen: configurations that were frozen to be tested. Of more than one, the bounds of the one that was chosen
+        hold for it by itself and are not corrected for the choice. None: not recorded.
+    lossless: the numbers are of lossless decoding (the target's own), which does what was asked, or failed to.
+    harm, harm_upper_bound: the share of the target's right answers that were lost, and a bound at `delta`.
+    difference, difference_interval: accuracy less the target's, and a two-sided interval at `confidence`.
     """
 
     certified: bool
@@ -107,6 +114,12 @@ class Certificate(Counts):
     seeds: Natural = 1
     accuracy: Share | None = None
     accuracy_lower_bound: Share | None = None
+    frozen: Natural | None = None
+    lossless: bool = False
+    harm: Share | None = None
+    harm_upper_bound: Share | None = None
+    difference: Change | None = None
+    difference_interval: tuple[Change, Change] | None = None
 
     @property
     def level(self) -> float:
@@ -117,8 +130,13 @@ class Certificate(Counts):
     def _counts_agree(self) -> Self:
         check_total(self, self.problems, self.seeds)
         solved, right = self.both_right + self.gained, self.both_right + self.lost
-        for name, given, whole in (("retention", self.retention, right), ("accuracy", self.accuracy, self.total)):
-            counted = solved / whole if whole else None
+        for name, count, whole in (
+            ("retention", solved, right),
+            ("accuracy", solved, self.total),
+            ("harm", self.lost, right),
+            ("difference", solved - right, self.total),
+        ):
+            given, counted = getattr(self, name), count / whole if whole else None
             if given is not None and (counted is None or abs(given - counted) > _ROUNDING):
                 raise ValueError(f"{name} is {given}, the counts make it {counted}")
         return self
@@ -162,17 +180,33 @@ class TokensPerRound(Part):
 
 
 class Estimate(Part):
-    """Where nothing was granted: the safest configuration tested, or the fastest where speed was asked for. It is
-    no claim, and no decoder uses it."""
+    """Where nothing was granted: the safest configuration tested, or the fastest where speed was asked for. Where `sd`
+    suffices: what was tested, or chosen without a test, and is no faster. It is no claim, and no decoder uses it."""
 
     threshold: Amount
     retention: Amount
     lower_bound: Amount | None
 
 
+class Truncation(Part):
+    """How many of the `texts` of target alone and of the chosen configuration, where their accuracy was measured, had
+    `max_new_tokens` tokens, so that they may be cut short."""
+
+    max_new_tokens: Natural
+    texts: Natural
+    target: Count
+    chosen: Count
+
+    @model_validator(mode="after")
+    def _no_more_than_there_are(self) -> Self:
+        if max(self.target, self.chosen) > self.texts:
+            raise ValueError(f"{max(self.target, self.chosen)} texts are truncated, of {self.texts}")
+        return self
+
+
 class NumericalChurn(Part):
-    """What the lossless rule changed against the target alone by the last bits of floating point: no setting can
-    be told from the target more finely than this."""
+    """What the lossless rule changed against the target alone by the last bits of floating point, in the decodings
+    with the first seed: what is finer than the share of outcomes flipped says nothing of a setting."""
 
     problems: Natural
     texts_changed: Count

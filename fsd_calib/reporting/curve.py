@@ -1,4 +1,4 @@
-"""The measured curve as tables: all of it, or the points worth choosing among. Knows points of a profile."""
+"""The measured curve as tables: all of it, or the points worth choosing among."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from fsd_decoding.profile_curve import CurvePoint
 def curve_tables(profile: ThresholdProfile) -> list[Table]:
     """Every point, part by part."""
     parts = [[p for p in profile.curve if p.source == source] for source in ("tuning", "certification")]
-    return [_table(f"the curve on the {points[0].source} part", points) for points in parts if points]
+    return [_table(f"the curve on the {points[0].source} part{_each(points)}", points) for points in parts if points]
+
+
+def _each(points: Sequence[CurvePoint]) -> str:
+    by_itself = any(p.lower_bound is not None and not p.simultaneous for p in points)
+    return ", each bound by itself" if by_itself else ""
 
 
 def front_table(profile: ThresholdProfile) -> Table | None:

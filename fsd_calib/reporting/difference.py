@@ -15,7 +15,8 @@ from fsd_decoding.profile_curve import CurvePoint
 
 _OF_THE_RUN = {"schema_version", "created", "effort"}  # how and when it was found, not what
 _MODELS = {"target", "draft", "tokenizer", "versions"}
-_MEASURED = {"certificate", "accuracy", "tokens_per_round", "speed", "costs", "numerical_churn", "acceptance"}
+_MEASURED = {"certificate", "accuracy", "tokens_per_round", "speed", "costs", "numerical_churn", "truncation",
+             "acceptance"}  # fmt: skip
 _ONLY_ONE = ("retention",)  # shown of a point that one of the two does not have
 _LONGEST = 24  # characters of a value that are shown
 

@@ -1,4 +1,4 @@
-"""What a profile holds beside its curve, a small table each. Knows the profile alone."""
+"""What a profile holds beside its curve, a small table each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fsd_calib.reporting.numbers import bound, exact, milliseconds, percent, threshold, tokens
+from fsd_calib.reporting.numbers import (
+    at_most,
+    bound,
+    exact,
+    level,
+    milliseconds,
+    percent,
+    points,
+    points_between,
+    threshold,
+    tokens,
+)
 from fsd_calib.reporting.summary import drafts
 from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.profile_parts import ModelInfo
+from fsd_decoding.profile_parts import Certificate, ModelInfo
 
 
 def sheets(profile: ThresholdProfile) -> list[Table]:
@@ -73,13 +84,26 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
         "certified": "yes" if c.certified else "no",
         "guarantee": c.guarantee,
         **wanted,
+        "of": "lossless decoding" if c.lossless else "the fuzzy setting",
         "retention": f"{percent(c.retention)}, lower bound {bound(c.lower_bound)}",
         "accuracy": f"{percent(c.accuracy)}, lower bound {bound(c.accuracy_lower_bound)}",
         "outcomes": f"both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}",
-        "of": f"{c.problems:,} problems, {c.seeds} seed{'s' * (c.seeds > 1)} each",
-        "confidence": f"{exact(c.confidence)}, tested at level {c.level:.4g}",
+        **_harm(c),
+        "counted on": f"{c.problems:,} problems, {c.seeds} seed{'s' * (c.seeds > 1)} each",
+        "frozen": "not recorded" if c.frozen is None else f"{c.frozen}, and bounds are each by itself",
+        "confidence": f"{exact(c.confidence)}, tested at level {level(c.level)}",
         "attempt": "not recorded" if c.attempt is None else str(c.attempt),
         "method": c.method,
+    }
+
+
+def _harm(c: Certificate) -> dict[str, str]:
+    if c.harm is None or c.harm_upper_bound is None or c.difference is None:
+        return {}
+    sure = "" if c.difference_interval is None else f", {points_between(c.difference_interval)}"
+    return {
+        "harm": f"{percent(c.harm)} of the target's right answers lost, at most {at_most(c.harm_upper_bound)}",
+        "difference": f"{points(c.difference)} percentage points of accuracy{sure}",
     }
 
 
@@ -96,10 +120,15 @@ def _costs(p: ThresholdProfile) -> dict[str, str]:
 
 def _texts(p: ThresholdProfile) -> dict[str, str]:
     """What rounding alone changed, and what drift is held against."""
-    lines, churn, seen = {}, p.numerical_churn, p.acceptance
+    lines, churn, cut, seen = {}, p.numerical_churn, p.truncation, p.acceptance
     if churn is not None:
         lines["changed by rounding"] = (
             f"{churn.texts_changed} of {churn.problems:,} texts, {churn.outcomes_flipped} outcomes"
+        )
+    if cut is not None:
+        lines["cut short, perhaps"] = (
+            f"{cut.target} of the target's {cut.texts:,} texts, {cut.chosen} of the chosen setting's: they have "
+            f"{cut.max_new_tokens} tokens"
         )
     if seen is not None:
         lines["accepted drafts"] = f"{percent(seen.mean)} ± {percent(seen.deviation)} a text, of {seen.texts:,} texts"

@@ -1,4 +1,4 @@
-"""The table of a calibration: target alone, `sd`, and what was chosen. Knows the profile alone."""
+"""The table of a calibration: target alone, `sd`, and what was chosen."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import NamedTuple
 from rich import box
 from rich.table import Table
 
-from fsd_calib.reporting.numbers import NONE, bound, exact, interval, pace, percent
+from fsd_calib.reporting.numbers import NONE, bound, confidence, interval, pace, percent
 from fsd_calib.reporting.timing import busy_note, timing_note
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.profile_costs import Speed, SpeedFigures
 from fsd_decoding.profile_curve import CurvePoint
 
 _PART, _TIMED = "¹", "²"
-_NO_CHOICE = ("lossless-suffices", "front")
+_NO_CHOICE = ("lossless-suffices", "front")  # unless there is an estimate
+_NOT_CHOSEN = {"too-slow": "too slow", "lossless-suffices": "not shown faster"}
 
 
 class _Row(NamedTuple):
@@ -52,7 +53,7 @@ def notes(profile: ThresholdProfile) -> str:
         f"{_PART} measured on the {_part(profile)}",
         f"{_TIMED} {timing_note(speed)}",
         busy_note(speed),
-        f"≥ lower bound at {exact(1 - certificate.level)} confidence, by itself and not corrected for the choice"
+        f"≥ lower bound at {confidence(certificate.level)} confidence, by itself{_uncorrected(profile)}"
         if _has_bounds(profile)
         else "",
         f"T on {profile.divergence}{moved}, {sampling}{drawn}; speed at batch {speed.batch}, {profile.device}, "
@@ -70,10 +71,24 @@ def sd_draft_length(profile: ThresholdProfile) -> int:
     return profile.draft_length if profile.sd_draft_length is None else profile.sd_draft_length
 
 
+def was_selected(profile: ThresholdProfile) -> bool:
+    """Whether the certificate is of one of several, by what they showed: where none passed it is of the first."""
+    return profile.outcome != "not-certified" and profile.certificate.frozen != 1
+
+
 def _rows(profile: ThresholdProfile) -> list[_Row]:
-    """Where nothing fuzzy was chosen or guessed at, the lossless rows are all there is to say."""
     lossless = [_target_row(profile), _sd_row(profile)]
-    return lossless if profile.outcome in _NO_CHOICE else [*lossless, _chosen_row(profile)]
+    return [*lossless, _chosen_row(profile)] if _is_fuzzy(profile) else lossless
+
+
+def _is_fuzzy(profile: ThresholdProfile) -> bool:
+    """Whether something beside lossless decoding was chosen, guessed at or tested."""
+    lossless = profile.outcome in _NO_CHOICE or profile.certificate.lossless
+    return profile.estimate is not None or not lossless
+
+
+def _uncorrected(profile: ThresholdProfile) -> str:
+    return " and not corrected for the choice" if was_selected(profile) else ""
 
 
 def _of_pace(speed: Speed) -> tuple[str, ...]:
@@ -88,25 +103,32 @@ def _has_bounds(profile: ThresholdProfile) -> bool:
 
 
 def _part(profile: ThresholdProfile) -> str:
-    alone = _point(profile, "target", 1)
+    alone, counted = _point(profile, "target", 1), profile.certificate.problems
     if _source(profile) == "tuning":
         return f"tuning part: {alone.problems if alone else profile.data.tuning} problems, which any choice was made on"
-    problems = alone.problems if alone else profile.certificate.problems
-    return f"certification part: {problems} problems, unseen by the search"
+    problems = counted or (alone.problems if alone else profile.data.certification)
+    return f"certification part: {problems} problems, unseen by the search{_sds_own(profile, problems)}"
+
+
+def _sds_own(profile: ThresholdProfile, problems: int) -> str:
+    """`sd` is decoded on as many as its tokens a round take."""
+    point = _point(profile, "sd", sd_draft_length(profile))
+    return f" (sd on {point.problems})" if point and point.problems != problems else ""
 
 
 def _source(profile: ThresholdProfile) -> str:
-    """Where nothing was tested, nothing was decoded on the certification part."""
-    return "certification" if profile.certificate.problems else "tuning"
+    """Whatever is shown was decoded on the certification part as soon as anything was."""
+    return max((point.source for point in profile.curve), default="tuning", key=lambda part: part == "certification")
 
 
 def _target_row(profile: ThresholdProfile) -> _Row:
-    return _Row(
-        "target alone",
-        accuracy=_marked(percent(profile.accuracy.target), _PART),
-        speed=_speed(profile.speed, "target"),
-        single=_speed(profile.speed.single, "target"),
-    )
+    certificate, speed = profile.certificate, profile.speed
+    paces = {"speed": _speed(speed, "target"), "single": _speed(speed.single, "target")}
+    if certificate.lossless:
+        return _Row("target alone", _bounded(certificate.accuracy, certificate.accuracy_lower_bound), **paces)
+    point = None if certificate.problems else _point(profile, "target", 1)  # of as many problems as `_part` says
+    accuracy = point.accuracy if point else profile.accuracy.target
+    return _Row("target alone", _marked(percent(accuracy), _PART), **paces)
 
 
 def _sd_row(profile: ThresholdProfile) -> _Row:
@@ -125,7 +147,8 @@ def _sd_row(profile: ThresholdProfile) -> _Row:
 
 
 def _chosen_row(profile: ThresholdProfile) -> _Row:
-    certificate, point = profile.certificate, _point(profile, profile.rule, profile.draft_length)
+    certificate, guess = profile.certificate, profile.estimate
+    point = guess or _point(profile, profile.rule, profile.draft_length)
     measured = point.retention if point and certificate.retention is None else certificate.retention
     return _Row(
         _configuration(profile),
@@ -149,7 +172,8 @@ def _configuration(profile: ThresholdProfile) -> str:
     if profile.threshold is not None:
         return f"{profile.rule}\nT = {profile.threshold:.4g}, {drafts(profile)}"
     if profile.estimate is not None:
-        return f"not certified\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}"
+        label = _NOT_CHOSEN.get(profile.outcome, "not certified")
+        return f"{label}\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}"
     return f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}"
 
 

@@ -49,9 +49,14 @@ def _sure(speed: Speed) -> str:
     return f"{sure} {of_what(speed)}; another run may lie outside (--timing careful)"
 
 
+def over_sd(speed: SpeedFigures, of_what: str = "") -> str:
+    """How many times the speed of sd the chosen setting makes, with its interval where there is one."""
+    times = f"{speed.chosen / speed.sd:.2f}x"
+    return times if speed.intervals is None else f"{times} ({interval(speed.intervals.over_sd, 2)}{of_what})"
+
+
 def _times(speed: SpeedFigures, unit: str, of_what: str = "") -> str:
-    sd, target = f"{speed.chosen / speed.sd:.2f}x", f"{speed.chosen / speed.target:.2f}x"
+    target = f"{speed.chosen / speed.target:.2f}x"
     if speed.intervals is not None:
-        sd += f" ({interval(speed.intervals.over_sd, 2)}{of_what})"
         target += f" ({interval(speed.intervals.over_target, 2)})"
-    return f"{sd} its {unit} and {target} those of the target alone"
+    return f"{over_sd(speed, of_what)} its {unit} and {target} those of the target alone"

@@ -1,23 +1,21 @@
-"""What a calibration showed and what it did not, in plain sentences. Knows the profile alone."""
+"""What a calibration came to, in plain sentences: the outcome, then what it rests on."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
 
+from fsd_calib.reporting.evidence import LIKE, is_bounded_front, reach, rounding, shown
 from fsd_calib.reporting.numbers import bound, exact, interval, percent, tokens
 from fsd_calib.reporting.summary import drafts, sd_draft_length
-from fsd_calib.reporting.timing import gain, of_what
+from fsd_calib.reporting.timing import gain, of_what, over_sd
 from fsd_decoding.profile import ThresholdProfile
-
-_LIKE = {"population": "on problems like these", "dataset": "on these very problems", "none": ""}
+from fsd_decoding.profile_costs import Speed
 
 
 def verdict(profile: ThresholdProfile) -> str:
-    """The outcome first, then what it rests on; a line each."""
-    found = (_SAID[profile.outcome](profile), _gain(profile), _speed_asked(profile))
-    shown = () if profile.outcome == "front" else (_counts(profile), _bounds(profile), _attempt(profile))
-    lines = (" ".join(filter(None, sentences)) for sentences in (found, shown, (_floor(profile),)))
-    return "\n".join(filter(None, lines))
+    """The outcome first, then what it rests on, and how far that goes; a line each."""
+    found = " ".join(filter(None, (_SAID[profile.outcome](profile), _gain(profile), _speed_asked(profile))))
+    return "\n".join(filter(None, (found, shown(profile), reach(profile), rounding(profile))))
 
 
 def effort_line(profile: ThresholdProfile) -> str:
@@ -31,46 +29,76 @@ def effort_line(profile: ThresholdProfile) -> str:
 def _certified(profile: ThresholdProfile) -> str:
     c = profile.certificate
     kept = _claim(profile, bound(c.lower_bound) if c.wanted is None else exact(c.wanted))
-    return f"Certified at {exact(c.confidence)} confidence: {_chosen(profile)} {kept} {_LIKE[c.guarantee]}."
+    return f"Certified at {exact(c.confidence)} confidence: {_chosen(profile)} {kept} {LIKE[c.guarantee]}."
 
 
 def _not_certified(profile: ThresholdProfile) -> str:
-    c = profile.certificate
+    c, who = profile.certificate, "no threshold"
     said = "Not certified: what was tested has no bound."
+    if c.lossless:
+        who = "not even the target alone, and so no lossless decoding,"
     if c.wanted is not None:
         shown = _claim(profile, exact(c.wanted)).replace("keeps", "to keep").replace("solves", "to solve")
-        said = f"Not certified: at {exact(c.confidence)} confidence no threshold was shown {shown}."
-    return " ".join(filter(None, (said, _runs_lossless(profile), _guess(profile), _needed(profile))))
+        said = f"Not certified: at {exact(c.confidence)} confidence {who} was shown {shown}."
+    return " ".join(filter(None, (said, _untried(profile), _runs_lossless(profile), _guess(profile), _needed(profile))))
+
+
+def _untried(profile: ThresholdProfile) -> str:
+    if profile.effort is None or profile.effort.trials:
+        return ""
+    return "Nothing was tried, because by replay no threshold makes decoding faster."
 
 
 def _lossless_suffices(profile: ThresholdProfile) -> str:
-    speed, at = profile.speed, f"(L = {sd_draft_length(profile)})"
-    makes = "makes" if speed.timed else "is forecast to make"
+    speed, c = profile.speed, profile.certificate
+    makes = f"{'makes' if speed.timed else 'is forecast to make'} {speed.sd:.1f} {speed.unit}"
+    than = f"plain sd, which {makes} (L = {sd_draft_length(profile)}): nothing need be lost."
+    said = f"No fuzzy setting that keeps the accuracy asked for was found to be faster than {than}"
     if speed.wanted is not None:
-        said = f"Plain sd already makes {speed.sd:.1f} {speed.unit} {at}: nothing need be lost."
-    else:
+        at = f"(L = {sd_draft_length(profile)})"
+        said = f"Plain sd already makes {speed.sd:.1f} {speed.unit} {at}: nothing need be lost. {_no_faster(profile)}"
+    elif c.lossless and c.wanted is not None:
         said = (
-            f"No fuzzy setting that keeps the accuracy is faster than plain sd, which {makes} {speed.sd:.1f} "
-            f"{speed.unit} {at}: nothing need be lost."
+            f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
+            f"{LIKE[c.guarantee]}. No fuzzy setting was shown both to do so and to be faster than {than}"
         )
-    return f"{said} Decoders that follow this profile run {profile.effective_rule}."
+    elif profile.estimate is not None:
+        said = f"{_no_faster(profile)} Nothing need be lost."
+    return f"{said.strip()} Decoders that follow this profile run {profile.effective_rule}."
+
+
+def _no_faster(profile: ThresholdProfile) -> str:
+    """Of the setting that would have been chosen, had it been faster."""
+    guess, c, speed = profile.estimate, profile.certificate, profile.speed
+    if guess is None:
+        return ""
+    tested = "was chosen by how it measured, untested"
+    if guess.lower_bound is not None:
+        kept = _claim(profile, bound(c.lower_bound) if c.wanted is None else exact(c.wanted))
+        tested = f"was tested and {kept} {LIKE[c.guarantee]} ({exact(c.confidence)} confidence)"
+    return (
+        f"{_setting(profile, guess.threshold)} {tested}, but was not shown to be faster than plain sd: it makes "
+        f"{over_sd(profile.speed)} the {speed.unit} of sd, which makes {speed.sd:.1f} (L = {sd_draft_length(profile)})."
+    )
 
 
 def _too_slow(profile: ThresholdProfile) -> str:
-    said = "Too slow: nothing that was measured is as fast as was asked."
+    said = "Too slow: what was chosen by its expected speed is slower than was asked when it is timed."
+    if not profile.certificate.problems:
+        said = "Too slow: nothing that was tried is expected to be as fast as was asked, so nothing was tested."
     return " ".join(filter(None, (said, _runs_lossless(profile), _guess(profile))))
 
 
 def _untested(profile: ThresholdProfile) -> str:
     return (
-        f"Untested: {_chosen(profile)} was chosen by how it measured, and no problems were kept to test it on "
+        f"Untested: {_chosen(profile)} was chosen by how it measured, and was tested on no other problems "
         "(--guarantee none). A choice looks better on the problems it was made on than it is."
     )
 
 
 def _front(profile: ThresholdProfile) -> str:
     said = "No single point was asked for: the front is below, to choose from with ThresholdProfile.at()."
-    if any(point.simultaneous for point in profile.curve):
+    if is_bounded_front(profile):
         confidence = exact(profile.certificate.confidence)
         said += f" Its bounds hold all at once at {confidence} confidence, so any choice by them stays certified."
     return f"{said} {_runs_lossless(profile)}"
@@ -83,9 +111,14 @@ _SAID = {
 
 
 def _chosen(profile: ThresholdProfile) -> str:
+    assert profile.threshold is not None
+    return _setting(profile, profile.threshold)
+
+
+def _setting(profile: ThresholdProfile, threshold: float) -> str:
     by = "" if profile.policy is None else f", moved by {profile.policy}"
     among = f", draft {PurePath(profile.draft.id).name}" if profile.other_drafts else ""
-    return f"{profile.rule} at T = {profile.threshold:.4g} ({profile.divergence}, {drafts(profile)}{by}{among})"
+    return f"{profile.rule} at T = {threshold:.4g} ({profile.divergence}, {drafts(profile)}{by}{among})"
 
 
 def _claim(profile: ThresholdProfile, share: str) -> str:
@@ -102,7 +135,7 @@ def _guess(profile: ThresholdProfile) -> str:
     guess = profile.estimate
     if guess is None:
         return ""
-    low = "" if guess.lower_bound is None else f", lower bound {bound(guess.lower_bound)}"
+    low = " on the tuning part" if guess.lower_bound is None else f", lower bound {bound(guess.lower_bound)}"
     by = "" if profile.policy is None else f" moved by {profile.policy}"
     return f"The estimate is T = {guess.threshold:.4g}{by}: retention {percent(guess.retention)}{low}."
 
@@ -129,11 +162,16 @@ def _needed(profile: ThresholdProfile) -> str:
 
 
 def _gain(profile: ThresholdProfile) -> str:
-    """How much faster, where there is something to be glad of."""
+    """How much faster what decoders run is, or that it may not be."""
     if profile.threshold is None:
         return ""
     paces = profile.tokens_per_round
-    return f"It makes {paces.chosen / paces.sd:.2f}x the tokens a round of sd, {gain(profile.speed)}."
+    faster = "" if _is_faster(profile.speed) else " It was not shown to be faster than sd."
+    return f"It makes {paces.chosen / paces.sd:.2f}x the tokens a round of sd, {gain(profile.speed)}.{faster}"
+
+
+def _is_faster(speed: Speed) -> bool:
+    return (speed.chosen / speed.sd if speed.intervals is None else speed.intervals.over_sd[0]) > 1
 
 
 def _speed_asked(profile: ThresholdProfile) -> str:
@@ -145,45 +183,3 @@ def _speed_asked(profile: ThresholdProfile) -> str:
     compared = "reached" if made >= speed.wanted else "not reached"
     sure = "" if speed.intervals is None else f" ({interval(getattr(speed.intervals, which))} {of_what(speed)})"
     return f"At least {speed.wanted:g} {speed.unit} were asked for, {compared}: {made:.1f}{sure}."
-
-
-def _counts(profile: ThresholdProfile) -> str:
-    c = profile.certificate
-    if c.guarantee == "none":
-        return ""  # there is no such part
-    if not c.problems:
-        return "Nothing was decoded on the certification part: nothing found was worth an attempt."
-    seeds = f", {c.seeds} seeds each" if c.seeds > 1 else ""
-    return (
-        f"On the certification part ({c.problems} problems that the search never saw{seeds}): "
-        f"both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}."
-    )
-
-
-def _bounds(profile: ThresholdProfile) -> str:
-    """Retention and plain accuracy, whichever was asked for."""
-    c, shown = profile.certificate, []
-    for name, share, low in (
-        ("retention", c.retention, c.lower_bound),
-        ("accuracy", c.accuracy, c.accuracy_lower_bound),
-    ):
-        if share is not None:
-            shown.append(f"{name} {percent(share)}" + ("" if low is None else f" (at least {bound(low)})"))
-    return f"That is {' and '.join(shown)}." if shown else ""
-
-
-def _attempt(profile: ThresholdProfile) -> str:
-    c = profile.certificate
-    if c.attempt is None:
-        return ""
-    return f"Attempt {c.attempt} to certify on these problems, tested at level {c.level:.3g}."
-
-
-def _floor(profile: ThresholdProfile) -> str:
-    churn = profile.numerical_churn
-    if churn is None:
-        return ""
-    return (
-        f"Rounding alone (the lossless rule against the target) changed {churn.texts_changed} of {churn.problems} "
-        f"texts and flipped {churn.outcomes_flipped} outcomes: nothing can be told from the target more finely."
-    )
