@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -63,3 +64,16 @@ def test_what_fails_there_is_one_line_here(work: object, number: int, reason: st
         in_fresh_process(work, number)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """multiprocessing's spawn would run it again in the child."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "from fsd_calib.fresh_process import in_fresh_process\n"
+        "print('begun', flush=True)\n"
+        "print(in_fresh_process(os.path.basename, 'a/b'))\n"
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (ran.stdout, ran.returncode) == ("begun\nb\n", 0), ran.stderr
