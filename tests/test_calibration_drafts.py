@@ -63,7 +63,6 @@ def test_both_are_tried_and_the_profile_is_of_the_chosen_one(made: ThresholdProf
 def test_the_nearer_of_two_equally_fast_drafts_is_chosen(made: ThresholdProfile) -> None:
     """Though it is given last: what the other one substitutes costs accuracy."""
     assert made.draft.id == "drafts/near"
-    assert made.tokens_per_round.sd > 3  # lossless decoding takes it too
 
 
 @pytest.mark.slow
