@@ -200,10 +200,14 @@ def _named(ready: Prepared, outcome: Outcome, best: Configuration) -> tuple[Outc
 
 
 def _lossless_rung(ready: Prepared) -> list[Configuration]:
-    """Where an accuracy by itself is asked for: the target alone, whose law `sd` has, if it is as likely to pass as
-    not. By tuning data, so that it may stand first in the sequence."""
-    goal = _goal(ready)
-    if ready.wish.acc == "retention" or not isinstance(goal, KeepAccuracy):
+    """Where an accuracy by itself is asked for: the target alone, if it is as likely to pass as not. By tuning data,
+    so that it may stand first in the sequence.
+
+    `sd` has its law, so what holds of the target's texts holds of `sd`; of these very draws only where it is greedy.
+    """
+    wish, goal = ready.wish, _goal(ready)
+    others = wish.guarantee == "dataset" and not ready.bench.decoder.sampling.greedy
+    if wish.acc == "retention" or others or not isinstance(goal, KeepAccuracy):
         return []
     alone = ready.bench.tuning.measure(ready.alone)
     return [ready.alone] if goal.chance(alone, alone) >= _EVEN else []

@@ -32,9 +32,9 @@ def seen(plan: Plan) -> str:
     """The handful, in a sentence or two."""
     first = plan.handful
     said = (
-        f"Of the first {first.problems} tuning problems the target solved {_percent(first.accuracy)}; against it the "
-        f"lossless rule flipped the outcome of {_percent(first.numerical_churn)} by rounding alone, which is "
-        f"{first.floor.below}, and a fuzzy setting that of {_percent(first.churn)}."
+        f"Of the first {first.problems} tuning problems the target solved {_percent(first.accuracy)}; against it "
+        f"rounding alone (the lossless rule) flipped the outcome of {_percent(first.numerical_churn)}, so it flips "
+        f"{first.floor.below}; a fuzzy setting flipped that of {_percent(first.churn)}."
     )
     if _paired(plan):
         said += f" Planned with {_percent(first.cautious_churn)}, to be cautious."

@@ -178,6 +178,30 @@ def test_an_accuracy_that_the_target_has_is_certified_of_lossless_decoding(tmp_p
 
 
 @pytest.mark.slow
+def test_an_accuracy_that_the_target_only_seemed_to_have_is_denied_to_lossless_decoding(tmp_path: Path) -> None:
+    """The target solves 8 of 10 tuning problems, and 6 of 10 others."""
+    problems = tuple(
+        replace(
+            p, part="tuning" if i % 3 else "certification", reference="right" if i % 10 < (8 if i % 3 else 6) else ""
+        )
+        for i, p in enumerate(tiny_calibration.task(240).problems)
+    )
+    task = replace(tiny_calibration.task(240), problems=problems, grader=lambda reference, text: bool(reference))
+    made = _of_an_equal_draft(tmp_path, task, acc="absolute", min_acc=0.65)
+    assert (made.outcome, made.threshold, made.estimate) == ("not-certified", None, None)
+    assert (made.certificate.attempt, made.certificate.lossless) == (1, True)
+    assert "not even the target alone" in verdict(made)
+    assert "target alone" in printed(made)
+
+
+@pytest.mark.slow
+def test_of_these_very_draws_the_targets_say_nothing_of_sds(tmp_path: Path) -> None:
+    wish: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4, "guarantee": "dataset"}
+    assert not _of_an_equal_draft(tmp_path, temperature=0.8, **wish).certificate.lossless
+    assert _of_an_equal_draft(tmp_path, **wish).certificate.lossless
+
+
+@pytest.mark.slow
 def test_an_absolute_wish_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tell(monkeypatch, 0.8)
     wish = {"acc": "absolute", "min_acc": 0.4}
@@ -189,10 +213,10 @@ def test_an_absolute_wish_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, m
     assert (made.outcome, made.certificate.attempt, made.certificate.lossless) == ("certified", 1, False)
 
 
-def _of_an_equal_draft(cache: Path, **wish: Any) -> ThresholdProfile:
+def _of_an_equal_draft(cache: Path, task: Task | None = None, **wish: Any) -> ThresholdProfile:
     target, draft = related(seed=1, spread=0.0)
     return calibrate(
-        tiny_calibration.task(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=cache,
+        task or tiny_calibration.task(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=cache,
         draft_length=(2, 4), divergence="js", **wish,
     )  # fmt: skip
 

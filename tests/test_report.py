@@ -194,8 +194,8 @@ def test_harm_and_difference_stand_beside_the_number() -> None:
 
 
 def test_a_bound_of_what_was_chosen_says_what_it_leaves_out() -> None:
-    caveat = "holds by itself at 96.9% confidence, not corrected for the choice among the 4 settings"
-    assert caveat in verdict(profile({"certificate.frozen": 4}))
+    caveat = "Each bound (at least, at most) holds by itself at 96.9% confidence, not corrected for the choice among"
+    assert f"{caveat} the 4 settings that were frozen." in verdict(profile({"certificate.frozen": 4}))
     assert "the several settings" in verdict(profile())  # of a file that does not say how many
     for plain in ({"certificate.frozen": 1}, UNCERTIFIED | {"certificate.frozen": 4}):
         assert "not corrected" not in printed(plain)  # no other could have been chosen; the first one failed

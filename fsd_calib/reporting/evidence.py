@@ -92,8 +92,8 @@ def _selected(profile: ThresholdProfile) -> str:
         return ""
     several = "several settings" if c.frozen is None else f"{c.frozen} settings"
     return (
-        f"Each of these bounds holds by itself at {confidence(c.level)} confidence, not corrected for the choice among "
-        f"the {several} that were frozen."
+        f"Each bound (at least, at most) holds by itself at {confidence(c.level)} confidence, not corrected for the "
+        f"choice among the {several} that were frozen."
     )
 
 
