@@ -40,7 +40,7 @@ def attempt(cache: Path, seeds: int, temperature: float) -> int:
         *related(seed=1, spread=0.05), word_tokenizer(), seed=0, sampling=Sampling(temperature, None, None)
     )
     frozen, claim = [Configuration("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
-    with opened(decoder, tiny_calibration.task(240), 32, seeds, cache, Silent()) as bench:
+    with opened(decoder, tiny_calibration.task(240), 32, seeds, cache, Silent(), cache) as bench:
         return bench.sealed.open(frozen, bench.configuration("target"), claim, 0.95).attempt.number
 
 

@@ -30,9 +30,12 @@ def task(count: int) -> Task:
 
 
 def run(out: Path, cache: Path, problems: int = 240, **wish: Any) -> ThresholdProfile:
+    """Its ledger lies in the cache's folder too, unless `state` names another."""
     torch.set_num_threads(1)
     target, draft = related(seed=1, spread=0.05)
-    settings: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": ("js", "tv"), **wish}
+    settings: dict[str, Any] = {
+        "min_acc": 0.7, "draft_length": (2, 4), "divergence": ("js", "tv"), "state": cache, **wish,
+    }  # fmt: skip
     return calibrate(
         task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=out, cache=cache, **settings
     )
