@@ -42,22 +42,27 @@ def take_over(path: Path, file: LedgerFile) -> bool:
             return False
         tuned, attempts = list(_tuned(earlier)), list(_attempts(earlier))
         with file.alone():
-            for family, problems in tuned:
-                new = problems[~known(problems, file.tuned(family))]
-                if len(new):
-                    file.add_tuned(family, new)
-            for entry in attempts:
-                _add(entry, file, file.attempts(entry.family))
+            _merge_tuned(tuned, file)
+            _merge_attempts(attempts, file)
     return True
 
 
-def _add(entry: Entry, file: LedgerFile, there: Sequence[Entry]) -> None:
-    """Where it is there already, a verdict that came since is all there is to add."""
-    same = next((e for e in there if e.origin == entry.origin), None)
-    if same is None:
-        file.add_attempt(entry)
-    elif same.verdict is None and entry.verdict is not None:
-        file.change_attempt(replace(same, verdict=entry.verdict))
+def _merge_tuned(tuned: Sequence[tuple[str, Numbers]], file: LedgerFile) -> None:
+    for family, problems in tuned:
+        new = problems[~known(problems, file.tuned(family))]
+        if len(new):
+            file.add_tuned(family, new)
+
+
+def _merge_attempts(attempts: Sequence[Entry], file: LedgerFile) -> None:
+    """Of one that is there already, a verdict that came since is all there is to add."""
+    there = {entry.origin: entry for family in {e.family for e in attempts} for entry in file.attempts(family)}
+    for entry in attempts:
+        same = there.get(entry.origin)
+        if same is None:
+            file.add_attempt(entry)
+        elif same.verdict is None and entry.verdict is not None:
+            file.change_attempt(replace(same, verdict=entry.verdict))
 
 
 def _tuned(earlier: sqlite3.Connection) -> Iterator[tuple[str, Numbers]]:
