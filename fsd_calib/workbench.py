@@ -6,7 +6,7 @@ Knows how these come together and where they lie. Decides nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +19,14 @@ from fsd_calib.measuring.cached_decode import CachedDecode
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.store import Store
 from fsd_calib.progress import Progress
-from fsd_calib.tasks import Problem, Task
-from fsd_collectors.split import tuning_and_certification
+from fsd_calib.tasks import Task
+from fsd_calib.tasks.parts import parts_of
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.errors import UsageError
 from fsd_decoding.profile_parts import ModelInfo
 from fsd_decoding.rules import rule_named
 from fsd_decoding.stop_policy import StopPolicy
 
 _LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
-_TUNING_PROBLEMS = 1000  # at most: beyond this the certification part decides what can be shown
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,9 @@ def opened(
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
     """
-    tuning, certification = _parts(task)
+    tuning, certification, notes = parts_of(task)
+    for note in notes:
+        progress.note(note)
     family = ModelInfo.of(decoder.target).fingerprint
     with Store(cache and cache / "decodings.sqlite") as store, Ledger(state and state / _LEDGER) as ledger:
         if cache is not None and ledger.take_over(cache / _EARLIER_LEDGER):
@@ -101,19 +101,3 @@ def opened(
 def _identity(decoder: SpeculativeDecoder, decode: CachedDecode) -> str:
     drafting = Configuration(rule_named(decoder.rule).lossless, decoder.divergence, 1)
     return f"{decode.key(drafting).json} with {decode.seeds} seeds "
-
-
-def _parts(task: Task) -> tuple[Sequence[Problem], Sequence[Problem]]:
-    """Each question once. The certification part in an order that has nothing to do with the problems: that of their
-    ids, which are hashes."""
-    tuning, certification = (list({p.id: p for p in part}.values()) for part in tuning_and_certification(task.problems))
-    for name, part in (("tuning", tuning), ("certification", certification)):
-        if len(part) < 2:
-            raise UsageError(f"{len(task.problems)} problems leave {len(part)} for {name}; give more of them")
-    both = {problem.id for problem in tuning} & {problem.id for problem in certification}
-    if both:
-        raise UsageError(
-            f"{len(both)} questions are in the tuning and in the certification part (the first: "
-            f"{next(p.question for p in tuning if p.id in both)[:60]!r}); leave them out of one"
-        )
-    return tuning[:_TUNING_PROBLEMS], sorted(certification, key=lambda problem: problem.id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from fsd_calib.certifying.claim import Claim
 from fsd_calib.certifying.outcomes import Paired
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.planning import check_enough
-from fsd_calib.progress import Silent
+from fsd_calib.progress import Lines, Silent
 from fsd_calib.searching.space import Space
 from fsd_calib.wish import Wish
 from fsd_calib.workbench import opened
@@ -42,6 +44,19 @@ def attempt(cache: Path, seeds: int, temperature: float) -> int:
     frozen, claim = [Configuration("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
     with opened(decoder, tiny_calibration.task(240), 32, seeds, cache, Silent(), cache) as bench:
         return bench.sealed.open(frozen, bench.configuration("target"), claim, 0.95).attempt.number
+
+
+def test_repeated_problems_count_once_and_the_user_is_told() -> None:
+    task, told = tiny_calibration.task(60), StringIO()
+    again = replace(task.problems[0], id=1, question=f"{task.problems[0].question} ")
+    doubled = replace(task, problems=(*task.problems, again))
+    decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=0)
+    with opened(decoder, doubled, 32, 1, None, Lines(told), None) as bench:
+        kept = [*(problem.id for problem in bench.tuning.problems), *bench.sealed.ids]
+    distinct = {problem.question for problem in task.problems}
+    assert len(kept) == len(distinct)
+    assert 1 in kept  # the smallest of its ids
+    assert f"{61 - len(distinct)} of 61 problems repeat others" in told.getvalue()
 
 
 def test_two_drafts_share_a_cache(tmp_path: Path) -> None:

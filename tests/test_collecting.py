@@ -408,6 +408,11 @@ def test_a_task_without_problems_is_refused(pair: tuple[Any, Any], tmp_path: Pat
         collect(tmp_path / "out", pair, TinyTask(()))
 
 
+def test_an_id_of_two_problems_is_refused(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="id 1 is of 'w3' and of 'w4'"):
+        collect(tmp_path, pair, TinyTask((TinyProblem(1, "w3"), TinyProblem(1, "w4"))))
+
+
 def test_a_prompt_that_does_not_fit_is_said_before_the_first_token(pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(3)
     long = TinyTask((*task.problems, type(task.problems[0])(7, "w3 " * 200)))

@@ -1,7 +1,6 @@
-"""Which problems may be searched on, and which are kept for the certificate.
+"""Which problems are the same one, which may be searched on, and which are kept for the certificate.
 
-Knows a problem's question and the part its source gives it. Knows nothing of seeds, order or answers: the same
-question is always on the same side, so no later run can search on what an earlier one certified with.
+The same problem is always on the same side, so no later run can search on what an earlier one certified with.
 """
 
 from __future__ import annotations
@@ -12,20 +11,33 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from fsd_collectors.parts import Part
+from fsd_decoding.errors import UsageError
 
 CERTIFICATION_SHARE = 0.7
 
-_SALT = b"fsd-calib/split/1\n"  # another salt is another split: changing it voids every certificate
+_SALT = "fsd-calib/split/1\n"  # another salt is another split: changing it voids every certificate
+_SHOWN = 60  # characters of a text in a message
 
 
 class Splittable(Protocol):
-    """What the split needs of a problem. `part` None: the source names no parts."""
+    """What the split needs of a problem. `part` None: the source names no parts. A problem to choose from answers has
+    them as `choices`, a sequence of texts, too."""
 
     @property
     def question(self) -> str: ...
 
     @property
     def part(self) -> Part | None: ...
+
+
+class Identified(Splittable, Protocol):
+    """`id`: the key of its noise, and what its decodings are kept by."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def prompt(self) -> str: ...
 
 
 P = TypeVar("P", bound=Splittable)
@@ -40,21 +52,48 @@ def content_key(question: str, choices: Sequence[str] = ()) -> str:
     return "\n".join(_normalised(text) for text in (question, *choices))
 
 
-def _normalised(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split())
+def hashed(text: str) -> int:
+    """48 bits that the text alone decides."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
 
 def tuning_and_certification(
     problems: Iterable[P], certification_share: float = CERTIFICATION_SHARE
 ) -> tuple[list[P], list[P]]:
-    """Both parts, each in the given order; `certification_share` is of the problems whose source names no part."""
+    """Both parts; `certification_share` is of the problems whose source names no part.
+
+    Each is in the order of a hash of the content key, so that a prefix of it is a random sample, whatever order the
+    problems came in.
+    """
     parts: dict[Part, list[P]] = {"tuning": [], "certification": []}
-    for problem in problems:
-        drawn: Part = "certification" if _place(problem.question) < certification_share else "tuning"
+    for key, problem in sorted(((_key(p), p) for p in problems), key=lambda keyed: hashed(keyed[0])):
+        drawn: Part = "certification" if hashed(_SALT + key) / 2**48 < certification_share else "tuning"
         parts[problem.part or drawn].append(problem)
     return parts["tuning"], parts["certification"]
 
 
-def _place(question: str) -> float:
-    """A place in [0, 1) that the question's text alone decides."""
-    return int.from_bytes(hashlib.sha256(_SALT + question.encode()).digest()[:6], "big") / 2**48
+def check_ids(problems: Iterable[Identified]) -> None:
+    """UsageError: an id names two problems, one of which would be passed over."""
+    first: dict[int, Identified] = {}
+    for problem in problems:
+        pairs = zip(_asked(first.setdefault(problem.id, problem)), _asked(problem), strict=True)
+        differing = next((pair for pair in pairs if pair[0] != pair[1]), None)
+        if differing is not None:
+            one, other = (f"{str(text)[:_SHOWN]!r}" for text in differing)
+            raise UsageError(f"id {problem.id} is of {one} and of {other}: an id names one problem, give each its own")
+
+
+def _asked(problem: Identified) -> tuple[str, Sequence[str], str]:
+    return problem.question, _choices(problem), problem.prompt
+
+
+def _key(problem: Splittable) -> str:
+    return content_key(problem.question, _choices(problem))
+
+
+def _choices(problem: Splittable) -> tuple[str, ...]:
+    return tuple(getattr(problem, "choices", ()))
+
+
+def _normalised(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())

@@ -38,6 +38,10 @@ class Sealed:
     def problems(self) -> int:
         return len(self._bench.problems)
 
+    @property
+    def ids(self) -> list[int]:
+        return [problem.id for problem in self._bench.problems]
+
     def next_turn(self, confidence: float) -> Turn:
         """The number and the level that a new attempt on these problems would have."""
         return self._ledger.next_turn(self._family, self._bench.problems, confidence)

@@ -25,7 +25,7 @@ from fsd_calib.tasks.prompts import (
     plain_prompt,
 )
 from fsd_collectors.parts import Part
-from fsd_collectors.split import content_key
+from fsd_collectors.split import content_key, hashed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +34,10 @@ Grader = Callable[[str, str], bool]  # (reference, text) -> whether the text's a
 
 
 class Example(NamedTuple):
-    """A problem as its source gives it, without a prompt."""
+    """A problem as its source gives it, without a prompt.
+
+    choices: answers to choose from, a part of what is asked; prompts show the question alone, so it says them too.
+    """
 
     question: str
     answer: str
@@ -54,7 +57,7 @@ class Problem:
     @property
     def key(self) -> int:
         """48 bits of the content key: the same however the texts are spaced and composed."""
-        return _number(content_key(self.question, self.choices))
+        return hashed(content_key(self.question, self.choices))
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,11 @@ class Task:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all questions and references, in order. Prompts are not part of it."""
+        """SHA-256 (hex) of all questions, references and choices, in order. Prompts are not part of it."""
         digest = hashlib.sha256()
         for problem in self.problems:
-            digest.update(json.dumps([problem.question, problem.reference]).encode() + b"\n")
+            told = [problem.question, problem.reference, *problem.choices]
+            digest.update(json.dumps(told).encode() + b"\n")
         return digest.hexdigest()
 
 
@@ -128,8 +132,4 @@ def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[
 
 
 def _id(question: str, choices: Sequence[str]) -> int:
-    return _number(json.dumps([question, *choices]) if choices else question)
-
-
-def _number(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+    return hashed(json.dumps([question, *choices]) if choices else question)

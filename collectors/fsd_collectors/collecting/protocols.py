@@ -10,7 +10,10 @@ from fsd_collectors.parts import Part
 
 
 class Problem(Protocol):
-    """One question. `id`: of the question alone, the key of its noise. `part` None: its source names no parts."""
+    """One question, with `choices` where there are any (see `split.Splittable`).
+
+    `id`: of what it asks alone, the key of its noise. `part` None: its source names no parts.
+    """
 
     @property
     def id(self) -> int: ...

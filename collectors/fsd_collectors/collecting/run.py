@@ -23,7 +23,7 @@ from fsd_collectors.collecting.protocols import Advance, Problem, Progress, Task
 from fsd_collectors.collecting.run_facts import manifest_of, policy_of
 from fsd_collectors.manifest import Manifest, Policy
 from fsd_collectors.parts import Part
-from fsd_collectors.split import tuning_and_certification
+from fsd_collectors.split import check_ids, tuning_and_certification
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -50,7 +50,7 @@ def collect_traces(
     them has p and q. With a rule: on-policy. Texts are decoded under it, and every drafted token is kept.
 
     Args:
-        task: problems whose prompts suit the target; a question asked twice is collected once.
+        task: problems whose prompts suit the target; an id given twice is collected once.
         target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed). On-policy the draft may be
             `NGram()`.
         rule, threshold, divergence ("js"), draft_length (5), within_support: of on-policy decoding. With an infinite
@@ -168,6 +168,7 @@ def _states(decoder: SpeculativeDecoder, hidden: Width | None, policy: Policy | 
 def _asked_once(task: Task) -> list[Problem]:
     if not task.problems:
         raise UsageError(f"task {task.name!r} has no problems; give at least one")
+    check_ids(task.problems)
     first: dict[int, Problem] = {}
     for problem in task.problems:
         first.setdefault(problem.id, problem)
