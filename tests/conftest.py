@@ -21,6 +21,15 @@ settings.register_profile("fsd", deadline=None)
 settings.load_profile("fsd")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache and a ledger for what is made for several tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache and a ledger of the test's own, for processes that it starts too."""

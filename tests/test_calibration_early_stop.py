@@ -25,7 +25,7 @@ def run(folder: Path, predictor: Any, problems: int = 240, **changes: Any) -> Th
     target, draft = related(seed=1, spread=0.05)
     return calibrate(
         tiny_calibration.task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out",
-        cache=folder / "cache", predictor=predictor, **(_WISH | changes),
+        cache=folder / "cache", state=folder / "cache", predictor=predictor, **(_WISH | changes),
     )  # fmt: skip
 
 

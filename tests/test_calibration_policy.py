@@ -63,7 +63,7 @@ def run(folder: Path, **changes: Any) -> ThresholdProfile:
     target, draft = pair()
     return calibrate(
         TASK, target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out", cache=folder / "cache",
-        **(WISH | changes),
+        state=folder / "cache", **(WISH | changes),
     )  # fmt: skip
 
 

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from children import begin, kill
+from earlier_ledgers import Attempt, write
 from fsd_calib.certifying.attempts import Ledger, Run
-from fsd_calib.certifying.ledger_file import row_digest
 from fsd_calib.certifying.levels import attempt_level
 from fsd_calib.certifying.problem_numbers import ById
 from fsd_decoding.errors import UsageError
@@ -158,27 +157,7 @@ def test_who_has_it_open_cannot_write_to_it_any_more(earlier: Path, ledger: Ledg
 
 # --- processes --------------------------------------------------------------------------------------------
 
-MANY = [(range(n, n + 300), f"frozen {n}", 1 + n, None if n % 3 else f"verdict {n}") for n in range(200)]
-
-
-def write(path: Path, attempts: list[tuple[range, str, int, str | None]]) -> None:
-    """As the earlier version did."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.executescript(
-        f"PRAGMA application_id = {0x6673646C}; PRAGMA user_version = 1;"
-        "CREATE TABLE tuned (family TEXT, ids BLOB, digest BLOB);"
-        "CREATE TABLE attempts (place INTEGER PRIMARY KEY, family TEXT, ids BLOB, frozen TEXT, number INTEGER, "
-        "verdict TEXT, digest BLOB); BEGIN"
-    )
-    family = json.dumps(["gsm8k", "target", "draft"])
-    for ids, frozen, nth, verdict in attempts:
-        values = (family, np.array(ids, np.int64).tobytes(), frozen, nth, verdict)
-        connection.execute(
-            "INSERT INTO attempts (family, ids, frozen, number, verdict, digest) VALUES (?, ?, ?, ?, ?, ?)",
-            (*values, row_digest(*values)),
-        )
-    connection.execute("COMMIT")
-    connection.close()
+MANY: list[Attempt] = [(range(n, n + 300), f"frozen {n}", 1 + n, None if n % 3 else f"verdict {n}") for n in range(200)]
 
 
 def take_over(pipe: Connection, path: Path, old: Path) -> None:
