@@ -108,8 +108,9 @@ class LedgerFile:
         self._add("tuned", (family, problems.tobytes()))
 
     def attempts(self, family: str) -> list[Entry]:
-        rows = self._rows("attempts", family=family)
-        return [Entry(family, _stored_numbers(problems), *rest, place) for place, _, problems, *rest in rows]
+        columns = ("place", *_COLUMNS["attempts"])
+        rows = (dict(zip(columns, row, strict=True)) for row in self._rows("attempts", family=family))
+        return [Entry(**row | {"problems": _stored_numbers(row["problems"])}) for row in rows]
 
     def add_attempt(self, entry: Entry) -> Entry:
         """The entry with its place."""

@@ -43,4 +43,4 @@ def as_set(found: Numbers) -> Numbers:
 
 def known(asked: Numbers, before: Numbers) -> NDArray[np.bool_]:
     """(n,): whether either number of a problem is among those of the problems before."""
-    return np.isin(asked, before).any(1)
+    return np.asarray(np.isin(asked, before).any(1))
