@@ -110,7 +110,7 @@ def _certified(
     bench: Bench, tuning: Sequence[Problem], frozen: Sequence[Configuration], wanted: float, confidence: float
 ) -> Configuration | None:
     with Ledger(None) as ledger:
-        ledger.tuned_on("pool", [problem.id for problem in tuning])
+        ledger.tuned_on("pool", tuning)
         claim = Claim(wanted, problems=len(bench.problems))
         verdict = Sealed(bench, ledger, "pool", "").open(frozen, TARGET, claim, confidence).decide()
     return None if verdict.passed is None else frozen[verdict.passed]

@@ -145,8 +145,16 @@ def command(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of all decodings, traces and attempts, shared by all runs. By default $FSD_CALIB_CACHE, "
-            "else ~/.cache/fsd-calib.",
+            help="Folder of all decodings and traces, shared by all runs. By default $FSD_CALIB_CACHE, else "
+            "~/.cache/fsd-calib.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the ledger of attempts, which is not to be deleted; machines that work together share it. "
+            "By default $FSD_CALIB_STATE, else the user's state folder, on Linux ~/.local/state/fsd-calib.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -256,7 +264,7 @@ def command(
     calibration = Calibration(
         task, large, small, wish, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
         sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
-        batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, storage=storage,
+        batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, state=state, storage=storage,
         progress=stderr_progress(), predictor=predictor, policies=policies, timing=way,
     )  # fmt: skip
     try:

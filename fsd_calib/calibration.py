@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fsd_calib.cache_folder import default_cache
 from fsd_calib.finding import find
 from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.planning import Plan
@@ -23,6 +22,7 @@ from fsd_calib.searching.space import Space
 from fsd_calib.shaping import CONSTANT, Asked, check_policies, moves
 from fsd_calib.tasks import Task, load_task
 from fsd_calib.timing import TimingAsked, Way
+from fsd_calib.user_folders import default_cache, default_state
 from fsd_calib.wish import Acc, Guarantee, Test, Wish
 from fsd_calib.workbench import opened
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -48,8 +48,8 @@ def calibrate(
     predictor: Path_ | None = None, temperature: float = 0.0,
     top_k: int | None = None, top_p: float | None = None, seeds: int = 1, limit: int | None = None,
     data: Path_ | None = None, seed: int = 0, batch_size: int = 32, device: str | None = None,
-    dtype: str | None = None, out: Path_ | None = None, cache: Path_ | None = None, storage: str | None = None,
-    trials: int = 30, timing: Way = "run", progress: Progress | None = None,
+    dtype: str | None = None, out: Path_ | None = None, cache: Path_ | None = None, state: Path_ | None = None,
+    storage: str | None = None, trials: int = 30, timing: Way = "run", progress: Progress | None = None,
 ) -> ThresholdProfile:  # fmt: skip
     """Finds the fastest setting that keeps `min_acc` of the target's accuracy, the most accurate one that makes
     `min_speed` tokens/s, or the whole front, and tests it on problems that had no say in the choice.
@@ -67,7 +67,8 @@ def calibrate(
             tuning part first.
         seeds: noise seeds a problem is decoded with; greedy decoding has no noise and takes one.
         out: folder for `profile.json`, and for what an interrupted run goes on with; None writes none of them.
-        cache: folder of decodings, traces and the ledger of attempts, shared by all runs; None is the user's own.
+        cache: folder of decodings and traces, shared by all runs; None is the user's own.
+        state: folder of the ledger of attempts, which must not be deleted; None is the user's own.
         storage: Optuna's, a file or a URL; None is `study.log` in `out`.
         trials: settings tried on the tuning part, at most.
         timing: "run" times speeds in this process; "careful" in five fresh ones, which load the models by their paths
@@ -86,8 +87,9 @@ def calibrate(
     return Calibration(
         task, target, draft, wish, space, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
         seeds=seeds, limit=limit, data=data, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
-        out=None if out is None else Path(out), cache=None if cache is None else Path(cache), storage=storage,
-        trials=trials, progress=progress or Silent(), predictor=predictor, policies=_several(policy), timing=timing,
+        out=None if out is None else Path(out), cache=None if cache is None else Path(cache),
+        state=None if state is None else Path(state), storage=storage, trials=trials, progress=progress or Silent(),
+        predictor=predictor, policies=_several(policy), timing=timing,
     ).run()  # fmt: skip
 
 
@@ -119,6 +121,7 @@ class Calibration:
     dtype: str | None = None
     out: Path | None = None
     cache: Path | None = None
+    state: Path | None = None
     storage: str | None = None
     trials: int = 30
     progress: Progress = field(default_factory=Silent)
@@ -176,8 +179,8 @@ class Calibration:
         drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
         space = replace(self.space, drafts=tuple(drafts) or (None,))
         seeds = self.seeds if self.sampling.temperature else 1
-        cache = self.cache or default_cache()
-        with opened(decoder, task, self.batch_size, seeds, cache, self.progress, drafts) as bench:
+        cache, state = self.cache or default_cache(), self.state or default_state()
+        with opened(decoder, task, self.batch_size, seeds, cache, self.progress, state, drafts) as bench:
             yield prepared(
                 bench, self.wish, space, self.policies, self.trials, self.storage, self.out, self.predictor,
                 self._timing,

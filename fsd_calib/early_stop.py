@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,15 +31,28 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Chosen:
-    """A predictor, and where it lies."""
+    """A predictor, and where it lies. `given`: not trained here, on the tuning part."""
 
     predictor: Predictor
     folder: Path
+    given: bool
 
     @property
     def reads(self) -> Width | None:
         """The draft's hidden state, as `collect_traces` takes it; None: it reads none."""
         return None if self.predictor.facts.hidden is None else self.predictor.facts.hidden.asked
+
+    def trained(self) -> frozenset[int]:
+        """Ids of the problems that it was trained on, beside the tuning part; warns where they are not recorded."""
+        if not self.given:
+            return frozenset()
+        if self.predictor.facts.trained is None:
+            warnings.warn(
+                f"the predictor {str(self.folder)!r} does not record the problems that it was trained on; those among "
+                "the certification problems certify nothing, and cannot be left out: train again",
+                stacklevel=2,
+            )
+        return self.predictor.facts.trained_ids
 
 
 @dataclass(frozen=True)
@@ -58,9 +72,9 @@ def choose(source: str | os.PathLike[str], bench: Workbench, space: Space, folde
     """
     if os.fspath(source) == AUTO:
         place = (folder or _in_cache(bench, space)) / "predictor"
-        chosen = Chosen(_trained(place, bench, space), place)
+        chosen = Chosen(_trained(place, bench, space), place, given=False)
     else:
-        chosen = Chosen(Predictor.load(source), Path(source))
+        chosen = Chosen(Predictor.load(source), Path(source), given=True)
     _check(chosen.predictor, bench, space)
     return chosen
 
@@ -97,6 +111,7 @@ def _trained(folder: Path, bench: Workbench, space: Space) -> Predictor:
             f"there are {len(bench.tuning.problems)} tuning problems; training a predictor takes {TRACED + LEAST} at "
             "least: give more problems, or a predictor's folder"
         )
+    bench.tuned.mark(problems)
     with traces_along_target(bench, space.divergences, problems) as traces:
         if (folder / "predictor.json").exists():
             earlier = Predictor.load(folder)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fsd_calib.baseline import Baseline, measure_baseline
-from fsd_calib.certifying.attempts import attempt_level
 from fsd_calib.certifying.certify import Evidence
 from fsd_calib.certifying.sealed import Opened
 from fsd_calib.chances import chance_of, claim_of
@@ -135,7 +134,7 @@ def _fastest_sd(ready: Prepared, speeds: Speeds[Configuration]) -> Configuration
 def _goal(ready: Prepared) -> Goal:
     wish = ready.wish
     if wish.min_acc is not None:
-        level = attempt_level(wish.confidence, ready.facts.attempt)
+        level = ready.facts.level(wish.confidence)
         asked = f"keeping {wish.acc} {wish.min_acc:g}, {wish.guarantee}, {ready.bench.sealed.problems} at {level:.6g}"
         return KeepAccuracy(chance_of(wish, ready.bench.sealed.problems, level), asked)
     return ReachSpeed(wish.min_speed) if wish.min_speed is not None else Front()
@@ -143,8 +142,9 @@ def _goal(ready: Prepared) -> Goal:
 
 def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Configuration], int]:
     """What is frozen, safest first, and how many trials that took. A study for each attempt and goal."""
-    how = hashlib.sha256(ready.bench.identity.encode()).hexdigest()[:8]  # λ of early stops depends on measured costs
-    bench, name = ready.bench.tuning, f"{ready.facts.name}-{how}-{ready.facts.attempt}-{type(goal).__name__}"
+    asked = f"{ready.bench.identity} {goal.asked}"  # λ of early stops depends on measured costs, chances on the level
+    how = hashlib.sha256(asked.encode()).hexdigest()[:8]
+    bench, name = ready.bench.tuning, f"{ready.facts.name}-{how}-{type(goal).__name__}"
     searched = search(
         bench, alone, ready.forecast, ready.space, goal, ready.storage, name, ready.trials, ready.bench.progress
     )
@@ -189,7 +189,7 @@ def _bounded(ready: Prepared, asked: Sequence[Configuration]) -> Found:
 def _opened(ready: Prepared, asked: Sequence[Configuration]) -> Opened:
     """From here on the attempt is spent."""
     claim = claim_of(ready.wish, ready.bench.sealed.problems)
-    return ready.bench.sealed.open(asked, ready.alone, claim, ready.wish.confidence)
+    return ready.bench.sealed.open(asked, ready.alone, claim, ready.wish.confidence, ready.facts.run)
 
 
 def _named(ready: Prepared, outcome: Outcome, best: Configuration) -> tuple[Outcome, Configuration | None]:

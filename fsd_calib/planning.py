@@ -136,11 +136,14 @@ def expected_efforts(
     )
 
 
-def check_enough(claim: Claim, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1) -> None:
+def check_enough(
+    claim: Claim, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1, left_out: int = 0
+) -> None:
     """Refuses a wish that so few problems cannot show even if no outcome flips.
 
     Args:
         accuracy: of the target; before anything is known 1, with which fewest problems do.
+        left_out: problems that there were beside these, but were tuned on before.
 
     Raises:
         UsageError: with the number of problems needed.
@@ -150,8 +153,9 @@ def check_enough(claim: Claim, certification: int, delta: float, accuracy: float
     needed = _least(claim, delta, accuracy, seeds)
     if needed is not None and certification < needed:
         what = "accuracy" if claim.acc == "absolute" else "retention"
+        tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
         raise UsageError(
-            f"there are {certification:,} problems to certify on; to show {what} {claim.wanted:g} at level "
+            f"there are {certification:,} problems to certify on{tuned}; to show {what} {claim.wanted:g} at level "
             f"{level(delta)} (which falls with every attempt on the same problems) takes at least {needed:,} even if "
             "nothing is lost: give more or other problems, or a lower --min-acc or --confidence"
         )

@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from fsd_calib.baseline import TRACED, measure_baseline, traces_along_target
-from fsd_calib.certifying.attempts import attempt_level
-from fsd_calib.certifying.claim import Claim
+from fsd_calib.certifying.sealed import TESTS_VERSION
 from fsd_calib.chances import claim_of
 from fsd_calib.early_stop import Chosen, choose, stopping_early
 from fsd_calib.measuring.configuration import Configuration
@@ -87,9 +86,7 @@ def prepared(
     timing: TimingAsked,
 ) -> Prepared:
     """Raises UsageError where these problems are too few for the wish, whatever the outcomes."""
-    level, claim = partial(attempt_level, wish.confidence), claim_of(wish, bench.sealed.problems)
-    check = partial(_check_enough, wish, claim, bench)
-    check(level(bench.sealed.next_attempt))
+    _check_enough(wish, bench, *bench.sealed.at_best(wish.confidence))
     timing.check_enough(bench, wish.serve_batch)
     chosen = None if predictor is None else choose(predictor, bench, space, folder)
     hidden = None if chosen is None else chosen.reads
@@ -98,7 +95,11 @@ def prepared(
         shaped = shapes(policies, bench, space, traces[first])
         space = replace(space, policies=tuple(shaped))
         name = _name(bench, wish, space, chosen)
-        facts = begun(folder, name, lambda: _timings(bench, wish, space), bench.sealed.next_attempt)
+        if wish.guarantee != "none":
+            bench = bench.certifying(name, () if chosen is None else chosen.trained())
+        facts = begun(folder, name, bench.sealed, wish.confidence, partial(_timings, bench, wish, space))
+        check = partial(_check_enough, wish, bench, bench.sealed.problems, facts.level(wish.confidence))
+        check()
         costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
         early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], bench, space, folder)
         forecast = DraftForecasts({
@@ -117,13 +118,14 @@ def prepared(
     baseline = measure_baseline(bench, sds[0].under(_LOSSLESS), _HANDFUL)
     judge(wish, baseline.alone.accuracy, baseline.numerical_churn, bench.progress)
     handful = Handful.of(baseline.alone, baseline.lossless, bench.tuning.measure(fuzzy, _HANDFUL))
-    check(level(facts.attempt), handful.accuracy)
+    check(handful.accuracy)
     each = baseline.alone.tokens / (handful.problems * bench.decode.seeds)
     served = each / forecast.measured(baseline.lossless) / wish.serve_batch
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     timer = Timer(bench, wish, timing, forecast, stops)
     efforts = _efforts(bench, facts, *timer.effort(served))
-    plan = make_plan(claim, handful, bench.sealed.problems, level(facts.attempt), efforts)
+    claim = claim_of(wish, bench.sealed.problems)
+    plan = make_plan(claim, handful, bench.sealed.problems, facts.level(wish.confidence), efforts)
     if storage is None and folder is not None:
         storage = str(folder / "study.log")
     return Prepared(
@@ -134,7 +136,8 @@ def prepared(
 def _name(bench: Workbench, wish: Wish, space: Space, chosen: Chosen | None) -> str:
     """Of everything that decides how a calibration goes: the same command has the same name again."""
     asked = [[p.id, p.prompt, p.reference, p.part] for p in bench.task.problems]
-    facts = {"identity": bench.identity, "wish": asdict(wish), "space": asdict(space), "problems": asked}
+    facts = {"identity": bench.identity, "wish": asdict(wish), "space": asdict(space), "problems": asked,
+             "tests": TESTS_VERSION}  # fmt: skip
     if chosen is not None:
         facts["predictor"] = chosen.predictor.fingerprint
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -185,10 +188,11 @@ def _efforts(bench: Workbench, facts: RunFacts, timed: int, timed_seconds: float
     )
 
 
-def _check_enough(wish: Wish, claim: Claim, bench: Workbench, level: float, accuracy: float = 1.0) -> None:
+def _check_enough(wish: Wish, bench: Workbench, problems: int, level: float, accuracy: float = 1.0) -> None:
     """Where nothing is tested, nothing is too little."""
     if wish.guarantee != "none":
-        check_enough(claim, bench.sealed.problems, level, accuracy, bench.decode.seeds)
+        out = bench.sealed.whole - problems
+        check_enough(claim_of(wish, problems), problems, level, accuracy, bench.decode.seeds, out)
 
 
 def _fastest_for_sd(

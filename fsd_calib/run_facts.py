@@ -1,7 +1,7 @@
-"""What an interrupted calibration must find again to come to the same end: its name, its costs, its attempt.
+"""What a calibration must find again to come to the same end: its name, its costs, the level of its attempt.
 
-Knows one small file a run, in the output folder. Timings are measured once a run, since they decide which
-configurations are tried; measured again after a crash they would differ, and with them the choice.
+It lies in the output folder, one small file a run, and from the attempt on in the ledger too. Timings are measured once
+a run, since they decide which configurations are tried; measured again they would differ, and with them the choice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import NamedTuple
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
 
+from fsd_calib.certifying.attempts import Run, Turn
+from fsd_calib.certifying.sealed import Sealed
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile_parts import Amount, Natural, Part
 
@@ -40,30 +42,62 @@ class Timings(NamedTuple):
 
 
 class RunFacts(Part):
-    """`attempt`: the number that the attempt on the certification part had when the run began."""
+    """`attempt`, `inherited`: what an attempt on the certification part would have been given when the run began: its
+    number, and of its level what was handed on to it."""
 
     name: str
     started: AwareDatetime
     costs: tuple[Costs, ...]
     seconds_each: Amount
     attempt: Natural
+    inherited: Amount = 0.0
+
+    def level(self, confidence: float) -> float:
+        """That the attempt was going to be tested at."""
+        return Turn(self.attempt, self.inherited).level(confidence)
+
+    @property
+    def run(self) -> Run:
+        """As the ledger remembers it."""
+        return Run(self.name, self.model_dump_json())
 
 
-def begun(folder: Path | None, name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
-    """Of the run `name` in this folder; where it is new there, it begins now."""
+def begun(
+    folder: Path | None, name: str, sealed: Sealed, confidence: float, measure: Callable[[], Timings]
+) -> RunFacts:
+    """Of the run `name`, as this folder has it, else as the ledger has it; where neither knows it, it begins now."""
+
+    def found() -> RunFacts:
+        return _remembered(sealed, name) or _measured(name, measure, sealed.next_turn(confidence))
+
     if folder is None:
-        return _measured(name, measure, attempt)
+        return found()
     path = folder / f"run-{name}.json"
     with FileLock(path.with_suffix(".lock")):  # of several processes one measures for all
-        return _read(path) or _kept(path, _measured(name, measure, attempt))
+        return _read(path) or _kept(path, found())
 
 
-def _measured(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
+def _measured(name: str, measure: Callable[[], Timings], turn: Turn) -> RunFacts:
     started, (costs, seconds_each) = datetime.now(UTC), measure()
     return RunFacts(
         name=name, started=started, costs=tuple(Costs(**asdict(one)) for one in costs), seconds_each=seconds_each,
-        attempt=attempt,
+        attempt=turn.number, inherited=turn.inherited,
     )  # fmt: skip
+
+
+def _remembered(sealed: Sealed, name: str) -> RunFacts | None:
+    facts = sealed.facts_of(name)
+    if facts is None:
+        return None
+    try:
+        return RunFacts.model_validate_json(facts)
+    except ValidationError as error:
+        warnings.warn(
+            f"the ledger's facts of the run {name} are of another version ({str(error).splitlines()[0]}); costs are "
+            "measured anew, so that this may be another attempt",
+            stacklevel=2,
+        )
+        return None
 
 
 def _kept(path: Path, facts: RunFacts) -> RunFacts:

@@ -141,7 +141,8 @@ def _by_prompt(bench: Workbench, space: Space, traces: Traces) -> list[ScalePoli
     few = len(problems) <= TRACED  # then they are all in these traces, which nobody may open twice
     with nullcontext(traces) if few else traces_along_target(bench, space.divergences, problems) as whole:
         facts = facts_of(whole, bench.decoder, problems)
-    return [*per_prompt_shapes(bench.decode, arm, scale[np.isfinite(scale) & (scale > 0)].tolist(), problems, facts)]
+    thresholds = scale[np.isfinite(scale) & (scale > 0)].tolist()
+    return [*per_prompt_shapes(bench.tuning.decode, arm, thresholds, problems, facts)]
 
 
 FAMILIES: Mapping[str, Family] = {

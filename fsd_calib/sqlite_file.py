@@ -1,7 +1,4 @@
-"""SQLite files of our own: made whole, told by their marks, and set aside where they are damaged.
-
-Knows files, locks and SQLite's errors. Knows nothing of what is kept in the tables.
-"""
+"""SQLite files of our own: made whole, told by their marks, and moved away where they are damaged or taken over."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import itertools
 import os
 import sqlite3
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from filelock import FileLock
@@ -65,6 +63,26 @@ def opened(path: Path | None, schema: Schema) -> sqlite3.Connection:
 
 
 @contextmanager
+def taken_over(path: Path, schema: Schema) -> Iterator[sqlite3.Connection | None]:
+    """A file to read once: then it is renamed to the first free `<name>.taken-over`, unless an error comes.
+
+    Nobody can write to it meanwhile, and who has it open is refused afterwards. None: there is no such file.
+
+    Raises:
+        DamageError: the file is no sound one of this kind. UsageError: it cannot be read or renamed.
+    """
+    with errors_named(path, schema.what), lock(path) if path.exists() else nullcontext():
+        if not path.exists():
+            yield None
+            return
+        with closing(_checked(_connected(str(path), schema), schema)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            _move(path, chain([f"{path}.taken-over"], (f"{path}.taken-over-{n}" for n in itertools.count(2))))
+            _sync(path.parent)
+
+
+@contextmanager
 def errors_named(path: Path | None, what: str) -> Iterator[None]:
     """Tells what is wrong with the file (DamageError) from what the system refuses (UsageError)."""
     try:
@@ -91,12 +109,23 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 def set_aside(path: Path) -> Path:
     """Moves a file to the first free `<name>.damaged-<n>`. Who has it open goes on with it there."""
-    names = (path.with_name(f"{path.name}.damaged-{n}") for n in itertools.count(1))
-    aside = next(name for name in names if not name.exists())
+    return _move(path, (f"{path}.damaged-{n}" for n in itertools.count(1)))
+
+
+def _move(path: Path, names: Iterable[str]) -> Path:
+    """To the first name that is free."""
+    new = next(name for name in names if not os.path.exists(name))
     for tail in _TAILS:
         if os.path.exists(f"{path}{tail}"):
-            os.replace(f"{path}{tail}", f"{aside}{tail}")
-    return aside
+            os.replace(f"{path}{tail}", f"{new}{tail}")
+    return Path(new)
+
+
+def _sync(folder: Path) -> None:
+    """Names in it outlast a loss of power."""
+    opened_folder = os.open(folder, os.O_RDONLY)
+    os.fsync(opened_folder)
+    os.close(opened_folder)
 
 
 def _short(said: object) -> str:
@@ -126,9 +155,7 @@ def _make(path: Path, schema: Schema) -> None:
         Path(f"{new}{tail}").unlink(missing_ok=True)
     _made(str(new), schema).close()
     os.replace(new, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    _sync(path.parent)
 
 
 def _made(name: str, schema: Schema) -> sqlite3.Connection:

@@ -5,26 +5,28 @@ Knows how these come together and where they lie. Decides nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fsd_calib.certifying.attempts import Ledger, family
+from fsd_calib.certifying.attempts import Ledger
 from fsd_calib.certifying.sealed import Sealed
+from fsd_calib.certifying.tuned import Tuned
 from fsd_calib.measuring.bench import Bench
 from fsd_calib.measuring.cached_decode import CachedDecode
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.store import Store
 from fsd_calib.progress import Progress
-from fsd_calib.tasks import Problem, Task
+from fsd_calib.tasks import Task
 from fsd_calib.tasks.parts import parts_of
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile_parts import ModelInfo
 from fsd_decoding.rules import rule_named
 from fsd_decoding.stop_policy import StopPolicy
+
+_LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Workbench:
     decode: CachedDecode
     identity: str  # what decides texts beside prompts and what is searched: both models, sampling, seeds, versions
     tuning: Bench
+    tuned: Tuned
     sealed: Sealed
     batch_size: int
     cache: Path | None  # folder; None keeps nothing
@@ -57,8 +60,19 @@ class Workbench:
         how = f"stopping drafts by {json.dumps(names, sort_keys=True)} "
         return replace(
             self, decode=decode, identity=self.identity + how, sealed=self.sealed.decoded_by(decode, how),
-            tuning=Bench(decode, self.tuning.problems, self.tuning.part),
+            tuning=Bench(self.tuned.before(decode), self.tuning.problems, self.tuning.part),
         )  # fmt: skip
+
+    def certifying(self, run: str, trained: Collection[int]) -> Workbench:
+        """The same, its certification part for the run of that name, see `Sealed.of_run`."""
+        sealed = self.sealed.of_run(run, trained)
+        out = self.sealed.problems - sealed.problems
+        if out:
+            self.progress.note(
+                f"{out} of {self.sealed.problems} certification problems were tuned on before"
+                f"{', or trained on,' if trained else ''} and are left out"
+            )
+        return replace(self, sealed=sealed)
 
     def configuration(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Configuration:
         """Of a rule without a threshold."""
@@ -68,41 +82,36 @@ class Workbench:
 @contextmanager
 def opened(
     decoder: SpeculativeDecoder, task: Task, batch_size: int, seeds: int, cache: Path | None, progress: Progress,
-    drafts: Mapping[str, SpeculativeDecoder] | None = None,
+    state: Path | None, drafts: Mapping[str, SpeculativeDecoder] | None = None,
 ) -> Iterator[Workbench]:  # fmt: skip
     """A workbench whose files are closed in the end.
 
     Args:
         decoder: of the first draft.
+        cache, state: folders for decodings and for the ledger; None keeps none.
         drafts: where there are several, the decoders of all of them by name, the first included.
 
     Raises:
-        UsageError: the problems do not make two parts, or the cache cannot be used.
+        UsageError: the problems do not make two parts, or a folder cannot be used.
     """
     tuning, certification, notes = parts_of(task)
     for note in notes:
         progress.note(note)
-    whose = family(task.name, *(ModelInfo.of(model).fingerprint for model in (decoder.target, decoder.draft)))
-    files = [None, None] if cache is None else [cache / "decodings.sqlite", cache / "attempts.sqlite"]
-    with Store(files[0]) as store, Ledger(files[1]) as ledger:
-        ledger.tuned_on(whose, [problem.id for problem in tuning])
+    family = ModelInfo.of(decoder.target).fingerprint
+    with Store(cache and cache / "decodings.sqlite") as store, Ledger(state and state / _LEDGER) as ledger:
+        if cache is not None and ledger.take_over(cache / _EARLIER_LEDGER):
+            progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
         decode = CachedDecode(decoder, task, store, batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         identity = " and ".join(_identity(decoder, decode, name) for name in names)
-        sealed = Sealed(
-            Bench(decode, certification, "certification"), ledger, whose, identity + _fingerprint(certification)
-        )
+        tuned = Tuned(ledger, family)
+        sealed = Sealed(Bench(decode, certification, "certification"), ledger, family, identity)
         yield Workbench(
-            decoder, task, decode, identity, Bench(decode, tuning, "tuning"), sealed, batch_size, cache, progress,
-            drafts or {},
+            decoder, task, decode, identity, Bench(tuned.before(decode), tuning, "tuning"), tuned, sealed, batch_size,
+            cache, progress, drafts or {},
         )  # fmt: skip
 
 
 def _identity(decoder: SpeculativeDecoder, decode: CachedDecode, draft: str | None) -> str:
     drafting = Configuration(rule_named(decoder.rule).lossless, decoder.divergence, 1, draft=draft)
     return f"{decode.key(drafting).json} with {decode.seeds} seeds "
-
-
-def _fingerprint(problems: Sequence[Problem]) -> str:
-    asked = [[problem.id, problem.prompt, problem.reference] for problem in problems]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()

@@ -1,6 +1,5 @@
-"""What every test gets. Knows Hypothesis's settings, that no test may touch a user's own cache, that none may leave
-torch another number of threads: sums over two threads differ in their last bits from sums over one; and that kernels
-are interpreted where there is no GPU."""
+"""What every test gets: Hypothesis's settings, folders that are not a user's own, and as many threads in torch as the
+test before, since sums over two threads differ in their last bits. Kernels are interpreted where there is no GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fsd_calib.cache_folder import CACHE_VARIABLE
+from fsd_calib.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 
 if not torch.cuda.is_available():  # Triton looks at it when it is first imported
     os.environ["TRITON_INTERPRET"] = "1"
@@ -22,11 +21,21 @@ settings.register_profile("fsd", deadline=None)
 settings.load_profile("fsd")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache and a ledger for what is made for several tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache and a ledger of the test's own, for processes that it starts too."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("state")))
     return folder
 
 

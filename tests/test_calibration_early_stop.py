@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+import warnings
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,11 @@ import pytest
 
 import tiny_calibration
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
+from fsd_calib.calibration import Calibration
+from fsd_calib.progress import Lines
+from fsd_calib.searching.space import Space
+from fsd_calib.tasks import Problem
+from fsd_calib.wish import Guarantee, Wish
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile_curve import CurvePoint
 from fsd_predictors.predictor import Predictor
@@ -25,7 +35,7 @@ def run(folder: Path, predictor: Any, problems: int = 240, **changes: Any) -> Th
     target, draft = related(seed=1, spread=0.05)
     return calibrate(
         tiny_calibration.task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out",
-        cache=folder / "cache", predictor=predictor, **(_WISH | changes),
+        cache=folder / "cache", state=folder / "cache", predictor=predictor, **(_WISH | changes),
     )  # fmt: skip
 
 
@@ -38,6 +48,17 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     train(traces, folder / "predictor", trials=1, tokenizer=word_tokenizer())
     return folder / "predictor"
+
+
+def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], guarantee: Guarantee) -> str:
+    """What the user is told."""
+    target, draft = related(seed=1, spread=0.05)
+    task, told = replace(tiny_calibration.task(300), problems=problems), StringIO()
+    Calibration(
+        task, target, draft, Wish(0.7, guarantee=guarantee), Space(("fsd-coupled",), ("js",), (6,)),
+        tokenizer=word_tokenizer(), cache=state, state=state, predictor=predictor, progress=Lines(told),
+    ).plan()  # fmt: skip
+    return told.getvalue()
 
 
 def followed(made: ThresholdProfile, folder: Path) -> CurvePoint:
@@ -115,6 +136,35 @@ def test_auto_trains_once_on_problems_that_nothing_else_is_measured_on(tmp_path:
     assert Predictor.load(tmp_path / "out" / "predictor").facts.rule == "fsd-sd"
     with pytest.raises(UsageError, match="a predictor is for one rule"):
         run(tmp_path, "auto", _PROBLEMS, rule=("fsd-sd", "fsd-coupled"))
+
+
+def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predictor: Path, tmp_path: Path) -> None:
+    facts = Predictor.load(predictor).facts
+    assert len(facts.trained_ids) == sum(facts.problems.model_dump().values())
+    some = sorted(facts.trained_ids)[:20]
+    problems = tuple(
+        replace(p, part="certification") if p.id in some else p for p in tiny_calibration.task(300).problems
+    )
+    told = "20 of 2.. certification problems were tuned on before, or trained on, and are left out"
+    assert re.search(told, planned(tmp_path, predictor, problems, "population"))
+    assert "tuned on before" not in planned(tmp_path, predictor, problems, "none")  # nothing is to be certified
+
+
+def test_an_earlier_predictor_is_the_same_and_warns_that_its_problems_are_not_known(
+    predictor: Path, tmp_path: Path
+) -> None:
+    loaded = Predictor.load(predictor)
+    replace(loaded, facts=loaded.facts.model_copy(update={"trained": None})).save(tmp_path / "earlier")
+    written = json.loads((tmp_path / "earlier" / "predictor.json").read_text())
+    assert "trained" not in written["facts"]
+    assert Predictor.load(tmp_path / "earlier").fingerprint == written["sha256"]
+    problems = tiny_calibration.task(300).problems
+    with pytest.warns(UserWarning, match="does not record the problems that it was trained on"):
+        planned(tmp_path / "state", tmp_path / "earlier", problems, "population")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planned(tmp_path / "state", tmp_path / "earlier", problems, "none")
+        planned(tmp_path / "state", predictor, problems, "population")
 
 
 def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Path, tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from fsd_calib.shaping import check_policies, shapes
 from fsd_calib.wish import Wish
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
 from fsd_decoding.threshold_policy import RoundState, ScalePolicy, ThresholdPolicy
-from tiny import llama, word_tokenizer
+from tiny import word_tokenizer
+from tiny_calibration import far_apart
 from traces import refusal
 
 TASK = replace(tiny_calibration.task(240), max_new_tokens=12)
@@ -53,22 +54,16 @@ class Stopped(Silent):
         yield advance
 
 
-def pair() -> tuple[Any, Any]:
-    """A draft far faster than its target, and far from it: what is lossy is faster for sure. Half of all texts are
-    right, whatever they are."""
-    return llama(seed=1, layers=4), llama(seed=2, layers=1)
-
-
 def run(folder: Path, **changes: Any) -> ThresholdProfile:
-    target, draft = pair()
+    target, draft = far_apart()
     return calibrate(
         TASK, target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out", cache=folder / "cache",
-        **(WISH | changes),
+        state=folder / "cache", **(WISH | changes),
     )  # fmt: skip
 
 
 def decoder(profile: Any) -> SpeculativeDecoder:
-    target, draft = pair()
+    target, draft = far_apart()
     return SpeculativeDecoder.from_pretrained(target, draft, profile=profile, tokenizer=word_tokenizer())
 
 
@@ -206,7 +201,7 @@ def test_a_constant_of_ones_own_moves_nothing() -> None:
     nothing: Any = None  # that a constant does not ask for
     assert shapes([Constant(0.3), "constant"], nothing, nothing, nothing) == {None: None}
     space = Space(("fsd",), ("js",), (4,))
-    Calibration(TASK, *pair(), Wish(min_acc=0.5), space, predictor="auto", policies=(Constant(0.3),))
+    Calibration(TASK, *far_apart(), Wish(min_acc=0.5), space, predictor="auto", policies=(Constant(0.3),))
 
 
 def test_a_predictor_and_a_policy_are_refused(tmp_path: Path) -> None:

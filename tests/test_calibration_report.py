@@ -204,7 +204,7 @@ def test_of_these_very_draws_the_targets_say_nothing_of_sds(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_an_absolute_wish_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tell(monkeypatch, 0.8)
-    wish = {"acc": "absolute", "min_acc": 0.4}
+    wish: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4}
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **wish)
     assert (made.outcome, made.effective_rule) == ("lossless-suffices", "sd")
     assert made.certificate.lossless

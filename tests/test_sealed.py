@@ -5,14 +5,18 @@ Real benches and a real ledger; decoding is a table of gradings.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fsd_calib.certifying.attempts import Ledger
+from fsd_calib.certifying.attempts import Ledger, Run
 from fsd_calib.certifying.claim import Claim
+from fsd_calib.certifying.problem_numbers import ById
 from fsd_calib.certifying.sealed import Sealed
+from fsd_calib.certifying.tuned import Tuned
 from fsd_calib.measuring.bench import Bench
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Seeds
@@ -20,7 +24,7 @@ from fsd_calib.tasks import Problem
 from fsd_decoding.errors import UsageError
 
 ALONE = Configuration("target", "js", 1)
-SAFE, LOOSE, LOOSER = (Configuration("fsd-coupled", "js", 5, t) for t in (0.1, 0.2, 0.3))
+SAFER, SAFE, LOOSE, LOOSER = (Configuration("fsd-coupled", "js", 5, t) for t in (0.05, 0.1, 0.2, 0.3))
 PROBLEMS = [Problem(i, f"question {i}", f"question {i}", "1", None) for i in range(400)]
 CLAIM = Claim(0.98, problems=len(PROBLEMS))
 
@@ -30,16 +34,18 @@ class Table:
 
     def __init__(self) -> None:
         self.decoded: dict[Configuration, int] = {}
+        self.asked: set[int] = set()
 
     def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
         self.decoded[configuration] = self.decoded.get(configuration, 0) + len(problems)
-        every = {ALONE: 0, SAFE: 0, LOOSE: 4, LOOSER: 3}[configuration]
+        self.asked.update(problem.id for problem in problems)
+        every = {ALONE: 0, SAFER: 0, SAFE: 0, LOOSE: 4, LOOSER: 3}[configuration]
         right = [p.id % 10 != 0 and not (every and p.id % every == 1) for p in problems]
         return [(Decoding(r, "", 10, 2, 10, 8),) for r in right]
 
 
-def sealed(ledger: Ledger, table: Table | None = None) -> Sealed:
-    return Sealed(Bench(table or Table(), PROBLEMS, "certification"), ledger, "family", "these models")
+def sealed(ledger: Ledger, table: Table | None = None, problems: Sequence[Problem] = PROBLEMS) -> Sealed:
+    return Sealed(Bench(table or Table(), problems, "certification"), ledger, "family", "these models")
 
 
 def test_a_sequence_is_decided_once(tmp_path: Path) -> None:
@@ -64,19 +70,58 @@ def test_the_same_again_is_the_same_attempt_and_another_is_the_next(tmp_path: Pa
     for frozen in ([SAFE], [SAFE], [SAFE, LOOSE], [SAFE]):
         with Ledger(path) as ledger:
             part = sealed(ledger)
-            expected = part.next_attempt
+            expected = part.next_turn(0.95).number
             attempt = part.open(frozen, ALONE, CLAIM, 0.95).attempt
             numbers.append((attempt.number, expected))
     assert [number for number, _ in numbers] == [1, 1, 2, 1]
     assert [expected for _, expected in numbers] == [1, 2, 2, 3]
-    assert attempt.delta(0.95) == pytest.approx(0.05 * 6 / 9.8696, rel=1e-4)
+    assert attempt.level == pytest.approx(0.05 * 6 / 9.8696, rel=1e-4)
+
+
+def test_other_prompts_or_models_are_another_attempt() -> None:
+    others = [dataclasses.replace(problem, prompt=f"{problem.prompt}!") for problem in PROBLEMS]
+    with Ledger(None) as ledger:
+        parts = [sealed(ledger), sealed(ledger, problems=others), sealed(ledger).decoded_by(Table(), "shy")]
+        parts += [sealed(ledger, problems=PROBLEMS[::-1])]
+        numbers = [part.open([SAFE], ALONE, CLAIM, 0.95).attempt.number for part in parts]
+    assert numbers == [1, 2, 3, 1]
 
 
 def test_problems_tuned_on_certify_nothing(tmp_path: Path) -> None:
     with Ledger(tmp_path / "attempts.sqlite") as ledger:
-        ledger.tuned_on("family", [7, 8, 100_000])
+        ledger.tuned_on("family", [ById(7), ById(PROBLEMS[8].key), ById(100_000)])
         with pytest.raises(UsageError, match="2 of 400 certification problems were tuned on"):
             sealed(ledger).open([SAFE], ALONE, CLAIM, 0.95)
+
+
+def test_they_are_left_out_and_the_rest_certifies() -> None:
+    table = Table()
+    with Ledger(None) as ledger:
+        ledger.tuned_on("family", [ById(7), ById(PROBLEMS[8].key), ById(100_000)])
+        part = sealed(ledger, table).of_run("run", trained={9, PROBLEMS[10].key})
+        opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95)
+        assert (part.problems, part.whole, opened.decide().passed) == (396, 400, 0)
+    assert not {7, 8, 9, 10} & table.asked
+
+
+def test_too_few_that_were_never_tuned_on_are_refused() -> None:
+    with Ledger(None) as ledger:
+        ledger.tuned_on("family", PROBLEMS[1:])
+        with pytest.raises(UsageError, match="399 of 400 certification problems were tuned on before, which leaves 1"):
+            sealed(ledger).of_run("run")
+
+
+def test_a_decided_attempt_is_found_again_though_it_was_tuned_on_since() -> None:
+    def made(ledger: Ledger, run: str) -> tuple[int, int, int | None]:
+        part = sealed(ledger).of_run(run)
+        opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95, Run(run, "facts"))
+        return opened.attempt.number, part.problems, opened.decide().passed
+
+    with Ledger(None) as ledger:
+        assert made(ledger, "run") == (1, 400, 0)
+        ledger.tuned_on("family", PROBLEMS[:2])
+        assert made(ledger, "run") == (1, 400, 0)
+        assert made(ledger, "another") == (2, 398, 0)
 
 
 def test_what_cannot_pass_any_more_is_not_decoded_to_its_end() -> None:
@@ -86,6 +131,47 @@ def test_what_cannot_pass_any_more_is_not_decoded_to_its_end() -> None:
     assert verdict.passed is None
     assert table.decoded[LOOSE] < len(PROBLEMS)
     assert LOOSER not in table.decoded
+
+
+@pytest.mark.parametrize(
+    ("frozen", "wanted", "handed_on"),
+    [([SAFE], 0.98, True), ([SAFE, SAFER], 0.98, True), ([SAFE, LOOSE], 0.98, False), ([LOOSE], 0.98, False),
+     ([SAFE], None, False)],
+)  # fmt: skip
+def test_a_level_is_handed_on_where_all_that_was_frozen_passed(
+    frozen: list[Configuration], wanted: float | None, handed_on: bool
+) -> None:
+    """What fails has spent it, and so has a bound, which may be wrong whatever it is."""
+    with Ledger(None) as ledger:
+        first = sealed(ledger).open(frozen, ALONE, Claim(wanted, problems=len(PROBLEMS)), 0.95)
+        assert sealed(ledger).next_turn(0.95) == (2, 0)
+        first.decide()
+        assert sealed(ledger).next_turn(0.95) == (2, first.delta if handed_on else 0)
+        second = sealed(ledger).open([SAFER], ALONE, CLAIM, 0.95)
+    assert second.delta == pytest.approx(0.05 * 6 / np.pi**2 * (1 / 4 + handed_on))
+
+
+def test_a_front_hands_on_nothing() -> None:
+    with Ledger(None) as ledger:
+        sealed(ledger).open([SAFE, SAFER], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95).bound_all()
+        assert sealed(ledger).next_turn(0.95) == (2, 0)
+
+
+def test_what_is_decoded_under_a_threshold_is_marked_before() -> None:
+    table = Table()
+    with Ledger(None) as ledger:
+
+        def decode(configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+            if configuration.threshold is not None:
+                assert not ledger.usable("family", problems, "").any()
+            return table(configuration, problems)
+
+        tuning = Bench(Tuned(ledger, "family").before(decode), PROBLEMS, "tuning")
+        tuning.measure(ALONE)
+        for measured, marked in ((0, 0), (64, 64), (128, 128), (64, 128)):
+            tuning.measure(SAFE, measured)
+            free = [True] * (len(PROBLEMS) - marked)
+            assert ledger.usable("family", PROBLEMS, "").tolist() == [False] * marked + free
 
 
 def test_a_whole_front_is_bounded_at_once() -> None:

@@ -72,7 +72,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run", streams: int = 1) -> Iterator[Timer]:
     """Of 60 problems."""
     decoder = SpeculativeDecoder.from_pretrained(*models)
-    with opened(decoder, task or tiny_calibration.task(60), 32, 1, None, Told()) as bench:
+    with opened(decoder, task or tiny_calibration.task(60), 32, 1, None, Told(), None) as bench:
         yield Timer(bench, Wish(0.7, serve_batch=streams), TimingAsked(way, Sources(models[0], models[1:])), PerRound())
 
 

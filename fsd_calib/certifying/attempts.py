@@ -1,183 +1,148 @@
 """The ledger of attempts to certify: how often problems were asked, and which must not be asked (DESIGN section 10).
 
-Knows ids of problems and one SQLite file that several processes may use at once. Knows no test and no decoding. It
-is no cache: whoever deletes it voids the certificates that came after those it counted.
+It is no cache: whoever deletes it voids the certificates that came after those it counted. Several processes may use
+one file at once.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.sqlite_file import DamageError, Schema, errors_named, opened
+from fsd_calib.certifying import earlier_ledger
+from fsd_calib.certifying.ledger_file import Entry, LedgerFile, Run
+from fsd_calib.certifying.levels import Turn, bequests, next_turn
+from fsd_calib.certifying.problem_numbers import Numbered, Numbers, as_set, known, numbers
+from fsd_calib.sqlite_file import DamageError
 from fsd_decoding.errors import UsageError
 
-Ids = NDArray[np.int64]
-
-_SCHEMA = Schema(
-    "ledger of attempts",
-    0x6673646C,  # "fsdl"
-    1,
-    """
-    CREATE TABLE tuned (family TEXT, ids BLOB, digest BLOB);
-    CREATE TABLE attempts (
-        place INTEGER PRIMARY KEY, family TEXT, ids BLOB, frozen TEXT, number INTEGER, verdict TEXT, digest BLOB
-    );
-    """,
-    "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;",  # safe from a loss of power too
-    "integrity_check",
-)
-
-
-def family(task_name: str, target_fingerprint: str, draft_fingerprint: str) -> str:
-    """Attempts of one family are counted together where they share problems."""
-    return json.dumps([task_name, target_fingerprint, draft_fingerprint])
-
-
-def attempt_level(confidence: float, number: int) -> float:
-    """The level of attempt `number`: over all attempts these sum to 1 - confidence (DESIGN section 10)."""
-    return (1 - confidence) * 6 / (math.pi**2 * number**2)
-
-
-class _Entry(NamedTuple):
-    place: int
-    ids: Ids
-    frozen: str
-    number: int
-    verdict: str | None
+__all__ = ["Attempt", "Ledger", "Run", "Turn"]
 
 
 class Ledger:
     """A ledger in a file, or in memory for who keeps none.
+
+    A family is a target, by its fingerprint: drafts, divergences, T and the name of the task are choices. Problems are
+    told by ids and content keys: one is known where a row before has either number.
 
     Raises:
         UsageError: the file is damaged or of another version, or it cannot be read or written.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        with self._named():
-            self._connection = opened(path, _SCHEMA)
-        try:
-            with self._named():
-                _check_entries(self._connection)
-        except BaseException:
-            self.close()
-            raise
+        self._file = LedgerFile(path)
 
-    def tuned_on(self, family: str, ids: Iterable[int]) -> None:
+    def take_over(self, path: Path) -> bool:
+        """See `earlier_ledger.take_over`."""
+        return earlier_ledger.take_over(path, self._file)
+
+    def tuned_on(self, family: str, problems: Iterable[Numbered]) -> None:
         """Remembers problems that had a say in a choice: no attempt of the family may ask them afterwards."""
-        with self._alone():
-            new = np.setdiff1d(_sorted(ids), self._tuned(family))
+        asked = as_set(numbers(problems))
+        with self._file.alone():
+            new = asked[~known(asked, self._file.tuned(family))]
             if len(new):
-                self._insert("tuned (family, ids, digest)", family, new.tobytes())
+                self._file.add_tuned(family, new)
 
-    def open(self, family: str, ids: Iterable[int], frozen: str) -> Attempt:
-        """The attempt to certify `frozen`, which holds the whole sequence and the claim, on these problems.
+    def open(
+        self, family: str, problems: Iterable[Numbered], frozen: str, confidence: float, run: Run | None = None
+    ) -> Attempt:
+        """The attempt to certify `frozen`, which holds the whole sequence, the claim and its confidence.
 
-        The same family, problems and `frozen` are the same attempt again, with its number. Another one has as its
-        number 1 + how many attempts of the family asked any of the problems before.
+        The same family, problems and `frozen` are the same attempt again, with its number and level. Problems are the
+        same where ids and keys both are: of an attempt that was taken over keys are not known, and where any differs
+        from its id, this is another attempt. `run` is remembered with it.
 
         Raises:
             UsageError: there are no problems, or some were tuned on and no verdict was there before that.
         """
-        asked = _sorted(ids)
+        asked = as_set(numbers(problems))
         if not len(asked):
             raise UsageError("an attempt has 0 problems; it needs at least 1 to certify on")
-        with self._alone():
-            entries = self._entries(family)
-            same = next((e for e in entries if e.frozen == frozen and np.array_equal(e.ids, asked)), None)
-            if same is None or same.verdict is None:
+        with self._file.alone():
+            entries = self._file.attempts(family)
+            entry = _decided_first([e for e in entries if e.frozen == frozen and np.array_equal(e.problems, asked)])
+            if entry is None or entry.verdict is None:
                 self._require_untuned(family, asked)
-            if same is None:
-                number = _next(entries, asked)
-                place = self._insert(
-                    "attempts (family, ids, frozen, number, verdict, digest)",
-                    *(family, asked.tobytes(), frozen, number, None),
-                )
-                same = _Entry(place, asked, frozen, number, None)
-        return Attempt(self, family, same)
-
-    def next_number(self, family: str, ids: Iterable[int]) -> int:
-        """The number that another attempt on these problems would have now."""
-        with self._named():
-            return _next(self._entries(family), _sorted(ids))
-
-    def _decide(self, family: str, place: int, verdict: str) -> None:
-        with self._alone():
-            entry = next((e for e in self._entries(family) if e.place == place), None)
             if entry is None:
-                raise DamageError(f"attempt {place} is gone")
+                entry = self._opened(entries, family, asked, frozen, confidence)
+            if run is not None and entry.place not in self._file.runs(run.name):
+                self._file.add_run(run, entry.place)
+        return Attempt(self, entry, confidence)
+
+    def next_turn(self, family: str, problems: Iterable[Numbered], confidence: float) -> Turn:
+        """What another attempt on these problems would be given now."""
+        with self._file.named():
+            return next_turn(self._file.attempts(family), numbers(problems), confidence)
+
+    def facts_of(self, family: str, run: str) -> str | None:
+        """What was remembered of the run of that name; None: it made no attempt."""
+        with self._file.named():
+            entry = self._made_by(family, run)
+            return None if entry is None else self._file.runs(run)[entry.place].facts
+
+    def usable(self, family: str, problems: Iterable[Numbered], run: str) -> NDArray[np.bool_]:
+        """(n,): which of the problems the run of that name may ask: those of its attempt, where that is decided, else
+        those that were never tuned on."""
+        asked = numbers(problems)
+        with self._file.named():
+            entry = self._made_by(family, run)
+            if entry is not None and entry.verdict is not None:
+                return known(asked, entry.problems)
+            return ~known(asked, self._file.tuned(family))
+
+    def at_best(self, family: str, problems: Iterable[Numbered], confidence: float) -> tuple[int, float]:
+        """How many of these problems an attempt can have at most, and at most which level: another one, or one that
+        is decided and may be asked for again."""
+        asked = numbers(problems)
+        with self._file.named():
+            entries, untuned = self._file.attempts(family), asked[~known(asked, self._file.tuned(family))]
+        again = [e for e in entries if e.verdict is not None and known(e.problems, asked).all()]
+        levels = [e.level for e in again if e.level is not None and e.confidence == confidence]
+        levels.append(next_turn(entries, untuned, confidence).level(confidence))
+        return max([len(untuned), *(len(e.problems) for e in again)]), max(levels)
+
+    def _opened(self, entries: Sequence[Entry], family: str, asked: Numbers, frozen: str, confidence: float) -> Entry:
+        turn = next_turn(entries, asked, confidence)
+        level = turn.level(confidence)
+        entry = self._file.add_attempt(Entry(family, asked, frozen, turn.number, confidence, turn.inherited, level))
+        for earlier in bequests(entries, asked, confidence):
+            self._file.change_attempt(replace(earlier, heir=entry.place))
+        return entry
+
+    def _made_by(self, family: str, run: str) -> Entry | None:
+        """The attempt that the run of that name made; of several a decided one."""
+        entries, places = {e.place: e for e in self._file.attempts(family)}, self._file.runs(run)
+        if not entries.keys() >= places.keys():
+            raise DamageError(f"an attempt of run {run} is gone")
+        return _decided_first([entries[place] for place in places])
+
+    def _decide(self, attempt: Entry, verdict: str, hands_on: bool) -> None:
+        with self._file.alone():
+            entry = next((e for e in self._file.attempts(attempt.family) if e.place == attempt.place), None)
+            if entry is None:
+                raise DamageError(f"attempt {attempt.place} is gone")
             if entry.verdict is not None:
                 _require_same(entry, verdict)
                 return
-            self._require_untuned(family, entry.ids)
-            values = (family, entry.ids.tobytes(), entry.frozen, entry.number, verdict)
-            self._connection.execute(
-                "UPDATE attempts SET verdict = ?, digest = ? WHERE place = ?", (verdict, _digest(*values), place)
-            )
+            self._require_untuned(entry.family, entry.problems)
+            self._file.change_attempt(replace(entry, verdict=verdict, hands_on=hands_on))
 
-    def _require_untuned(self, family: str, asked: Ids) -> None:
-        tuned = np.isin(asked, self._tuned(family), assume_unique=True).sum()
+    def _require_untuned(self, family: str, asked: Numbers) -> None:
+        tuned = int(known(asked, self._file.tuned(family)).sum())
         if tuned:
             raise UsageError(
                 f"{tuned} of {len(asked)} certification problems were tuned on before, so they can certify nothing; "
                 "leave them out, or certify on others"
             )
 
-    def _tuned(self, family: str) -> Ids:
-        """All ids of a family, sorted."""
-        rows = self._connection.execute("SELECT family, ids, digest FROM tuned WHERE family = ?", (family,)).fetchall()
-        parts = [_ids(_sound(row)[1]) for row in rows]
-        return np.unique(np.concatenate([*parts, np.empty(0, np.int64)]))
-
-    def _entries(self, family: str) -> list[_Entry]:
-        columns = "place, family, ids, frozen, number, verdict, digest"
-        rows = self._connection.execute(f"SELECT {columns} FROM attempts WHERE family = ?", (family,)).fetchall()
-        sound = ((place, _sound(row)) for place, *row in rows)
-        return [_Entry(place, _ids(ids), *rest) for place, (_, ids, *rest) in sound]
-
-    def _insert(self, table: str, *values: Any) -> int:
-        marks = ", ".join("?" * (len(values) + 1))
-        place = self._connection.execute(f"INSERT INTO {table} VALUES ({marks})", (*values, _digest(*values))).lastrowid
-        assert place is not None
-        return place
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One transaction, before which no other process can have read what this one is going to change."""
-        with self._named():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """A damaged ledger is never begun anew: it would forget what certificates rest on."""
-        try:
-            with errors_named(self._path, _SCHEMA.what):
-                yield
-        except DamageError as damage:
-            raise UsageError(
-                f"{_SCHEMA.what} {str(self._path)!r} is damaged ({damage}); restore it from a copy, or, where there is "
-                "none, certify on problems that were never asked, with another --cache"
-            ) from damage
-
     def close(self) -> None:
-        self._connection.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -187,19 +152,23 @@ class Ledger:
 
 
 class Attempt:
-    """One attempt on a certification part, decided once. `number`: 1 is the first on its problems."""
+    """One attempt on a certification part, decided once.
 
-    def __init__(self, ledger: Ledger, family: str, entry: _Entry) -> None:
-        self.number, self.verdict = entry.number, entry.verdict
-        self._ledger, self._family, self._place = ledger, family, entry.place
+    `number`: 1 is the first on its problems. `level`: to test at, of which `inherited` was handed on to it.
+    """
+
+    def __init__(self, ledger: Ledger, entry: Entry, confidence: float) -> None:
+        self.number, self.inherited, self.verdict = entry.number, entry.inherited, entry.verdict
+        self.level = Turn(entry.number).level(confidence) if entry.level is None else entry.level
+        self._ledger, self._entry = ledger, entry
         self._decided = False
 
-    def delta(self, confidence: float) -> float:
-        """The level to test at."""
-        return attempt_level(confidence, self.number)
-
-    def decide(self, verdict: str) -> None:
+    def decide(self, verdict: str, hands_on: bool = False) -> None:
         """Records the verdict.
+
+        Args:
+            hands_on: everything that was tested passed, so that another attempt may have the level. What failed has
+                spent it, and so have bounds, which may be wrong whatever they are.
 
         Raises:
             UsageError: this was called before; the attempt was decided in another run, otherwise; or its problems
@@ -207,44 +176,17 @@ class Attempt:
         """
         if self._decided:
             raise UsageError(f"attempt {self.number} is decided already; another decision needs a new attempt")
-        self._ledger._decide(self._family, self._place, verdict)
+        self._ledger._decide(self._entry, verdict, hands_on)
         self._decided, self.verdict = True, verdict
 
 
-def _next(entries: Sequence[_Entry], asked: Ids) -> int:
-    return 1 + int(sum(np.isin(asked, entry.ids, assume_unique=True).any() for entry in entries))
+def _decided_first(entries: Sequence[Entry]) -> Entry | None:
+    return min(entries, key=lambda entry: entry.verdict is None, default=None)
 
 
-def _require_same(entry: _Entry, verdict: str) -> None:
+def _require_same(entry: Entry, verdict: str) -> None:
     if entry.verdict != verdict:
         raise UsageError(
             f"attempt {entry.number} was decided before as {entry.verdict!r:.200}, now it comes to {verdict!r:.200}; "
             "the first verdict stands: change the sequence or the claim for a new attempt"
         )
-
-
-def _check_entries(connection: sqlite3.Connection) -> None:
-    """All of them, when a ledger is opened: milliseconds, for it is small."""
-    for table, columns in (("tuned", "family, ids"), ("attempts", "family, ids, frozen, number, verdict")):
-        for row in connection.execute(f"SELECT {columns}, digest FROM {table}"):
-            _sound(row)
-
-
-def _sound(row: Sequence[Any]) -> list[Any]:
-    """The row without its digest, which must be that of the rest."""
-    *values, digest = row
-    if digest != _digest(*values):
-        raise DamageError("an entry's digest is not that of its values")
-    return values
-
-
-def _digest(*values: Any) -> bytes:
-    return hashlib.blake2b(repr(values).encode(), digest_size=16).digest()
-
-
-def _sorted(ids: Iterable[int]) -> Ids:
-    return np.unique(np.fromiter(ids, np.int64))
-
-
-def _ids(stored: bytes) -> Ids:
-    return np.frombuffer(stored, np.int64)

@@ -1,35 +1,38 @@
-"""The certification part, sealed until the choice is frozen, and good for one decision an attempt.
-
-Knows who may decode what on it, and when. The tests are in `certify.py`, the count of attempts in `attempts.py`.
-"""
+"""The certification part, sealed until the choice is frozen, and good for one decision an attempt."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, astuple
 
-from fsd_calib.certifying.attempts import Attempt, Ledger
+from fsd_calib.certifying.attempts import Attempt, Ledger, Run, Turn
 from fsd_calib.certifying.certify import Claim, Evidence, Paired, Verdict, bound_together, certify_sequence
 from fsd_calib.measuring.bench import Bench, Decode
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.tasks import Problem
+from fsd_decoding.errors import UsageError
 
+TESTS_VERSION = 2  # raised where the same outcomes may come to another verdict: that is then another attempt
 _PORTIONS = 8  # of the part, between looks at whether a decision can still change
+_LEAST = 2  # problems
 
 
 class Sealed:
     """Hands out the certification part once the frozen sequence is in the ledger.
 
     Args:
-        family: attempts of one family are counted together.
-        identity: all that decides what is looked at, beside configurations: models, sampling, seeds, prompts. Another
-            one makes another attempt.
+        family: attempts of one family are counted together: the target's fingerprint.
+        identity: all that decides what is looked at, beside configurations and problems: models, sampling, seeds.
+            Another one makes another attempt.
+        whole: how many problems there were before some were left out; None: this many.
     """
 
-    def __init__(self, bench: Bench, ledger: Ledger, family: str, identity: str) -> None:
+    def __init__(self, bench: Bench, ledger: Ledger, family: str, identity: str, whole: int | None = None) -> None:
         self._bench, self._ledger, self._family, self._identity = bench, ledger, family, identity
+        self.whole = len(bench.problems) if whole is None else whole
 
     @property
     def problems(self) -> int:
@@ -39,40 +42,76 @@ class Sealed:
     def ids(self) -> list[int]:
         return [problem.id for problem in self._bench.problems]
 
-    @property
-    def next_attempt(self) -> int:
-        """The number that a new attempt on these problems would have."""
-        return self._ledger.next_number(self._family, self.ids)
+    def next_turn(self, confidence: float) -> Turn:
+        """The number and the level that a new attempt on these problems would have."""
+        return self._ledger.next_turn(self._family, self._bench.problems, confidence)
+
+    def at_best(self, confidence: float) -> tuple[int, float]:
+        """At most so many problems at this level, whatever run this is; see `Ledger.at_best`."""
+        return self._ledger.at_best(self._family, self._bench.problems, confidence)
+
+    def facts_of(self, run: str) -> str | None:
+        """What the ledger remembers of the run of that name; None: nothing."""
+        return self._ledger.facts_of(self._family, run)
+
+    def of_run(self, run: str, trained: Collection[int] = ()) -> Sealed:
+        """The part for the run of that name, without problems that had a say in a choice.
+
+        A run whose attempt is decided has the problems of that attempt again, whatever was tuned on since.
+
+        Args:
+            trained: ids of problems that a predictor of the run was trained on.
+
+        Raises:
+            UsageError: too few are left.
+        """
+        usable = self._ledger.usable(self._family, self._bench.problems, run)
+        left = [
+            problem
+            for problem, may in zip(self._bench.problems, usable, strict=True)
+            if may and problem.id not in trained and problem.key not in trained
+        ]
+        if len(left) < _LEAST:
+            raise UsageError(
+                f"{self.problems - len(left)} of {self.problems} certification problems were tuned on before, which "
+                f"leaves {len(left)} to certify on; give others"
+            )
+        return self._with(Bench(self._bench.decode, left, self._bench.part))
 
     def decoded_by(self, decode: Decode, how: str) -> Sealed:
         """The same part in the hands of another decoding, which makes other attempts of it."""
-        bench = Bench(decode, self._bench.problems, self._bench.part)
-        return Sealed(bench, self._ledger, self._family, self._identity + how)
+        return self._with(Bench(decode, self._bench.problems, self._bench.part), how)
 
-    def open(self, frozen: Sequence[Configuration], alone: Configuration, claim: Claim, confidence: float) -> Opened:
+    def open(
+        self,
+        frozen: Sequence[Configuration],
+        alone: Configuration,
+        claim: Claim,
+        confidence: float,
+        run: Run | None = None,
+    ) -> Opened:
         """From here on the choice is made. The same sequence and claim again are the same attempt.
 
         Raises:
             UsageError: some of the problems were tuned on, in this run or an earlier one.
         """
-        told = json.dumps([self._identity, [asdict(c) for c in frozen], asdict(claim), confidence], sort_keys=True)
-        attempt = self._ledger.open(self._family, self.ids, told)
-        return Opened(self._bench, frozen, alone, claim, attempt, attempt.delta(confidence))
+        identity = [self._identity, _fingerprint(self._bench.problems), TESTS_VERSION]
+        told = json.dumps([identity, [asdict(c) for c in frozen], asdict(claim), confidence], sort_keys=True)
+        attempt = self._ledger.open(self._family, self._bench.problems, told, confidence, run)
+        return Opened(self._bench, frozen, alone, claim, attempt)
+
+    def _with(self, bench: Bench, how: str = "") -> Sealed:
+        return Sealed(bench, self._ledger, self._family, self._identity + how, self.whole)
 
 
 class Opened:
     """One attempt: the frozen sequence meets the certification part."""
 
     def __init__(
-        self,
-        bench: Bench,
-        frozen: Sequence[Configuration],
-        alone: Configuration,
-        claim: Claim,
-        attempt: Attempt,
-        delta: float,
+        self, bench: Bench, frozen: Sequence[Configuration], alone: Configuration, claim: Claim, attempt: Attempt
     ) -> None:
-        self.frozen, self.alone, self.claim, self.attempt, self.delta = tuple(frozen), alone, claim, attempt, delta
+        self.frozen, self.alone, self.claim, self.attempt = tuple(frozen), alone, claim, attempt
+        self.delta = attempt.level
         self._bench = bench
 
     @property
@@ -90,11 +129,12 @@ class Opened:
         return self._bench.measured()
 
     def decide(self) -> Verdict:
-        """Tests the sequence in its order; a second time raises."""
+        """Tests the sequence in its order; a second time raises. The level is handed on where all of it passed."""
         candidates = (self._prefixes(configuration) for configuration in self.frozen)
         verdict = certify_sequence(candidates, self.claim, self.delta)
         shown = [[*astuple(e.outcomes), e.lower_bound] for e in verdict.tested]
-        self.attempt.decide(json.dumps({"passed": verdict.passed, "shown": shown}))
+        unspent = self.claim.wanted is not None and verdict.passed == len(self.frozen) - 1
+        self.attempt.decide(json.dumps({"passed": verdict.passed, "shown": shown}), hands_on=unspent)
         return verdict
 
     def bound_all(self) -> tuple[Evidence, ...]:
@@ -113,3 +153,9 @@ class Opened:
     def _paired(self, configuration: Configuration, first: int | None) -> Paired:
         alone, fuzzy = (self._bench.measure(c, first) for c in (self.alone, configuration))
         return Paired(alone.correct, fuzzy.correct)
+
+
+def _fingerprint(problems: Sequence[Problem]) -> str:
+    """Of what is asked and what is right, in whatever order."""
+    asked = sorted([problem.id, problem.prompt, problem.reference] for problem in problems)
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()

@@ -20,8 +20,7 @@ class Bench:
     """The problems of one part, in one order."""
 
     def __init__(self, decode: Decode, problems: Sequence[Problem], part: Part) -> None:
-        self.problems, self.part = tuple(problems), part
-        self._decode = decode
+        self.decode, self.problems, self.part = decode, tuple(problems), part
         self._done: dict[Configuration, list[Seeds]] = {}
 
     def measure(self, configuration: Configuration, first: int | None = None) -> Measurement:
@@ -29,7 +28,7 @@ class Bench:
         done = self._done.setdefault(configuration, [])
         wanted = len(self.problems) if first is None else min(first, len(self.problems))
         if len(done) < wanted:
-            done += self._decode(configuration, self.problems[len(done) : wanted])
+            done += self.decode(configuration, self.problems[len(done) : wanted])
         return Measurement(configuration, self.part, tuple(done[:wanted]))
 
     def measured(self) -> list[Measurement]:

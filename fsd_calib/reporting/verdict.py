@@ -142,7 +142,7 @@ def _guess(profile: ThresholdProfile) -> str:
 
 def _needed(profile: ThresholdProfile) -> str:
     """How many problems would have certified what was tested, had they shown the same shares."""
-    from fsd_calib.certifying.attempts import attempt_level
+    from fsd_calib.certifying.levels import attempt_level
     from fsd_calib.certifying.power import problems_needed
 
     c = profile.certificate

@@ -5,7 +5,12 @@ Knows the schema, and how to compare it with models in hand. Knows no model of a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import base64
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from fsd_collectors.collecting.hidden import Width
 from fsd_collectors.manifest import Manifest
@@ -17,6 +22,8 @@ from fsd_decoding.profile_parts import Count, ModelInfo, Natural, Part, Sampling
 from fsd_decoding.proposal import Logits
 
 SCHEMA_VERSION = 1  # raised when a reader of the one before would misunderstand
+_BASE64 = r"^[A-Za-z0-9+/]*=*$"
+_ID = "<i8"
 
 
 class Problems(Part):
@@ -80,7 +87,8 @@ def hidden_of(manifest: Manifest) -> HiddenInfo | None:
 class Facts(Part):
     """eos, sampling, on, divergence_version, tokenizer, target, draft: of the traces, see `Manifest`.
 
-    traces: the run's id. hidden: the draft's state, where the models read it behind their features.
+    traces: the run's id. trained: ids of all its `problems`, `packed`; None: an earlier version did not record them.
+    hidden: the draft's state, where the models read it behind their features.
     parameters: what was found for each model. falling: of 10,000 random rows for each model, those whose forecast falls
     where T rises.
     """
@@ -99,6 +107,7 @@ class Facts(Part):
     traces: str
     seed: int
     problems: Problems
+    trained: Annotated[str, Field(pattern=_BASE64)] | None = None
     rows: dict[str, Natural]
     features: dict[str, tuple[str, ...]]
     hidden: HiddenInfo | None = None
@@ -106,6 +115,19 @@ class Facts(Part):
     reached: tuple[Quality, ...]
     falling: Count
     versions: dict[str, str]
+
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what an earlier version did not record: its fingerprint stays what profiles hold."""
+        content: dict[str, Any] = whole(self)
+        if self.trained is None:
+            del content["trained"]
+        return content
+
+    @property
+    def trained_ids(self) -> frozenset[int]:
+        """Empty where they are not recorded."""
+        return frozenset(np.frombuffer(base64.b64decode(self.trained or ""), _ID).tolist())
 
     def check(self, target: ModelInfo, draft: ModelInfo, tokenizer: Any, rule: str, divergence: str) -> None:
         """UsageError: it was trained on other models, another tokenizer, rule or divergence, or by other formulas."""
@@ -129,6 +151,11 @@ class Facts(Part):
         """Its own, and the one that this is where T < 0."""
         same = rule in REPLAYABLE and REPLAYABLE[rule].exact == REPLAYABLE[self.rule].exact
         return rule == self.rule or (same and not REPLAYABLE[rule].fuzzy)
+
+
+def packed(ids: Iterable[int]) -> str:
+    """Problems' ids, rising, as one text: a list would take a line of predictor.json for each."""
+    return base64.b64encode(np.array(sorted(ids), _ID).tobytes()).decode()
 
 
 def check_version(whose: str, version: int, way_out: str) -> None:

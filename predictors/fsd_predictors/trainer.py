@@ -9,6 +9,7 @@ import platform
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fsd_decoding.errors import UsageError
 from fsd_predictors.card import card
 from fsd_predictors.dividing import Division, of_problems
 from fsd_predictors.evaluating import Evaluation, Point, evaluate
-from fsd_predictors.facts import Facts, HiddenInfo, Problems, hidden_of, of_manifest
+from fsd_predictors.facts import Facts, HiddenInfo, Problems, hidden_of, of_manifest, packed
 from fsd_predictors.features import FEATURES, ROLES, SHARE, Array
 from fsd_predictors.importances import importance
 from fsd_predictors.judging import judged
@@ -169,6 +170,7 @@ class Trainer:
             **of_manifest(self.traces.manifest), **found, kind=self.kind, rule=self.rule, seed=self.seed,
             divergences=self.divergences, features=self._names, hidden=self._hidden, versions=_versions(),
             problems=Problems(**{part: len(ids) for part, ids in asdict(self.ids).items()}),
+            trained=packed(chain.from_iterable(asdict(self.ids).values())),
         )  # fmt: skip
 
 
