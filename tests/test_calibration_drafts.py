@@ -91,6 +91,8 @@ def test_several_drafts_are_one_attempt(tmp_path: Path) -> None:
         made = run(tmp_path, "far", "farther", min_acc=0.5, guarantee="population")
         assert made.certificate.problems > 0
         assert made.certificate.attempt == 1
+    alone = run(tmp_path, "farther", min_acc=0.5, guarantee="population")
+    assert alone.certificate.attempt == 2  # to try another draft afterwards is to choose
 
 
 def test_what_is_learned_with_one_draft_is_refused_with_two(tmp_path: Path) -> None:
