@@ -47,16 +47,24 @@ def made(folder: Path) -> ThresholdProfile:
     return run(folder, "far", "near")
 
 
+@pytest.fixture(scope="module")
+def front(folder: Path) -> ThresholdProfile:
+    return run(folder / "front", "far", "near", pareto=True, min_acc=None)
+
+
 @pytest.mark.slow
-def test_both_are_tried_and_the_profile_is_of_the_chosen_one(made: ThresholdProfile, folder: Path) -> None:
+def test_the_profile_is_of_the_chosen_one_and_names_the_other(made: ThresholdProfile, folder: Path) -> None:
     _, drafts = models()
     ids = {made.draft.id, *(other.id for other in made.other_drafts)}
     assert ids == {"drafts/near", "drafts/far"}
-    chosen = drafts[Path(made.draft.id).name]
-    assert made.draft.fingerprint == model_fingerprint(chosen)
-    (other,) = made.other_drafts
-    assert {point.draft for point in made.curve if point.threshold is not None} == {None, other.id}
+    assert made.draft.fingerprint == model_fingerprint(drafts[Path(made.draft.id).name])
     assert ThresholdProfile.load(folder / "out" / "profile.json") == made
+
+
+@pytest.mark.slow
+def test_a_front_has_points_of_both(front: ThresholdProfile) -> None:
+    (other,) = front.other_drafts
+    assert {point.draft for point in front.curve if point.threshold is not None} == {None, other.id}
 
 
 @pytest.mark.slow
@@ -66,10 +74,10 @@ def test_the_nearer_of_two_equally_fast_drafts_is_chosen(made: ThresholdProfile)
 
 
 @pytest.mark.slow
-def test_points_of_another_draft_say_so(made: ThresholdProfile) -> None:
-    (other,) = made.other_drafts
-    points = [p for p in made.curve if p.draft == other.id and p.threshold is not None]
-    choice = made.model_copy(update={"curve": points}).at(min_acc=0.01)
+def test_points_of_another_draft_say_so(front: ThresholdProfile) -> None:
+    (other,) = front.other_drafts
+    points = [p for p in front.curve if p.draft == other.id and p.threshold is not None]
+    choice = front.model_copy(update={"curve": points}).at(min_acc=0.01)
     assert choice.draft == other.id
 
 

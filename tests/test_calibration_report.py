@@ -184,7 +184,7 @@ def test_an_accuracy_that_the_target_only_seemed_to_have_is_denied_to_lossless_d
         replace(
             p, part="tuning" if i % 3 else "certification", reference="right" if i % 10 < (8 if i % 3 else 6) else ""
         )
-        for i, p in enumerate(tiny_calibration.task(240).problems)
+        for i, p in enumerate({p.key: p for p in tiny_calibration.task(240).problems}.values())
     )
     task = replace(tiny_calibration.task(240), problems=problems, grader=lambda reference, text: bool(reference))
     made = _of_an_equal_draft(tmp_path, task, acc="absolute", min_acc=0.65)
