@@ -27,7 +27,7 @@ counts = st.one_of(st.integers(0, 12), st.integers(0, 3000))
 @given(counts, counts, counts, counts, st.floats(0.3, 2.0))
 def test_with_one_seed_it_is_the_formula(n11: int, n10: int, n01: int, n00: int, wanted: float) -> None:
     outcomes = Outcomes(n11, n10, n01, n00)
-    if n11 + n10 and n10 + n01 >= 5 and n01 + n00:
+    if n11 + n10 and n01 >= 12:  # below that the exact test may have the larger p
         table = np.array([[n00, n01], [n10, n11]])
         assert fitted_p_values(table, wanted) == pytest.approx(one_seed(outcomes, wanted), abs=1e-9)
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from fsd_calib.certifying import betting
 from fsd_calib.certifying.outcomes import Counts, Floats, Paired
-from fsd_calib.certifying.score_test import FEW, tail
+from fsd_calib.certifying.score_test import tail
 
+_FEW = 5  # flipped problems; fewer tell too little of the variance of a mean
 _HALVINGS = 50  # of an interval of length 1; a float can tell them apart
 
 
@@ -22,7 +23,7 @@ def p_value(paired: Paired, wanted: float) -> float:
     valid for any number of them.
     """
     table = paired.table
-    if paired.problems - np.trace(table) < FEW:
+    if paired.problems - np.trace(table) < _FEW:
         return float(betting.p_values(paired.target.mean(1), paired.fuzzy.mean(1), wanted))
     return float(fitted_p_values(table, wanted))
 
