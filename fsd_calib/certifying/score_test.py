@@ -79,7 +79,7 @@ def tail(excess: Floats, variance: Floats, third: Floats, ratio: ArrayLike, step
     z = (excess - 0.5 * step * (np.asarray(ratio) > 1.0)) / deviation
     skewness = np.maximum(third, 0.0) / deviation**3
     density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    edgeworth = (np.asarray(ratio) > 1.0) * density * skewness * (np.maximum(z, 1.0) ** 2 - 1) / 6
+    edgeworth = density * skewness * (np.maximum(z, 1.0) ** 2 - 1) / 6
     return np.asarray(np.minimum(ndtr(-z) + edgeworth, 1.0), np.float64)
 
 
