@@ -1,4 +1,4 @@
-"""The score test of paired proportions and its bound. Its size is in test_guarantee.py."""
+"""P-values from paired outcomes and their bound. Few flips are in test_few_flips.py, the size in test_guarantee.py."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_wanting_more_is_never_easier(outcomes: Outcomes, one: float, other: flo
 
 @given(tables, st.floats(0.5, 0.999))
 def test_seeing_more_losses_is_never_better(outcomes: Outcomes, wanted: float) -> None:
-    assume(outcomes.both_right > 0 and outcomes.lost + outcomes.gained != 4)  # at 4 the other test takes over
+    assume(outcomes.both_right > 0)
     worse = replace(outcomes, both_right=outcomes.both_right - 1, lost=outcomes.lost + 1)
     assert p_value(outcomes, wanted) <= p_value(worse, wanted) + 1e-9
 
@@ -107,15 +107,6 @@ def test_the_bound_is_where_the_p_value_crosses(outcomes: Outcomes, delta: float
 def test_a_stricter_level_means_a_lower_bound(outcomes: Outcomes, one: float, other: float) -> None:
     low, high = sorted([one, other])
     assert lower_bound(outcomes, low) <= lower_bound(outcomes, high) + 1e-12
-
-
-@given(st.integers(0, 500), st.integers(0, 4), st.integers(0, 4), st.integers(0, 500), st.floats(0.5, 1.5))
-def test_few_flips_are_judged_by_the_losses_alone(
-    both_right: int, lost: int, gained: int, both_wrong: int, wanted: float
-) -> None:
-    assume(lost + gained < 5 and both_right + lost > 0 and gained + both_wrong > 0)
-    expected = binom.cdf(lost, both_right + lost, 1 - wanted) if wanted < 1 else 1.0
-    assert p_value(Outcomes(both_right, lost, gained, both_wrong), wanted) == pytest.approx(expected, abs=1e-12)
 
 
 def test_no_flips_at_all_need_149_problems_for_98_percent() -> None:
@@ -152,7 +143,7 @@ def test_the_score_test_agrees_with_a_numerical_fit() -> None:
     while compared < 200:
         outcomes = Outcomes(*map(int, rng.multinomial(rng.integers(20, 3000), rng.dirichlet([8, 1, 1, 3]))))
         wanted = float(rng.uniform(0.7, 1.0))
-        if outcomes.lost + outcomes.gained >= 5:
+        if outcomes.gained >= 12:  # below that the exact test may have the larger p
             assert p_value(outcomes, wanted) == pytest.approx(fitted_p_value(outcomes, wanted), abs=1e-6)
             compared += 1
 

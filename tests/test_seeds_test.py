@@ -27,7 +27,7 @@ counts = st.one_of(st.integers(0, 12), st.integers(0, 3000))
 @given(counts, counts, counts, counts, st.floats(0.3, 2.0))
 def test_with_one_seed_it_is_the_formula(n11: int, n10: int, n01: int, n00: int, wanted: float) -> None:
     outcomes = Outcomes(n11, n10, n01, n00)
-    if n11 + n10 and n10 + n01 >= 5 and n01 + n00:
+    if n11 + n10 and n01 >= 12:  # below that the exact test may have the larger p
         table = np.array([[n00, n01], [n10, n11]])
         assert fitted_p_values(table, wanted) == pytest.approx(one_seed(outcomes, wanted), abs=1e-9)
 
@@ -56,7 +56,9 @@ def numerically(table: Table, wanted: float) -> float:
         options={"maxiter": 1000, "ftol": 1e-13},
     )  # fmt: skip
     assert fit.success
-    return float(norm.sf(n @ z * math.sqrt(table.sum() / (fit.x @ z**2))))
+    statistic = n @ z * math.sqrt(table.sum() / (fit.x @ z**2))
+    skewness = max(float(fit.x @ z**3 / (fit.x @ z**2) ** 1.5), 0.0) / math.sqrt(table.sum())
+    return float(norm.sf(statistic) + norm.pdf(statistic) * skewness * (max(statistic, 1.0) ** 2 - 1) / 6)
 
 
 def test_the_fit_is_the_likeliest_law() -> None:
@@ -103,6 +105,19 @@ def test_the_size_under_seeds_that_agree(k: int) -> None:
             few = problems - np.trace(drawn, axis1=1, axis2=2) < 5
             rejected = (fitted_p_values(drawn, wanted) <= 0.05) & ~few
             assert rejected.mean() <= 1.25 * 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs), (problems, flips, wanted)
+
+
+@pytest.mark.parametrize("agreeing", [False, True])
+def test_gains_in_few_problems_are_not_taken_for_a_normal_law(agreeing: bool) -> None:
+    """The target solves 98 % of 660 problems with all of 4 seeds and the others never; it loses 1.5 % of all, seed by
+    seed, and gains as much from the few others, seed by seed or with all at once. Without the skewness .0101 and
+    .0117 of 40,000 draws have p <= .0076. False alarm: .0013 for each of four, were the size exhausted."""
+    gains = [(0.015, 0.0, 0, 1.0), (0.005, 0.0, 0, 0)] if agreeing else [(0.02, 0.0, 0, 0.75)]
+    table, runs = law(4, [(0.98, 1.0, 0.015 / 0.98, 0), *gains]), 40_000
+    drawn = np.random.default_rng(4).multinomial(660, table.ravel() / table.sum(), size=runs).reshape(runs, 5, 5)
+    p = fitted_p_values(drawn, retention(table))
+    for level in (0.0304, 0.0076):
+        assert 0.8 * level < (p <= level).mean() <= level + 3 * math.sqrt(level * (1 - level) / runs)
 
 
 @pytest.mark.slow

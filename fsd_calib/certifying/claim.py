@@ -1,4 +1,4 @@
-"""What is to be shown of a configuration, and by which test. Knows no order of testing."""
+"""What is to be shown of a configuration, and by which test."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Claim:
             return "betting test; fixed sequence"
         if self.acc == "absolute":
             return "exact binomial test (several seeds: score test of problems); fixed sequence"
-        return "paired-ratio score test, exact below 5 discordant pairs (several seeds: betting); fixed sequence"
+        return "paired-ratio score test, exact below 12 flips (several seeds: betting below 5); fixed sequence"
 
     def p_value(self, paired: Paired) -> float:
         """Of what is wanted, by the claim's own test; at most delta with chance delta where it is not so."""
@@ -82,11 +82,19 @@ class Claim:
         Raises:
             UsageError: the target solved nothing, and the claim is about retention; `delta` is not in (0, 1).
         """
-        test, perfect = self._test(any_time), paired.against_perfect()
         if self.acc == "retention":
             require_solved(paired.outcomes)
-        retention = largest(lambda r: test(paired, r), delta) if paired.target.any() else 0.0
-        return retention, largest(lambda r: test(perfect, r), delta)
+        perfect = paired.against_perfect()
+        retention = self._bound(paired, "retention", delta, any_time) if paired.target.any() else 0.0
+        return retention, self._bound(perfect, "absolute", delta, any_time)
+
+    def _bound(self, paired: Paired, acc: Acc, delta: float, any_time: bool) -> float:
+        """At least what is wanted where that passes, however p is rounded."""
+        test = self._test(any_time)
+        found = largest(lambda r: test(paired, r), delta)
+        if acc == self.acc and self.wanted is not None and test(paired, self.wanted) <= delta:
+            return max(found, self.wanted)
+        return found
 
     def _test(self, any_time: bool = False) -> PValue:
         if self.any_time or any_time:

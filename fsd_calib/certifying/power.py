@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from fsd_calib.certifying.outcomes import Paired
+from fsd_calib.certifying.outcomes import Counts, Floats, Paired
 from fsd_calib.certifying.score_test import p_values
 from fsd_decoding.errors import UsageError
 
 _MOST = 10_000_000  # problems; who would need more cannot get there
 _POINTS = 150  # losses, and as many gains, that are looked at
 _SPREAD = ndtri((np.arange(9) + 0.5) / 9)  # a normal law in nine equally likely points
+_UNLIKELY = 1e-6  # of the likeliest losses and gains; all beyond make a millionth
 _TINY = 1e-12
 _ROUNDING = 1e-9  # of a share
 
@@ -67,16 +68,27 @@ def power(*, problems: int, accuracy: float, churn: float, retention: float, wan
         UsageError: see `cells`.
     """
     p = cells(accuracy, churn, retention)
-    lost = _likely_counts(problems, p.lost)[:, None, None]  # (losses, 1, 1)
-    gained = _likely_counts(problems, p.gained)[:, None]  # (gains, 1)
-    calm = np.maximum(problems - lost - gained, 0)
+    lost, gained, chances = _likely_flips(problems, p)
+    calm = problems - lost - gained
     right = p.both_right / max(p.both_right + p.both_wrong, _TINY)
-    both_right = np.rint(calm * right + (calm * right * (1 - right)) ** 0.5 * _SPREAD).clip(0, calm)
+    deviation = (calm * right * (1 - right)) ** 0.5
+    step = max(deviation.max() // 2, 1)  # few numbers of solved problems: each takes a table of the exact test
+    solved = lost + gained + calm * right + deviation * _SPREAD[:, None]  # (9, flips)
+    both_right = (step * np.rint(solved / step) - lost - gained).clip(0, calm)
     passes = p_values(both_right, lost, gained, calm - both_right, wanted) <= delta
-    chances = binom.pmf(lost, problems, p.lost) * binom.pmf(
-        gained, np.maximum(problems - lost, 0), min(p.gained / max(1 - p.lost, _TINY), 1.0)
-    )
-    return float((passes.mean(-1) * chances[..., 0]).sum() / chances.sum())
+    return min(float(passes.mean(0) @ chances / chances.sum()), 1.0)
+
+
+def _likely_flips(problems: int, p: Cells) -> tuple[Counts, Counts, Floats]:
+    """Losses, gains, and how likely they are, up to a factor."""
+    lost, gained = _likely_counts(problems, p.lost)[:, None], _likely_counts(problems, p.gained)
+    lost, gained = (x.ravel() for x in np.broadcast_arrays(lost, gained))
+    possible = lost + gained <= problems
+    lost, gained = lost[possible], gained[possible]
+    share = min(p.gained / max(1 - p.lost, _TINY), 1.0)
+    chances = binom.pmf(lost, problems, p.lost) * binom.pmf(gained, problems - lost, share)
+    likely = chances > _UNLIKELY * chances.max()
+    return lost[likely], gained[likely], chances[likely]
 
 
 def _likely_counts(problems: int, chance: float) -> NDArray[np.int64]:
