@@ -99,7 +99,7 @@ def opened(
         progress.note(note)
     family = ModelInfo.of(decoder.target).fingerprint
     with Store(cache and cache / "decodings.sqlite") as store, Ledger(state and state / _LEDGER) as ledger:
-        if cache is not None and ledger.take_over(cache / _EARLIER_LEDGER):
+        if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
             progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
         decode = CachedDecode(decoder, task, store, batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]

@@ -45,7 +45,7 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
     assert calibrate("--help") == 0
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
     for expected in ("--min-acc", "--min-speed", "--show-prompt", "arithmetic, gsm8k", "Examples: fsd-",
-                     "--plan", "--pareto", "--storage", "--cache",
+                     "--plan", "--pareto", "--storage", "--cache", "--state",
                      "0 found", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text
     assert ", ".join(DIVERGENCES) in text

@@ -98,8 +98,8 @@ def test_two_drafts_share_a_cache(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wish_is_taken_up_again(tmp_path: Path) -> None:
-    for min_acc in (0.7, 0.6, 0.7):
-        profile = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", min_acc=min_acc)
+    for min_acc in (0.5, 0.4, 0.5):
+        profile = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", min_acc=min_acc)
     assert profile.certificate.attempt == 1  # "the same command again is the same attempt"
 
 
@@ -148,6 +148,8 @@ def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
     state, cache = tmp_path / "state", tmp_path / "cache"
     cache.mkdir()
     earlier_ledgers.write(cache / "attempts.sqlite", [(ids, "frozen", 1, "failed")], ids[:3], target)
+    with opened(made.decoder, TASK, 32, 1, cache, Silent(), None):
+        assert (cache / "attempts.sqlite").exists()  # there is nothing to take it over into
     for _ in range(2):
         with opened(made.decoder, TASK, 32, 1, cache, Silent(), state) as taking:
             assert taking.sealed.next_turn(0.95).number == 2
@@ -192,5 +194,5 @@ def test_a_draft_that_never_errs_leaves_nothing_to_be_lossy_for(tmp_path: Path) 
 @pytest.mark.slow
 def test_too_few_to_time_is_said_before_an_attempt_is_spent(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="to time"):
-        tiny_calibration.run(tmp_path / "out", tmp_path / "cache", serve_batch=64)
-    assert tiny_calibration.run(tmp_path / "out", tmp_path / "cache").certificate.attempt == 1
+        tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", serve_batch=64)
+    assert tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache").certificate.attempt == 1

@@ -11,19 +11,13 @@ from typing import Any
 
 import pytest
 
-import tiny_calibration
 from fsd_calib.certifying.attempts import Ledger
 from fsd_calib.certifying.levels import attempt_level
 from fsd_decoding.fingerprint import model_fingerprint
 from fsd_decoding.profile import ThresholdProfile
-from tiny_calibration import far_apart
+from tiny_calibration import far_apart, run_surely, task
 
 pytestmark = pytest.mark.slow
-
-
-def calibrated(out: Path, cache: Path, **wish: Any) -> ThresholdProfile:
-    asked: dict[str, Any] = {"min_acc": 0.5, "serve_batch": 8, "draft_length": 4, "divergence": "js", "trials": 4}
-    return tiny_calibration.run(out, cache, pair=far_apart(), **asked | wish)
 
 
 def certified(profile: ThresholdProfile) -> dict[str, Any]:
@@ -34,20 +28,20 @@ def certified(profile: ThresholdProfile) -> dict[str, Any]:
 
 def test_without_its_files_and_in_another_folder_it_is_the_same_attempt(tmp_path: Path) -> None:
     out, cache = tmp_path / "out", tmp_path / "cache"
-    first = calibrated(out, cache)
+    first = run_surely(out, cache)
     assert (first.outcome, first.certificate.attempt) == ("certified", 1)
     (run,) = out.glob("run-*.json")
     run.unlink()
-    assert certified(calibrated(out, cache)) == certified(first)
+    assert certified(run_surely(out, cache)) == certified(first)
     shutil.rmtree(out)
-    assert certified(calibrated(tmp_path / "another", cache)) == certified(first)
+    assert certified(run_surely(tmp_path / "another", cache)) == certified(first)
     _tune_on_certified(cache)
     shutil.rmtree(tmp_path / "another")
-    assert certified(calibrated(out, cache)) == certified(first)
+    assert certified(run_surely(out, cache)) == certified(first)
 
 
 def test_after_a_success_the_next_attempt_has_its_level_too(tmp_path: Path) -> None:
-    profiles = [calibrated(tmp_path / "out", tmp_path / "cache", min_acc=acc) for acc in (0.5, 0.45)]
+    profiles = [run_surely(tmp_path / "out", tmp_path / "cache", min_acc=acc) for acc in (0.5, 0.45)]
     first, second = (profile.certificate for profile in profiles)
     assert first.delta == attempt_level(0.95, 1)
     assert (second.attempt, second.inherited) == (2, first.delta)
@@ -58,4 +52,4 @@ def test_after_a_success_the_next_attempt_has_its_level_too(tmp_path: Path) -> N
 def _tune_on_certified(state: Path) -> None:
     target, _ = far_apart()
     with Ledger(state / "ledger.sqlite") as ledger:
-        ledger.tuned_on(model_fingerprint(target), tiny_calibration.task(240).problems)
+        ledger.tuned_on(model_fingerprint(target), task(240).problems)

@@ -49,6 +49,12 @@ def run(
     )
 
 
+def run_surely(out: Path, cache: Path, **wish: Any) -> ThresholdProfile:
+    """Something is certified, however busy the machine is."""
+    asked: dict[str, Any] = {"min_acc": 0.5, "serve_batch": 8, "draft_length": 4, "divergence": "js", "trials": 4}
+    return run(out, cache, pair=far_apart(), **asked | wish)
+
+
 if __name__ == "__main__":
     print("here", flush=True)
     warnings.simplefilter("error")  # nothing that a kill leaves behind may count as damage
