@@ -126,11 +126,11 @@ def test_no_problems_are_no_attempt(ledger: Ledger) -> None:
 def test_ten_thousand_problems_take_well_under_a_second(ledger: Ledger) -> None:
     ids = random.Random(0).sample(range(1 << 48), 20_000)
     tuned, asked = these(ids[:10_000]), these(ids[10_000:])
-    start = time.perf_counter()
+    start = time.process_time()
     for n in range(10):
         ledger.tuned_on(OURS, tuned)
         ledger.open(OURS, asked, str(n), 0.95).decide("failed")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 # --- ids and keys ------------------------------------------------------------------------------------------
@@ -187,8 +187,8 @@ def test_who_hands_on_nothing(ledger: Ledger) -> None:
     opened(ledger, OTHERS, range(10), "of another").decide("passed", hands_on=True)
     after = opened(ledger, OURS, range(10), "a")
     assert (after.number, after.inherited) == (5, 0)
-    undecided.decide("passed", hands_on=True)  # after that was opened: for the one after it
-    assert opened(ledger, OURS, range(10), "b").inherited == undecided.level
+    undecided.decide("passed", hands_on=True)
+    assert opened(ledger, OURS, range(10), "b").inherited == 0  # its heir was opened before it was decided
 
 
 def test_one_whose_problems_are_not_all_among_its_own_leaves_the_level_for_another(ledger: Ledger) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fsd_calib.certifying import earlier_ledger
 from fsd_calib.certifying.ledger_file import Entry, LedgerFile, Run
-from fsd_calib.certifying.levels import Turn, bequests, next_turn
+from fsd_calib.certifying.levels import Turn, next_turn
 from fsd_calib.certifying.problem_numbers import Numbered, Numbers, as_set, known, numbers
 from fsd_calib.sqlite_file import DamageError
 from fsd_decoding.errors import UsageError
@@ -110,10 +110,7 @@ class Ledger:
     def _opened(self, entries: Sequence[Entry], family: str, asked: Numbers, frozen: str, confidence: float) -> Entry:
         turn = next_turn(entries, asked, confidence)
         level = turn.level(confidence)
-        entry = self._file.add_attempt(Entry(family, asked, frozen, turn.number, confidence, turn.inherited, level))
-        for earlier in bequests(entries, asked, confidence):
-            self._file.change_attempt(replace(earlier, heir=entry.place))
-        return entry
+        return self._file.add_attempt(Entry(family, asked, frozen, turn.number, confidence, turn.inherited, level))
 
     def _made_by(self, family: str, run: str) -> Entry | None:
         """The attempt that the run of that name made; of several a decided one."""

@@ -24,8 +24,7 @@ _COLUMNS = {
     "tuned": {"family": "TEXT", "problems": "BLOB"},
     "attempts": {
         "family": "TEXT", "problems": "BLOB", "frozen": "TEXT", "number": "INTEGER", "confidence": "REAL",
-        "inherited": "REAL", "level": "REAL", "verdict": "TEXT", "hands_on": "INTEGER", "heir": "INTEGER",
-        "origin": "BLOB",
+        "inherited": "REAL", "level": "REAL", "verdict": "TEXT", "hands_on": "INTEGER", "origin": "BLOB",
     },
     "runs": {"name": "TEXT", "facts": "TEXT", "attempt": "INTEGER"},
 }  # fmt: skip
@@ -47,7 +46,6 @@ class Entry:
         frozen: the sequence, the claim and all else that makes it this attempt.
         confidence, level: None where the ledger that it was taken over from did not say.
         hands_on: it is decided so that its level is for another attempt.
-        heir: the place of the attempt that has its level; None: none has.
         origin: names the row that it was taken over from, if any.
         place: its row, counted from 1: attempts are in the order in which they were opened.
     """
@@ -61,7 +59,6 @@ class Entry:
     level: float | None = None
     verdict: str | None = None
     hands_on: bool = False
-    heir: int | None = None
     origin: bytes | None = None
     place: int = 0
 
@@ -69,7 +66,7 @@ class Entry:
         """In the order of the columns."""
         return (
             self.family, self.problems.tobytes(), self.frozen, self.number, self.confidence, self.inherited, self.level,
-            self.verdict, int(self.hands_on), self.heir, self.origin,
+            self.verdict, int(self.hands_on), self.origin,
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fsd_calib.certifying.ledger_file import Entry
@@ -29,22 +29,24 @@ class Turn(NamedTuple):
 def next_turn(entries: Sequence[Entry], asked: Numbers, confidence: float) -> Turn:
     """Of another attempt on these problems, after all attempts that there are."""
     earlier = sum(bool(known(asked, entry.problems).any()) for entry in entries)
-    levels = [entry.level for entry in bequests(entries, asked, confidence) if entry.level is not None]
-    return Turn(1 + earlier, math.fsum(levels))
+    return Turn(1 + earlier, math.fsum(_bequests(entries, asked, confidence)))
 
 
-def bequests(entries: Sequence[Entry], asked: Numbers, confidence: float) -> list[Entry]:
-    """Attempts that hand on their level to one that is opened now (online fallback, Tian and Ramdas 2021).
+def _bequests(entries: Sequence[Entry], asked: Numbers, confidence: float) -> Iterator[float]:
+    """Levels that are handed on to an attempt that is opened now (online fallback, Tian and Ramdas 2021).
 
-    Each hands it on once, to the first attempt that is opened after its decision and asks none but its own problems:
-    so the attempts that ask any one problem never spend more than 1 - confidence together. Which attempts may, see
-    `Attempt.decide`.
+    An attempt's heir is the first one that is opened after it and asks none but its own problems. Who that is does not
+    depend on outcomes, and it has the level if that is free by then (see `Attempt.decide`): so the attempts that ask
+    any one problem never spend more than 1 - confidence together.
     """
-    return [
-        entry
-        for entry in entries
-        if entry.hands_on
-        and entry.heir is None
-        and entry.confidence == confidence
-        and known(asked, entry.problems).all()
-    ]
+    for entry in entries:
+        if entry.level is None or not entry.hands_on or entry.confidence != confidence:
+            continue
+        later = [other.problems for other in entries if other.place > entry.place]
+        if _inside(asked, entry) and not any(_inside(other, entry) for other in later):
+            yield entry.level
+
+
+def _inside(asked: Numbers, entry: Entry) -> bool:
+    """Whether these are all among the problems of that attempt."""
+    return bool(known(asked, entry.problems).all())
