@@ -114,6 +114,11 @@ def test_a_tested_setting_that_is_not_faster_keeps_its_evidence(
     tested = (made.rule, made.divergence, made.draft_length, made.estimate.threshold)
     (point,) = [p for p in made.curve if p.source == "certification" and _named(p) == tested]
     assert (point.lower_bound, made.estimate.lower_bound) == (made.certificate.lower_bound,) * 2
+    c, cut = made.certificate, made.truncation
+    assert None not in (c.frozen, c.harm, c.harm_upper_bound, c.difference, c.difference_interval)
+    assert cut is not None
+    assert (cut.max_new_tokens, cut.texts) == (12, c.problems)
+    assert 0 < cut.target < cut.texts
     said = verdict(made)
     assert "Nothing was decoded" not in said
     assert f"T = {made.estimate.threshold:.4g}" in said
