@@ -175,7 +175,6 @@ def _certificate(found: Findings) -> Certificate:
             "confidence": wish.confidence, "guarantee": wish.guarantee, "seeds": found.ready.bench.decode.seeds,
             "method": _method(found),
             "attempt": opened.attempt.number if opened else None,
-            "inherited": opened.attempt.inherited if opened else 0.0,
             "delta": opened.delta if opened else None,
             "frozen": len(opened.frozen) if opened else None,
         }

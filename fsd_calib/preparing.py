@@ -97,7 +97,7 @@ def prepared(
         name = _name(bench, wish, space, chosen)
         if wish.guarantee != "none":
             bench = bench.certifying(name, () if chosen is None else chosen.trained())
-        facts = begun(folder, name, bench.sealed, wish.confidence, partial(_timings, bench, wish, space))
+        facts = begun(folder, name, bench.sealed, partial(_timings, bench, wish, space))
         check = partial(_check_enough, wish, bench, bench.sealed.problems, facts.level(wish.confidence))
         check()
         costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}

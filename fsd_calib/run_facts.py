@@ -16,7 +16,8 @@ from typing import NamedTuple
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
 
-from fsd_calib.certifying.attempts import Run, Turn
+from fsd_calib.certifying.attempts import Run
+from fsd_calib.certifying.levels import attempt_level
 from fsd_calib.certifying.sealed import Sealed
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile_parts import Amount, Natural, Part
@@ -42,19 +43,17 @@ class Timings(NamedTuple):
 
 
 class RunFacts(Part):
-    """`attempt`, `inherited`: what an attempt on the certification part would have been given when the run began: its
-    number, and of its level what was handed on to it."""
+    """`attempt`: the number that an attempt on the certification part would have had when the run began."""
 
     name: str
     started: AwareDatetime
     costs: tuple[Costs, ...]
     seconds_each: Amount
     attempt: Natural
-    inherited: Amount = 0.0
 
     def level(self, confidence: float) -> float:
         """That the attempt was going to be tested at."""
-        return Turn(self.attempt, self.inherited).level(confidence)
+        return attempt_level(confidence, self.attempt)
 
     @property
     def run(self) -> Run:
@@ -62,13 +61,11 @@ class RunFacts(Part):
         return Run(self.name, self.model_dump_json())
 
 
-def begun(
-    folder: Path | None, name: str, sealed: Sealed, confidence: float, measure: Callable[[], Timings]
-) -> RunFacts:
+def begun(folder: Path | None, name: str, sealed: Sealed, measure: Callable[[], Timings]) -> RunFacts:
     """Of the run `name`, as this folder has it, else as the ledger has it; where neither knows it, it begins now."""
 
     def found() -> RunFacts:
-        return _remembered(sealed, name) or _measured(name, measure, sealed.next_turn(confidence))
+        return _remembered(sealed, name) or _measured(name, measure, sealed.next_attempt)
 
     if folder is None:
         return found()
@@ -77,11 +74,11 @@ def begun(
         return _read(path) or _kept(path, found())
 
 
-def _measured(name: str, measure: Callable[[], Timings], turn: Turn) -> RunFacts:
+def _measured(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
     started, (costs, seconds_each) = datetime.now(UTC), measure()
     return RunFacts(
         name=name, started=started, costs=tuple(Costs(**asdict(one)) for one in costs), seconds_each=seconds_each,
-        attempt=turn.number, inherited=turn.inherited,
+        attempt=attempt,
     )  # fmt: skip
 
 

@@ -69,8 +69,8 @@ class Workbench:
         out = self.sealed.problems - sealed.problems
         if out:
             self.progress.note(
-                f"{out} of {self.sealed.problems} certification problems were tuned on before"
-                f"{', or trained on,' if trained else ''} and are left out"
+                f"{out} of {self.sealed.problems} certification problems were tuned"
+                f"{' or trained' if trained else ''} on before, and are left out"
             )
         return replace(self, sealed=sealed)
 
@@ -94,21 +94,22 @@ def opened(
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
     """
-    tuning, certification, notes = parts_of(task)
-    for note in notes:
+    parts = parts_of(task)
+    for note in parts.notes:
         progress.note(note)
     family = ModelInfo.of(decoder.target).fingerprint
     with Store(cache and cache / "decodings.sqlite") as store, Ledger(state and state / _LEDGER) as ledger:
         if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
             progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
+        ledger.tuned_on_repeats(family, parts.repeats)
         decode = CachedDecode(decoder, task, store, batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         identity = " and ".join(_identity(decoder, decode, name) for name in names)
         tuned = Tuned(ledger, family)
-        sealed = Sealed(Bench(decode, certification, "certification"), ledger, family, identity)
+        sealed = Sealed(Bench(decode, parts.certification, "certification"), ledger, family, identity)
         yield Workbench(
-            decoder, task, decode, identity, Bench(tuned.before(decode), tuning, "tuning"), tuned, sealed, batch_size,
-            cache, progress, drafts or {},
+            decoder, task, decode, identity, Bench(tuned.before(decode), parts.tuning, "tuning"), tuned, sealed,
+            batch_size, cache, progress, drafts or {},
         )  # fmt: skip
 
 

@@ -152,7 +152,7 @@ def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
         assert (cache / "attempts.sqlite").exists()  # there is nothing to take it over into
     for _ in range(2):
         with opened(made.decoder, TASK, 32, 1, cache, Silent(), state) as taking:
-            assert taking.sealed.next_turn(0.95).number == 2
+            assert taking.sealed.next_attempt == 2
             assert taking.sealed.of_run("new").problems == len(ids) - 3
     assert not (cache / "attempts.sqlite").exists()
     (cache / "attempts.sqlite").write_bytes(b"damaged")

@@ -19,7 +19,6 @@ import pytest
 from children import begin, kill
 from earlier_ledgers import Attempt, write
 from fsd_calib.certifying.attempts import Ledger, Run
-from fsd_calib.certifying.levels import attempt_level
 from fsd_calib.certifying.problem_numbers import ById
 from fsd_decoding.errors import UsageError
 
@@ -42,7 +41,7 @@ def these(*ids: int) -> list[ById]:
 
 
 def number(ledger: Ledger, *ids: int, family: str = "target") -> int:
-    return ledger.next_turn(family, these(*ids), 0.95).number
+    return ledger.next_number(family, these(*ids))
 
 
 def tuned(ledger: Ledger, family: str) -> list[int]:
@@ -65,17 +64,13 @@ def test_what_was_tuned_on_stays_so_and_attempts_count(earlier: Path, ledger: Le
     assert earlier.with_name("attempts.sqlite.taken-over").read_bytes() == EARLIER.read_bytes()
 
 
-def test_numbers_and_verdicts_stay_and_no_level_is_handed_on(earlier: Path, ledger: Ledger) -> None:
+def test_numbers_and_verdicts_stay(earlier: Path, ledger: Ledger) -> None:
     ledger.take_over(earlier)
-    found = [ledger.open("target", these(*range(20)), frozen, 0.95) for frozen in ("first", "second")]
-    found.append(ledger.open("target", these(*range(15, 30)), "third", 0.95))
-    assert [(a.number, a.level) for a in found] == [
-        (1, attempt_level(0.95, 1)),
-        (2, attempt_level(0.95, 2)),
-        (1, attempt_level(0.95, 1)),
-    ]
+    found = [ledger.open("target", these(*range(20)), frozen) for frozen in ("first", "second")]
+    found.append(ledger.open("target", these(*range(15, 30)), "third"))
+    assert [a.number for a in found] == [1, 2, 1]
     assert [json.loads(a.verdict or "")["passed"] for a in found] == [0, None, 1]
-    assert ledger.next_turn("target", these(*range(15, 20)), 0.95) == (5, 0)
+    assert ledger.next_number("target", these(*range(15, 20))) == 5
     check(ledger)  # those asked for again count once
 
 
@@ -102,17 +97,17 @@ def test_what_came_to_it_since_is_added(tmp_path: Path, ledger: Ledger) -> None:
         write(path, [(range(3), frozen, 1 + n, verdict) for n, (frozen, verdict) in enumerate(rows)])
         ledger.take_over(path)
     assert number(ledger, 0) == 3
-    assert [ledger.open("target", these(0, 1, 2), frozen, 0.95).verdict for frozen in "ab"] == ["passed", "failed"]
+    assert [ledger.open("target", these(0, 1, 2), frozen).verdict for frozen in "ab"] == ["passed", "failed"]
 
 
 def test_a_ledger_that_has_rows_of_its_own_keeps_them(earlier: Path, ledger: Ledger) -> None:
     ledger.tuned_on("target", these(113, 150))
-    own = ledger.open("target", these(0, 40), "own", 0.95, Run("run", "facts"))
-    own.decide("passed", hands_on=True)
+    own = ledger.open("target", these(0, 40), "own", Run("run", "facts"))
+    own.decide("passed")
     ledger.take_over(earlier)
     assert tuned(ledger, "target") == [*range(100, 114), 150]
     assert number(ledger, 0) == 5
-    assert ledger.next_turn("target", these(40), 0.95) == (2, own.level)
+    assert ledger.next_number("target", these(40)) == 2
     assert ledger.facts_of("target", "run") == "facts"
 
 
@@ -194,6 +189,6 @@ def test_killed_at_any_moment_nothing_is_forgotten_or_counted_twice(tmp_path: Pa
             ledger.take_over(old)
             assert not old.exists()
             assert [number(ledger, one) for one in (0, 150, 350, 450)] == [2, 152, 150, 50]
-            verdicts = [ledger.open("target", these(*ids), frozen, 0.95).verdict for ids, frozen, *_ in MANY[:4]]
+            verdicts = [ledger.open("target", these(*ids), frozen).verdict for ids, frozen, *_ in MANY[:4]]
         assert verdicts == [verdict for *_, verdict in MANY[:4]]
     assert cut > 0

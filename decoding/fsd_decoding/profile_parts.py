@@ -91,8 +91,7 @@ class Certificate(Counts):
     retention, lower_bound, accuracy, accuracy_lower_bound: of the configuration, each bound by itself at `delta`;
         None where nothing was decoded there. `lower_bound` is always retention's.
     attempt: how many times, this one included, problems of this part were used to decide. delta: the level tested
-        at, at most (1 - confidence) * 6 / (pi^2 attempt^2) + `inherited`, which earlier attempts handed on. None: not
-        recorded.
+        at, at most (1 - confidence) * 6 / (pi^2 attempt^2). None: not recorded.
     seeds: noise seeds a problem; the counts are of (problem, seed) pairs.
     frozen: configurations that were frozen to be tested. Of more than one, the bounds of the one that was chosen
         hold for it by itself and are not corrected for the choice. None: not recorded.
@@ -112,7 +111,6 @@ class Certificate(Counts):
     guarantee: Literal["population", "dataset", "none"] = "population"
     attempt: Natural | None = None
     delta: Confidence | None = None
-    inherited: Amount = 0.0
     seeds: Natural = 1
     accuracy: Share | None = None
     accuracy_lower_bound: Share | None = None
@@ -161,8 +159,7 @@ class Certificate(Counts):
     def _attempts_share_the_level(self) -> Self:
         if self.attempt is None or self.delta is None:
             return self
-        own = (1 - self.confidence) * 6 / (math.pi * self.attempt) ** 2
-        left = min(own + self.inherited, 1 - self.confidence)
+        left = (1 - self.confidence) * 6 / (math.pi * self.attempt) ** 2
         if self.delta > left * (1 + _ROUNDING):
             raise ValueError(f"delta is {self.delta}; attempt {self.attempt} may be tested at {left:.6g} at most")
         return self

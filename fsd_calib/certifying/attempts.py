@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from fsd_calib.certifying import earlier_ledger
 from fsd_calib.certifying.ledger_file import Entry, LedgerFile, Run
-from fsd_calib.certifying.levels import Turn, next_turn
+from fsd_calib.certifying.levels import attempt_level, next_number
 from fsd_calib.certifying.problem_numbers import Numbered, Numbers, as_set, known, numbers
 from fsd_calib.sqlite_file import DamageError
 from fsd_decoding.errors import UsageError
 
-__all__ = ["Attempt", "Ledger", "Run", "Turn"]
+__all__ = ["Attempt", "Ledger", "Run"]
 
 
 class Ledger:
@@ -49,12 +49,16 @@ class Ledger:
             if len(new):
                 self._file.add_tuned(family, new)
 
-    def open(
-        self, family: str, problems: Iterable[Numbered], frozen: str, confidence: float, run: Run | None = None
-    ) -> Attempt:
+    def tuned_on_repeats(self, family: str, groups: Iterable[Sequence[Numbered]]) -> None:
+        """Remembers all problems of a group where one of them had a say: they ask the same."""
+        with self._file.named():
+            tuned = self._file.tuned(family)
+        self.tuned_on(family, [one for group in groups if known(numbers(group), tuned).any() for one in group])
+
+    def open(self, family: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None) -> Attempt:
         """The attempt to certify `frozen`, which holds the whole sequence, the claim and its confidence.
 
-        The same family, problems and `frozen` are the same attempt again, with its number and level. Problems are the
+        The same family, problems and `frozen` are the same attempt again, with its number. Problems are the
         same where ids and keys both are: of an attempt that was taken over keys are not known, and where any differs
         from its id, this is another attempt. `run` is remembered with it.
 
@@ -70,15 +74,15 @@ class Ledger:
             if entry is None or entry.verdict is None:
                 self._require_untuned(family, asked)
             if entry is None:
-                entry = self._opened(entries, family, asked, frozen, confidence)
+                entry = self._file.add_attempt(Entry(family, asked, frozen, next_number(entries, asked)))
             if run is not None and entry.place not in self._file.runs(run.name):
                 self._file.add_run(run, entry.place)
-        return Attempt(self, entry, confidence)
+        return Attempt(self, entry)
 
-    def next_turn(self, family: str, problems: Iterable[Numbered], confidence: float) -> Turn:
-        """What another attempt on these problems would be given now."""
+    def next_number(self, family: str, problems: Iterable[Numbered]) -> int:
+        """The number that another attempt on these problems would have now."""
         with self._file.named():
-            return next_turn(self._file.attempts(family), numbers(problems), confidence)
+            return next_number(self._file.attempts(family), numbers(problems))
 
     def facts_of(self, family: str, run: str) -> str | None:
         """What was remembered of the run of that name; None: it made no attempt."""
@@ -103,23 +107,18 @@ class Ledger:
         with self._file.named():
             entries, untuned = self._file.attempts(family), asked[~known(asked, self._file.tuned(family))]
         again = [e for e in entries if e.verdict is not None and known(e.problems, asked).all()]
-        levels = [e.level for e in again if e.level is not None and e.confidence == confidence]
-        levels.append(next_turn(entries, untuned, confidence).level(confidence))
-        return max([len(untuned), *(len(e.problems) for e in again)]), max(levels)
-
-    def _opened(self, entries: Sequence[Entry], family: str, asked: Numbers, frozen: str, confidence: float) -> Entry:
-        turn = next_turn(entries, asked, confidence)
-        level = turn.level(confidence)
-        return self._file.add_attempt(Entry(family, asked, frozen, turn.number, confidence, turn.inherited, level))
+        number = min([next_number(entries, untuned), *(e.number for e in again)])
+        return max([len(untuned), *(len(e.problems) for e in again)]), attempt_level(confidence, number)
 
     def _made_by(self, family: str, run: str) -> Entry | None:
         """The attempt that the run of that name made; of several a decided one."""
-        entries, places = {e.place: e for e in self._file.attempts(family)}, self._file.runs(run)
+        places = self._file.runs(run)  # read first: another process may be adding an attempt and its run
+        entries = {e.place: e for e in self._file.attempts(family)}
         if not entries.keys() >= places.keys():
             raise DamageError(f"an attempt of run {run} is gone")
         return _decided_first([entries[place] for place in places])
 
-    def _decide(self, attempt: Entry, verdict: str, hands_on: bool) -> None:
+    def _decide(self, attempt: Entry, verdict: str) -> None:
         with self._file.alone():
             entry = next((e for e in self._file.attempts(attempt.family) if e.place == attempt.place), None)
             if entry is None:
@@ -128,7 +127,7 @@ class Ledger:
                 _require_same(entry, verdict)
                 return
             self._require_untuned(entry.family, entry.problems)
-            self._file.change_attempt(replace(entry, verdict=verdict, hands_on=hands_on))
+            self._file.change_attempt(replace(entry, verdict=verdict))
 
     def _require_untuned(self, family: str, asked: Numbers) -> None:
         tuned = int(known(asked, self._file.tuned(family)).sum())
@@ -149,23 +148,19 @@ class Ledger:
 
 
 class Attempt:
-    """One attempt on a certification part, decided once.
+    """One attempt on a certification part, decided once. `number`: 1 is the first on its problems."""
 
-    `number`: 1 is the first on its problems. `level`: to test at, of which `inherited` was handed on to it.
-    """
-
-    def __init__(self, ledger: Ledger, entry: Entry, confidence: float) -> None:
-        self.number, self.inherited, self.verdict = entry.number, entry.inherited, entry.verdict
-        self.level = Turn(entry.number).level(confidence) if entry.level is None else entry.level
+    def __init__(self, ledger: Ledger, entry: Entry) -> None:
+        self.number, self.verdict = entry.number, entry.verdict
         self._ledger, self._entry = ledger, entry
         self._decided = False
 
-    def decide(self, verdict: str, hands_on: bool = False) -> None:
-        """Records the verdict.
+    def level(self, confidence: float) -> float:
+        """To test at."""
+        return attempt_level(confidence, self.number)
 
-        Args:
-            hands_on: everything that was tested passed, so that another attempt may have the level. What failed has
-                spent it, and so have bounds, which may be wrong whatever they are.
+    def decide(self, verdict: str) -> None:
+        """Records the verdict.
 
         Raises:
             UsageError: this was called before; the attempt was decided in another run, otherwise; or its problems
@@ -173,7 +168,7 @@ class Attempt:
         """
         if self._decided:
             raise UsageError(f"attempt {self.number} is decided already; another decision needs a new attempt")
-        self._ledger._decide(self._entry, verdict, hands_on)
+        self._ledger._decide(self._entry, verdict)
         self._decided, self.verdict = True, verdict
 
 

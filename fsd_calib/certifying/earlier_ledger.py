@@ -30,8 +30,8 @@ _SCHEMA = Schema(WHAT, APPLICATION, 1, "", SETTINGS, CHECK)
 def take_over(path: Path, file: LedgerFile) -> bool:
     """Merges the rows of a ledger of schema 1 into `file` and renames it; False: there is none at `path`.
 
-    What was tuned on stays so. Attempts keep their numbers and verdicts, count for every later one with the same
-    target, and hand on no level. A process killed in between leaves the ledger where it was; taken over again, no row
+    What was tuned on stays so. Attempts keep their numbers and verdicts, and count for every later one with the same
+    target. A process killed in between leaves the ledger where it was; taken over again, no row
     is there twice.
 
     Raises:

@@ -23,8 +23,8 @@ CHECK = "integrity_check"
 _COLUMNS = {
     "tuned": {"family": "TEXT", "problems": "BLOB"},
     "attempts": {
-        "family": "TEXT", "problems": "BLOB", "frozen": "TEXT", "number": "INTEGER", "confidence": "REAL",
-        "inherited": "REAL", "level": "REAL", "verdict": "TEXT", "hands_on": "INTEGER", "origin": "BLOB",
+        "family": "TEXT", "problems": "BLOB", "frozen": "TEXT", "number": "INTEGER", "verdict": "TEXT",
+        "origin": "BLOB",
     },
     "runs": {"name": "TEXT", "facts": "TEXT", "attempt": "INTEGER"},
 }  # fmt: skip
@@ -44,8 +44,6 @@ class Entry:
 
     Args:
         frozen: the sequence, the claim and all else that makes it this attempt.
-        confidence, level: None where the ledger that it was taken over from did not say.
-        hands_on: it is decided so that its level is for another attempt.
         origin: names the row that it was taken over from, if any.
         place: its row, counted from 1: attempts are in the order in which they were opened.
     """
@@ -54,19 +52,14 @@ class Entry:
     problems: Numbers  # (n, 2), a set
     frozen: str
     number: int
-    confidence: float | None = None
-    inherited: float = 0.0
-    level: float | None = None
     verdict: str | None = None
-    hands_on: bool = False
     origin: bytes | None = None
     place: int = 0
 
     def stored(self) -> tuple[Any, ...]:
         """In the order of the columns."""
         return (
-            self.family, self.problems.tobytes(), self.frozen, self.number, self.confidence, self.inherited, self.level,
-            self.verdict, int(self.hands_on), self.origin,
+            self.family, self.problems.tobytes(), self.frozen, self.number, self.verdict, self.origin,
         )  # fmt: skip
 
 

@@ -42,5 +42,6 @@ def as_set(found: Numbers) -> Numbers:
 
 
 def known(asked: Numbers, before: Numbers) -> NDArray[np.bool_]:
-    """(n,): whether either number of a problem is among those of the problems before."""
-    return np.asarray(np.isin(asked, before).any(1))
+    """(n,): whether a problem is one of those before: by its key, or by its id where of them an id was all that was
+    recorded. Ids by themselves tell nothing apart, since another task may count its problems from 0 as well."""
+    return np.asarray(np.isin(asked, before[:, 1]).any(1))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, astuple
 
-from fsd_calib.certifying.attempts import Attempt, Ledger, Run, Turn
+from fsd_calib.certifying.attempts import Attempt, Ledger, Run
 from fsd_calib.certifying.certify import Claim, Evidence, Paired, Verdict, bound_together, certify_sequence
 from fsd_calib.measuring.bench import Bench, Decode
 from fsd_calib.measuring.configuration import Configuration
@@ -42,9 +42,10 @@ class Sealed:
     def ids(self) -> list[int]:
         return [problem.id for problem in self._bench.problems]
 
-    def next_turn(self, confidence: float) -> Turn:
-        """The number and the level that a new attempt on these problems would have."""
-        return self._ledger.next_turn(self._family, self._bench.problems, confidence)
+    @property
+    def next_attempt(self) -> int:
+        """The number that a new attempt on these problems would have."""
+        return self._ledger.next_number(self._family, self._bench.problems)
 
     def at_best(self, confidence: float) -> tuple[int, float]:
         """At most so many problems at this level, whatever run this is; see `Ledger.at_best`."""
@@ -73,8 +74,8 @@ class Sealed:
         ]
         if len(left) < _LEAST:
             raise UsageError(
-                f"{self.problems - len(left)} of {self.problems} certification problems were tuned on before, which "
-                f"leaves {len(left)} to certify on; give others"
+                f"{self.problems - len(left)} of {self.problems} certification problems were tuned or trained on "
+                f"before, which leaves {len(left)} to certify on; give others"
             )
         return self._with(Bench(self._bench.decode, left, self._bench.part))
 
@@ -97,8 +98,8 @@ class Sealed:
         """
         identity = [self._identity, _fingerprint(self._bench.problems), TESTS_VERSION]
         told = json.dumps([identity, [asdict(c) for c in frozen], asdict(claim), confidence], sort_keys=True)
-        attempt = self._ledger.open(self._family, self._bench.problems, told, confidence, run)
-        return Opened(self._bench, frozen, alone, claim, attempt)
+        attempt = self._ledger.open(self._family, self._bench.problems, told, run)
+        return Opened(self._bench, frozen, alone, claim, attempt, attempt.level(confidence))
 
     def _with(self, bench: Bench, how: str = "") -> Sealed:
         return Sealed(bench, self._ledger, self._family, self._identity + how, self.whole)
@@ -108,10 +109,15 @@ class Opened:
     """One attempt: the frozen sequence meets the certification part."""
 
     def __init__(
-        self, bench: Bench, frozen: Sequence[Configuration], alone: Configuration, claim: Claim, attempt: Attempt
+        self,
+        bench: Bench,
+        frozen: Sequence[Configuration],
+        alone: Configuration,
+        claim: Claim,
+        attempt: Attempt,
+        delta: float,
     ) -> None:
-        self.frozen, self.alone, self.claim, self.attempt = tuple(frozen), alone, claim, attempt
-        self.delta = attempt.level
+        self.frozen, self.alone, self.claim, self.attempt, self.delta = tuple(frozen), alone, claim, attempt, delta
         self._bench = bench
 
     @property
@@ -129,19 +135,17 @@ class Opened:
         return self._bench.measured()
 
     def decide(self) -> Verdict:
-        """Tests the sequence in its order; a second time raises. The level is handed on where all of it passed."""
+        """Tests the sequence in its order; a second time raises."""
         candidates = (self._prefixes(configuration) for configuration in self.frozen)
         verdict = certify_sequence(candidates, self.claim, self.delta)
-        shown = [[*astuple(e.outcomes), e.lower_bound] for e in verdict.tested]
-        unspent = self.claim.wanted is not None and verdict.passed == len(self.frozen) - 1
-        self.attempt.decide(json.dumps({"passed": verdict.passed, "shown": shown}), hands_on=unspent)
+        self.attempt.decide(json.dumps({"passed": verdict.passed, "shown": _counts(verdict.tested)}))
         return verdict
 
     def bound_all(self) -> tuple[Evidence, ...]:
         """Bounds of all frozen ones that hold at once; it is this attempt's decision."""
         whole = [self._paired(configuration, None) for configuration in self.frozen]
         together = bound_together(whole, self.claim, self.delta)
-        self.attempt.decide(json.dumps({"bounded": [evidence.lower_bound for evidence in together]}))
+        self.attempt.decide(json.dumps({"bounded": _counts(together)}))
         return together
 
     def _prefixes(self, configuration: Configuration) -> Iterator[Paired]:
@@ -153,6 +157,11 @@ class Opened:
     def _paired(self, configuration: Configuration, first: int | None) -> Paired:
         alone, fuzzy = (self._bench.measure(c, first) for c in (self.alone, configuration))
         return Paired(alone.correct, fuzzy.correct)
+
+
+def _counts(shown: Sequence[Evidence]) -> list[list[int]]:
+    """What a verdict rests on. Bounds follow from it, but for a last bit that another machine may round otherwise."""
+    return [list(astuple(evidence.outcomes)) for evidence in shown]
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

@@ -16,11 +16,13 @@ _SHOWN = 60  # characters of a text in a line
 
 
 class Parts(NamedTuple):
-    """Both in the order of a hash of what they ask. notes: what a user should know of them, a line each."""
+    """Both in the order of a hash of what they ask. notes: what a user should know of them, a line each. repeats:
+    groups of problems that ask the same, of each of which one is kept."""
 
     tuning: tuple[Problem, ...]
     certification: tuple[Problem, ...]
     notes: tuple[str, ...]
+    repeats: tuple[tuple[Problem, ...], ...]
 
 
 def parts_of(task: Task) -> Parts:
@@ -31,14 +33,17 @@ def parts_of(task: Task) -> Parts:
             the source, or a part has fewer than two.
     """
     check_ids(task.problems)
-    once = [_kept(task, same) for same in _alike(task.problems)]
+    groups = _alike(task.problems)
+    once = [_kept(task, same) for same in groups]
     tuning, certification = tuning_and_certification(once)
     for name, part in (("tuning", tuning), ("certification", certification)):
         if len(part) < 2:
             raise UsageError(f"{len(once)} problems leave {len(part)} for {name}; give more of them")
     tuning = tuning[:_TUNING_PROBLEMS]
     notes = (*_told_repeats(task, once), *_told_resemblance(tuning, certification))
-    return Parts(tuple(tuning), tuple(certification), notes)
+    repeats = [tuple(sorted(same, key=lambda p: p.id)) for same in groups if len(same) > 1]
+    repeats.sort(key=lambda same: same[0].id)
+    return Parts(tuple(tuning), tuple(certification), notes, tuple(repeats))
 
 
 def _alike(problems: Iterable[Problem]) -> list[list[Problem]]:
