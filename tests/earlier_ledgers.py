@@ -23,21 +23,18 @@ Attempt = tuple[Iterable[int], str, int, str | None]
 
 
 def write(path: Path, attempts: Sequence[Attempt] = (), tuned: Iterable[int] = (), target: str = "target") -> None:
-    family = json.dumps(["gsm8k", target, "draft"])
     connection = sqlite3.connect(path, isolation_level=None)
     connection.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1; {_TABLES} BEGIN")
-    _insert(connection, "tuned (family, ids, digest)", family, _blob(tuned))
-    for ids, frozen, number, verdict in attempts:
-        columns = "attempts (family, ids, frozen, number, verdict, digest)"
-        _insert(connection, columns, family, _blob(ids), frozen, number, verdict)
+    insert(connection, "tuned", target, tuned)
+    for attempt in attempts:
+        insert(connection, "attempts", target, *attempt)
     connection.execute("COMMIT")
     connection.close()
 
 
-def _blob(ids: Iterable[int]) -> bytes:
-    return np.array(sorted(ids), np.int64).tobytes()
-
-
-def _insert(connection: sqlite3.Connection, columns: str, *values: object) -> None:
+def insert(connection: sqlite3.Connection, table: str, target: str, ids: Iterable[int], *rest: object) -> None:
+    """`rest`: of an attempt, what comes after its ids."""
+    values = (json.dumps(["gsm8k", target, "draft"]), np.array(sorted(ids), np.int64).tobytes(), *rest)
+    columns = {"tuned": "family, ids, digest", "attempts": "family, ids, frozen, number, verdict, digest"}[table]
     marks = ", ".join("?" * (len(values) + 1))
-    connection.execute(f"INSERT INTO {columns} VALUES ({marks})", (*values, row_digest(*values)))
+    connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", (*values, row_digest(*values)))

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from children import begin, kill
-from earlier_ledgers import Attempt, write
+from earlier_ledgers import Attempt, insert, write
 from fsd_calib.certifying.attempts import Ledger, Run
-from fsd_calib.certifying.problem_numbers import ById
 from fsd_decoding.errors import UsageError
+from ledgers import these
 
 EARLIER = Path(__file__).parent / "data" / "attempts-1.sqlite"
 
@@ -36,16 +36,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield made
 
 
-def these(*ids: int) -> list[ById]:
-    return [ById(one) for one in ids]
-
-
 def number(ledger: Ledger, *ids: int, family: str = "target") -> int:
-    return ledger.next_number(family, these(*ids))
+    return ledger.next_number(family, these(ids))
 
 
 def tuned(ledger: Ledger, family: str) -> list[int]:
-    return [one for one in range(200) if not ledger.usable(family, these(one), "")[0]]
+    return [one for one in range(200) if not ledger.usable(family, these([one]), "")[0]]
 
 
 def check(ledger: Ledger) -> None:
@@ -66,11 +62,11 @@ def test_what_was_tuned_on_stays_so_and_attempts_count(earlier: Path, ledger: Le
 
 def test_numbers_and_verdicts_stay(earlier: Path, ledger: Ledger) -> None:
     ledger.take_over(earlier)
-    found = [ledger.open("target", these(*range(20)), frozen) for frozen in ("first", "second")]
-    found.append(ledger.open("target", these(*range(15, 30)), "third"))
+    found = [ledger.open("target", these(range(20)), frozen) for frozen in ("first", "second")]
+    found.append(ledger.open("target", these(range(15, 30)), "third"))
     assert [a.number for a in found] == [1, 2, 1]
     assert [json.loads(a.verdict or "")["passed"] for a in found] == [0, None, 1]
-    assert ledger.next_number("target", these(*range(15, 20))) == 5
+    assert ledger.next_number("target", these(range(15, 20))) == 5
     check(ledger)  # those asked for again count once
 
 
@@ -97,17 +93,17 @@ def test_what_came_to_it_since_is_added(tmp_path: Path, ledger: Ledger) -> None:
         write(path, [(range(3), frozen, 1 + n, verdict) for n, (frozen, verdict) in enumerate(rows)])
         ledger.take_over(path)
     assert number(ledger, 0) == 3
-    assert [ledger.open("target", these(0, 1, 2), frozen).verdict for frozen in "ab"] == ["passed", "failed"]
+    assert [ledger.open("target", these(range(3)), frozen).verdict for frozen in "ab"] == ["passed", "failed"]
 
 
 def test_a_ledger_that_has_rows_of_its_own_keeps_them(earlier: Path, ledger: Ledger) -> None:
-    ledger.tuned_on("target", these(113, 150))
-    own = ledger.open("target", these(0, 40), "own", Run("run", "facts"))
+    ledger.tuned_on("target", these([113, 150]))
+    own = ledger.open("target", these([0, 40]), "own", Run("run", "facts"))
     own.decide("passed")
     ledger.take_over(earlier)
     assert tuned(ledger, "target") == [*range(100, 114), 150]
     assert number(ledger, 0) == 5
-    assert ledger.next_number("target", these(40)) == 2
+    assert ledger.next_number("target", these([40])) == 2
     assert ledger.facts_of("target", "run") == "facts"
 
 
@@ -173,6 +169,21 @@ def test_two_processes_at_once_take_it_over_once(tmp_path: Path) -> None:
         assert [number(ledger, one) for one in (0, 150, 350, 450)] == [2, 152, 150, 50]
 
 
+def test_what_is_just_being_written_to_it_is_waited_for(tmp_path: Path) -> None:
+    path, old = tmp_path / "ledger.sqlite", tmp_path / "attempts.sqlite"
+    write(old)
+    _, pipe = begin(take_over, path, old)
+    writer = sqlite3.connect(old, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    insert(writer, "attempts", "target", range(3), "frozen", 1, None)
+    pipe.send("go")
+    assert not pipe.poll(0.3)
+    writer.execute("COMMIT")
+    assert pipe.recv()
+    with Ledger(path) as ledger:
+        assert number(ledger, 0) == 2
+
+
 def test_killed_at_any_moment_nothing_is_forgotten_or_counted_twice(tmp_path: Path) -> None:
     cut = 0
     write(tmp_path / "sound", MANY)
@@ -189,6 +200,6 @@ def test_killed_at_any_moment_nothing_is_forgotten_or_counted_twice(tmp_path: Pa
             ledger.take_over(old)
             assert not old.exists()
             assert [number(ledger, one) for one in (0, 150, 350, 450)] == [2, 152, 150, 50]
-            verdicts = [ledger.open("target", these(*ids), frozen).verdict for ids, frozen, *_ in MANY[:4]]
+            verdicts = [ledger.open("target", these(ids), frozen).verdict for ids, frozen, *_ in MANY[:4]]
         assert verdicts == [verdict for *_, verdict in MANY[:4]]
     assert cut > 0
