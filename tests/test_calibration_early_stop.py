@@ -65,7 +65,8 @@ def followed(made: ThresholdProfile, folder: Path) -> CurvePoint:
     """Writes the profile as if the fuzzy setting measured on most problems had been chosen, whatever it is worth on
     models this small; gives that setting."""
     point = max((p for p in made.curve if p.threshold is not None), key=lambda p: p.problems)
-    changes = {"outcome": "untested", "threshold": point.threshold, "lossy": True, "estimate": None}
+    changes = {"outcome": "untested", "threshold": point.threshold, "lossy": True, "estimate": None,
+               "draft_length": point.draft_length}  # fmt: skip
     made.model_copy(update=changes).save(folder / "profile.json")
     return point
 
