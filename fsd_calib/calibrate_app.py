@@ -93,7 +93,9 @@ def command(
     no_timing: Annotated[
         bool,
         typer.Option(
-            "--no-timing", help="Time nothing: speeds are what the cost model forecasts.", rich_help_panel=_ASKED
+            "--no-timing",
+            help="Time no setting: speeds are forecast from rounds and what a round costs.",
+            rich_help_panel=_ASKED,
         ),
     ] = False,
     pareto: Annotated[

@@ -29,6 +29,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import shared_tokenizer
 from fsd_decoding.profile import ThresholdProfile
+from fsd_decoding.profile_parts import ModelInfo
 from fsd_decoding.requests import check_count
 from fsd_decoding.rules import RULES, rule_named
 from fsd_decoding.sampling import Sampling
@@ -177,6 +178,7 @@ class Calibration:
         )  # fmt: skip
         decoder = self._decoder(self.target, first, tokenizer)
         drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
+        decoder = next(iter(drafts.values()), decoder)
         space = replace(self.space, drafts=tuple(drafts) or (None,))
         seeds = self.seeds if self.sampling.temperature else 1
         cache, state = self.cache or default_cache(), self.state or default_state()
@@ -206,17 +208,23 @@ def _drafts(draft: Any) -> tuple[Any, ...]:
 
 
 def _named(decoders: Sequence[SpeculativeDecoder]) -> dict[str, SpeculativeDecoder]:
-    """By their drafts' names, where there are several. UsageError: two have the same, or one has none."""
+    """By their drafts' names, sorted, where there are several: their order must not matter.
+
+    UsageError: two are the same model or have the same name, or one has none.
+    """
     if len(decoders) == 1:
         return {}
-    names = [decoder.draft.config._name_or_path for decoder in decoders]
-    for name in names:
+    models = [ModelInfo.of(decoder.draft) for decoder in decoders]
+    names, prints = [model.id for model in models], [model.fingerprint for model in models]
+    for name, fingerprint in zip(names, prints, strict=True):
+        if prints.count(fingerprint) > 1:
+            raise UsageError(f"drafts are {', '.join(map(repr, names))}, and {name!r} is there twice; give it once")
         if not name or names.count(name) > 1:
             raise UsageError(
                 f"drafts are {', '.join(map(repr, names))}; several drafts are told apart by their names "
                 "(config._name_or_path), so give each a name of its own"
             )
-    return dict(zip(names, decoders, strict=True))
+    return dict(sorted(zip(names, decoders, strict=True)))
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -117,6 +117,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
         policy=chosen.info,
         draft_length=chosen.draft_length,
         sd_draft_length=found.sd.draft_length,
+        sd_draft=_other_draft(found, found.sd),
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
         seeds=ready.bench.decode.seeds,
@@ -238,6 +239,7 @@ def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
         threshold=found.chosen.threshold,
         retention=Paired(found.alone(fuzzy).correct, fuzzy.correct).retention,
         lower_bound=evidence.lower_bound if evidence else None,
+        draft=_other_draft(found, found.chosen),
     )
 
 

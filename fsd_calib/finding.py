@@ -224,7 +224,7 @@ def _worth_testing(
         return [c for c in faster if goal.chance(ready.bench.tuning.measure(c), alone) >= least]
     if isinstance(goal, ReachSpeed):
         return [c for c in frozen if ready.forecast.measured(ready.bench.tuning.measure(c)) >= goal.wanted]
-    return list(frozen)
+    return _faster(ready, frozen, baseline)
 
 
 def _faster(ready: Prepared, frozen: Sequence[Configuration], baseline: Baseline) -> list[Configuration]:

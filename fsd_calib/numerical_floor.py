@@ -51,7 +51,7 @@ def judge(wish: Wish, accuracy: float, churn: NumericalChurn, progress: Progress
     if room is None or floor.share <= room:
         return
     if floor.least <= room or wish.guarantee == "none":
-        progress.note(f"{_leaves(wish, room)}, and rounding alone may flip more: {at_most(floor.share)} were seen")
+        progress.note(f"{_leaves(wish, room)}, and rounding alone seems to flip more: {at_most(floor.share)} were seen")
         return
     raise UsageError(
         f"{_leaves(wish, room)}, and rounding alone flips more than that: {churn.outcomes_flipped} of "
@@ -69,4 +69,7 @@ def _room(wish: Wish, accuracy: float) -> float | None:
 
 
 def _leaves(wish: Wish, room: float) -> str:
-    return f"--min-acc {wish.min_acc:g} leaves room for {at_most(room)} of the outcomes to differ from the target's"
+    assert wish.min_acc is not None
+    if wish.min_acc > 1:
+        return f"--min-acc {wish.min_acc:g} asks for a gain of {at_most(room)} of the outcomes"
+    return f"--min-acc {wish.min_acc:g} leaves room for {at_most(room)} of the outcomes to be lost"

@@ -18,7 +18,7 @@ from pathlib import Path
 from fsd_calib.baseline import TRACED, measure_baseline, traces_along_target
 from fsd_calib.certifying.sealed import TESTS_VERSION
 from fsd_calib.chances import claim_of
-from fsd_calib.early_stop import Chosen, choose, stopping_early
+from fsd_calib.early_stop import Chosen, EarlyStop, choose, stopping_early
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.costs import measure_costs
 from fsd_calib.numerical_floor import judge
@@ -26,7 +26,7 @@ from fsd_calib.planning import Effort, Handful, Plan, check_enough, expected_eff
 from fsd_calib.run_facts import Costs, RunFacts, Timings, begun
 from fsd_calib.searching.forecast import DraftForecasts, Forecast, ReplayForecast
 from fsd_calib.searching.space import Space, logit
-from fsd_calib.shaping import Asked, shapes
+from fsd_calib.shaping import Asked, Shaped, shapes
 from fsd_calib.timer import Timer
 from fsd_calib.timing import TimingAsked
 from fsd_calib.wish import Wish
@@ -92,6 +92,8 @@ def prepared(
     hidden = None if chosen is None else chosen.reads
     with _traced(bench, space, hidden) as traces:
         first = space.drafts[0]
+        baseline = measure_baseline(bench, bench.configuration(_LOSSLESS, _USUAL_LENGTH, first), _HANDFUL)
+        judge(wish, baseline.alone.accuracy, baseline.numerical_churn, bench.progress)
         shaped = shapes(policies, bench, space, traces[first])
         space = replace(space, policies=tuple(shaped))
         name = _name(bench, wish, space, chosen)
@@ -102,21 +104,13 @@ def prepared(
         check()
         costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
         early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], bench, space, folder)
-        forecast = DraftForecasts({
-            draft: ReplayForecast(
-                seen, replace(space, drafts=(draft,)), costs[draft], stops=early.replayed if early else None,
-                shapes=shaped,
-            )
-            for draft, seen in traces.items()
-        })  # fmt: skip
+        forecast = _forecast(traces, space, costs, early, shaped)
         sds = _fastest_for_sd(bench, traces, costs, 1 if timing.way == "none" else 2)
     if early is not None:
         bench = bench.stopping_early(early.policies)
     family = space.families[0]
     fuzzy = family[len(family) // 2]
     fuzzy = fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE)))
-    baseline = measure_baseline(bench, sds[0].under(_LOSSLESS), _HANDFUL)
-    judge(wish, baseline.alone.accuracy, baseline.numerical_churn, bench.progress)
     handful = Handful.of(baseline.alone, baseline.lossless, bench.tuning.measure(fuzzy, _HANDFUL))
     check(handful.accuracy)
     each = baseline.alone.tokens / (handful.problems * bench.decode.seeds)
@@ -154,6 +148,21 @@ def _traced(bench: Workbench, space: Space, hidden: Width | None) -> Iterator[di
             )
             for draft in space.drafts
         }
+
+
+def _forecast(
+    traces: Mapping[str | None, Traces],
+    space: Space,
+    costs: Mapping[str | None, CostModel],
+    early: EarlyStop | None,
+    shaped: Shaped,
+) -> Forecast:
+    """Of all drafts, each by its own traces and costs."""
+    stops = early.replayed if early else None
+    return DraftForecasts({
+        draft: ReplayForecast(seen, replace(space, drafts=(draft,)), costs[draft], stops=stops, shapes=shaped)
+        for draft, seen in traces.items()
+    })  # fmt: skip
 
 
 def _timings(bench: Workbench, wish: Wish, space: Space) -> Timings:

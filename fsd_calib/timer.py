@@ -74,7 +74,8 @@ class Timer:
         served, or nothing is to be timed."""
         if not self._single:
             return None
-        return self._speeds(configurations, self._problems(1, opened)[1][: self._single], 1)
+        _, problems = self._problems(self.wish.serve_batch, opened)
+        return self._speeds(configurations, problems[: self._single], 1)
 
     def effort(self, seconds: float) -> tuple[int, float]:
         """Decodings to expect, and what one takes on average, where one among the streams served takes `seconds`.

@@ -10,9 +10,11 @@ import pytest
 
 import tiny_calibration
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
+from fsd_calib.reporting.verdict import verdict
 from fsd_decoding.fingerprint import model_fingerprint
 from tiny import word_tokenizer
 from tiny_pair import related
+from told_speeds import tell
 from traces import refusal
 
 SPREADS = {"near": 0.001, "far": 0.2, "farther": 0.3}
@@ -113,7 +115,37 @@ def test_what_is_learned_with_one_draft_is_refused_with_two(tmp_path: Path) -> N
 
 
 def test_drafts_are_told_apart_by_name(tmp_path: Path) -> None:
-    assert "drafts are 'drafts/near', 'drafts/near'; several drafts are told apart" in refusal(
+    assert "drafts are 'drafts/near', 'drafts/near', and 'drafts/near' is there twice; give it once" in refusal(
         lambda: run(tmp_path, "near", "near")
     )
+    target, drafts = models()
+    for one in drafts.values():
+        one.config._name_or_path = ""
+    assert "several drafts are told apart by their names" in refusal(
+        lambda: calibrate(
+            tiny_calibration.task(240), target=target, draft=list(drafts.values()), tokenizer=word_tokenizer(), **WISH
+        )
+    )
     assert "draft is an empty list" in refusal(lambda: run(tmp_path))
+
+
+@pytest.mark.slow
+def test_what_was_tested_is_named_with_its_own_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where lossless decoding suffices, with the draft that is best for that."""
+    tell(monkeypatch, 0.8)
+    made = run(tmp_path, "near", "far", min_acc=0.4, guarantee="population", draft_length=4)
+    assert made.outcome == "lossless-suffices"
+    assert made.draft.id == "drafts/near"
+    if made.estimate is not None:
+        draft = made.estimate.draft or made.draft.id
+        said = f"(js, L = 4, draft {Path(draft).name})"
+        assert said in verdict(made)
+
+
+@pytest.mark.slow
+def test_their_order_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell(monkeypatch, 1.5)
+    first, second = (run(tmp_path, *names, min_acc=0.5) for names in (("far", "farther"), ("farther", "far")))
+    assert second.effort is not None
+    assert second.effort.total.decoded == 0
+    assert (second.threshold, second.draft) == (first.threshold, first.draft)

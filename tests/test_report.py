@@ -124,7 +124,7 @@ def test_speeds_over_processes_say_so() -> None:
 @pytest.mark.parametrize("outcome", [{}, NOT_FASTER, UNCERTIFIED])
 def test_what_was_not_timed_is_called_a_forecast(outcome: dict[str, Any]) -> None:
     text = one(printed({**outcome, "speed.timed": 0, "speed.intervals": None}))
-    assert "² forecast by the cost model from rounds decoded on tuning problems; nothing was timed" in text
+    assert "² forecast from rounds decoded on tuning problems and what a round costs; no setting was timed" in text
     assert "this run" not in text
     assert ("by the cost model's forecast 1.21x its tokens/s" in text) == (outcome == {})
     assert ("plain sd, which is forecast to make 51.0 tokens/s" in text) == (outcome == NOT_FASTER)
@@ -164,8 +164,11 @@ def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
     assert "1.21x (1.18–1.23 within this run) its tokens/s and 3.08x (2.98–3.17) those of the target alone." in said
     assert "(700 problems that the search never saw): both right 650, lost 3, gained 2, both wrong 45." in said
     assert "retention 99.8% (at least 98.9%) and accuracy 93.1% (at least 91.1%)" in said
-    assert "Attempt 1 to certify on these problems, tested at level 0.031." in said
-    assert "changed 1 of 700 texts and flipped 0 outcomes, so it flips at most 0.43% (95% confidence)." in said
+    assert "Attempt 1 to certify on these problems, tested at level 0.0304." in said
+    assert (
+        "changed 1 of 700 texts and flipped 0 outcomes, so of all outcomes it flips at most 0.43% (95% confidence)."
+        in said
+    )
     assert "lossless rule coupled" not in said
 
 

@@ -34,7 +34,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -
         return Timed(speeds, "tuning" if opened is None else "certification")
 
     monkeypatch.setattr(Timer, "time", timed)
-    monkeypatch.setattr(preparing, "_timings", lambda *_: Timings((_COSTS,), seconds_each=0.01))
+    monkeypatch.setattr(preparing, "_timings", lambda bench, wish, space: Timings((_COSTS,) * len(space.drafts), 0.01))
 
 
 def _uneven(spread: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -56,7 +56,8 @@ class ThresholdProfile(Part):
     sd_draft_length, costs, numerical_churn, truncation, acceptance, effort: None where not measured.
     policy: what scales `threshold` from round to round; None: nothing does. A decoder follows it.
     other_drafts: tried in the same search and attempt; points of the curve name them. `draft` is the one that
-        decoders of the profile draft with.
+        decoders of the profile draft with: the chosen setting's, and where there is no threshold that of `sd`.
+    sd_draft: the id of the draft that `sd` was timed with, its own best, where it is not `draft`.
     early_stop: what ends drafts of fuzzy rules early; None: they have `draft_length` tokens. A decoder follows it.
     """
 
@@ -77,6 +78,7 @@ class ThresholdProfile(Part):
     policy: PolicyInfo | None = None
     draft_length: Natural
     sd_draft_length: Natural | None = None
+    sd_draft: str | None = None
     sampling: SamplingInfo
     seed: int
     seeds: Natural = 1

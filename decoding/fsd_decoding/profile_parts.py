@@ -166,14 +166,14 @@ class Certificate(Counts):
 
 
 class Accuracy(Part):
-    """Shares of right answers on the certification part."""
+    """Shares of right answers, on the certification part where anything was decoded there, else on the tuning part."""
 
     target: Share
     chosen: Share
 
 
 class TokensPerRound(Part):
-    """On the certification part."""
+    """Where `Accuracy` was measured."""
 
     sd: Amount
     chosen: Amount
@@ -181,11 +181,13 @@ class TokensPerRound(Part):
 
 class Estimate(Part):
     """Where nothing was granted: the safest configuration tested, or the fastest where speed was asked for. Where `sd`
-    suffices: what was tested, or chosen without a test, and is no faster. It is no claim, and no decoder uses it."""
+    suffices: what was tested, or chosen without a test, and is no faster. It is no claim, and no decoder uses it.
+    `draft`: the id of the draft model where it is not the profile's own."""
 
     threshold: Amount
     retention: Amount
     lower_bound: Amount | None
+    draft: str | None = None
 
 
 class Truncation(Part):

@@ -13,7 +13,7 @@ LIKE = {"population": "on problems like these", "dataset": "on these very proble
 def shown(profile: ThresholdProfile) -> str:
     """Counts, bounds, and what the bounds leave out."""
     if profile.outcome == "front":
-        return ""  # its points' bounds stand in its table
+        return _attempt(profile)  # its points' bounds stand in its table
     said = (_counts(profile), _bounds(profile), _harm(profile), _selected(profile), _attempt(profile))
     return " ".join(filter(None, said))
 
@@ -34,7 +34,7 @@ def rounding(profile: ThresholdProfile) -> str:
         return ""
     return (
         f"Rounding alone (the lossless rule against the target) changed {churn.texts_changed} of {churn.problems} "
-        f"texts and flipped {churn.outcomes_flipped} outcomes, so it flips "
+        f"texts and flipped {churn.outcomes_flipped} outcomes, so of all outcomes it flips "
         f"{Floor.of(churn.outcomes_flipped, churn.problems).below}."
     )
 

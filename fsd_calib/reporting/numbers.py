@@ -33,18 +33,19 @@ def at_least(share: float) -> str:
 
 
 def level(delta: float) -> str:
-    """Of a test: two significant digits, rounded up, so that no more confidence is claimed than there is."""
-    return f"{_rounded(delta, math.ceil):.2g}"
+    """Of a test."""
+    return f"{delta:.3g}"
 
 
 def confidence(delta: float) -> str:
-    """Of what was tested at a level: what `level` leaves."""
+    """Of what was tested at a level: two significant digits of that, rounded up, so that no more is claimed than there
+    is."""
     return exact(1 - _rounded(delta, math.ceil))
 
 
 def points(change: float) -> str:
     """Of a share, in percentage points."""
-    return f"{100 * change:+.1f}"
+    return f"{round(100 * change, 1) + 0.0:+.1f}"
 
 
 def points_between(low_high: tuple[float, float]) -> str:

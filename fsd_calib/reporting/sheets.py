@@ -20,7 +20,7 @@ from fsd_calib.reporting.numbers import (
     threshold,
     tokens,
 )
-from fsd_calib.reporting.summary import drafts
+from fsd_calib.reporting.summary import drafts, was_selected
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.profile_parts import Certificate, ModelInfo
 
@@ -90,11 +90,15 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
         "outcomes": f"both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}",
         **_harm(c),
         "counted on": f"{c.problems:,} problems, {c.seeds} seed{'s' * (c.seeds > 1)} each",
-        "frozen": "not recorded" if c.frozen is None else f"{c.frozen} to be tested",
+        "frozen": "not recorded" if c.frozen is None else f"{c.frozen} to be tested{_caveat(p)}",
         "confidence": f"{exact(c.confidence)}, tested at level {level(c.level)}",
         "attempt": "not recorded" if c.attempt is None else str(c.attempt),
         "method": c.method,
     }
+
+
+def _caveat(p: ThresholdProfile) -> str:
+    return "; bounds are not corrected for the choice among them" if was_selected(p) and p.certificate.problems else ""
 
 
 def _harm(c: Certificate) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import NamedTuple
 
 from rich import box
@@ -65,6 +66,11 @@ def notes(profile: ThresholdProfile) -> str:
 def drafts(profile: ThresholdProfile) -> str:
     """What a round of the fuzzy rule drafts."""
     return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}"
+
+
+def draft_among(profile: ThresholdProfile, other: str | None) -> str:
+    """Which draft, where several were tried. `other`: the id of one that is not the profile's own."""
+    return f", draft {PurePath(other or profile.draft.id).name}" if profile.other_drafts else ""
 
 
 def sd_draft_length(profile: ThresholdProfile) -> int:
@@ -137,7 +143,7 @@ def _sd_row(profile: ThresholdProfile) -> _Row:
     if point and alone and point.problems != alone.problems:
         point = None
     return _Row(
-        f"sd (lossless)\nL = {sd_draft_length(profile)}",
+        f"sd (lossless)\nL = {sd_draft_length(profile)}{draft_among(profile, profile.sd_draft)}",
         accuracy=_marked(percent(point.accuracy if point else None), _PART),
         retention=_marked(percent(point.retention if point else None), _PART),
         tokens_per_round=_marked(pace(profile.tokens_per_round.sd, 2), _PART),
@@ -170,10 +176,11 @@ def _point(profile: ThresholdProfile, rule: str, draft_length: int) -> CurvePoin
 
 def _configuration(profile: ThresholdProfile) -> str:
     if profile.threshold is not None:
-        return f"{profile.rule}\nT = {profile.threshold:.4g}, {drafts(profile)}"
+        return f"{profile.rule}\nT = {profile.threshold:.4g}, {drafts(profile)}{draft_among(profile, None)}"
     if profile.estimate is not None:
         label = _NOT_CHOSEN.get(profile.outcome, "not certified")
-        return f"{label}\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}"
+        among = draft_among(profile, profile.estimate.draft)
+        return f"{label}\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}{among}"
     return f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}"
 
 

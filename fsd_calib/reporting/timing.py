@@ -14,7 +14,7 @@ def of_what(speed: Speed) -> str:
 def timing_note(speed: Speed) -> str:
     """How speeds were timed, or that they were not."""
     if not speed.timed:
-        return f"forecast by the cost model from rounds decoded on {speed.part} problems; nothing was timed"
+        return f"forecast from rounds decoded on {speed.part} problems and what a round costs; no setting was timed"
     where = f", in each of {speed.processes} fresh processes" if speed.processes else ""
     return f"on {_timed(speed)}, each decoded in every way in turn{where}{_sure(speed)}"
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-
 from fsd_calib.reporting.evidence import LIKE, is_bounded_front, reach, rounding, shown
 from fsd_calib.reporting.numbers import bound, exact, interval, percent, tokens
-from fsd_calib.reporting.summary import drafts, sd_draft_length
+from fsd_calib.reporting.summary import draft_among, drafts, sd_draft_length
 from fsd_calib.reporting.timing import gain, of_what, over_sd
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.profile_costs import Speed
@@ -51,8 +49,8 @@ def _untried(profile: ThresholdProfile) -> str:
 
 def _lossless_suffices(profile: ThresholdProfile) -> str:
     speed, c = profile.speed, profile.certificate
-    makes = f"{'makes' if speed.timed else 'is forecast to make'} {speed.sd:.1f} {speed.unit}"
-    than = f"plain sd, which {makes} (L = {sd_draft_length(profile)}): nothing need be lost."
+    makes = f"{_makes(speed)} {speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)})"
+    than = f"plain sd, which {makes}: nothing need be lost."
     said = f"No fuzzy setting that keeps the accuracy asked for was found to be faster than {than}"
     if speed.wanted is not None:
         at = f"(L = {sd_draft_length(profile)})"
@@ -62,9 +60,15 @@ def _lossless_suffices(profile: ThresholdProfile) -> str:
             f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
             f"{LIKE[c.guarantee]}. No fuzzy setting was shown both to do so and to be faster than {than}"
         )
+    elif c.acc == "absolute" and c.guarantee == "none":
+        said += " That plain sd solves as many problems as were asked for is untested (--guarantee none)."
     elif profile.estimate is not None:
         said = f"{_no_faster(profile)} Nothing need be lost."
     return f"{said.strip()} Decoders that follow this profile run {profile.effective_rule}."
+
+
+def _makes(speed: Speed) -> str:
+    return "makes" if speed.timed else "is forecast to make"
 
 
 def _no_faster(profile: ThresholdProfile) -> str:
@@ -77,14 +81,17 @@ def _no_faster(profile: ThresholdProfile) -> str:
         kept = _claim(profile, bound(c.lower_bound) if c.wanted is None else exact(c.wanted))
         tested = f"was tested and {kept} {LIKE[c.guarantee]} ({exact(c.confidence)} confidence)"
     return (
-        f"{_setting(profile, guess.threshold)} {tested}, but was not shown to be faster than plain sd: it makes "
-        f"{over_sd(profile.speed)} the {speed.unit} of sd, which makes {speed.sd:.1f} (L = {sd_draft_length(profile)})."
+        f"{_setting(profile, guess.threshold, guess.draft)} {tested}, but was not shown to be faster than plain sd: it "
+        f"{_makes(speed)} {over_sd(speed)} the {speed.unit} of sd, which {_makes(speed)} {speed.sd:.1f} "
+        f"(L = {sd_draft_length(profile)})."
     )
 
 
 def _too_slow(profile: ThresholdProfile) -> str:
     said = "Too slow: what was chosen by its expected speed is slower than was asked when it is timed."
-    if not profile.certificate.problems:
+    if profile.certificate.guarantee == "none":
+        said = "Too slow: nothing that was tried makes as many tokens a second as were asked for."
+    elif not profile.certificate.problems:
         said = "Too slow: nothing that was tried is expected to be as fast as was asked, so nothing was tested."
     return " ".join(filter(None, (said, _runs_lossless(profile), _guess(profile))))
 
@@ -101,6 +108,8 @@ def _front(profile: ThresholdProfile) -> str:
     if is_bounded_front(profile):
         confidence = exact(profile.certificate.confidence)
         said += f" Its bounds hold all at once at {confidence} confidence, so any choice by them stays certified."
+    elif profile.certificate.guarantee != "none":
+        said = "No fuzzy setting that was tried is expected to be faster than plain sd, so none was bounded."
     return f"{said} {_runs_lossless(profile)}"
 
 
@@ -115,9 +124,9 @@ def _chosen(profile: ThresholdProfile) -> str:
     return _setting(profile, profile.threshold)
 
 
-def _setting(profile: ThresholdProfile, threshold: float) -> str:
+def _setting(profile: ThresholdProfile, threshold: float, other_draft: str | None = None) -> str:
     by = "" if profile.policy is None else f", moved by {profile.policy}"
-    among = f", draft {PurePath(profile.draft.id).name}" if profile.other_drafts else ""
+    among = draft_among(profile, other_draft)
     return f"{profile.rule} at T = {threshold:.4g} ({profile.divergence}, {drafts(profile)}{by}{among})"
 
 
@@ -137,6 +146,7 @@ def _guess(profile: ThresholdProfile) -> str:
         return ""
     low = " on the tuning part" if guess.lower_bound is None else f", lower bound {bound(guess.lower_bound)}"
     by = "" if profile.policy is None else f" moved by {profile.policy}"
+    by += draft_among(profile, guess.draft)
     return f"The estimate is T = {guess.threshold:.4g}{by}: retention {percent(guess.retention)}{low}."
 
 
