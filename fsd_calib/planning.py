@@ -167,18 +167,19 @@ def _least(claim: Claim, delta: float, accuracy: float, seeds: int) -> int | Non
     solved = 1.0 if claim.acc == "absolute" else accuracy
     if claim.wanted >= 1 or not solved:  # only gains can show it
         return least_problems(accuracy=solved, wanted=claim.wanted, delta=delta)
+    wrong = int(solved < 1)  # beside a target that may gain something, another test decides
     low, high = 0, 1  # problems that both solve
-    while not _passes_unlost(claim, high, seeds, delta):
+    while not _passes_unlost(claim, high, wrong, seeds, delta):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _passes_unlost(claim, middle, seeds, delta) else (middle, high)
+        low, high = (low, middle) if _passes_unlost(claim, middle, wrong, seeds, delta) else (middle, high)
     return math.ceil(high / solved)
 
 
-def _passes_unlost(claim: Claim, problems: int, seeds: int, delta: float) -> bool:
-    right = np.ones((problems, seeds), bool)
-    return claim.p_value(Paired(right, right)) <= delta
+def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, delta: float) -> bool:
+    both = np.repeat([True, False], [right, wrong])[:, None].repeat(seeds, 1)
+    return claim.p_value(Paired(both, both)) <= delta
 
 
 @dataclass(frozen=True)

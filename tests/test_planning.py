@@ -10,6 +10,7 @@ from rich.console import Console
 from scipy.stats import binom
 
 from fsd_calib.certifying.claim import Claim
+from fsd_calib.certifying.outcomes import Paired
 from fsd_calib.certifying.power import cells, power
 from fsd_calib.certifying.score_test import p_values
 from fsd_calib.measuring.configuration import Configuration
@@ -115,6 +116,18 @@ def test_too_few_problems_are_refused_with_the_number() -> None:
     with pytest.raises(UsageError, match=rf"to show accuracy 0.9 .* takes at least {least} "):
         check_enough(Claim(0.9, "absolute"), least - 1, DELTA, accuracy=0.5)
     check_enough(Claim(0.9, "absolute"), least, DELTA, accuracy=0.5)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_what_is_not_refused_can_pass(seeds: int) -> None:
+    """At a level that the binomial test of 200 losses that were none just meets, and the exact test just does not."""
+    delta = 0.98**200 * 1.001
+    with pytest.raises(UsageError, match="takes at least") as refused:
+        check_enough(Claim(0.98), 1, delta, accuracy=0.8, seeds=seeds)
+    least = int(str(refused.value).split("takes at least ")[1].split()[0])
+    right = np.arange(least)[:, None].repeat(seeds, 1) < round(0.8 * least)
+    assert Claim(0.98).p_value(Paired(right, right)) <= delta
+    assert seeds > 1 or p_values(200, 0, 0, 50, 0.98) > delta
 
 
 def test_nothing_is_refused_that_needs_no_number() -> None:

@@ -12,7 +12,7 @@ from fsd_calib.certifying.power import cells, least_problems, power, problems_ne
 from fsd_calib.certifying.score_test import p_value, p_values
 from fsd_calib.certifying.seeds_test import fitted_p_values
 from fsd_decoding.errors import UsageError
-from simulated import law
+from validity_seeds import law
 
 
 def chance(problems: int, churn: float, retention: float, accuracy: float = 0.8, wanted: float = 0.98) -> float:

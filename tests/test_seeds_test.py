@@ -17,7 +17,7 @@ from fsd_calib.certifying import betting
 from fsd_calib.certifying.outcomes import Outcomes, Paired
 from fsd_calib.certifying.score_test import p_value as one_seed
 from fsd_calib.certifying.seeds_test import fitted_p_values, p_value
-from simulated import Law, law, retention
+from validity_seeds import Law, law, retention
 
 Table = NDArray[np.int64]
 

@@ -18,7 +18,8 @@ from fsd_calib.certifying.certify import Claim, Outcomes, Paired, certify_sequen
 from fsd_calib.certifying.score_test import p_values
 from fsd_calib.certifying.seeds_test import fitted_p_values
 from paired import Portions, paired
-from simulated import WANTED, WORLDS, Counts, Law, World, fixed_sequence, freeze, law, naive, retention
+from validity_seeds import law, retention
+from validity_world import WANTED, WORLDS, Counts, Law, World, fixed_sequence, freeze, naive
 
 DELTA = 0.05
 RUNS = 4000

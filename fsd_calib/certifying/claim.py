@@ -69,7 +69,8 @@ class Claim:
         return "paired-ratio score test, exact below 12 flips (several seeds: betting below 5); fixed sequence"
 
     def p_value(self, paired: Paired) -> float:
-        """Of what is wanted, by the claim's own test; at most delta with chance delta where it is not so."""
+        """Of what is wanted, by the claim's own test. Where it is not so, p <= delta has a chance of delta at most, as
+        far as the test keeps its size (see the tests' docstrings)."""
         assert self.wanted is not None
         return self._test()(paired.against_perfect() if self.acc == "absolute" else paired, self.wanted)
 

@@ -9,7 +9,7 @@ from fsd_calib.certifying import betting
 from fsd_calib.certifying.outcomes import Counts, Floats, Paired
 from fsd_calib.certifying.score_test import tail
 
-_FEW = 5  # flipped problems; fewer tell too little of the variance of a problem's mean
+FEW = 5  # flipped problems; fewer tell too little of the variance of a problem's mean
 _HALVINGS = 50  # of an interval of length 1; a float can tell them apart
 
 
@@ -21,7 +21,7 @@ def p_value(paired: Paired, wanted: float) -> float:
     about .001 a fifth problem that flips for the better can raise it.
     """
     table = paired.table
-    if paired.problems - np.trace(table) < _FEW:
+    if paired.problems - np.trace(table) < FEW:
         return float(betting.p_values(paired.target.mean(1), paired.fuzzy.mean(1), wanted))
     return float(fitted_p_values(table, wanted))
 

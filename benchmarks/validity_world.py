@@ -1,4 +1,4 @@
-"""Populations and calibrations drawn from them, many at once, for the tests of the guarantee."""
+"""Curves of retention by threshold, and the certification of many calibrations drawn from them at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 from fsd_calib.certifying.score_test import p_values
 
@@ -27,6 +27,8 @@ SHAPES: dict[str, Shape] = {  # retention by threshold
     "s": lambda u: 1 - 0.06 / (1 + np.exp(-12 * (u - 0.5))),
     "bump": lambda u: 0.99 - 0.03 * np.sin(2 * np.pi * u) ** 2,  # falls below, recovers, falls again
     "leak": lambda u: 1 - 0.022 * u,  # is over the edge only at the very end
+    "edge": lambda u: np.where(u < 0.5, 1.0, WANTED),  # the looser half just fails to keep what is wanted
+    "kept": np.ones_like,  # nothing can be certified falsely
 }
 
 
@@ -61,7 +63,10 @@ class World:
         return np.asarray((passed & (self.retentions[order] <= WANTED + 1e-12)).any(1))
 
 
-WORLDS = [World(*cell) for cell in product(SHAPES, (100, 250, 500, 1319), (0.0, 0.03, 0.1))]
+WORLDS = [
+    World(*cell)
+    for cell in product(("flat", "linear", "cliff", "s", "bump", "leak"), (100, 250, 500, 1319), (0.0, 0.03, 0.1))
+]
 
 
 def freeze(tuning: Counts, delta: float) -> Counts:
@@ -77,30 +82,23 @@ def freeze(tuning: Counts, delta: float) -> Counts:
     return np.sort(np.where(able, loosest, 0), 0).T
 
 
-def fixed_sequence(counts: Counts, order: Counts, delta: float) -> NDArray[np.bool_]:
+def p_of(counts: Counts) -> Law:
+    """Of counts (..., 4), that they keep what is wanted."""
+    both, lost, gained, wrong = np.moveaxis(counts, -1, 0)
+    return p_values(both, lost, gained, wrong, WANTED)
+
+
+def in_sequence(p: Law, delta: float | Law) -> NDArray[np.bool_]:
     """Which of the sequence pass (number, frozen): `certify_sequence`, of many calibrations at once."""
-    chosen = np.take_along_axis(counts, order[..., None], 1)
-    both, lost, gained, wrong = np.moveaxis(chosen, -1, 0)
-    p = p_values(both, lost, gained, wrong, WANTED)
     return np.asarray((p <= delta).cumprod(1), np.bool_)
+
+
+def fixed_sequence(counts: Counts, order: Counts, delta: float) -> NDArray[np.bool_]:
+    """Of the thresholds of one part."""
+    return in_sequence(p_of(np.take_along_axis(counts, order[..., None], 1)), delta)
 
 
 def naive(counts: Counts) -> tuple[NDArray[np.bool_], Counts]:
     """The loosest threshold that looks good enough on the same problems: (number, 1), passed and which."""
     good = counts[..., 0] + counts[..., 2] >= WANTED * (counts[..., 0] + counts[..., 1])
     return np.asarray(good.any(1, keepdims=True)), len(THRESHOLDS) - 1 - good[:, ::-1].argmax(1)[:, None]
-
-
-def law(k: int, classes: list[tuple[float, float, float, float]]) -> Law:
-    """Of the table of one problem: classes of (share, P(target right), P(lost | right), P(gained | wrong)), seeds
-    independent within a class, so that problems differ and seeds of one agree."""
-    table = np.zeros((k + 1, k + 1))
-    for (share, right, lost, gained), a in product(classes, range(k + 1)):
-        kept, won = binom.pmf(np.arange(a + 1), a, 1 - lost), binom.pmf(np.arange(k - a + 1), k - a, gained)
-        table[a] += share * binom.pmf(a, k, right) * np.convolve(kept, won)
-    return table
-
-
-def retention(table: Law) -> float:
-    solved = np.arange(len(table))
-    return float(table.sum(0) @ solved / (table.sum(1) @ solved))

@@ -1,0 +1,98 @@
+"""How often is a certificate false: `python benchmarks/validity.py [--quick]`; takes a quarter of an hour on one core.
+
+Where retention is exactly what is wanted, how often the test passes: with one decoding a problem summed over outcomes,
+with four seeds drawn from laws in which seeds agree in different ways. Then whole attempts in sequence, and five
+attempts on one part. What is above its level, where draws decide by three standard errors, is listed under `above`.
+Writes everything to `--out` as JSON, and prints the largest figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from machine import facts
+from validity_attempts import attempts
+from validity_cells import Grid, one_seed
+from validity_rows import CONFIDENCE, LEVELS, NUMBERS
+from validity_seeds import several_seeds
+from validity_sequences import sequences
+from written import write
+
+_SEED, _SEEDS = 16, 4
+
+
+@dataclass(frozen=True)
+class Size:
+    one_seed: Grid
+    seeds: Grid
+    draws: int
+    problems: tuple[int, ...]  # of whole attempts
+    churn: tuple[float, ...]
+    runs: int
+
+
+_PROBLEMS = (50, 100, 200, 400, 660, 1057, 1319, 2100)
+_FULL = Size(
+    Grid(
+        _PROBLEMS, (0.3, 0.5, 0.65, 0.8, 0.9, 0.98), (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1),
+        (0.95, 0.97, 0.98, 0.99, 1.0, 1.005, 1.01, 1.02),
+    ),
+    Grid(_PROBLEMS, (0.3, 0.8, 0.98), (0.005, 0.03, 0.1), (0.95, 0.98, 1.0, 1.02)),
+    100_000, (250, 660, 1319), (0.0, 0.03, 0.1), 40_000,
+)  # fmt: skip
+_QUICK = Size(
+    Grid((50, 200), (0.8,), (0.02, 0.1), (0.98, 1.0, 1.02)), Grid((200,), (0.8,), (0.03,), (1.0,)),
+    2_000, (250,), (0.03,), 1_000,
+)  # fmt: skip
+
+
+def report(size: Size) -> dict[str, Any]:
+    began, machine, rng = time.perf_counter(), facts(), np.random.default_rng(_SEED)
+    return {
+        "machine": machine,
+        "command": sys.argv,
+        "confidence": CONFIDENCE,
+        "levels": dict(zip(map(str, NUMBERS), LEVELS, strict=True)),  # by the number of the attempt
+        "one_seed": one_seed(size.one_seed),
+        "several_seeds": several_seeds(_SEEDS, size.seeds, size.draws, rng),
+        "sequences": sequences(size.problems, size.churn, size.runs, rng),
+        "attempts": attempts(size.problems, size.churn[-2:], size.runs, rng),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The largest figures, and how many cells are above their level."""
+    levels = [f"attempt {number}: {level:.4f}" for number, level in found["levels"].items()]
+    rows = [["", *levels, "cells", "above"]]
+    rows.append(["---"] * len(rows[0]))
+    for name in ("one_seed", "several_seeds"):
+        part = found[name]
+        largest = [f"{x:.3f} of it" for x in part["largest_over_level"]]
+        rows.append([name, *largest, str(len(part["rows"])), str(len(part["above"]))])
+    for name in ("sequences", "attempts"):
+        part = found[name]
+        rows += [[], [name, f"at most {part['allowed']:.4f}"]]
+        rows += [[way, f"{largest:.4f}"] for way, largest in part["largest"].items()]
+    return "\n".join("| " + " | ".join(row) + " |" if row else "" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: it says nothing")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "validity.json")
+    options = parser.parse_args()
+    found = report(_QUICK if options.quick else _FULL)
+    write(found, options.out, table(found))
+
+
+if __name__ == "__main__":
+    main()
