@@ -70,7 +70,7 @@ class Workbench:
         if out:
             self.progress.note(
                 f"{out} of {self.sealed.problems} certification problems were tuned"
-                f"{' or trained' if trained else ''} on before, and are left out"
+                f"{' or trained' if trained else ''} on before and are left out"
             )
         return replace(self, sealed=sealed)
 

@@ -138,7 +138,9 @@ def test_too_few_that_were_never_tuned_on_are_refused_with_the_reason(tmp_path: 
         planned(tmp_path, min_acc=0.95)
     assert marked(tmp_path) == 0  # of the tuning part
     out += mark(tmp_path, 1.0) - out
-    with pytest.raises(UsageError, match=rf"{out} of {out} certification problems were tuned on before, which leaves"):
+    with pytest.raises(
+        UsageError, match=rf"{out} of {out} certification problems were tuned or trained on before, which leaves"
+    ):
         planned(tmp_path, min_acc=None, min_speed=1.0)
 
 

@@ -146,7 +146,7 @@ def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predicto
     problems = tuple(
         replace(p, part="certification") if p.id in some else p for p in tiny_calibration.task(300).problems
     )
-    told = "20 of 2.. certification problems were tuned on before, or trained on, and are left out"
+    told = "20 of 2.. certification problems were tuned or trained on before and are left out"
     assert re.search(told, planned(tmp_path, predictor, problems, "population"))
     assert "tuned on before" not in planned(tmp_path, predictor, problems, "none")  # nothing is to be certified
 
