@@ -101,7 +101,7 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
 
     with pytest.raises(UsageError, match="rounding alone flips more than that"):
         asked(0.97, size=0.5).plan()
-    assert "rounding alone" in notes.lines[0]
+    assert any("rounding alone" in line for line in notes.lines)
     plan = asked(0.6, size=0.5).plan()
     assert plan.handful.cautious_churn >= plan.handful.numerical_churn > 0
     assert plan.handful.floor.below in seen(plan)
@@ -115,6 +115,6 @@ def test_it_is_judged_again_on_more_problems(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="of 256"):
         calibrate(
             tiny_calibration.task(1000), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path,
-            min_acc=0.975, divergence="js", draft_length=(2, 4), progress=notes,
+            min_acc=0.95, divergence="js", draft_length=(2, 4), progress=notes,
         )  # fmt: skip
     assert sum("of 64 outcomes" in line for line in notes.lines) == 1

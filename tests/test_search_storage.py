@@ -68,7 +68,7 @@ def test_the_study_holds_parameters_values_and_constraints(tmp_path: Path, alone
     study = optuna.load_study(study_name="study", storage=url)
     assert [t.value for t in study.trials] == [t.value for t in alone.tried]
     for trial, tried in zip(study.trials, alone.tried, strict=True):
-        assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "logit_share"]
+        assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "draft", "logit_share"]
         assert trial.constraints == {"shortfall": tried.shortfall}
         assert trial.user_attrs["problems"] == tried.problems
 
