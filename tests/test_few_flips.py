@@ -25,7 +25,8 @@ def chances(solved: int, p_lost: float, p_gained: float) -> dict[tuple[int, int]
     """Of all losses and gains that are few."""
     cells = [(lost, gained) for lost, gained in FLIPS if lost + gained <= solved]
     counts = [(lost, gained, solved - lost - gained) for lost, gained in cells]
-    return dict(zip(cells, multinomial.pmf(counts, solved, [p_lost, p_gained, 1 - p_lost - p_gained]), strict=True))
+    p_rest = max(1 - p_lost - p_gained, 0.0)  # rounding may leave less than nothing
+    return dict(zip(cells, multinomial.pmf(counts, solved, [p_lost, 1 - p_lost - p_rest, p_rest]), strict=True))
 
 
 @given(st.integers(1, 400), st.floats(0.4, 1.6), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
