@@ -58,7 +58,8 @@ def calibrate(
     Args:
         task: a task's name, or a `Task` whose prompts suit the target.
         target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed). Several drafts, as a list, are
-            searched and certified together, in one attempt; the profile is of the one that is chosen.
+            searched and certified together, in one attempt; the profile is of the one that is chosen, or,
+            where nothing is granted, of the one that `sd` is best with.
         acc, confidence, guarantee, test, serve_batch: see `wish.Wish`.
         rule, divergence, draft_length: one, or several to choose among; by default 1 to 12 tokens drafted, or up to
             16 with a predictor.
