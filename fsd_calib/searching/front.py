@@ -53,7 +53,7 @@ class Front:
         return Judged(retention(seen.fuzzy, seen.target), 0.0, settled=False)
 
     def freeze(
-        self, tried: Sequence[Tried], bench: Bench, target: Measurement, forecast: Forecast
+        self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
     ) -> list[Configuration]:
         return [t.configuration for t in nondominated(tried)]
 

@@ -47,7 +47,7 @@ class Goal(Protocol):
     def judge(self, seen: Evidence, forecast: Forecast) -> Judged: ...
 
     def freeze(
-        self, tried: Sequence[Tried], bench: Bench, target: Measurement, forecast: Forecast
+        self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
     ) -> list[Configuration]: ...
 
 

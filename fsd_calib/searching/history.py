@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.searching.space import Point, kin
+
+
+class Seen(NamedTuple):
+    """What a setting showed on the first `problems` of the tuning part. change: its accuracy less the target's there.
+    flipped: the variance of that difference for one problem; losses plus gains where a problem has one seed."""
+
+    arm: Configuration
+    logit_share: float
+    change: float
+    flipped: float
+    problems: int
 
 
 @dataclass(frozen=True)
 class Tried:
     """A finished trial, as it was judged on the first `problems` of the tuning part.
 
-    value: what the goal maximises. shortfall: feasible where it is <= 0.
+    value: what the goal maximises. shortfall: feasible where it is <= 0. change, flipped: see `Seen`.
     """
 
     configuration: Configuration
@@ -23,6 +35,12 @@ class Tried:
     tokens_per_second: float
     retention: float
     problems: int
+    change: float
+    flipped: float
+
+    @property
+    def seen(self) -> Seen:
+        return Seen(self.arm, self.logit_share, self.change, self.flipped, self.problems)
 
     @property
     def feasible(self) -> bool:

@@ -89,7 +89,7 @@ class ReachSpeed:
         return Judged(retention(seen.fuzzy, seen.target), shortfall, abs(shortfall) >= _DEVIATIONS * error)
 
     def freeze(
-        self, tried: Sequence[Tried], bench: Bench, target: Measurement, forecast: Forecast
+        self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
     ) -> list[Configuration]:
         """One: of each arm's smallest threshold that is fast enough the most accurate; where none is, the fastest."""
         smallest: dict[Configuration, Tried] = {}

@@ -100,4 +100,6 @@ def _tried(trial: FrozenTrial) -> Tried:
         tokens_per_second=seen["tokens_per_second"],
         retention=seen["retention"],
         problems=seen["problems"],
+        change=seen["change"],
+        flipped=seen["flipped"],
     )

@@ -79,11 +79,11 @@ def search(
 
 
 def freeze(
-    searched: Searched, bench: Bench, target: Measurement, forecast: Forecast, goal: Goal
+    searched: Searched, space: Space, bench: Bench, target: Measurement, forecast: Forecast, goal: Goal
 ) -> list[Configuration]:
     """What to put to the test, safest first; from the tuning part alone. Thresholds between two that were tried may
     be measured for it. Empty where nothing was tried."""
-    return goal.freeze(searched.tried, bench, target, forecast)
+    return goal.freeze(searched.tried, space, bench, target, forecast)
 
 
 def _loop(study: Study, trying: Trying, trials: int, advance: Advance) -> History:

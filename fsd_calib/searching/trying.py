@@ -11,6 +11,7 @@ from fsd_calib.measuring.bench import Bench
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Progress
+from fsd_calib.searching import luck
 from fsd_calib.searching.forecast import Forecast
 from fsd_calib.searching.goal import Goal, retention
 from fsd_calib.searching.racing import Raced, race
@@ -49,6 +50,8 @@ class Trying:
         fuzzy, target = raced.seen.fuzzy, raced.seen.target
         trial.set_user_attr("problems", fuzzy.problems)
         trial.set_user_attr("retention", retention(fuzzy, target))
+        trial.set_user_attr("change", fuzzy.accuracy - target.accuracy)
+        trial.set_user_attr("flipped", luck.flips(fuzzy, target) / fuzzy.problems)
         trial.set_user_attr("tokens_per_round", fuzzy.tokens_per_round)
         trial.set_user_attr("tokens_per_second", self.forecast.measured(fuzzy))
         trial.set_constraint("shortfall", raced.judged.shortfall)
