@@ -7,7 +7,7 @@ at that T gave; simulated is only which problems a calibration draws. Knows noth
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,14 +27,19 @@ TARGET = Configuration("target", "js", 1)
 _NO_END = 4.0  # above every threshold; a problem's ends lie between its number times twice that and so much more
 
 Rows = NDArray[np.intp]
+Columns = Mapping[str, NDArray[Any]]
 
 
 class Arm:
-    """All texts of some problems under one (divergence, L), by problem, then by T."""
+    """All texts of some problems under one (divergence, L), by problem, then by T.
 
-    def __init__(self, path: Path, most: float) -> None:
-        columns = _columns(path)
-        self.most, self._path = most, path
+    Args:
+        columns: as `benchmarks/pool.py` writes them.
+        most: T_max, above which nothing was decoded.
+    """
+
+    def __init__(self, name: str, columns: Columns, most: float) -> None:
+        self.most, self._name = most, name
         self.known = np.unique(columns["problem"])
         ends = np.minimum(columns["hi"].astype(np.float64), _NO_END)
         self._ends = 2 * _NO_END * columns["problem"] + ends
@@ -51,7 +56,7 @@ class Arm:
         """
         at = 0.0 if threshold is None else max(threshold, 0.0)
         if at > self.most:
-            raise ValueError(f"{self._path.name} was decoded up to T = {self.most}, not at {at}")
+            raise ValueError(f"{self._name} was decoded up to T = {self.most}, not at {at}")
         return np.searchsorted(self._ends, 2 * _NO_END * problems + at, side="right")
 
     def decoding(self, row: int) -> Seeds:
@@ -62,19 +67,26 @@ class Arm:
 
 
 class Pool:
-    """All arms, and the target alone."""
+    """All arms, and the target alone.
 
-    def __init__(self, folder: Path = FOLDER) -> None:
-        about = json.loads((folder / "pool.json").read_text())
-        self.about, self.costs = about, CostModel(**about["costs"])
-        self.arms: dict[tuple[str, int], Arm] = {}
-        for path in sorted(folder.glob("*-*.parquet")):
-            divergence, length = path.stem.split("-")
-            self.arms[divergence, int(length)] = Arm(path, about["thresholds_below"][divergence])
-        alone = _columns(folder / "target.parquet")
+    Args:
+        about: the seed of the problems, the costs, and by divergence T_max.
+        alone: whether the target solves each problem, and its tokens.
+    """
+
+    def __init__(self, about: Mapping[str, Any], arms: Mapping[tuple[str, int], Arm], alone: Columns) -> None:
+        self.about, self.costs, self.arms = about, CostModel(**about["costs"]), arms
         self.target_right: NDArray[np.bool_] = alone["correct"]
         outcomes = zip(alone["correct"].tolist(), alone["tokens"].tolist(), strict=True)
         self._alone = [(Decoding(correct, "", tokens, tokens, 0, 0),) for correct, tokens in outcomes]
+
+    @classmethod
+    def read(cls, folder: Path = FOLDER) -> Pool:
+        about, arms = json.loads((folder / "pool.json").read_text()), {}
+        for path in sorted(folder.glob("*-*.parquet")):
+            divergence, length = path.stem.split("-")
+            arms[divergence, int(length)] = Arm(path.name, _columns(path), about["thresholds_below"][divergence])
+        return cls(about, arms, _columns(folder / "target.parquet"))
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
@@ -159,16 +171,22 @@ class PooledForecast:
     """What `ReplayForecast` says, from a replay of other problems than the pool's (`benchmarks/pool_replay.py`).
 
     A calibration replays its own tuning problems; these numbers err a little more, as another sample does.
+
+    Args:
+        kept: as `benchmarks/pool_replay.py` writes it.
     """
 
-    def __init__(self, pool: Pool, folder: Path = FOLDER) -> None:
-        kept = json.loads((folder / "replay.json").read_text())
+    def __init__(self, pool: Pool, kept: Mapping[str, Any]) -> None:
         self._costs, self._tokens = pool.costs, kept["tokens"]
         self._grid = np.array(kept["logit_shares"])
         self._scales = {name: np.array(scale) for name, scale in kept["thresholds"].items()}
         self._counts = {(arm["divergence"], arm["draft_length"]): arm for arm in kept["arms"]}
         decoded = [np.interp(pool.about["thresholds_below"][name], s, self._grid) for name, s in self._scales.items()]
         self.lowest, self.highest = float(self._grid[0]), float(min(*decoded, self._grid[-1]))
+
+    @classmethod
+    def read(cls, pool: Pool, folder: Path = FOLDER) -> PooledForecast:
+        return cls(pool, json.loads((folder / "replay.json").read_text()))
 
     def threshold(self, arm: Configuration, logit_share: float) -> float:
         return float(np.interp(logit_share, self._grid, self._scales[arm.divergence]))

@@ -34,7 +34,7 @@ ALLOWED = (1 - CONFIDENCE) * RUNS + 3 * (CONFIDENCE * (1 - CONFIDENCE) * RUNS) *
 
 @pytest.fixture(scope="module")
 def pool() -> Pool:
-    return Pool()
+    return Pool.read()
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def runs(pool: Pool) -> list[Run]:
-    forecast, space = PooledForecast(pool), Space((ARM.rule,), (ARM.divergence,), (ARM.draft_length,))
+    forecast, space = PooledForecast.read(pool), Space((ARM.rule,), (ARM.divergence,), (ARM.draft_length,))
     made = []
     for number in range(RUNS):
         random, wanted = np.random.default_rng(number), WANTED[number % len(WANTED)]
@@ -132,7 +132,7 @@ def test_a_threshold_that_was_never_decoded_is_refused(pool: Pool) -> None:
 @pytest.mark.slow
 def test_the_comparison_of_costs_runs(pool: Pool) -> None:
     """What it measures is in `benchmarks/results/calibrate.json`; here that it adds up."""
-    (wish,) = report(pool, PooledForecast(pool), (0.97,), 1, Size(problems=600))["wishes"]
+    (wish,) = report(pool, PooledForecast.read(pool), (0.97,), 1, Size(problems=600))["wishes"]
     ways = wish["ways"]
     assert set(ways) == {"baseline", "search", "certificate", "table", "bisection", "tpe"}
     assert ways["table"]["decodings"]["median"] == 20 * 600
