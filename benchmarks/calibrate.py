@@ -22,7 +22,7 @@ from fsd_calib.certifying.power import power
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.searching.space import Space
 from fsd_calib.tasks import Problem
-from fsd_collectors.split import CERTIFICATION_SHARE
+from fsd_collectors.split import CERTIFICATION_SHARE, tuning_and_certification
 from machine import facts
 from pooled import FOLDER, Counted, Pool, PooledForecast, Whole
 from pooled_calibration import Spent, calibrated, draw, level
@@ -40,7 +40,7 @@ _LIKELY = 0.5  # the chance to pass from which on the test could certify
 class Size:
     """pool: its first problems, which all arms have. problems: of a calibration, as many as GSM8K's test part has."""
 
-    pool: int = 5_000
+    pool: int = 3_000
     problems: int = 1_319
 
     @property
@@ -60,7 +60,7 @@ class Truth:
     """All settings on all problems: the exhaustive sweep."""
 
     def __init__(self, pool: Pool, space: Space, forecast: PooledForecast, size: Size) -> None:
-        self.whole: Callable[[Configuration], Whole] = lru_cache(None)(lambda c: pool.whole(c, size.pool))
+        self.whole: Callable[[Configuration], Whole] = lru_cache(None)(lambda c: pool.whole(c, np.arange(size.pool)))
         self._space, self._forecast, self._problems = space, forecast, size.certification
 
     @cached_property
@@ -99,7 +99,8 @@ def one(
     pool: Pool, forecast: PooledForecast, space: Space, problems: Sequence[Problem], wanted: float, seed: int
 ) -> dict[str, Way]:
     """All ways on the same problems. The table looks at all of them, the others at the tuning part."""
-    ours = calibrated(pool, forecast, space, problems, wanted, _CONFIDENCE)
+    parts = tuning_and_certification(problems)
+    ours = calibrated(Counted(pool, reuse=True), forecast, space, *parts, wanted, _CONFIDENCE)
     most: Mapping[str, float] = pool.about["thresholds_below"]
     ways = {
         "baseline": Way(ours.baseline, None),

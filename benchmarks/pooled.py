@@ -113,10 +113,10 @@ class Pool:
         arm = self._arm(configuration)
         return [arm.decoding(row) for row in rows]
 
-    def whole(self, configuration: Configuration, first: int | None = None) -> Whole:
-        """A configuration on the first so many problems, or on all that its arm has."""
+    def whole(self, configuration: Configuration, problems: Rows | None = None) -> Whole:
+        """A configuration on problems by their numbers, or on all that its arm has."""
         arm = self._arm(configuration)
-        problems = arm.known[:first].astype(np.intp)
+        problems = arm.known.astype(np.intp) if problems is None else problems
         rows = arm.rows(problems, configuration.threshold)
         tokens, rounds, drafted = (int(column[rows].sum()) for column in (arm.tokens, arm.rounds, arm.drafted))
         right = self.target_right[problems]
@@ -148,18 +148,21 @@ class Counted:
     Args:
         reuse: whether a text that was decoded answers for its whole interval of T, as the result cache does; else
             every question is a decoding.
+        copies: by id, problems that stand for one of the pool's, which is decoded anew for each of them.
     """
 
     pool: Pool
     reuse: bool
+    copies: Mapping[int, Problem] = field(default_factory=dict)
     decodings: int = 0
     tokens: int = 0
-    _seen: set[tuple[Configuration, int]] = field(default_factory=set)
+    _seen: set[tuple[Configuration, int, int]] = field(default_factory=set)
 
     def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
-        found = self.pool(configuration, problems)
-        for row, seeds in zip(self.pool.rows(configuration, problems), found, strict=True):
-            text = (configuration.arm, row)
+        known = [self.copies.get(problem.id, problem) for problem in problems]
+        found = self.pool(configuration, known)
+        for problem, row, seeds in zip(problems, self.pool.rows(configuration, known), found, strict=True):
+            text = (configuration.arm, problem.id, row)
             if not self.reuse or text not in self._seen:
                 self._seen.add(text)
                 self.decodings += 1

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fsd_calib.certifying.attempts import Ledger
 from fsd_calib.certifying.certify import Claim
 from fsd_calib.certifying.sealed import Sealed
-from fsd_calib.chances import chance_of
+from fsd_calib.chances import bar_of, chance_of
 from fsd_calib.measuring.bench import Bench
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Silent
 from fsd_calib.searching.forecast import Forecast
 from fsd_calib.searching.keep_accuracy import KeepAccuracy
@@ -26,10 +25,11 @@ from fsd_calib.searching.search import freeze, search
 from fsd_calib.searching.space import Space
 from fsd_calib.tasks import Problem
 from fsd_calib.wish import Wish
-from fsd_collectors.split import tuning_and_certification
 from pooled import TARGET, Counted, Pool
 
 TRIALS = 30
+HOPELESS = 0.02  # a chance of passing that is not worth a test
+_BASELINE = 256  # tuning problems that the lossless rule decodes
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class Spent:
     @classmethod
     def by(cls, counted: Counted) -> Spent:
         return cls(counted.decodings, counted.tokens)
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.decodings + other.decodings, self.tokens + other.tokens)
 
     def __sub__(self, other: Spent) -> Spent:
         return Spent(self.decodings - other.decodings, self.tokens - other.tokens)
@@ -73,26 +76,38 @@ def level(confidence: float) -> float:
 
 
 def calibrated(
-    pool: Pool, forecast: Forecast, space: Space, problems: Sequence[Problem], wanted: float, confidence: float
+    decode: Counted,
+    forecast: Forecast,
+    space: Space,
+    tuning: Sequence[Problem],
+    certification: Sequence[Problem],
+    wanted: float,
+    confidence: float,
 ) -> Calibrated:
-    tuning, certification = tuning_and_certification(problems)
-    decode = Counted(pool, reuse=True)
+    """As `fsd-calibrate` has its steps, and with its defaults."""
     bench = Bench(decode, tuning, "tuning")
-    target = _baseline(bench, space)
+    lossless = _lossless(bench, space, forecast)
+    alone = bench.measure(TARGET)
     baseline = Spent.by(decode)
-    wish = Wish(min_acc=wanted, confidence=confidence)
-    goal = KeepAccuracy(chance_of(wish, len(certification), level(confidence)), f"retention {wanted}")
-    searched = search(bench, target, forecast, space, goal, None, "pool", TRIALS, Silent())
-    frozen = freeze(searched, bench, target, forecast, goal)
+    wish, delta = Wish(min_acc=wanted, confidence=confidence), level(confidence)
+    bar = bar_of(wish, len(certification), delta, alone)
+    goal = KeepAccuracy(chance_of(wish, len(certification), delta), f"retention {wanted}", bar, lossless)
+    searched = search(bench, alone, forecast, space, goal, None, "pool", TRIALS, Silent())
+    frozen = [
+        configuration
+        for configuration in freeze(searched, space, bench, alone, forecast, goal)
+        if forecast.measured(bench.measure(configuration)) > lossless
+        and goal.chance(bench.measure(configuration), alone) >= HOPELESS
+    ]
     until_frozen = Spent.by(decode)
-    certified = _certified(Bench(decode, certification, "certification"), tuning, frozen, wanted, confidence)
+    passed = _passed(Bench(decode, certification, "certification"), tuning, frozen, wanted, confidence)
     held = [t for t in searched.tried if t.feasible]
     return Calibrated(
         tuning=tuning,
         certification=certification,
         tuned=max(held, key=lambda t: t.tokens_per_second).configuration if held else None,
         frozen=frozen,
-        certified=certified,
+        certified=max(passed, key=lambda c: forecast.measured(bench.measure(c)), default=None),
         trials=len(searched.tried),
         baseline=baseline,
         search=until_frozen - baseline,
@@ -100,17 +115,20 @@ def calibrated(
     )
 
 
-def _baseline(bench: Bench, space: Space) -> Measurement:
-    """The target alone, and the lossless rule, whose churn is the floor of all."""
-    bench.measure(Configuration("coupled", space.divergences[0], space.draft_lengths[0]))
-    return bench.measure(TARGET)
+def _lossless(bench: Bench, space: Space, forecast: Forecast) -> float:
+    """Tokens/s of the lossless rule, whose churn is the floor of all, at the draft length that suits it best."""
+    arms = [Configuration("coupled", space.divergences[0], length) for length in space.draft_lengths]
+    best = max(arms, key=lambda arm: forecast.tokens_per_second(replace(arm, rule=space.rules[0], threshold=0.0)))
+    return forecast.measured(bench.measure(best, _BASELINE))
 
 
-def _certified(
+def _passed(
     bench: Bench, tuning: Sequence[Problem], frozen: Sequence[Configuration], wanted: float, confidence: float
-) -> Configuration | None:
+) -> Sequence[Configuration]:
+    if not frozen:
+        return ()
     with Ledger(None) as ledger:
         ledger.tuned_on("pool", tuning)
         claim = Claim(wanted, problems=len(bench.problems))
         verdict = Sealed(bench, ledger, "pool", "").open(frozen, TARGET, claim, confidence).decide()
-    return None if verdict.passed is None else frozen[verdict.passed]
+    return () if verdict.passed is None else frozen[: verdict.passed + 1]

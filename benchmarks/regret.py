@@ -1,113 +1,183 @@
-"""draft"""
+"""How fast certified settings are beside the fastest that there is: `nohup python benchmarks/regret.py &`; takes an hour.
+
+Knows the pool of real decodings (`benchmarks/pool.py`) and made-up ones (`benchmarks/surfaces.py`). Each run is the
+search, freezing and certificate of the default command on problems of its own: the tuning part is drawn from one half
+of a pool, the certification part, with replacement, from the other, and the truth is that other half: all of it,
+decoded at every threshold. Decodings are looked up, and counted as what decoding them would have emitted; tokens/s
+are counted rounds and drafted tokens by costs measured once. A run that certifies nothing makes the lossless speed.
+"""
+
 from __future__ import annotations
-import sys, json, time, argparse
-from dataclasses import replace, dataclass, field
-from functools import lru_cache
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
 import numpy as np
-from fsd_calib.certifying.attempts import Ledger
-from fsd_calib.certifying.certify import Claim
-from fsd_calib.certifying.sealed import Sealed
-from fsd_calib.certifying.outcomes import Paired
-from fsd_calib.chances import chance_of
-from fsd_calib.measuring.bench import Bench
+from numpy.typing import NDArray
+
+import surfaces
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.progress import Silent
-from fsd_calib.searching.bar import Bar
-from fsd_calib.searching.keep_accuracy import KeepAccuracy
-from fsd_calib.searching.search import freeze, search
 from fsd_calib.searching.space import Space
-from fsd_calib.wish import Wish
-from pooled import TARGET, Pool, PooledForecast
-from pooled_calibration import level
+from fsd_calib.tasks import Problem
+from machine import facts
+from pooled import FOLDER, TARGET, Counted, Pool, PooledForecast
+from pooled_calibration import Spent, calibrated
 
-@dataclass
-class Drawn:
-    pool: Pool
-    numbers: dict
-    decodings: int = 0
-    tokens: int = 0
-    seen: set = field(default_factory=set)
-    def __call__(self, c, problems):
-        real=[self.numbers[p.id] for p in problems]
-        found=self.pool(c, real)
-        for p,row,s in zip(problems, self.pool.rows(c, real), found):
-            k=(c.arm,p.id,row) if c.rule!='coupled' else ('coupled',p.id)
-            if k not in self.seen:
-                self.seen.add(k); self.decodings+=1; self.tokens+=s[0].tokens
-        return found
+CONFIDENCE, WANTED = 0.95, (0.97, 0.98, 0.99)
+TUNING, CERTIFICATION = {2_100: 900, 660: 283}, (2_100, 660)  # problems, by those that certify
+SWEEP = 20  # thresholds of the usual table, on every problem of both parts
+_POINTS = 200  # thresholds an arm, of the truth
+_COPIES = 1_000_000  # ids from here on are of copies
 
-def draw(pool, half, rng, tuning, cert):
-    n=len(pool.problems); halves=[np.arange(0,n,2),np.arange(1,n,2)]
-    a=np.sort(rng.choice(halves[half],tuning,replace=False)); b=rng.choice(halves[1-half],cert,replace=True)
-    numbers={}; out=[]
-    for part in (a,b):
-        ps=[]
-        for i in part:
-            p=pool.problems[i]; q=replace(p,id=len(numbers)+1_000_000,prompt=f"{p.prompt} {len(numbers)}")
-            numbers[q.id]=p; ps.append(q)
-        out.append(ps)
-    return Drawn(pool,numbers), out[0], out[1]
 
-class Truth:
-    def __init__(self,pool,forecast,space,half):
-        n=len(pool.problems); self.problems=np.arange(half,n,2); self.pool=pool
-        self.right=pool.target_right[self.problems]
-        xs=np.linspace(forecast.lowest,forecast.highest,200)
-        self.all=[(self.of(c),c) for fam in space.families for arm in fam for c in [arm.at(t) for t in sorted({0.0}|{forecast.threshold(arm,float(x)) for x in xs})]]
-        self.lossless=max(s for (r,s),c in self.all if c.threshold==0.0)
-    def of(self,c):
-        arm=self.pool.arms[c.divergence,c.draft_length]; rows=arm.rows(self.problems,c.threshold)
-        t,r,d=(int(k[rows].sum()) for k in (arm.tokens,arm.rounds,arm.drafted))
-        return arm.correct[rows].sum()/self.right.sum(), float(self.pool.costs.tokens_per_second(t,r,d))
-    def best(self,w): return max(s for (r,s),c in self.all if r>=w)
+@dataclass(frozen=True)
+class Run:
+    """What one calibration came to. ratio: certified tokens/s over the oracle's; decoded: tokens of search and
+    certificate over those of the usual table."""
 
-def one(pool,forecast,space,wanted,seed,cert,truths,tuning=900,verbose=False):
-    half=seed%2; rng=np.random.default_rng(seed)
-    decode,tune,certify=draw(pool,half,rng,tuning,cert)
-    bench=Bench(decode,tune,'tuning')
-    alone=bench.measure(TARGET)
-    lossless=bench.measure(Configuration('coupled',space.divergences[0],max(space.draft_lengths[:2])),256)
-    before=decode.tokens
-    delta=level(.95); wish=Wish(min_acc=wanted)
-    s0=truths[half].lossless
-    bar=Bar(wanted,alone.accuracy,len(tune),len(certify),delta)
-    goal=KeepAccuracy(chance_of(wish,len(certify),delta),f'{wanted}',bar,s0)
-    t=time.time()
-    searched=search(bench,alone,forecast,space,goal,None,'pool',30,Silent())
-    t1=time.time()
-    st=decode.tokens
-    frozen=freeze(searched,space,bench,alone,forecast,goal)
-    fz=decode.tokens
-    t2=time.time()
-    worth=[c for c in frozen if goal.chance(bench.measure(c),alone)>=.02]
-    truth=truths[1-half]
-    cb=Bench(decode,certify,'certification')
-    passed=None; ps=[]
-    if worth:
-        with Ledger(None) as ledger:
-            ledger.tuned_on('pool',tune)
-            v=Sealed(cb,ledger,'pool','').open(worth,TARGET,Claim(wanted,problems=cert),.95).decide()
-        passed=None if v.passed is None else worth[v.passed]
-    ct=decode.tokens
-    claim=Claim(wanted,problems=cert)
-    table=20*(len(tune)+len(certify))*65
-    speed=truth.lossless if passed is None else truth.of(passed)[1]
-    res=dict(ratio=speed/truth.best(wanted), false=passed is not None and truth.of(passed)[0]<wanted, tokens=(ct-before)/table, search=(st-before)/table, fz=(fz-st)/table, trials=len(searched.tried), passed=str(passed), rungs=[(str(c), [round(float(z),4) for z in truth.of(c)]) for c in worth], sec=(t1-t,t2-t1))
-    if verbose:
-        for x in searched.tried: print('   ',x.configuration,round(x.logit_share,2),x.problems,round(x.retention,4),round(x.tokens_per_second),x.feasible)
-    return res
+    ratio: float
+    certified: bool
+    false: bool
+    decoded: float
+    searched: float
+    trials: int
+    rungs: int
 
-if __name__=='__main__':
-    runs=int(sys.argv[1]); ws=[float(x) for x in sys.argv[2].split(',')]; cert=int(sys.argv[3]); verbose=len(sys.argv)>4
-    pool=Pool(); 
-    pool.arms={k:v for k,v in pool.arms.items()}
-    pool._alone=pool._alone[:5000]; pool.target_right=pool.target_right[:5000]
-    forecast=PooledForecast(pool); space=Space(('fsd-coupled',),('doubt','js'),tuple(sorted({l for _,l in pool.arms})))
-    truths=[Truth(pool,forecast,space,h) for h in (0,1)]
-    for w in ws:
-        rs=[]
-        for s in range(runs):
-            r=one(pool,forecast,space,w,s,cert,truths,verbose=verbose); rs.append(r)
-            if runs<=12: print(w,s,{k:(v if not isinstance(v,float) else round(v,3)) for k,v in r.items() if k not in('rungs',)}); [print('      ',x) for x in r['rungs']]
-        q=np.array([r['ratio'] for r in rs])
-        print(w,'ratio med %.3f p10 %.3f mean %.3f'%(np.median(q),np.quantile(q,.1),q.mean()),'false',np.mean([r['false'] for r in rs]),'tokens',np.median([r['tokens'] for r in rs]),'search',np.median([r['search'] for r in rs]),'fz',np.median([r['fz'] for r in rs]),'trials',np.median([r['trials'] for r in rs]),'none',np.mean([r['passed']=='None' for r in rs]),'rungs',np.mean([len(r['rungs']) for r in rs]),'sec',np.mean([r['sec'] for r in rs],0),flush=True)
+
+class Half:
+    """Every second problem of a pool, and what is true of it: every arm at many thresholds."""
+
+    def __init__(self, pool: Pool, forecast: PooledForecast, space: Space, numbers: NDArray[np.intp]) -> None:
+        self._pool, self._forecast, self._space, self.numbers = pool, forecast, space, numbers
+
+    def truth(self, configuration: Configuration) -> tuple[float, float]:
+        """Retention and tokens/s."""
+        whole = self._pool.whole(configuration, self.numbers)
+        return whole.retention, whole.tokens_per_second
+
+    @cache  # noqa: B019  # as long as the half
+    def best(self, wanted: float) -> float:
+        """Tokens/s of the fastest that keeps what is wanted: the oracle's."""
+        return max(speed for retention, speed in self._swept if retention >= wanted)
+
+    @cached_property
+    def lossless(self) -> float:
+        return max(self.truth(arm.at(0.0))[1] for arm in chain.from_iterable(self._space.families))
+
+    @cached_property
+    def _swept(self) -> list[tuple[float, float]]:
+        shares = np.linspace(self._forecast.lowest, self._forecast.highest, _POINTS).tolist()
+        return [
+            self.truth(arm.at(threshold))
+            for arm in chain.from_iterable(self._space.families)
+            for threshold in sorted({0.0} | {self._forecast.threshold(arm, at) for at in shares})
+        ]
+
+
+class Arena:
+    """A pool, and its two halves."""
+
+    def __init__(self, pool: Pool, forecast: PooledForecast, rule: str) -> None:
+        divergences, lengths = (tuple(sorted(set(of))) for of in zip(*pool.arms, strict=True))
+        self.pool, self.forecast, self.space = pool, forecast, Space((rule,), divergences, lengths)
+        known = min(len(arm.known) for arm in pool.arms.values())
+        self.halves = [Half(pool, forecast, self.space, np.arange(first, known, 2)) for first in (0, 1)]
+
+    def drawn(self, seed: int, certification: int) -> tuple[Counted, list[Problem], list[Problem], Half]:
+        """A decoder, the problems of both parts, and the half that is the truth of the second."""
+        random, half = np.random.default_rng(seed), seed % 2
+        tuned, truth = self.halves[half], self.halves[1 - half]
+        numbers = np.sort(random.choice(tuned.numbers, TUNING[certification], replace=False))
+        again = random.choice(truth.numbers, certification)
+        tuning = [self.pool.problems[i] for i in numbers.tolist()]
+        copies = {_COPIES + i: self.pool.problems[number] for i, number in enumerate(again.tolist())}
+        certify = [replace(problem, id=i, prompt=f"{problem.prompt} ({i})") for i, problem in copies.items()]
+        return Counted(self.pool, reuse=True, copies=copies), tuning, certify, truth
+
+    def run(self, wanted: float, certification: int, seed: int) -> Run:
+        decode, tuning, certify, truth = self.drawn(seed, certification)
+        found = calibrated(decode, self.forecast, self.space, tuning, certify, wanted, CONFIDENCE)
+        retention, speed = (1.0, truth.lossless) if found.certified is None else truth.truth(found.certified)
+        table = SWEEP * sum(self.pool(TARGET, [decode.copies.get(p.id, p)])[0][0].tokens for p in [*tuning, *certify])
+        spent: Spent = found.search + found.certificate
+        return Run(
+            ratio=speed / truth.best(wanted),
+            certified=found.certified is not None,
+            false=retention < wanted,
+            decoded=spent.tokens / table,
+            searched=found.search.tokens / table,
+            trials=found.trials,
+            rungs=len(found.frozen),
+        )
+
+
+def described(runs: Sequence[Run]) -> dict[str, Any]:
+    """Of one wish. false: the share of runs whose certified setting keeps less than was wanted, in truth."""
+    ratios = np.array([run.ratio for run in runs])
+    return {
+        "runs": len(runs),
+        "of_the_oracle": {"median": float(np.median(ratios)), "tenth": float(np.quantile(ratios, 0.1)),
+                          "mean": float(ratios.mean())},
+        "certified": float(np.mean([run.certified for run in runs])),
+        "false": float(np.mean([run.false for run in runs])),
+        **{name: float(np.median([getattr(run, name) for run in runs]))
+           for name in ("decoded", "searched", "trials", "rungs")},
+    }  # fmt: skip
+
+
+def report(arenas: dict[str, Arena], sizes: Sequence[int], wanted: Sequence[float], runs: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name, arena in arenas.items():
+        for certification in sizes:
+            for wish in wanted:
+                made = [arena.run(wish, certification, seed) for seed in range(runs)]
+                rows.append({"pool": name, "certification": certification, "wanted": wish, **described(made)})
+                print(_row(rows[-1]), flush=True)
+    return rows
+
+
+HEADER = (
+    "| pool | certified on | wanted | of the oracle: median | 10th percentile | mean | certified | false | tokens of the "
+    "table's |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+def _row(row: dict[str, Any]) -> str:
+    of = row["of_the_oracle"]
+    cells = [row["pool"], f"{row['certification']:,}", row["wanted"], *(f"{of[k]:.3f}" for k in ("median", "tenth", "mean")),
+             f"{row['certified']:.0%}", f"{row['false']:.1%}", f"{row['decoded']:.1%}"]  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def arenas_of(folder: Path, made_up: bool) -> dict[str, Arena]:
+    pool = Pool.read(folder)
+    real = {"bundled pair": Arena(pool, PooledForecast.read(pool, folder), pool.about["rule"])}
+    if not made_up:
+        return real
+    drawn = {name: surfaces.drawn(surface, seed=1) for name, surface in surfaces.SURFACES.items()}
+    return {name: Arena(pool, surfaces.forecast(pool), surfaces.RULE) for name, pool in drawn.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200, help="calibrations a wish; a fifth of them on made-up pools")
+    parser.add_argument("--quick", action="store_true", help="few calibrations: whether it runs, not what they come to")
+    parser.add_argument("--pool", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "regret.json")
+    options = parser.parse_args()
+    runs, wanted = (2, WANTED[:1]) if options.quick else (options.runs, WANTED)
+    print(HEADER)
+    rows = report(arenas_of(options.pool, made_up=False), CERTIFICATION, wanted, runs)
+    rows += report(arenas_of(options.pool, made_up=True), CERTIFICATION[:1], wanted, max(runs // 5, 1))
+    found = {"machine": facts(), "confidence": CONFIDENCE, "tuning": TUNING, "rows": rows}
+    options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

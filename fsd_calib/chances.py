@@ -11,6 +11,7 @@ from fsd_calib.certifying.claim import Claim
 from fsd_calib.certifying.outcomes import Paired
 from fsd_calib.certifying.power import power, seeds_worth
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.searching.bar import Bar
 from fsd_calib.wish import Wish
 
 Chance = Callable[[Measurement, Measurement], float]
@@ -27,9 +28,8 @@ def claim_of(wish: Wish, problems: int) -> Claim:
 
 def chance_of(wish: Wish, problems: int, delta: float) -> Chance:
     """Of passing on so many certification problems at the level `delta`."""
-    wanted = wish.min_acc
+    wanted, level = wish.min_acc, _level(wish, delta)
     assert wanted is not None
-    level = delta if wish.guarantee == "population" else _HALF
 
     def chance(fuzzy: Measurement, alone: Measurement) -> float:
         seen = Paired(alone.correct, fuzzy.correct)
@@ -40,3 +40,17 @@ def chance_of(wish: Wish, problems: int, delta: float) -> Chance:
         )  # fmt: skip
 
     return chance
+
+
+def bar_of(wish: Wish, problems: int, delta: float, alone: Measurement) -> Bar:
+    """What `chance_of` says where a setting was measured, as far as a normal law says it where none was.
+
+    Args:
+        alone: the target on the tuning part.
+    """
+    assert wish.min_acc is not None
+    return Bar(wish.min_acc, alone.accuracy, alone.problems, problems, _level(wish, delta), wish.acc == "absolute")
+
+
+def _level(wish: Wish, delta: float) -> float:
+    return delta if wish.guarantee == "population" else _HALF

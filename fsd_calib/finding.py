@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fsd_calib.baseline import Baseline, measure_baseline
 from fsd_calib.certifying.certify import Evidence
 from fsd_calib.certifying.sealed import Opened
-from fsd_calib.chances import chance_of, claim_of
+from fsd_calib.chances import Chance, bar_of, chance_of, claim_of
 from fsd_calib.export import Findings, to_profile
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
@@ -31,6 +31,7 @@ from fsd_decoding.profile_costs import Work
 _BASELINE = 256  # tuning problems: what the lossless rule and the target say, before anything is searched
 _SD = 300  # certification problems on which SD's tokens a round are counted
 _FRONT = 6  # points at most, bounded together
+_CLOSE, _CONTEST = 0.93, 3  # settings so close to the fastest, and so many of them, are timed against each other
 _HOPELESS, _EVEN = 0.02, 0.5  # chances of passing
 
 
@@ -62,7 +63,7 @@ def find(ready: Prepared) -> ThresholdProfile:
             return _exported(ready, Found("lossless-suffices"), baseline, timed, meter)
     alone = ready.bench.tuning.measure(ready.alone)
     meter.mark()
-    goal = _goal(ready)
+    goal = _goal(ready, baseline, alone)
     frozen, trials = _searched(ready, goal, alone)
     if isinstance(goal, ReachSpeed) and not frozen:
         frontier, more = _searched(ready, Front(), alone)
@@ -131,13 +132,18 @@ def _fastest_sd(ready: Prepared, speeds: Speeds[Configuration]) -> Configuration
     return max(ready.sds, key=lambda sd: speeds.of(sd).value)
 
 
-def _goal(ready: Prepared) -> Goal:
-    wish = ready.wish
+def _goal(ready: Prepared, baseline: Baseline, alone: Measurement) -> Goal:
+    wish, problems = ready.wish, ready.bench.sealed.problems
     if wish.min_acc is not None:
         level = ready.facts.level(wish.confidence)
-        asked = f"keeping {wish.acc} {wish.min_acc:g}, {wish.guarantee}, {ready.bench.sealed.problems} at {level:.6g}"
-        return KeepAccuracy(chance_of(wish, ready.bench.sealed.problems, level), asked)
+        asked = f"keeping {wish.acc} {wish.min_acc:g}, {wish.guarantee}, {problems} at {level:.6g}"
+        bar = bar_of(wish, problems, level, alone)
+        return KeepAccuracy(_chance(ready), asked, bar, ready.forecast.measured(baseline.lossless))
     return ReachSpeed(wish.min_speed) if wish.min_speed is not None else Front()
+
+
+def _chance(ready: Prepared) -> Chance:
+    return chance_of(ready.wish, ready.bench.sealed.problems, ready.facts.level(ready.wish.confidence))
 
 
 def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Configuration], int]:
@@ -152,7 +158,7 @@ def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Con
         ready.bench.progress.note(line)
     for tried in searched.tried:  # in an earlier process or by another worker too: the curve shows them all
         bench.measure(tried.configuration, tried.problems)
-    return freeze(searched, bench, alone, ready.forecast, goal), len(searched.tried)
+    return freeze(searched, ready.space, bench, alone, ready.forecast, goal), len(searched.tried)
 
 
 def _decided(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline) -> Found:
@@ -176,9 +182,18 @@ def _nothing_to_test(ready: Prepared, goal: Goal, frozen: Sequence[Configuration
 def _tested(ready: Prepared, asked: Sequence[Configuration]) -> Found:
     opened = _opened(ready, asked)
     verdict = opened.decide()
-    outcome: Outcome = "not-certified" if verdict.passed is None else "certified"
     evidence = dict(zip(asked, verdict.tested, strict=False))
-    return Found(*_named(ready, outcome, asked[verdict.passed or 0]), opened, evidence)
+    if verdict.passed is None:
+        return Found(*_named(ready, "not-certified", asked[0]), opened, evidence)
+    best = ready.timer.fastest(_fastest(ready, asked[: verdict.passed + 1]))
+    return Found(*_named(ready, "certified", best), opened, evidence)
+
+
+def _fastest(ready: Prepared, passed: Sequence[Configuration]) -> list[Configuration]:
+    """Of what is certified jointly those that may be the fastest by the clock, as far as rounds and their costs tell."""
+    speeds = {c: ready.forecast.measured(ready.bench.tuning.measure(c)) for c in passed if c != ready.alone}
+    close = [c for c in speeds if speeds[c] >= _CLOSE * max(speeds.values())]
+    return sorted(close, key=lambda c: -speeds[c])[:_CONTEST] or list(passed)
 
 
 def _bounded(ready: Prepared, asked: Sequence[Configuration]) -> Found:
@@ -205,12 +220,12 @@ def _lossless_rung(ready: Prepared) -> list[Configuration]:
 
     `sd` has its law, so what holds of the target's texts holds of `sd`; of these very draws only where it is greedy.
     """
-    wish, goal = ready.wish, _goal(ready)
+    wish = ready.wish
     others = wish.guarantee == "dataset" and not ready.bench.decoder.sampling.greedy
-    if wish.acc == "retention" or others or not isinstance(goal, KeepAccuracy):
+    if wish.acc == "retention" or others or wish.min_acc is None:
         return []
     alone = ready.bench.tuning.measure(ready.alone)
-    return [ready.alone] if goal.chance(alone, alone) >= _EVEN else []
+    return [ready.alone] if _chance(ready)(alone, alone) >= _EVEN else []
 
 
 def _worth_testing(

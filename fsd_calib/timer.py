@@ -69,6 +69,14 @@ class Timer:
         part, problems = self._problems(self.wish.serve_batch, opened)
         return Timed(self._speeds(configurations, problems, self.wish.serve_batch), part, load)
 
+    def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
+        """By the clock, on tuning problems, which no printed speed is of; the first where nothing is to be timed."""
+        if self.asked.way == "none" or len(configurations) == 1:
+            return configurations[0]
+        streams = self.wish.serve_batch
+        speeds = self._speeds(configurations, self.bench.tuning.problems[: self._count(streams)], streams)
+        return max(configurations, key=lambda c: speeds.of(c).value)
+
     def single(self, configurations: Sequence[Configuration], opened: Opened | None) -> Speeds[Configuration] | None:
         """With one stream, on fewer problems of the same part, beside the several that are served; None: one is
         served, or nothing is to be timed."""

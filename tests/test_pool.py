@@ -17,6 +17,7 @@ from calibrate import Size, report
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.searching.space import Space
 from fsd_calib.tasks import Problem
+from fsd_collectors.split import tuning_and_certification
 from pool import Pair
 from pooled import TARGET, Counted, Pool, PooledForecast
 from pooled_calibration import calibrated, draw
@@ -52,7 +53,9 @@ def runs(pool: Pool) -> list[Run]:
     for number in range(RUNS):
         random, wanted = np.random.default_rng(number), WANTED[number % len(WANTED)]
         problems = draw(pool, len(pool.problems), int(random.integers(1000, 1300)), random)
-        found = calibrated(pool, forecast, space, problems, wanted, CONFIDENCE)
+        found = calibrated(
+            Counted(pool, reuse=True), forecast, space, *tuning_and_certification(problems), wanted, CONFIDENCE
+        )
         made.append(Run(wanted, _numbers(pool, problems), _numbers(pool, found.tuning), found.certified))
     return made
 

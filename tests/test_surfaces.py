@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.searching.forecast import speed_at
 from fsd_calib.searching.space import Space
+from fsd_collectors.split import tuning_and_certification
 from pooled import TARGET, Counted, Pool, PooledForecast
 from pooled_calibration import calibrated, draw
 from surfaces import HIGHEST, LENGTHS, LOWEST, PROBLEMS, RULE, SURFACES, Surface, drawn, forecast
@@ -156,6 +157,6 @@ def test_calibrations_run_on_it(surface: Surface, pool: Pool, told: PooledForeca
     """What is certified is false with probability .05 at most, with another seed."""
     space = Space((RULE,), tuple(surface.curves), LENGTHS)
     drawn_problems = draw(pool, PROBLEMS, 1_319, np.random.default_rng(0))
-    found = calibrated(pool, told, space, drawn_problems, 0.97, 0.95)
+    found = calibrated(Counted(pool, reuse=True), told, space, *tuning_and_certification(drawn_problems), 0.97, 0.95)
     assert found.certified is not None
     assert pool.whole(found.certified).retention >= 0.97

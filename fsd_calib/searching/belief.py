@@ -140,6 +140,6 @@ class Belief:
 def _truth(policies: int) -> Kernel:
     """Lengths in logit(u), log(L) and from one policy to another; the last column, which is luck's, is far too long
     to matter."""
-    lengths = [1.0, 4.0, *([2.0] * (policies - 1)), 1e6]
-    bounds = [(0.4, 3.0), (1.0, 20.0), *([(0.5, 20.0)] * (policies - 1)), (0.99e6, 1.01e6)]
-    return ConstantKernel(2.0, (0.3, 10.0)) * Matern(lengths, bounds, nu=2.5)
+    lengths = [0.7, 4.0, *([2.0] * (policies - 1)), 1e6]
+    bounds = [(0.3, 1.0), (1.0, 20.0), *([(0.5, 20.0)] * (policies - 1)), (0.99e6, 1.01e6)]
+    return ConstantKernel(2.0, (0.3, 10.0)) * Matern(lengths, bounds, nu=1.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,16 +66,3 @@ class History:
 
     def running_in(self, arm: Configuration) -> list[float]:
         return [p.logit_share for p in self.running if p.arm == arm]
-
-
-def highest_success(tried: Iterable[Tried]) -> float | None:
-    """The largest feasible share. What failed below it was a dip: quality need not fall steadily with T."""
-    return max((t.logit_share for t in tried if t.feasible), default=None)
-
-
-def lowest_failure(tried: Iterable[Tried]) -> float | None:
-    """The smallest infeasible share above all feasible ones."""
-    tried = list(tried)
-    success = highest_success(tried)
-    failed = (t.logit_share for t in tried if not t.feasible and (success is None or t.logit_share > success))
-    return min(failed, default=None)

@@ -88,7 +88,9 @@ class KeepAccuracy:
         contenders = Settings(arms, np.array(shares), np.array(speeds))
         seen = [*whole.values(), *(t.seen for t in tried if t.configuration not in whole)]
         prospects = Prospects(contenders, seen, self.bar, self.lossless)
-        chosen = sequence(prospects) or [int(np.where(contenders.speeds > self.lossless, prospects.chances, -1).argmax())]
+        chosen = sequence(prospects) or [
+            int(np.where(contenders.speeds > self.lossless, prospects.chances, -1).argmax())
+        ]
         configurations = list(whole)
         return [configurations[i] for i in chosen]
 

@@ -7,6 +7,7 @@ the one before, so that a test too many seldom costs what came before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +40,14 @@ def _passes(prospects: Prospects) -> NDArray[np.bool_]:
     """(draws, settings): whether each passes; truth and luck are drawn together for all of them."""
     believed, luck = prospects.covariances()
     random = np.random.default_rng(0)  # the same settings, the same sequence
-    shown = random.multivariate_normal(prospects.believed.mean, believed + luck, _DRAWS, method="eigh", check_valid="ignore")
+    shown = random.multivariate_normal(prospects.believed.mean, believed + luck, _DRAWS, "ignore", method="eigh")
     return np.asarray(shown >= prospects.needed)
 
 
 def _inserted(chosen: Sequence[int], new: int, speeds: Floats, chances: Floats) -> list[int] | None:
     """In order of speed; None: it would not be an order of chances too, or more than the last is less than even."""
     longer = sorted([*chosen, new], key=lambda i: speeds[i])
-    falling = all(chances[a] >= chances[b] and speeds[a] < speeds[b] for a, b in zip(longer, longer[1:], strict=False))
+    falling = all(chances[a] >= chances[b] and speeds[a] < speeds[b] for a, b in pairwise(longer))
     return longer if falling and all(chances[i] >= _EVEN for i in longer[:-1]) else None
 
 

@@ -161,4 +161,3 @@ def _flipped(seen: Sequence[Seen], at: Floats) -> Floats:
     rates = np.array([s.flipped for s in seen]) + 1 / problems
     shares = np.array([s.logit_share for s in seen])
     return np.asarray(IsotonicRegression(out_of_bounds="clip").fit(shares, rates, problems).predict(at))
-
