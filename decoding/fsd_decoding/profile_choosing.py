@@ -73,7 +73,8 @@ class Choosing:
             most = max(judged, key=lambda j: j.retention, default=None)
             raise UsageError(f"min_acc is {min_acc}, {self._instead('keeps most', most)}")
         point = max(kept, key=lambda j: (_pace(j.point), j.retention)).point
-        return self._choice(point, (self._guarantee(point) or 0.0) >= min_acc)
+        sure = self._guarantee(point)
+        return self._choice(point, sure is not None and sure >= min_acc)
 
     def by_speed(self, min_speed: float) -> Choice:
         """The most accurate of those that made so many tokens/s. UsageError: there is none."""
