@@ -16,6 +16,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
 from fsd_calib.searching import Front, Searched, Space, Tried, nondominated, search
 from fsd_calib.searching.forecast import speed_at
+from fsd_calib.searching.front import contenders
 from fsd_calib.searching.gaps import CHOSEN, Spot, chosen_from, few
 from fsd_calib.searching.history import History
 from fsd_calib.searching.space import Point
@@ -111,8 +112,18 @@ def test_no_two_workers_try_the_same() -> None:
     assert len(running) == 6
 
 
+def test_what_a_single_problem_tells_apart_is_frozen_too() -> None:
+    """And no two that are the same; what another beats by more, or in speed, is not."""
+    known = [(0.99, 100.0), (0.98, 99.9), (0.95, 99.9), (0.99, 80.0), (0.99, 100.0), (0.9, 120.0)]
+    tried = [
+        Tried(Configuration("fsd-coupled", "js", 5, i / 10), i, kept, 0.0, pace, kept, 100)
+        for i, (kept, pace) in enumerate(known)
+    ]
+    assert [t.logit_share for t in contenders(tried)] == [1, 0, 5]
+
+
 def spots(pairs: Sequence[tuple[float, float]]) -> list[Spot]:
-    """As a front: most accurate first, and ever faster."""
+    """As a front: slowest first, and ever less accurate."""
     kept = sorted({k for k, _ in pairs}, reverse=True)
     return [Spot(k, p) for k, p in zip(kept, sorted({p for _, p in pairs}), strict=False)]
 
@@ -132,6 +143,11 @@ def test_few_keeps_the_ends_of_what_users_choose_among_and_the_rest_where_there_
 def test_few_leaves_out_what_lies_close() -> None:
     front = [Spot(1.0, 100), Spot(0.999, 101), Spot(0.99, 140), Spot(0.96, 150), Spot(0.959, 150.5), Spot(0.92, 152)]
     assert few(front, 4, CHOSEN) == [0, 2, 4, 5]
+
+
+def test_what_surely_retains_enough_stays_before_what_may_and_that_before_the_rest() -> None:
+    front = [Spot(1.0, 100), Spot(0.99, 140), Spot(0.98, 141), Spot(0.92, 150), Spot(0.91, 170), Spot(0.5, 300)]
+    assert [few(front, most, 0.95) for most in (5, 4, 3, 2)] == [[0, 1, 2, 3, 4], [0, 1, 2, 4], [0, 1, 2], [0, 2]]
 
 
 def test_the_fewer_problems_the_more_must_be_kept_to_be_sure() -> None:

@@ -21,6 +21,7 @@ _COARSE = (1 / 3, 2 / 3, 1.0)  # of the range of logit(u), in every family
 _WANTED, _RESERVED = 6, 8  # points of the front where users choose; some of them other problems will find beaten
 _STEP = 1 / 6  # of the range of retention or speed there: neighbours on the front are no farther apart
 _ONE = 1.5  # problems: between retentions that are closer there is no other
+_FASTER = 1.01
 _NARROW = 0.01  # in logit(u): no threshold in between tells anything new
 
 
@@ -55,7 +56,7 @@ class Front:
     def freeze(
         self, tried: Sequence[Tried], bench: Bench, target: Measurement, forecast: Forecast
     ) -> list[Configuration]:
-        return [t.configuration for t in nondominated(tried)]
+        return [t.configuration for t in contenders(tried)]
 
 
 def nondominated(tried: Iterable[Tried]) -> list[Tried]:
@@ -65,6 +66,22 @@ def nondominated(tried: Iterable[Tried]) -> list[Tried]:
         if not front or t.tokens_per_second > front[-1].tokens_per_second:
             front.append(t)
     return front
+
+
+def contenders(tried: Sequence[Tried]) -> list[Tried]:
+    """Those that no other clearly beats, slowest first: on other problems they may come out on either side."""
+    told_apart = {_spot(t): t for t in reversed(tried)}.values()
+    return sorted(
+        (t for t in told_apart if not any(_clearly_beats(other, t) for other in told_apart)),
+        key=lambda t: (t.tokens_per_second, -t.retention),
+    )
+
+
+def _clearly_beats(one: Tried, other: Tried) -> bool:
+    """In nothing worse, and by more than a problem or a hundredth of the speed."""
+    more = one.retention - other.retention > _ONE / one.problems
+    faster = one.tokens_per_second > _FASTER * other.tokens_per_second
+    return _spot(one).beats(_spot(other)) and (more or faster)
 
 
 class _Gap(NamedTuple):

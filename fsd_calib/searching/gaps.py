@@ -60,17 +60,23 @@ def steps_among(spots: Sequence[Spot], least: float, one: float = 0.0) -> Steps:
 
 
 def few(front: Sequence[Spot], most: int, least: float) -> list[int]:
-    """Which to keep, most accurate first as in `front`: those that retain `least` before the rest, evenly spread.
+    """Which to keep, slowest first as in `front`: those that retain `least` first, then `CHOSEN`, then the rest.
 
-    One after the other goes the point that is closest to a neighbour; the ends of those that retain `least` stay.
+    One after the other goes the point of the last kind there is that is closest to a neighbour; of those that retain
+    `least` the ends stay.
     """
     kept = list(range(len(front)))
     while len(kept) > most:
-        rest = [i for i in range(1, len(kept)) if front[kept[i]].retention < least]
         spots = [front[i] for i in kept]
-        steps = steps_among(spots, 0.0 if rest else least)
-        kept.pop(min(rest or range(1, len(kept) - 1), key=partial(_room, spots, steps)))
+        kinds = ((low, _between(spots, low, high)) for low, high in ((0.0, CHOSEN), (CHOSEN, least)))
+        low, places = next((kind for kind in kinds if kind[1]), (least, range(1, len(kept) - 1)))
+        kept.pop(min(places, key=partial(_room, spots, steps_among(spots, low))))
     return kept
+
+
+def _between(spots: Sequence[Spot], low: float, high: float) -> Sequence[int]:
+    """The places of those that retain so much, but for the first."""
+    return [i for i, spot in enumerate(spots) if i and low <= spot.retention < high]
 
 
 def _room(spots: Sequence[Spot], steps: Steps, i: int) -> tuple[float, float]:
