@@ -20,7 +20,8 @@ from fsd_calib.measuring.speed import Interval, Speeds
 from fsd_calib.numerical_floor import judge
 from fsd_calib.preparing import Prepared
 from fsd_calib.searching.front import Front
-from fsd_calib.searching.goal import Goal
+from fsd_calib.searching.gaps import Spot, chosen_from, few
+from fsd_calib.searching.goal import Goal, retention
 from fsd_calib.searching.keep_accuracy import KeepAccuracy
 from fsd_calib.searching.reach_speed import ReachSpeed
 from fsd_calib.searching.search import freeze, search
@@ -30,8 +31,8 @@ from fsd_decoding.profile_costs import Work
 
 _BASELINE = 256  # tuning problems: what the lossless rule and the target say, before anything is searched
 _SD = 300  # certification problems on which SD's tokens a round are counted
-_FRONT = 6  # points at most, bounded together
 _CLOSE, _CONTEST = 0.93, 3  # settings so close to the fastest, and so many of them, are timed against each other
+_FRONT = 8  # points at most, bounded together: six, and two that other problems may find beaten
 _HOPELESS, _EVEN = 0.02, 0.5  # chances of passing
 
 
@@ -165,7 +166,7 @@ def _decided(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], basel
     """Tests what is worth an attempt, and no more."""
     asked = [*_lossless_rung(ready), *_worth_testing(ready, goal, frozen, baseline)]
     if isinstance(goal, Front):
-        return Found("front") if ready.wish.guarantee == "none" or not asked else _bounded(ready, _spread(asked))
+        return Found("front") if ready.wish.guarantee == "none" or not asked else _bounded(ready, _spread(ready, asked))
     if not asked:
         return _nothing_to_test(ready, goal, frozen, baseline)
     if ready.wish.guarantee == "none":
@@ -248,10 +249,11 @@ def _faster(ready: Prepared, frozen: Sequence[Configuration], baseline: Baseline
     return [c for c in frozen if ready.forecast.measured(ready.bench.tuning.measure(c)) > lossless]
 
 
-def _spread(front: Sequence[Configuration]) -> list[Configuration]:
-    """Few enough to be bounded together, evenly from end to end."""
-    few = min(len(front), _FRONT)
-    return [front[round(i * (len(front) - 1) / max(few - 1, 1))] for i in range(few)]
+def _spread(ready: Prepared, front: Sequence[Configuration]) -> list[Configuration]:
+    """Few enough to be bounded together: first where users choose, spread in retention and speed."""
+    alone, seen = ready.bench.tuning.measure(ready.alone), [ready.bench.tuning.measure(c) for c in front]
+    spots = [Spot(retention(m, alone), ready.forecast.measured(m)) for m in seen]
+    return [front[i] for i in few(spots, _FRONT, chosen_from(alone.problems))]
 
 
 def _timed(ready: Prepared, chosen: Configuration | None = None, opened: Opened | None = None) -> Timed:

@@ -141,7 +141,7 @@ def test_a_front_of_several_families_says_which_point_is_whose(folder: Path) -> 
     assert {p.policy and p.policy.name for p in front.curve if p.threshold is not None} == {None, "schedule"}
     point = next(p for p in front.curve if p.policy is not None and p.source == "certification")
     only = front.model_copy(update={"curve": [point]})
-    choice = only.at(min_acc=point.retention / 2)
+    choice = only.at(min_acc=point.retention / 2, certified=False)
     assert choice.policy == point.policy
     with pytest.warns(UserWarning, match="chooses no point"):
         following = decoder(front)

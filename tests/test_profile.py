@@ -206,19 +206,33 @@ def test_one_bound_certifies_whatever_is_asked_below_it() -> None:
     for wanted in (0.9, 0.98, 0.9899):
         chosen = profile().at(min_acc=wanted)
         assert (chosen.threshold, chosen.draft_length, chosen.certified) == (0.0625, 5, True)
-    above = profile().at(min_acc=0.99)
+    above = profile().at(min_acc=0.99, certified=False)
     assert (above.threshold, above.certified) == (0.0625, False)  # measured .998, which is no claim
+    assert (above.retention, above.lower_bound, above.tokens_per_second) == (652 / 653, 0.9899, 61.5)
+
+
+def test_what_is_not_certified_is_handed_out_only_where_that_is_asked_for() -> None:
+    """The message says what there is, so that asking for that is granted, and how to get the rest."""
+    best = r"fsd-coupled js <= 0.0625 at L = 5 \(retention 0.9899, 61.5 tokens/s\)"
+    out = "; ask for less, or certified=False takes what merely measured so"
+    with pytest.raises(UsageError, match=rf"^min_acc is 0.99, but the certified point that keeps most is {best}{out}$"):
+        profile().at(min_acc=0.99)
+    with pytest.raises(UsageError, match=rf"^min_speed is 65, but the certified point that is fastest is {best}{out}$"):
+        profile().at(min_speed=65)
+    with pytest.raises(UsageError, match=r"^min_acc is 0.9, and no point of the curve is certified; certified=False"):
+        profile(UNTESTED).at(min_acc=0.9)
 
 
 def test_of_several_bounds_only_the_certified_claim_stays_one() -> None:
     both = profile(second_certified(0.07, 0.985))
     assert both.at(min_acc=0.98).threshold == 0.0625
     assert both.at(min_acc=0.98).certified
-    assert not both.at(min_acc=0.985).certified
-    assert not both.at(min_speed=61).certified
-    assert profile().at(min_speed=61).certified
-    with pytest.raises(UsageError, match="no point"):
-        profile().at(min_acc=0.999)  # 1.0 was sd's
+    with pytest.raises(UsageError, match=r"retention 0.98, 61.5"):
+        both.at(min_acc=0.985)
+    assert not both.at(min_acc=0.985, certified=False).certified
+    assert both.at(min_speed=61).threshold == profile().at(min_speed=61).threshold == 0.0625
+    with pytest.raises(UsageError, match=r"the measured point that keeps most is .*; ask for less$"):
+        profile().at(min_acc=0.999, certified=False)  # 1.0 was sd's
 
 
 def test_of_simultaneous_bounds_any_may_be_chosen() -> None:
@@ -226,7 +240,7 @@ def test_of_simultaneous_bounds_any_may_be_chosen() -> None:
     for wanted, threshold in ((0.98, 0.03), (0.97, 0.0625), (0.9, 0.0625), (0.86, 0.25)):
         chosen = front.at(min_acc=wanted)
         assert (chosen.threshold, chosen.certified) == (threshold, True)
-    assert not front.at(min_acc=0.986).certified
+    assert not front.at(min_acc=0.986, certified=False).certified
     assert (front.at(min_speed=60).threshold, front.at(min_speed=60).certified) == (0.0625, True)
 
 
@@ -234,35 +248,35 @@ def test_a_bound_of_its_own_beside_simultaneous_ones_certifies_only_its_claim() 
     mixed = profile({"curve": [*values()["curve"], simultaneous(0.03, 1.0, 0.985, 57.0)]})
     assert (mixed.at(min_acc=0.98).threshold, mixed.at(min_acc=0.98).certified) == (0.0625, True)
     assert (mixed.at(min_acc=0.985).threshold, mixed.at(min_acc=0.985).certified) == (0.03, True)
-    assert not mixed.at(min_speed=61).certified
+    assert mixed.at(min_speed=61).threshold == 0.0625
 
 
 def test_a_certified_accuracy_says_nothing_of_retention_among_others() -> None:
     claimed = {"certificate.acc": "absolute", "certificate.wanted": 0.91}
-    assert not profile(second_certified(0.07, 0.9) | claimed).at(min_acc=0.905).certified
+    assert not profile(second_certified(0.07, 0.9) | claimed).at(min_acc=0.905, certified=False).certified
     assert profile(claimed).at(min_acc=0.9899).certified  # the one bound holds all the same
 
 
 def test_without_a_test_nothing_chosen_is_certified() -> None:
-    assert not profile(UNTESTED).at(min_acc=0.9).certified
+    assert not profile(UNTESTED).at(min_acc=0.9, certified=False).certified
     bounded = profile({**UNTESTED, "curve": values()["curve"]})
-    assert not bounded.at(min_acc=0.9).certified
-    assert not bounded.at(min_speed=60).certified
+    assert not bounded.at(min_acc=0.9, certified=False).certified
+    assert not bounded.at(min_speed=60, certified=False).certified
 
 
 def test_by_speed_the_most_accurate_of_the_fast_is_chosen() -> None:
     assert profile().at(min_speed=10).threshold == 0.0625
-    fastest = profile().at(min_speed=65)
+    fastest = profile().at(min_speed=65, certified=False)
     assert (fastest.threshold, fastest.certified) == (0.25, False)
     # On the tuning part .0625 made 62 tokens/s; on the certification part 61.5, and that counts.
-    assert profile().at(min_speed=61.8).threshold == 0.25
+    assert profile().at(min_speed=61.8, certified=False).threshold == 0.25
 
 
 def test_what_no_point_reaches_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"min_acc is 1.1; no point"):
+    with pytest.raises(UsageError, match=r"min_acc is 1.1, but the certified point"):
         profile().at(min_acc=1.1)
-    with pytest.raises(UsageError, match="fastest point makes 70 tokens/s"):
-        profile().at(min_speed=71)
+    with pytest.raises(UsageError, match=r"the measured point that is fastest is .*, 70 tokens/s"):
+        profile().at(min_speed=71, certified=False)
     with pytest.raises(UsageError, match="exactly one"):
         profile().at()
     with pytest.raises(UsageError, match="exactly one"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -227,21 +226,26 @@ class ThresholdProfile(Part):
             doubts.append(f"the profile was calibrated on {self.device}, decoding runs on {kind}")
         return doubts
 
-    def at(self, *, min_acc: float | None = None, min_speed: float | None = None) -> Choice:
+    def at(self, *, min_acc: float | None = None, min_speed: float | None = None, certified: bool = True) -> Choice:
         """Another point of the curve, chosen now: by retention the fastest, by tokens/s the most accurate.
 
-        What may be called certified then: see `profile_choosing.Choosing`.
+        A stricter `min_acc` never gives a faster point, nor a stricter `min_speed` a more accurate one. What may be
+        called certified then: see `profile_choosing.Choosing`.
+
+        Args:
+            certified: points are judged by the retention that is certified of them, and others are not chosen;
+                False: by what was measured, which is no claim.
 
         Raises:
-            UsageError: both or neither is given, or no point reaches it.
+            UsageError: both or neither wish is given, or no point reaches it. It names what there is instead.
         """
-        choosing = Choosing(self.curve, self.certificate, self.configuration)
         if (min_acc is None) == (min_speed is None):
             raise UsageError("at() takes min_acc or min_speed: exactly one of them")
-        choice = choosing.by_accuracy(min_acc) if min_acc is not None else choosing.by_speed(min_speed or 0.0)
-        if self.early_stop is not None and choice.divergence != self.divergence:
-            return replace(choice, certified=False)  # decoders of the profile end drafts by its own divergence
-        return choice
+        ended_by = (
+            self.divergence if self.early_stop is not None else None
+        )  # what ends drafts of the profile's decoders
+        choosing = Choosing(self.curve, self.certificate, self.configuration, certified, ended_by)
+        return choosing.by_accuracy(min_acc) if min_acc is not None else choosing.by_speed(min_speed or 0.0)
 
 
 def _refuse_another(role: str, then: ModelInfo, now: ModelInfo) -> None:

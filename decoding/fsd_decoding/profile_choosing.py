@@ -5,9 +5,10 @@ Knows points, their bounds, and what the certificate was made for. Knows nothing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile_curve import Configuration, CurvePoint
@@ -20,14 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """A point of the curve, as `ThresholdProfile.at` picks it. `certified` False: it merely measured so. `policy`:
-    what moves T; None: nothing does. `draft`: the id of the model to draft with; None: the profile's own."""
+    """A point of the curve, as `ThresholdProfile.at` picks it.
+
+    certified: whether what was asked for is; False: it merely measured so. retention, tokens_per_second: as measured;
+    of a tuning point no more retention than stricter thresholds kept on the certification part. lower_bound: the
+    retention that is certified; None: none is. policy: what moves T; None: nothing does. draft: the id of the model
+    to draft with; None: the profile's own.
+    """
 
     rule: str
     divergence: str
     threshold: float
     draft_length: int
     certified: bool
+    retention: float
+    lower_bound: float | None
+    tokens_per_second: float | None
     policy: PolicyInfo | None = None
     draft: str | None = None
 
@@ -41,52 +50,82 @@ class Choice:
 class Choosing:
     """Of `curve`, by what it holds; `chosen` is the profile's own choice, as points have their `configuration`.
 
+    Points are judged by the retention that is certified of them or, where `certified` is False, by what was measured,
+    never by some of each: so what does for a stricter wish does for a looser one too, and a stricter wish is never
+    answered with a better point.
+
     Simultaneous bounds hold for whichever point is chosen by them. Bounds that hold each by itself do so only
     where there is a single one: with more, only the profile's own choice stays certified, for what it was
-    certified for.
+    certified for. divergence: the only one of which anything is certified; None: any may be.
     """
 
     curve: Sequence[CurvePoint]
     certificate: Certificate
     chosen: Configuration
+    certified: bool = True
+    divergence: str | None = None
 
     def by_accuracy(self, min_acc: float) -> Choice:
-        """The fastest that keeps this retention; one certified to do so goes before those that measured so.
-
-        UsageError: there is none.
-        """
-        guaranteed = [p for p in self._bounded() if self._guarantee(p) >= min_acc]
-        measured = [p for p in self._lossy() if p.retention >= min_acc and not self._refuted(p, min_acc)]
-        if not measured and not guaranteed:
-            raise UsageError(f"min_acc is {min_acc}; no point of the curve keeps that much")
-        return _choice(max(guaranteed or measured, key=_pace), bool(guaranteed))
+        """The fastest that keeps this retention. UsageError: there is none."""
+        judged = self._judged()
+        kept = [j for j in judged if j.retention >= min_acc]
+        if not kept:
+            most = max(judged, key=lambda j: j.retention, default=None)
+            raise UsageError(f"min_acc is {min_acc}, {self._instead('keeps most', most)}")
+        point = max(kept, key=lambda j: (_pace(j.point), j.retention)).point
+        sure = self._guarantee(point)
+        return self._choice(point, sure is not None and sure >= min_acc)
 
     def by_speed(self, min_speed: float) -> Choice:
         """The most accurate of those that made so many tokens/s. UsageError: there is none."""
-        reached = [p for p in self._lossy() if (p.tokens_per_second or 0.0) >= min_speed]
+        judged = self._judged()
+        reached = [j for j in judged if _pace(j.point)[0] >= min_speed]
         if not reached:
-            fastest = max((p.tokens_per_second or 0.0 for p in self._lossy()), default=0.0)
-            raise UsageError(f"min_speed is {min_speed}; the curve's fastest point makes {fastest:.4g} tokens/s")
-        best = max(reached, key=lambda p: p.retention)
-        return _choice(best, best in self._bounded() and self._holds_whoever_chose(best))
+            fastest = max(judged, key=lambda j: _pace(j.point), default=None)
+            raise UsageError(f"min_speed is {min_speed}, {self._instead('is fastest', fastest)}")
+        point = max(reached, key=lambda j: (j.retention, _pace(j.point))).point
+        return self._choice(point, self._guarantee(point) is not None)
 
-    def _refuted(self, point: CurvePoint, min_acc: float) -> bool:
-        """Whether a stricter threshold of its arm fell short on the certification part: then it was lucky."""
-        return point.source == "tuning" and any(
-            p.arm == point.arm and (p.threshold or 0.0) <= (point.threshold or 0.0) and p.retention < min_acc
-            for p in self._lossy()
-            if p.source == "certification"
-        )
+    def _choice(self, point: CurvePoint, certified: bool) -> Choice:
+        assert point.threshold is not None
+        return Choice(
+            point.rule, point.divergence, point.threshold, point.draft_length, certified, self._measured(point),
+            self._guarantee(point), point.tokens_per_second, point.policy, point.draft,
+        )  # fmt: skip
 
-    def _guarantee(self, point: CurvePoint) -> float:
-        """The retention that holds for a point with a bound, whoever chose it and when."""
-        if self._holds_whoever_chose(point):
-            return point.lower_bound or 0.0
-        mine = point.configuration == self.chosen
-        return (self.certificate.wanted or 0.0) if mine and self.certificate.acc == "retention" else 0.0
+    def _instead(self, superlative: str, best: _Judged | None) -> str:
+        """What there is in place of what was asked, and the way out."""
+        such = "certified" if self.certified else "measured"
+        without = "certified=False takes what merely measured so"
+        if best is None:
+            return f"and no point of the curve is {such}" + (f"; {without}" if self.certified else "")
+        said = f"but the {such} point that {superlative} is {best}"
+        return f"{said}; ask for less" + (f", or {without}" if self.certified else "")
 
-    def _holds_whoever_chose(self, point: CurvePoint) -> bool:
-        return point.simultaneous or len(self._bounded()) == 1
+    def _judged(self) -> list[_Judged]:
+        """What may be chosen."""
+        if not self.certified:
+            return [_Judged(p, self._measured(p)) for p in self._lossy()]
+        return [_Judged(p, sure) for p in self._lossy() if (sure := self._guarantee(p)) is not None]
+
+    def _measured(self, point: CurvePoint) -> float:
+        """On the tuning part no more than stricter thresholds of its arm kept on the certification part: the rest was
+        luck."""
+        stricter = [
+            p.retention for p in self._lossy()
+            if p.source == "certification" and p.arm == point.arm and (p.threshold or 0.0) <= (point.threshold or 0.0)
+        ]  # fmt: skip
+        return point.retention if point.source == "certification" else min([point.retention, *stricter])
+
+    def _guarantee(self, point: CurvePoint) -> float | None:
+        """The retention that holds for a point, whoever chose it and when; None: none does."""
+        bounded = self._bounded()
+        if point not in bounded or self.divergence not in (None, point.divergence):
+            return None
+        if point.simultaneous or len(bounded) == 1:
+            return point.lower_bound
+        own = point.configuration == self.chosen and self.certificate.certified
+        return self.certificate.wanted if own and self.certificate.acc == "retention" else None
 
     def _lossy(self) -> list[CurvePoint]:
         """Points of a few problems, by which a search gave up on a threshold, are not to choose by."""
@@ -102,6 +141,24 @@ class Choosing:
         return [p for p in self._lossy() if p.lower_bound is not None]
 
 
+class _Judged(NamedTuple):
+    """A point and the retention it is judged by."""
+
+    point: CurvePoint
+    retention: float
+
+    def __str__(self) -> str:
+        """Rounded down, so that asking for that much is granted."""
+        p = self.point
+        pace = "" if p.tokens_per_second is None else f", {_down(p.tokens_per_second, 1)} tokens/s"
+        named = f"{p.rule} {p.divergence} <= {p.threshold:.4g} at L = {p.draft_length}"
+        return f"{named} (retention {_down(self.retention, 4)}{pace})"
+
+
+def _down(value: float, digits: int) -> str:
+    return f"{math.floor(value * 10**digits) / 10**digits:g}"
+
+
 def corrected(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
     """What the tuning part said of a configuration, the certification part corrects."""
     better = {p.configuration for p in curve if p.source == "certification"}
@@ -110,10 +167,3 @@ def corrected(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 def _pace(point: CurvePoint) -> tuple[float, float]:
     return point.tokens_per_second or 0.0, point.tokens_per_round
-
-
-def _choice(point: CurvePoint, certified: bool) -> Choice:
-    assert point.threshold is not None
-    return Choice(
-        point.rule, point.divergence, point.threshold, point.draft_length, certified, point.policy, point.draft
-    )

@@ -104,11 +104,13 @@ def _untested(profile: ThresholdProfile) -> str:
 
 
 def _front(profile: ThresholdProfile) -> str:
-    said = "No single point was asked for: the front is below, to choose from with ThresholdProfile.at()."
+    said = "No single point was asked for: the front is below, to choose from with ThresholdProfile.at()"
     if is_bounded_front(profile):
         confidence = exact(profile.certificate.confidence)
-        said += f" Its bounds hold all at once at {confidence} confidence, so any choice by them stays certified."
-    elif profile.certificate.guarantee != "none":
+        said += f". Its bounds hold all at once at {confidence} confidence, so any choice by them stays certified."
+    elif profile.certificate.guarantee == "none":
+        said += ", where certified=False says that a choice by what merely measured so will do."
+    else:
         said = "No fuzzy setting that was tried is expected to be faster than plain sd, so none was bounded."
     return f"{said} {_runs_lossless(profile)}"
 

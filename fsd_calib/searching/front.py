@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 from fsd_calib.measuring.bench import Bench
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.searching.forecast import Forecast, speed_at
+from fsd_calib.searching.gaps import CHOSEN, Spot, chosen_from, steps_among
 from fsd_calib.searching.goal import Evidence, Judged, retention
 from fsd_calib.searching.history import History, Tried
 from fsd_calib.searching.space import Point, Space, logit
 
 _FROM = logit(0.7)
-_COARSE = (1 / 3, 2 / 3)  # of the range of logit(u), for every rule and divergence
-_FINE = (1 / 2, 1 / 6, 5 / 6, 0.0, 1.0)  # for those that are on the front then
-_NARROW = 0.01  # in logit(u)
+_COARSE = (1 / 3, 2 / 3, 1.0)  # of the range of logit(u), in every family
+_WANTED, _RESERVED = 6, 8  # points of the front where users choose; some of them other problems will find beaten
+_STEP = 1 / 6  # of the range of retention or speed there: neighbours on the front are no farther apart
+_ONE = 1.5  # problems: between retentions that are closer there is no other
+_FASTER = 1.01
+_NARROW = 0.01  # in logit(u): no threshold in between tells anything new
 
 
 @dataclass(frozen=True)
 class Front:
-    """Thresholds spread in logit(u), each at the draft length that replay finds fastest there.
+    """Thresholds spread in retention and speed, each at the draft length that replay finds fastest there.
 
-    Everything is feasible, and every trial takes the whole tuning part: points are compared with one another.
+    First where users choose, then the rest. Everything is feasible, and every trial takes the whole tuning part:
+    points are compared with one another.
     """
 
     asked: str = "the front"
 
     def propose(self, history: History, space: Space, forecast: Forecast) -> Point | None:
-        """Coarse to fine, so that a search that ends early has seen the whole range."""
+        """Coarse, so that a search that ends early has seen the whole range; then the middle of the widest gap."""
         taken = [Point(t.arm, t.logit_share) for t in history.tried] + list(history.running)
-        coarse = self._plan(_COARSE, space.families, forecast)
-        seen = [t for t in history.tried if any(_same(Point(t.arm, t.logit_share), p) for p in coarse)]
-        ahead = [family for family in space.families if any(t.arm in family for t in nondominated(seen))]
-        plan = coarse + self._plan(_FINE, ahead, forecast)
-        return next((p for p in plan if not any(_same(p, other) for other in taken)), None)
-
-    def _plan(
-        self, shares: Sequence[float], families: Sequence[Sequence[Configuration]], forecast: Forecast
-    ) -> list[Point]:
-        start = max(forecast.lowest, min(_FROM, forecast.highest))
-        places = [start + share * (forecast.highest - start) for share in shares]
-        return [
-            Point(max(family, key=lambda arm: speed_at(forecast, arm, at)), at) for at in places for family in families
-        ]
+        coarse = next((p for p in _coarse(space, forecast) if not any(_same(p, other) for other in taken)), None)
+        if coarse is not None:
+            return coarse
+        gaps = list(_gaps(history, space, forecast))
+        surely = chosen_from(min((t.problems for t in history.tried), default=1))
+        found = (_widest(gaps, history.tried, *window) for window in ((surely, _RESERVED), (CHOSEN, _WANTED), (0.0, 0)))
+        gap = next((gap for gap in found if gap is not None), None)
+        return None if gap is None else Point(_fastest(gap.family, gap.middle, forecast), gap.middle)
 
     def why_not(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
         return "by replay another draft length is faster at every threshold, or the trials ran out"
@@ -55,7 +56,7 @@ class Front:
     def freeze(
         self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
     ) -> list[Configuration]:
-        return [t.configuration for t in nondominated(tried)]
+        return [t.configuration for t in contenders(tried)]
 
 
 def nondominated(tried: Iterable[Tried]) -> list[Tried]:
@@ -65,6 +66,87 @@ def nondominated(tried: Iterable[Tried]) -> list[Tried]:
         if not front or t.tokens_per_second > front[-1].tokens_per_second:
             front.append(t)
     return front
+
+
+def contenders(tried: Sequence[Tried]) -> list[Tried]:
+    """Those that no other clearly beats, slowest first: on other problems they may come out on either side."""
+    told_apart = {_spot(t): t for t in reversed(tried)}.values()
+    return sorted(
+        (t for t in told_apart if not any(_clearly_beats(other, t) for other in told_apart)),
+        key=lambda t: (t.tokens_per_second, -t.retention),
+    )
+
+
+def _clearly_beats(one: Tried, other: Tried) -> bool:
+    """In nothing worse, and by more than a problem or a hundredth of the speed."""
+    more = one.retention - other.retention > _ONE / one.problems
+    faster = one.tokens_per_second > _FASTER * other.tokens_per_second
+    return _spot(one).beats(_spot(other)) and (more or faster)
+
+
+class _Gap(NamedTuple):
+    """Between two neighbours of a family in logit(u), the stricter and the looser."""
+
+    family: Sequence[Configuration]
+    low: float
+    high: float
+    strict: Spot
+    loose: Spot
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    @property
+    def best(self) -> Spot:
+        """What is hoped for in between. Retention may dip and recover, so it is that of either end."""
+        return Spot(max(self.strict.retention, self.loose.retention), self.loose.tokens_per_second)
+
+
+def _coarse(space: Space, forecast: Forecast) -> Iterator[Point]:
+    start = _start(forecast)
+    for share in _COARSE:
+        at = start + share * (forecast.highest - start)
+        yield from (Point(_fastest(family, at, forecast), at) for family in space.families)
+
+
+def _gaps(history: History, space: Space, forecast: Forecast) -> Iterator[_Gap]:
+    """Those that nobody works in. A family begins where next to nothing is accepted, which loses next to nothing and
+    takes no trial."""
+    start = _start(forecast)
+    for family in space.families:
+        strictest = Spot(1.0, speed_at(forecast, _fastest(family, start, forecast), start))
+        seen = sorted((t.logit_share, _spot(t)) for t in history.tried if t.arm in family)
+        busy = [p.logit_share for p in history.running if p.arm in family]
+        for (low, strict), (high, loose) in pairwise([(start, strictest), *seen]):
+            if high - low > _NARROW and not any(low < at < high for at in busy):
+                yield _Gap(family, low, high, strict, loose)
+
+
+def _widest(gaps: Sequence[_Gap], tried: Sequence[Tried], least: float, wanted: int) -> _Gap | None:
+    """That may hide a point of the front which retains `least`; None: nothing lies between, or the front is dense
+    there and has as many points as are wanted."""
+    front = [_spot(t) for t in nondominated(tried)]
+    hopeful = [g for g in gaps if g.best.retention >= least and not any(spot.beats(g.best) for spot in front)]
+    steps = steps_among([*front, *(g.strict for g in gaps)], least, _ONE / max((t.problems for t in tried), default=1))
+    enough = sum(spot.retention >= least for spot in front) >= wanted
+    wide = [
+        g for g in hopeful
+        if steps.between(g.strict, g.loose) > _STEP or (not enough and steps.kept(g.strict, g.loose))
+    ]  # fmt: skip
+    return max(wide, key=lambda g: steps.between(g.strict, g.loose), default=None)
+
+
+def _start(forecast: Forecast) -> float:
+    return max(forecast.lowest, min(_FROM, forecast.highest))
+
+
+def _fastest(family: Sequence[Configuration], at: float, forecast: Forecast) -> Configuration:
+    return max(family, key=lambda arm: speed_at(forecast, arm, at))
+
+
+def _spot(t: Tried) -> Spot:
+    return Spot(t.retention, t.tokens_per_second)
 
 
 def _same(one: Point, other: Point) -> bool:
