@@ -191,7 +191,7 @@ def _tested(ready: Prepared, asked: Sequence[Configuration]) -> Found:
 
 
 def _fastest(ready: Prepared, passed: Sequence[Configuration]) -> list[Configuration]:
-    """Of what is certified jointly those that may be the fastest by the clock, as far as rounds and their costs tell."""
+    """Of what is certified jointly those that may be the fastest by the clock, as rounds and their costs tell."""
     speeds = {c: ready.forecast.measured(ready.bench.tuning.measure(c)) for c in passed if c != ready.alone}
     close = [c for c in speeds if speeds[c] >= _CLOSE * max(speeds.values())]
     return sorted(close, key=lambda c: -speeds[c])[:_CONTEST] or list(passed)

@@ -10,15 +10,17 @@ import time
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
-from fsd_calib.searching import KeepAccuracy, Searched, Space, search
-from worlds import Formula, World, chance
+from fsd_calib.searching import Searched, Space, search
+from worlds import Formula, World, keep
 
 SPACE = Space(("fsd-coupled",), ("js", "kl_qp", "tv"), (2, 6, 10))
-GOAL = KeepAccuracy(chance(0.98, 1319), "98 %")
 
 
 def world() -> World:
     return World(count=128, seed=4, shifts={"kl_qp": -0.8, "tv": 0.6})
+
+
+GOAL = keep(world())
 
 
 def searched(storage: str | None, of: World, trials: int = 60) -> Searched:

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
-from fsd_calib.searching import Front, Goal, KeepAccuracy, ReachSpeed, Searched, Space, freeze, nondominated, search
+from fsd_calib.searching import Front, Goal, ReachSpeed, Searched, Space, freeze, nondominated, search
 from fsd_calib.searching.forecast import first_as_fast, speed_at
 from fsd_calib.searching.racing import race
 from fsd_calib.searching.space import kin, logit
 from fsd_decoding.adaptive import Schedule
 from traces import refusal
-from worlds import HIGHEST, LOWEST, Formula, World, chance
+from worlds import HIGHEST, LOWEST, Formula, World, keep
 
 ONE = Space(("fsd-coupled",), ("js",), (6,))
 SEVERAL = Space(("fsd-coupled",), ("js", "kl_qp", "tv"), (2, 4, 6, 8, 10))
 SHIFTS = {"kl_qp": -0.8, "tv": 0.6}
-KEEP = KeepAccuracy(chance(0.98, 1319), "98 %")
 
 
-def run(world: World, space: Space = ONE, goal: Goal = KEEP, trials: int = 60, drift: float = 0.0) -> Searched:
-    return search(world.bench(), world.target(), Formula(drift=drift), space, goal, None, "study", trials, Silent())
+def run(world: World, space: Space = ONE, goal: Goal | None = None, trials: int = 60, drift: float = 0.0) -> Searched:
+    asked = goal or keep(world)
+    return search(world.bench(), world.target(), Formula(drift=drift), space, asked, None, "study", trials, Silent())
 
 
 def expected(configuration: Configuration) -> float:
@@ -38,7 +38,8 @@ def fastest(searched: Searched) -> Configuration:
 
 
 def passes(world: World, configuration: Configuration) -> bool:
-    return KEEP.chance(world.bench().measure(configuration), world.target()) >= KEEP.wanted
+    goal = keep(world)
+    return goal.chance(world.bench().measure(configuration), world.target()) >= goal.wanted
 
 
 def best_there_is(world: World, arm: Configuration) -> float:
@@ -55,25 +56,25 @@ def best_there_is(world: World, arm: Configuration) -> float:
 
 
 @settings(max_examples=15)
-@given(seed=st.integers(0, 10_000), middle=st.floats(3, 14))
-def test_the_search_ends_within_a_per_cent_of_the_fastest_that_holds(seed: int, middle: float) -> None:
-    """128 problems are one portion, so nothing is left to chance: the bracket's ends are 1 % apart."""
-    world = World(count=128, seed=seed, middle=middle, gained=0.0)
-    searched = run(world)
-    best = best_there_is(world, Configuration("fsd-coupled", "js", 6))
-    if not any(t.feasible for t in searched.tried):
-        assert best == pytest.approx(speed_at(Formula(), Configuration("fsd-coupled", "js", 6), LOWEST))
-        return
-    assert expected(fastest(searched)) >= best / 1.011
-    assert len(searched.tried) <= 14
-
-
-@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), lapses=st.floats(0, 0.2))
-def test_an_uneven_curve_ends_too_and_with_what_held(seed: int, lapses: float) -> None:
+def test_an_uneven_curve_ends_and_says_what_held(seed: int, lapses: float) -> None:
+    """128 problems are one portion, so that every trial looks at all of them."""
     searched = run(world := World(count=128, seed=seed, lapses=lapses), SEVERAL)
     assert len(searched.tried) < 60
     assert all(passes(world, t.configuration) == t.feasible for t in searched.tried)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000), middle=st.floats(3, 14))
+def test_what_is_frozen_is_expected_to_be_nearly_as_fast_as_the_best_that_passes(seed: int, middle: float) -> None:
+    """With several hundred problems on either part luck is small beside the shares that problems are lost over."""
+    world = World(count=1000, seed=seed, middle=middle)
+    searched = run(world)
+    frozen = freeze(searched, ONE, world.bench(), world.target(), Formula(), keep(world))
+    best = best_there_is(world, Configuration("fsd-coupled", "js", 6))
+    if best > 1.05 * keep(world).lossless:
+        assert expected(frozen[-1]) >= 0.93 * best
+    assert len(searched.tried) <= 20
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -115,7 +116,7 @@ def test_a_race_stops_early_where_the_matter_is_clear_and_decides_as_the_whole_p
         for at in range(-1, 9):
             fuzzy = Configuration("fsd-coupled", "js", 6)
             fuzzy = fuzzy.at(Formula().threshold(fuzzy, at))
-            raced = race(bench, fuzzy, target, KEEP, Formula(), lambda done: None)
+            raced = race(bench, fuzzy, target, keep(world), Formula(), lambda done: None)
             asked.append(raced.seen.fuzzy.problems)
             wrong += (raced.judged.shortfall <= 0) != passes(world, fuzzy)
         assert asked[-1] == 128
@@ -130,7 +131,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop: int, tmp_
 
     def part(trials: int) -> tuple[Searched, World]:
         world = World(count=300, seed=5, shifts=SHIFTS)
-        done = search(world.bench(), world.target(), Formula(), SEVERAL, KEEP, journal, "s", trials, Silent())
+        done = search(world.bench(), world.target(), Formula(), SEVERAL, keep(world), journal, "s", trials, Silent())
         return done, world
 
     before, _ = part(stop)
@@ -144,7 +145,7 @@ def test_what_was_skipped_is_said_with_the_reason() -> None:
     searched = run(World(count=300, shifts=SHIFTS), SEVERAL)
     assert len(searched.skipped) == 3
     assert "fsd-coupled by js at L = 2" in searched.skipped[0]
-    assert "less than 1 % faster" in searched.skipped[0]
+    assert "expected to add 0.1%" in searched.skipped[0]
     cut = run(World(count=300, shifts=SHIFTS), SEVERAL, trials=1)
     assert any("the trials ran out" in line for line in cut.skipped)
 
@@ -164,7 +165,7 @@ def test_the_smallest_threshold_that_is_fast_enough(seed: int) -> None:
     searched = run(world, SEVERAL, goal, drift=0.05)
     assert {t.configuration.divergence for t in searched.tried if t.feasible} == set(SEVERAL.divergences)
     assert len(searched.tried) <= 12
-    (chosen,) = freeze(searched, world.bench(), world.target(), Formula(), goal)
+    (chosen,) = freeze(searched, SEVERAL, world.bench(), world.target(), Formula(), goal)
     speed = Formula().measured(world.bench().measure(chosen))
     assert goal.needed <= speed <= 1.02 * goal.needed
     rivals = [t for t in searched.tried if t.feasible and t.problems == world.count]
@@ -175,7 +176,7 @@ def test_a_speed_out_of_reach_takes_no_trial() -> None:
     searched = run(World(), SEVERAL, ReachSpeed(1000.0))
     assert searched.tried == ()
     assert all("no threshold of it reaches 1030 tokens/s" in line for line in searched.skipped)
-    assert freeze(searched, World().bench(), World().target(), Formula(), ReachSpeed(1000.0)) == []
+    assert freeze(searched, SEVERAL, World().bench(), World().target(), Formula(), ReachSpeed(1000.0)) == []
 
 
 def test_the_front_has_no_point_that_another_beats() -> None:
@@ -196,21 +197,22 @@ def test_the_frozen_sequence_goes_from_safe_to_fast(seed: int) -> None:
     world = World(count=1000, seed=seed, shifts=SHIFTS)
     searched = run(world, SEVERAL)
     bench, target = world.bench(), world.target()
-    frozen = freeze(searched, bench, target, Formula(), KEEP)
-    assert 3 <= len(frozen) <= 6
-    speeds = [expected(c) for c in frozen]
+    goal = keep(world)
+    frozen = freeze(searched, SEVERAL, bench, target, Formula(), goal)
+    speeds = [Formula().measured(bench.measure(c)) for c in frozen]
     assert speeds == sorted(set(speeds))
-    chances = [KEEP.chance(bench.measure(c), target) for c in frozen]
-    assert chances[0] >= 0.95
-    assert 0.2 <= chances[-1] < 0.95
-    assert max(speeds) >= expected(fastest(searched)) * 0.999
+    chances = [goal.chance(bench.measure(c), target) for c in frozen]
+    assert chances[0] >= 0.9
+    assert all(chance >= 0.3 for chance in chances[:-1])  # by what they showed; beliefs are smoother
+    assert max(speeds) >= 0.98 * expected(fastest(searched))
 
 
 def test_where_nothing_holds_the_safest_is_frozen_and_nothing_where_nothing_was_tried() -> None:
     world = World(count=128, middle=-30)
-    frozen = freeze(run(world, ONE), world.bench(), world.target(), Formula(), KEEP)
+    goal = keep(world)
+    frozen = freeze(run(world, ONE), ONE, world.bench(), world.target(), Formula(), goal)
     assert len(frozen) == 1
-    assert freeze(Searched((), ()), world.bench(), world.target(), Formula(), KEEP) == []
+    assert freeze(Searched((), ()), ONE, world.bench(), world.target(), Formula(), goal) == []
 
 
 def test_an_empty_space_is_refused() -> None:

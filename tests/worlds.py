@@ -17,6 +17,8 @@ from fsd_calib.certifying.power import power
 from fsd_calib.measuring.bench import Bench
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
+from fsd_calib.searching.bar import Bar
+from fsd_calib.searching.keep_accuracy import KeepAccuracy
 from fsd_calib.searching.space import logit
 from fsd_calib.tasks import Problem
 from fsd_collectors.replay import CostModel
@@ -146,3 +148,12 @@ def chance(wanted: float, certification: int) -> Callable[[Measurement, Measurem
                      wanted=wanted, delta=0.05)  # fmt: skip
 
     return of
+
+
+def keep(world: World, wanted: float = 0.98, certification: int = 1319) -> KeepAccuracy:
+    """The goal to keep so much of what this world's target solves, beside lossless decoding at its best length."""
+    target = world.target()
+    bar = Bar(wanted, target.accuracy, world.count, certification, 0.05)
+    arms = [Configuration("fsd-coupled", "js", length, 0.0) for length in range(1, 9)]
+    lossless = max(map(Formula().tokens_per_second, arms))
+    return KeepAccuracy(chance(wanted, certification), f"{wanted:.0%}", bar, lossless)

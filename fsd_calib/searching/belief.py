@@ -11,6 +11,7 @@ at the first problems only. Hyperparameters of the truth are those of the greate
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
@@ -28,6 +30,7 @@ _DEEP = 3.0  # rooms below lossless; how much deeper a setting falls tells nothi
 _SHARED = (2.0, 3.5)  # how far luck reaches, in logit(u) and in log(L)
 _FEW = 4  # trials; from fewer no hyperparameters are learned
 _JITTER = 1e-6
+_NEAR, _FAR = 1e-3, 1e6  # lengths: of what tells all apart, and of what does not matter
 
 
 class Believed(NamedTuple):
@@ -45,14 +48,13 @@ class _Luck(Kernel):  # type: ignore[misc]
     def __init__(self) -> None:
         """Nothing to learn: how far luck reaches was measured."""
 
-    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
-        Y = X if Y is None else Y
-        shared = Matern(_SHARED, nu=0.5)(X[:, :2], Y[:, :2])
-        covariance = np.outer(X[:, -1], Y[:, -1]) * shared
+    def __call__(self, x: Any, y: Any = None, eval_gradient: bool = False) -> Any:
+        y = x if y is None else y
+        covariance = np.outer(x[:, -1], y[:, -1]) * _shared(x, y)
         return (covariance, np.empty((*covariance.shape, 0))) if eval_gradient else covariance
 
-    def diag(self, X: Any) -> Any:
-        return X[:, -1] ** 2
+    def diag(self, x: Any) -> Any:
+        return x[:, -1] ** 2
 
     def is_stationary(self) -> bool:
         return False
@@ -108,7 +110,8 @@ class Belief:
 
     def shared_luck(self, points: Points) -> Floats:
         """Correlations of what the same problems show of these settings."""
-        return np.asarray(Matern(_SHARED, nu=0.5)(self._features(points)[:, :2]))
+        x = self._features(points)
+        return _shared(x, x)
 
     def _from_seen(self, x: Floats) -> tuple[Floats, Floats]:
         to_truth = self._truth(x, self._x) if len(self._x) else np.empty((len(x), 0))
@@ -120,17 +123,20 @@ class Belief:
     def _fit(self, tried: Points, shown: Floats, problems: NDArray[np.int64]) -> None:
         partial = self._luck(tried.flipped) ** 2 * (self._bar.tuning / problems - 1)
         process = GaussianProcessRegressor(
-            self._truth + _Luck(), alpha=partial.clip(0) + _JITTER,
+            self._truth + _Luck(),
+            alpha=partial.clip(0) + _JITTER,
             optimizer="fmin_l_bfgs_b" if len(shown) >= _FEW else None,
-        ).fit(self._features(tried), ((shown - self._bar.lossless) / self._room).clip(-_DEEP))  # fmt: skip
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound is what bounds are for
+            process.fit(self._features(tried), ((shown - self._bar.lossless) / self._room).clip(-_DEEP))
         self._truth, self._x = process.kernel_.k1, process.X_train_
         self._root, self._weights = process.L_, process.alpha_
 
     def _features(self, points: Points) -> Floats:
         length = np.log([arm.draft_length for arm in points.arms])
-        policy = [[float(arm.policy == known) for known in self._policies[1:]] for arm in points.arms]
-        return np.column_stack([points.logit_shares, length, np.array(policy).reshape(len(length), -1),
-                                self._luck(points.flipped)])  # fmt: skip
+        policy = np.array([[arm.policy == known for known in self._policies] for arm in points.arms], float)
+        return np.column_stack([points.logit_shares, length, policy, self._luck(points.flipped)])
 
     def _luck(self, flipped: Floats) -> Floats:
         """Standard deviation, in rooms, of what the whole tuning part shows."""
@@ -138,8 +144,16 @@ class Belief:
 
 
 def _truth(policies: int) -> Kernel:
-    """Lengths in logit(u), log(L) and from one policy to another; the last column, which is luck's, is far too long
-    to matter."""
-    lengths = [0.7, 4.0, *([2.0] * (policies - 1)), 1e6]
-    bounds = [(0.3, 1.0), (1.0, 20.0), *([(0.5, 20.0)] * (policies - 1)), (0.99e6, 1.01e6)]
-    return ConstantKernel(2.0, (0.3, 10.0)) * Matern(lengths, bounds, nu=1.5)
+    """What all policies share, and what is each one's own: the less they differ, the more one tells of another."""
+    ignored = [_FAR] * (policies + 1)
+    shared = ConstantKernel(2.0, (0.3, 10.0)) * Matern(
+        [0.7, 4.0, *ignored], [(0.3, 1.0), (1.0, 20.0), *([(_FAR, 1.01 * _FAR)] * len(ignored))], nu=1.5
+    )
+    if policies == 1:
+        return shared
+    return shared + ConstantKernel(0.5, (0.01, 10.0)) * Matern([1.0, 4.0, *([_NEAR] * policies), _FAR], "fixed", nu=1.5)
+
+
+def _shared(x: Floats, y: Floats) -> Floats:
+    """How much luck settings share: correlations."""
+    return np.asarray(Matern(_SHARED, nu=0.5)(x[:, :2], y[:, :2]))

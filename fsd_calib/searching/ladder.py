@@ -23,20 +23,20 @@ _EVEN = 0.5
 
 def sequence(prospects: Prospects) -> list[int]:
     """Indices of settings: the sequence whose certified speed is expected to be greatest, built one by one."""
-    passes = _passes(prospects)
-    speeds, chances = prospects.settings.speeds, passes.mean(0)
+    passed = passes(prospects)
+    speeds, chances = prospects.settings.speeds, passed.mean(0)
     chosen: list[int] = []
     best = prospects.lossless
     while len(chosen) < _MOST:
         longer = [_inserted(chosen, i, speeds, chances) for i in range(len(speeds)) if i not in chosen]
-        values = [(_expected(s, passes, speeds, prospects.lossless), s) for s in longer if s is not None]
+        values = [(expected_speed(s, passed, speeds, prospects.lossless), s) for s in longer if s is not None]
         if not values or max(values)[0] <= best * (1 + _WORTH):
             break
         best, chosen = max(values)
     return chosen
 
 
-def _passes(prospects: Prospects) -> NDArray[np.bool_]:
+def passes(prospects: Prospects) -> NDArray[np.bool_]:
     """(draws, settings): whether each passes; truth and luck are drawn together for all of them."""
     believed, luck = prospects.covariances()
     random = np.random.default_rng(0)  # the same settings, the same sequence
@@ -51,7 +51,7 @@ def _inserted(chosen: Sequence[int], new: int, speeds: Floats, chances: Floats) 
     return longer if falling and all(chances[i] >= _EVEN for i in longer[:-1]) else None
 
 
-def _expected(chosen: Sequence[int], passes: NDArray[np.bool_], speeds: Floats, lossless: float) -> float:
+def expected_speed(chosen: Sequence[int], passed: NDArray[np.bool_], speeds: Floats, lossless: float) -> float:
     """Tokens/s certified, on average over draws."""
-    reached = np.cumprod(passes[:, chosen], axis=1).sum(1)  # how many pass before one fails
+    reached = np.cumprod(passed[:, chosen], axis=1).sum(1)  # how many pass before one fails
     return float(np.array([lossless, *speeds[chosen]])[reached].mean())
