@@ -5,7 +5,6 @@ Knows which step follows from which result. How each is done is in the module of
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +22,8 @@ from fsd_calib.searching.front import Front
 from fsd_calib.searching.goal import Goal
 from fsd_calib.searching.keep_accuracy import KeepAccuracy
 from fsd_calib.searching.reach_speed import ReachSpeed
-from fsd_calib.searching.search import freeze, search
+from fsd_calib.searching.search import freeze, search, tell_recounted
+from fsd_calib.study_name import study_name
 from fsd_calib.timer import Timed
 from fsd_decoding.profile import Outcome, ThresholdProfile
 from fsd_decoding.profile_costs import Work
@@ -142,9 +142,7 @@ def _goal(ready: Prepared) -> Goal:
 
 def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Configuration], int]:
     """What is frozen, safest first, and how many trials that took. A study for each attempt and goal."""
-    asked = f"{ready.bench.identity} {goal.asked}"  # λ of early stops depends on measured costs, chances on the level
-    how = hashlib.sha256(asked.encode()).hexdigest()[:8]
-    bench, name = ready.bench.tuning, f"{ready.facts.name}-{how}-{type(goal).__name__}"
+    bench, name = ready.bench.tuning, study_name(ready, goal)
     searched = search(
         bench, alone, ready.forecast, ready.space, goal, ready.storage, name, ready.trials, ready.bench.progress
     )
@@ -152,7 +150,9 @@ def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Con
         ready.bench.progress.note(line)
     for tried in searched.tried:  # in an earlier process or by another worker too: the curve shows them all
         bench.measure(tried.configuration, tried.problems)
-    return freeze(searched, bench, alone, ready.forecast, goal), len(searched.tried)
+    frozen = freeze(searched, bench, alone, ready.forecast, goal)
+    tell_recounted(searched, bench, alone, ready.forecast, ready.storage, name)
+    return frozen, len(searched.tried)
 
 
 def _decided(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline) -> Found:

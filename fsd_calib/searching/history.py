@@ -13,7 +13,9 @@ from fsd_calib.searching.space import Point, kin
 class Tried:
     """A finished trial, as it was judged on the first `problems` of the tuning part.
 
-    value: what the goal maximises. shortfall: feasible where it is <= 0.
+    value: what the goal maximises. shortfall: feasible where it is <= 0. tokens_per_second: the forecast, by the
+    rounds of those problems. lost, gained: shares of them that the target alone solved and this did not, and the other
+    way round, each the mean over seeds.
     """
 
     configuration: Configuration
@@ -22,6 +24,8 @@ class Tried:
     shortfall: float
     tokens_per_second: float
     retention: float
+    lost: float
+    gained: float
     problems: int
 
     @property
