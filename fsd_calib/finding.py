@@ -29,7 +29,7 @@ from fsd_decoding.profile import Outcome, ThresholdProfile
 from fsd_decoding.profile_costs import Work
 
 _BASELINE = 256  # tuning problems: what the lossless rule and the target say, before anything is searched
-_SD = 300  # certification problems on which SD's tokens a round are counted
+_SD = 300  # problems of a part on which SD's tokens a round are counted
 _FRONT = 6  # points at most, bounded together
 _HOPELESS, _EVEN = 0.02, 0.5  # chances of passing
 
@@ -93,7 +93,9 @@ def _exported(ready: Prepared, found: Found, baseline: Baseline, timed: Timed, m
     if chosen is None or (outcome == "lossless-suffices" and ready.alone in found.evidence):
         chosen = sd
     (found.opened or ready.bench.tuning).measure(sd, _SD)
-    ready.bench.tuning.measure(chosen)
+    ready.bench.tuning.measure(sd, _SD)  # for its forecast
+    for configuration in (ready.alone, chosen):
+        ready.bench.tuning.measure(configuration)
     single = ready.timer.single([ready.alone, sd, chosen], found.opened)
     return to_profile(
         Findings(
@@ -151,6 +153,8 @@ def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Con
     for tried in searched.tried:  # in an earlier process or by another worker too: the curve shows them all
         bench.measure(tried.configuration, tried.problems)
     frozen = freeze(searched, bench, alone, ready.forecast, goal)
+    for configuration in frozen:  # what is worth a test is told by all of the part
+        bench.measure(configuration)
     tell_recounted(searched, bench, alone, ready.forecast, ready.storage, name)
     return frozen, len(searched.tried)
 

@@ -72,7 +72,7 @@ def test_outcomes_say_whether_the_wish_was_met() -> None:
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
         ({"outcome": "splendid"}, "Input should be 'certified'"),
         ({"data.split": "random"}, "content-hash"),
-        ({"schema_version": 3}, "Input should be 2"),
+        ({"schema_version": 4}, "Input should be 3"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -174,7 +174,7 @@ def without(key: str) -> str:
         ("{", "is not JSON"),
         ("[1]", "holds no JSON object"),
         (without("schema_version"), "is not a profile: schema_version is None"),
-        (json.dumps(values({"schema_version": 3})), "schema_version 3, this reads up to 2; upgrade"),
+        (json.dumps(values({"schema_version": 4})), "schema_version 4, this reads up to 3; upgrade"),
         (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
         (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
         ("[" * 100_000, "is not JSON"),
@@ -261,7 +261,7 @@ def test_by_speed_the_most_accurate_of_the_fast_is_chosen() -> None:
 def test_what_no_point_reaches_is_refused() -> None:
     with pytest.raises(UsageError, match=r"min_acc is 1.1; no point"):
         profile().at(min_acc=1.1)
-    with pytest.raises(UsageError, match="fastest point makes 70 tokens/s"):
+    with pytest.raises(UsageError, match="fastest point is forecast to make 70 tokens/s"):
         profile().at(min_speed=71)
     with pytest.raises(UsageError, match="exactly one"):
         profile().at()

@@ -50,8 +50,8 @@ class ThresholdProfile(Part):
         makes the speed asked for, or keeps what was asked and nothing fuzzy that does is surely faster; `too-slow`:
         nothing reaches the speed asked for; `untested`: the test was waived (--guarantee none); `front`: the whole
         curve was asked for, and no point chosen.
-    accuracy, tokens_per_round, speed: call `chosen` the configuration of `threshold`, where that is None of
-        `estimate`, else the lossless rule.
+    accuracy, tokens_per_round, speed, its forecast: call `chosen` the configuration of `threshold`, where that is None
+        of `estimate`, else the lossless rule.
     seeds: noise seeds a problem. sd_draft_length: the one `sd` was timed at, its own best.
     sd_draft_length, costs, numerical_churn, truncation, acceptance, effort: None where not measured.
     policy: what scales `threshold` from round to round; None: nothing does. A decoder follows it.
@@ -61,7 +61,7 @@ class ThresholdProfile(Part):
     early_stop: what ends drafts of fuzzy rules early; None: they have `draft_length` tokens. A decoder follows it.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     created: AwareDatetime
     outcome: Outcome
     task: str
@@ -228,7 +228,7 @@ class ThresholdProfile(Part):
         return doubts
 
     def at(self, *, min_acc: float | None = None, min_speed: float | None = None) -> Choice:
-        """Another point of the curve, chosen now: by retention the fastest, by tokens/s the most accurate.
+        """Another point of the curve, chosen now: by retention the fastest, by forecast tokens/s the most accurate.
 
         What may be called certified then: see `profile_choosing.Choosing`.
 

@@ -62,11 +62,13 @@ class Choosing:
         return _choice(max(guaranteed or measured, key=_pace), bool(guaranteed))
 
     def by_speed(self, min_speed: float) -> Choice:
-        """The most accurate of those that made so many tokens/s. UsageError: there is none."""
-        reached = [p for p in self._lossy() if (p.tokens_per_second or 0.0) >= min_speed]
+        """The most accurate of those that are forecast to make so many tokens/s. UsageError: there is none."""
+        reached = [p for p in self._lossy() if (p.forecast or 0.0) >= min_speed]
         if not reached:
-            fastest = max((p.tokens_per_second or 0.0 for p in self._lossy()), default=0.0)
-            raise UsageError(f"min_speed is {min_speed}; the curve's fastest point makes {fastest:.4g} tokens/s")
+            fastest = max((p.forecast or 0.0 for p in self._lossy()), default=0.0)
+            raise UsageError(
+                f"min_speed is {min_speed}; the curve's fastest point is forecast to make {fastest:.4g} tokens/s"
+            )
         best = max(reached, key=lambda p: p.retention)
         return _choice(best, best in self._bounded() and self._holds_whoever_chose(best))
 
@@ -109,7 +111,7 @@ def corrected(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def _pace(point: CurvePoint) -> tuple[float, float]:
-    return point.tokens_per_second or 0.0, point.tokens_per_round
+    return point.forecast or 0.0, point.tokens_per_round
 
 
 def _choice(point: CurvePoint, certified: bool) -> Choice:
