@@ -332,7 +332,7 @@ def test_a_wanted_speed_is_compared() -> None:
     assert "keeps at least 98.9% of the target's accuracy" in reached
     assert "At least 60 tokens/s were asked for, reached: 61.5 (60.2–62.8 within this run)." in reached
     missed = verdict(profile(TOO_SLOW))
-    assert missed.startswith("Too slow: what was chosen by its expected speed is slower than was asked when it is")
+    assert missed.startswith("Too slow: what was chosen by its forecast is slower than was asked when it is")
     assert "At least 90 tokens/s were asked for, not reached: 61.5 (60.2–62.8 within this run)." in missed
     assert "nothing else is both faster" in printed(TOO_SLOW)
 
