@@ -78,9 +78,7 @@ def speeds(pair: Bundled, profile: ThresholdProfile, shares: Sequence[float], te
     decoding and the profile's T made in the same turns: a machine may slow down after the profile was timed.
     """
     ends = [p for p in profile.curve if p.threshold in (None, _THRESHOLD)]
-    slow, fast = (
-        p.tokens_per_round / (p.tokens_per_round / (p.tokens_per_second or 1.0) + _DRAFT_LENGTH * delay) for p in ends
-    )
+    slow, fast = (p.tokens_per_round / (p.tokens_per_round / (p.forecast or 1.0) + _DRAFT_LENGTH * delay) for p in ends)
     budgets = {share: SpeedBudget(slow + share * (fast - slow), profile, clock=_CLOCK) for share in shares}
     contenders: dict[Any, Threshold] = {"lossless": -1.0, "fastest": _THRESHOLD, **budgets}
     runs = dict.fromkeys(contenders, Run(0.0, 0.0))

@@ -40,7 +40,15 @@ def profile_of(
     arm = {"divergence": "js", "draft_length": draft_length}
     untested: dict[str, Any] = {"accuracy": 0.0, "retention": 0.0, "lower_bound": None, "source": "tuning"}
     curve = [
-        {**arm, **untested, **vars(p), "rule": "sd" if p.threshold is None else "fsd-coupled", "problems": 100}
+        {
+            **arm,
+            **untested,
+            "rule": "sd" if p.threshold is None else "fsd-coupled",
+            "problems": 100,
+            "threshold": p.threshold,
+            "tokens_per_round": p.tokens_per_round,
+            "forecast": p.tokens_per_second,
+        }
         for p in points
     ]
     counts = dict.fromkeys(("both_right", "lost", "gained", "both_wrong", "problems"), 0)

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
-
 from fsd_calib.baseline import Baseline
 from fsd_calib.certifying.certify import Evidence, Paired
 from fsd_calib.certifying.difference import difference_of
@@ -213,10 +211,16 @@ def _speed(found: Findings) -> Speed:
     return Speed.model_validate(
         {
             **_figures(found, timed.speeds), **load, "batch": wish.serve_batch, "wanted": wish.min_speed,
-            "part": timed.part, "processes": timed.speeds.processes,
+            "part": timed.part, "processes": timed.speeds.processes, "forecast": _forecasts(found),
             "single": None if single is None else _figures(found, single),
         }
     )  # fmt: skip
+
+
+def _forecasts(found: Findings) -> dict[str, float]:
+    """Fields of `Forecasts`."""
+    settings = {"target": found.ready.alone, "sd": found.sd, "chosen": found.chosen}
+    return {name: found.ready.timer.foretold(configuration) for name, configuration in settings.items()}
 
 
 def _figures(found: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
@@ -280,7 +284,7 @@ def _point(found: Findings, measured: Measurement, evidence: Evidence | None) ->
         retention=paired.retention if paired.target.any() else 0.0,
         lower_bound=tested.lower_bound if tested else None,
         tokens_per_round=measured.tokens_per_round,
-        tokens_per_second=_tokens_per_second(found, measured),
+        forecast=found.ready.timer.foretold(configuration),
         problems=measured.problems,
         source=measured.part,
         counts=Counts(**asdict(paired.outcomes)) if tested else None,
@@ -293,17 +297,3 @@ def _other_draft(found: Findings, configuration: Configuration) -> str | None:
     """The draft's id where it is not the profile's own."""
     own = configuration.draft in (None, found.followed.draft)
     return None if own else configuration.draft
-
-
-def _tokens_per_second(found: Findings, measured: Measurement) -> float | None:
-    """By the rounds it took and what a round costs, brought to what `sd` and the chosen setting made when they were
-    timed, prompts included; between the two the correction is interpolated."""
-    if measured.configuration == found.ready.alone:
-        return found.timed.speeds.of(found.ready.alone).value
-    expected = found.ready.forecast.measured
-    known = {}  # by expected speed: how many times that was timed
-    for configuration in (found.sd, found.chosen):
-        modelled = expected(found.measured(configuration))
-        known[modelled] = found.timed.speeds.of(configuration).value / modelled
-    modelled = expected(measured)
-    return modelled * float(np.interp(modelled, sorted(known), [known[at] for at in sorted(known)]))

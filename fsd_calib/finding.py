@@ -5,7 +5,6 @@ Knows which step follows from which result. How each is done is in the module of
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,13 +23,14 @@ from fsd_calib.searching.gaps import Spot, chosen_from, few
 from fsd_calib.searching.goal import Goal, retention
 from fsd_calib.searching.keep_accuracy import KeepAccuracy
 from fsd_calib.searching.reach_speed import ReachSpeed
-from fsd_calib.searching.search import freeze, search
+from fsd_calib.searching.search import freeze, search, tell_recounted
+from fsd_calib.study_name import study_name
 from fsd_calib.timer import Timed
 from fsd_decoding.profile import Outcome, ThresholdProfile
 from fsd_decoding.profile_costs import Work
 
 _BASELINE = 256  # tuning problems: what the lossless rule and the target say, before anything is searched
-_SD = 300  # certification problems on which SD's tokens a round are counted
+_SD = 300  # problems of a part on which SD's tokens a round are counted
 _CLOSE, _CONTEST = 0.93, 3  # settings so close to the fastest, and so many of them, are timed against each other
 _FRONT = 8  # points at most, bounded together: six, and two that other problems may find beaten
 _HOPELESS, _EVEN = 0.02, 0.5  # chances of passing
@@ -95,7 +95,9 @@ def _exported(ready: Prepared, found: Found, baseline: Baseline, timed: Timed, m
     if chosen is None or (outcome == "lossless-suffices" and ready.alone in found.evidence):
         chosen = sd
     (found.opened or ready.bench.tuning).measure(sd, _SD)
-    ready.bench.tuning.measure(chosen)
+    ready.bench.tuning.measure(sd, _SD)  # for its forecast
+    for configuration in (ready.alone, chosen):
+        ready.bench.tuning.measure(configuration)
     single = ready.timer.single([ready.alone, sd, chosen], found.opened)
     return to_profile(
         Findings(
@@ -149,9 +151,7 @@ def _chance(ready: Prepared) -> Chance:
 
 def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Configuration], int]:
     """What is frozen, safest first, and how many trials that took. A study for each attempt and goal."""
-    asked = f"{ready.bench.identity} {goal.asked}"  # λ of early stops depends on measured costs, chances on the level
-    how = hashlib.sha256(asked.encode()).hexdigest()[:8]
-    bench, name = ready.bench.tuning, f"{ready.facts.name}-{how}-{type(goal).__name__}"
+    bench, name = ready.bench.tuning, study_name(ready, goal)
     searched = search(
         bench, alone, ready.forecast, ready.space, goal, ready.storage, name, ready.trials, ready.bench.progress
     )
@@ -159,7 +159,11 @@ def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Con
         ready.bench.progress.note(line)
     for tried in searched.tried:  # in an earlier process or by another worker too: the curve shows them all
         bench.measure(tried.configuration, tried.problems)
-    return freeze(searched, ready.space, bench, alone, ready.forecast, goal), len(searched.tried)
+    frozen = freeze(searched, ready.space, bench, alone, ready.forecast, goal)
+    for configuration in frozen:  # what is worth a test is told by all of the part
+        bench.measure(configuration)
+    tell_recounted(searched, bench, alone, ready.forecast, ready.storage, name)
+    return frozen, len(searched.tried)
 
 
 def _decided(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline) -> Found:

@@ -1,4 +1,7 @@
-"""Times what a calibration found: on which problems, and how often, follows from what it was asked and came to."""
+"""Times what a calibration found: on which problems, and how often, follows from what it was asked and came to.
+
+Beside what the clock says stands the forecast of a setting, one number wherever it is told.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from fsd_decoding.profile_parts import EarlyStopInfo
 
 _PROCESSES = 5  # fresh ones: at 95 % Student's t then reaches 2.8 standard errors to either side
 _SINGLE = 26  # problems at most, of one stream beside several, which decide
-_FORECAST = 300  # problems whose rounds tell a speed where nothing is timed
+_COUNTED = 300  # tuning problems at least, whose rounds tell a speed where nothing is timed
 _WAYS = 12  # decodings of a problem: three repeats of four configurations
 
 
@@ -42,7 +45,7 @@ class Timer:
     """Of one calibration.
 
     Attributes:
-        forecast: tells speeds where nothing is timed.
+        forecast: makes tokens/s of counted rounds.
         early_stop: the folder of the predictor that ends drafts early, and what it weighs.
     """
 
@@ -59,7 +62,7 @@ class Timer:
             opened: the certification part, after its decision: its problems are free from then on.
         """
         if self.asked.way == "none":
-            return self._foretold(opened)
+            return self._untimed()
         load = machine_load()
         if load is not None and load.busy:
             self.bench.progress.note(
@@ -76,6 +79,10 @@ class Timer:
         streams = self.wish.serve_batch
         speeds = self._speeds(configurations, self.bench.tuning.problems[: self._count(streams)], streams)
         return max(configurations, key=lambda c: speeds.of(c).value)
+
+    def foretold(self, configuration: Configuration) -> float:
+        """Its forecast: tokens/s of one stream by the rounds it took on all tuning problems that it was decoded on."""
+        return self.forecast.measured(self.bench.tuning.counted(configuration))
 
     def single(self, configurations: Sequence[Configuration], opened: Opened | None) -> Speeds[Configuration] | None:
         """With one stream, on fewer problems of the same part, beside the several that are served; None: one is
@@ -113,11 +120,12 @@ class Timer:
         tuning, certification = self.bench.tuning.problems[:count], () if opened is None else opened.problems[:count]
         return ("tuning", tuning) if len(certification) < len(tuning) else ("certification", certification)
 
-    def _foretold(self, opened: Opened | None) -> Timed:
-        """By the rounds that were decoded on the same problems."""
-        bench = self.bench.tuning if opened is None else opened
-        speeds = ForecastSpeeds[Configuration](lambda c: self.forecast.measured(bench.measure(c, _FORECAST)))
-        return Timed(speeds, "tuning" if opened is None else "certification")
+    def _untimed(self) -> Timed:
+        def told(configuration: Configuration) -> float:
+            self.bench.tuning.measure(configuration, _COUNTED)
+            return self.foretold(configuration)
+
+        return Timed(ForecastSpeeds[Configuration](told), "tuning")
 
     def _speeds(
         self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int

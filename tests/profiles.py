@@ -16,7 +16,7 @@ _POINT = {"rule": "fsd-coupled", "divergence": "js", "draft_length": 5}
 _COUNTS = {"both_right": 650, "lost": 3, "gained": 2, "both_wrong": 45}
 
 VALUES: dict[str, Any] = {
-    "schema_version": 2,
+    "schema_version": 3,
     "created": "2026-01-02T03:04:05Z",
     "outcome": "certified",
     "task": "arithmetic",
@@ -38,15 +38,15 @@ VALUES: dict[str, Any] = {
     "lossy": True,
     "curve": [
         {**_POINT, "rule": "sd", "threshold": None, "accuracy": 0.93, "retention": 1.0, "lower_bound": None,
-         "tokens_per_round": 4.5, "tokens_per_second": 50.0, "problems": 300, "source": "tuning"},
+         "tokens_per_round": 4.5, "forecast": 50.0, "problems": 300, "source": "tuning"},
         {**_POINT, "threshold": 0.0625, "accuracy": 0.92, "retention": 0.99, "lower_bound": None,
-         "tokens_per_round": 5.4, "tokens_per_second": 62.0, "problems": 300, "source": "tuning"},
+         "tokens_per_round": 5.4, "forecast": 62.0, "problems": 300, "source": "tuning"},
         {**_POINT, "threshold": 0.25, "accuracy": 0.8, "retention": 0.86, "lower_bound": None,
-         "tokens_per_round": 5.8, "tokens_per_second": 70.0, "problems": 300, "source": "tuning"},
+         "tokens_per_round": 5.8, "forecast": 70.0, "problems": 300, "source": "tuning"},
         {**_POINT, "rule": "sd", "threshold": None, "accuracy": 653 / 700, "retention": 1.0, "lower_bound": None,
-         "tokens_per_round": 4.51, "tokens_per_second": 51.0, "problems": 700, "source": "certification"},
+         "tokens_per_round": 4.51, "forecast": 51.0, "problems": 700, "source": "certification"},
         {**_POINT, "threshold": 0.0625, "accuracy": 652 / 700, "retention": 652 / 653, "lower_bound": 0.9899,
-         "tokens_per_round": 5.41, "tokens_per_second": 61.5, "problems": 700, "source": "certification",
+         "tokens_per_round": 5.41, "forecast": 61.5, "problems": 700, "source": "certification",
          "counts": _COUNTS},
     ],
     "certificate": {**_COUNTS, "certified": True, "wanted": 0.98, "retention": 652 / 653,
@@ -100,7 +100,7 @@ UNTESTED: dict[str, Any] = {
 
 def simultaneous(threshold: float, retention: float, bound: float, speed: float) -> dict[str, Any]:
     return {**_POINT, "threshold": threshold, "accuracy": 0.9, "retention": retention, "lower_bound": bound,
-            "tokens_per_round": speed / 11, "tokens_per_second": speed, "problems": 700,
+            "tokens_per_round": speed / 11, "forecast": speed, "problems": 700,
             "source": "certification", "simultaneous": True}  # fmt: skip
 
 

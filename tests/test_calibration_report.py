@@ -64,7 +64,7 @@ def test_the_lossless_rule_runs_at_its_own_draft_length(outcome: dict[str, objec
 
 
 def test_the_fastest_is_by_time_not_by_tokens_a_round() -> None:
-    long = {**values()["curve"][2], "draft_length": 12, "tokens_per_round": 9.0, "tokens_per_second": 30.0}
+    long = {**values()["curve"][2], "draft_length": 12, "tokens_per_round": 9.0, "forecast": 30.0}
     made = profile({**UNCERTIFIED, "curve": [*values()["curve"][:3], long]})
     assert made.at(min_acc=0.85, certified=False).draft_length == 5
 
@@ -72,7 +72,7 @@ def test_the_fastest_is_by_time_not_by_tokens_a_round() -> None:
 def test_a_tuning_point_beyond_one_that_failed_on_certification_is_not_chosen() -> None:
     failed = {**values()["curve"][4], "threshold": 0.25, "accuracy": 0.8, "retention": 0.86, "lower_bound": None,
               "counts": None}  # fmt: skip
-    lucky = {**values()["curve"][2], "threshold": 0.3, "retention": 0.95, "tokens_per_second": 71.0,
+    lucky = {**values()["curve"][2], "threshold": 0.3, "retention": 0.95, "forecast": 71.0,
              "tokens_per_round": 5.9}  # fmt: skip
     chosen = profile({**UNCERTIFIED, "curve": [values()["curve"][1], failed, lucky]}).at(min_acc=0.9, certified=False)
     assert chosen.threshold != 0.3

@@ -25,7 +25,7 @@ def points(draw: Callable[[Any], Any]) -> CurvePoint:
     return CurvePoint(
         rule="fsd-coupled", divergence=draw(st.sampled_from(["js", "doubt"])), draft_length=draw(st.integers(5, 6)),
         threshold=draw(SHARES), accuracy=retention, retention=retention, lower_bound=bound,
-        tokens_per_round=draw(st.sampled_from([5.0, 6.0])), tokens_per_second=draw(st.none() | PACES),
+        tokens_per_round=draw(st.sampled_from([5.0, 6.0])), forecast=draw(st.none() | PACES),
         problems=draw(st.sampled_from([40, 300])), source="certification" if certified else "tuning",
         simultaneous=bound is not None and draw(st.booleans()),
     )  # fmt: skip
@@ -47,7 +47,7 @@ def chosen(ask: Callable[[float], Choice], wanted: float) -> Choice | None:
 
 
 def pace(choice: Choice) -> float:
-    return choice.tokens_per_second or 0.0
+    return choice.forecast or 0.0
 
 
 @given(choosings(), SHARES, SHARES)

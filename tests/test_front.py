@@ -116,7 +116,7 @@ def test_what_a_single_problem_tells_apart_is_frozen_too() -> None:
     """And no two that are the same; what another beats by more, or in speed, is not."""
     known = [(0.99, 100.0), (0.98, 99.9), (0.95, 99.9), (0.99, 80.0), (0.99, 100.0), (0.9, 120.0)]
     tried = [
-        Tried(Configuration("fsd-coupled", "js", 5, i / 10), i, kept, 0.0, pace, kept, 100)
+        Tried(Configuration("fsd-coupled", "js", 5, i / 10), i, kept, 0.0, pace, kept, 1 - kept, 0.0, 100, 1 - kept)
         for i, (kept, pace) in enumerate(known)
     ]
     assert [t.logit_share for t in contenders(tried)] == [1, 0, 5]

@@ -72,7 +72,7 @@ def test_outcomes_say_whether_the_wish_was_met() -> None:
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
         ({"outcome": "splendid"}, "Input should be 'certified'"),
         ({"data.split": "random"}, "content-hash"),
-        ({"schema_version": 3}, "Input should be 2"),
+        ({"schema_version": 4}, "Input should be 3"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -174,7 +174,7 @@ def without(key: str) -> str:
         ("{", "is not JSON"),
         ("[1]", "holds no JSON object"),
         (without("schema_version"), "is not a profile: schema_version is None"),
-        (json.dumps(values({"schema_version": 3})), "schema_version 3, this reads up to 2; upgrade"),
+        (json.dumps(values({"schema_version": 4})), "schema_version 4, this reads up to 3; upgrade"),
         (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
         (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
         ("[" * 100_000, "is not JSON"),
@@ -208,7 +208,7 @@ def test_one_bound_certifies_whatever_is_asked_below_it() -> None:
         assert (chosen.threshold, chosen.draft_length, chosen.certified) == (0.0625, 5, True)
     above = profile().at(min_acc=0.99, certified=False)
     assert (above.threshold, above.certified) == (0.0625, False)  # measured .998, which is no claim
-    assert (above.retention, above.lower_bound, above.tokens_per_second) == (652 / 653, 0.9899, 61.5)
+    assert (above.retention, above.lower_bound, above.forecast) == (652 / 653, 0.9899, 61.5)
 
 
 def test_what_is_not_certified_is_handed_out_only_where_that_is_asked_for() -> None:

@@ -70,9 +70,9 @@ def test_many_numbers_are_told_apart_by_a_digest() -> None:
 def test_shapes_are_not_mixed_up_at_equal_thresholds() -> None:
     """The certified one is the rising one; what the falling one lost at a smaller T says nothing of it."""
     curve = [
-        point(4, RISING, lower_bound=0.98), point(4, FALLING, lower_bound=0.981, tokens_per_second=70.0),
+        point(4, RISING, lower_bound=0.98), point(4, FALLING, lower_bound=0.981, forecast=70.0),
         point(3, FALLING, rule="fsd-coupled", threshold=0.01, retention=0.5),
-        point(1, RISING, threshold=0.1, retention=0.995, tokens_per_second=80.0),
+        point(1, RISING, threshold=0.1, retention=0.995, forecast=80.0),
     ]  # fmt: skip
     made = profile({"policy": info(RISING), "curve": curve})
     chosen = made.at(min_acc=0.98)

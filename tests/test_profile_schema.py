@@ -18,7 +18,7 @@ from json_schema import faults
 from profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
 
 OLD = Path(__file__).parent / "data" / "profile-1.json"  # as schema 1 wrote it
-EARLIER = Path(__file__).parent / "data" / "profile-2.json"  # of a real calibration, before later fields
+EARLIER = Path(__file__).parent / "data" / "profile-2.json"  # of a real calibration, before its schema's later fields
 
 
 def committed(version: int) -> str:
@@ -46,7 +46,7 @@ def test_the_committed_schema_is_the_present_one() -> None:
 
 @pytest.mark.parametrize("changes", [{}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT])
 def test_what_is_saved_fits_the_schema(changes: dict[str, Any]) -> None:
-    assert faults(json.loads(profile(changes).model_dump_json()), json.loads(committed(2))) == []
+    assert faults(json.loads(profile(changes).model_dump_json()), json.loads(committed(SCHEMA_VERSION))) == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_is_saved_fits_the_schema(changes: dict[str, Any]) -> None:
     ],
 )
 def test_the_schema_refuses(changes: dict[str, Any], fault: str) -> None:
-    assert fault in " ".join(faults(values(changes), json.loads(committed(2))))
+    assert fault in " ".join(faults(values(changes), json.loads(committed(SCHEMA_VERSION))))
 
 
 def test_the_schema_of_old_files_still_describes_them() -> None:
@@ -75,7 +75,7 @@ def test_the_schema_of_old_files_still_describes_them() -> None:
 
 def test_old_files_load() -> None:
     loaded = ThresholdProfile.load(OLD)
-    assert (loaded.schema_version, loaded.outcome, loaded.met) == (2, "certified", True)
+    assert (loaded.schema_version, loaded.outcome, loaded.met) == (3, "certified", True)
     assert (loaded.threshold, loaded.sd_draft_length, loaded.seeds) == (0.0625, 5, 1)
     assert (loaded.certificate.acc, loaded.certificate.guarantee) == ("retention", "population")
     assert (loaded.acceptance, loaded.effort, loaded.certificate.attempt) == (None, None, None)
@@ -85,10 +85,11 @@ def test_old_files_load() -> None:
     assert loaded.certificate.level == pytest.approx(0.05)
 
 
-def test_files_of_this_schema_from_before_its_latest_fields_load_and_mean_the_same() -> None:
+def test_files_of_schema_2_load_and_mean_the_same() -> None:
     content, loaded = json.loads(EARLIER.read_text(encoding="utf-8")), ThresholdProfile.load(EARLIER)
     assert faults(content, json.loads(committed(2))) == []
-    assert _kept(content, json.loads(loaded.model_dump_json())) == []
+    assert [p.forecast for p in loaded.curve] == [p.pop("tokens_per_second") for p in content["curve"]]
+    assert _kept(content | {"schema_version": 3}, json.loads(loaded.model_dump_json())) == []
     assert (loaded.effective_rule, loaded.effective_draft_length, loaded.lossy) == ("fsd-coupled", 2, True)
     assert (loaded.threshold, loaded.certificate.certified) == (0.9942314547331697, True)
     assert loaded.at(min_acc=0.7).certified

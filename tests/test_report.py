@@ -152,6 +152,26 @@ def test_speeds_of_one_stream_stand_beside_those_of_several(width: int, changes:
     assert (f"; with one stream {gain}" in one(text)) == (profile(changes).threshold is not None)
 
 
+FORECAST = {"speed.forecast": {"target": 1020.4, "sd": 1052.25, "chosen": 1063.5}}
+
+
+def test_the_forecast_stands_beside_what_the_clock_said() -> None:
+    text = printed(FORECAST, 80)
+    assert row(text, "sd (lossless)")[0][-2:] == ["51.0²", "1052.2³"]
+    assert row(text, "fsd-coupled")[0][-2:] == ["61.5²", "1063.5³"]
+    assert "³" not in printed({**FORECAST, "speed.timed": 0, "speed.intervals": None})  # no clock said anything
+
+
+@pytest.mark.parametrize("several", [{}, {"speed.batch": 16, "speed.single": SINGLE}])
+def test_the_forecast_is_named_explained_and_fits(several: dict[str, Any]) -> None:
+    text = printed(FORECAST | several, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "forecast" in text[: text.index("target alone")]
+    assert {"1020.4³", "1052.2³", "1063.5³"} < set(text.split())
+    assert "³ tokens/s by the cost model: the rounds counted on tuning problems, and what a round costs" in one(text)
+
+
 # The verdict
 
 
@@ -312,7 +332,7 @@ def test_a_wanted_speed_is_compared() -> None:
     assert "keeps at least 98.9% of the target's accuracy" in reached
     assert "At least 60 tokens/s were asked for, reached: 61.5 (60.2–62.8 within this run)." in reached
     missed = verdict(profile(TOO_SLOW))
-    assert missed.startswith("Too slow: what was chosen by its expected speed is slower than was asked when it is")
+    assert missed.startswith("Too slow: what was chosen by its forecast is slower than was asked when it is")
     assert "At least 90 tokens/s were asked for, not reached: 61.5 (60.2–62.8 within this run)." in missed
     assert "nothing else is both faster" in printed(TOO_SLOW)
 
@@ -390,8 +410,8 @@ points = st.lists(
 @given(points)
 def test_what_is_left_is_what_nothing_beats(made: list[tuple[float, float | None]]) -> None:
     base = values()["curve"][1]
-    curve = [CurvePoint.model_validate(base | {"retention": r, "tokens_per_second": s}) for r, s in made]
-    kept = {(p.retention, p.tokens_per_second) for p in nondominated(curve)}
+    curve = [CurvePoint.model_validate(base | {"retention": r, "forecast": s}) for r, s in made]
+    kept = {(p.retention, p.forecast) for p in nondominated(curve)}
     timed = {(r, s) for r, s in made if s is not None}
     assert kept == {(r, s) for r, s in timed if not any((a, b) != (r, s) and a >= r and b >= s for a, b in timed)}
 

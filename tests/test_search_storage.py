@@ -10,17 +10,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import optuna
 import pytest
 
+from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
-from fsd_calib.searching import Searched, Space, search
+from fsd_calib.searching import Searched, Space, freeze, search
+from fsd_calib.searching.search import tell_recounted
+from fsd_calib.searching.trying import setting
 from postgres import Postgres, started
 from searching_worker import GOAL, SPACE, searched, world
 from traces import refusal
-from worlds import Formula
+from worlds import Formula, World
 
 WORKER = Path(__file__).with_name("searching_worker.py")
 PLACES = ["journal", "sqlite"]
@@ -62,15 +65,74 @@ def test_finished_trials_are_not_repeated(kind: str, tmp_path: Path, alone: Sear
     assert finished.calls == []
 
 
-def test_the_study_holds_parameters_values_and_constraints(tmp_path: Path, alone: Searched) -> None:
-    url = place("sqlite", tmp_path)
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> optuna.Study:
+    url = place("sqlite", tmp_path_factory.mktemp("study"))
     searched(url, world())
-    study = optuna.load_study(study_name="study", storage=url)
+    return optuna.load_study(study_name="study", storage=url)
+
+
+def test_the_study_holds_parameters_values_and_constraints(study: optuna.Study, alone: Searched) -> None:
     assert [t.value for t in study.trials] == [t.value for t in alone.tried]
     for trial, tried in zip(study.trials, alone.tried, strict=True):
         assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "draft", "logit_share"]
-        assert trial.constraints == {"shortfall": tried.shortfall}
-        assert trial.user_attrs["problems"] == tried.problems
+        assert trial.constraints["shortfall"] == tried.shortfall
+
+
+def test_a_trial_says_in_attributes_what_was_tried_and_what_came_of_it(study: optuna.Study, alone: Searched) -> None:
+    for trial, tried in zip(study.trials, alone.tried, strict=True):
+        said, of = trial.user_attrs, tried.configuration
+        assert (said["rule"], said["divergence"], said["draft_length"]) == (of.rule, of.divergence, of.draft_length)
+        assert (said["threshold"], said["problems"]) == (of.threshold, tried.problems)
+        assert (said["tokens_per_second"], said["retention"]) == (tried.tokens_per_second, tried.retention)
+        assert {"policy", "draft"}.isdisjoint(said)  # there is one of each
+        target, fuzzy = world().target().correct[: tried.problems], world().correct(of)[: tried.problems, None]
+        assert tried.lost == said["lost"] == pytest.approx((target & ~fuzzy).mean())
+        assert tried.gained == said["gained"] == pytest.approx((fuzzy & ~target).mean())
+        assert said["churn"] == pytest.approx((target != fuzzy).mean())
+    assert any(t.lost > 0 for t in alone.tried)
+
+
+def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
+    """Though an infeasible one is faster."""
+    url, of = place("sqlite", tmp_path), World(count=128, seed=4, middle=7.0)
+    tried = search(of.bench(), of.target(), Formula(), SPACE, GOAL, url, "study", 12, Silent()).tried
+    best = max((t for t in tried if t.feasible), key=lambda t: t.value)
+    assert max(t.value for t in tried) > best.value
+    assert optuna.load_study(study_name="study", storage=url).best_trial.value == best.value
+
+
+def test_dashboards_find_which_trials_are_infeasible(study: optuna.Study, alone: Searched) -> None:
+    """optuna-dashboard 0.21 reads the list that samplers of Optuna 4 wrote: _serializer.py, CONSTRAINTS_KEY."""
+    read = [trial.system_attrs.get("constraints", []) for trial in study.trials]
+    assert [all(value <= 0 for value in values) for values in read] == [t.feasible for t in alone.tried]
+    assert not all(t.feasible for t in alone.tried)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_the_study_says_what_freezing_counted_on_more_problems(kind: str, tmp_path: Path) -> None:
+    storage, of = place(kind, tmp_path), World(count=600, seed=1)
+    bench, target, forecast = of.bench(), of.target(), Formula()
+    found = search(bench, target, forecast, SPACE, GOAL, storage, "study", 12, Silent())
+    frozen = freeze(found, SPACE, bench, target, forecast, GOAL)
+    tell_recounted(found, bench, target, forecast, storage, "study")
+    opened = storage if kind == "sqlite" else journal(storage)
+    said = optuna.load_study(study_name="study", storage=opened)
+    whole = [t.user_attrs for t in said.trials if t.user_attrs["problems"] == of.count]
+    more = [attributes for name, attributes in said.user_attrs.items() if name.startswith("recounted ")]
+    assert all(one["problems"] == of.count for one in more)
+    assert more
+    for configuration in frozen:
+        (one,) = [a for a in whole + more if _is_of(a, configuration)]
+        assert one["tokens_per_second"] == forecast.measured(bench.measure(configuration))
+
+
+def _is_of(attributes: dict[str, Any], configuration: Configuration) -> bool:
+    return setting(configuration).items() <= attributes.items()
+
+
+def journal(path: str) -> optuna.storages.JournalStorage:
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
 
 
 def share_the_work(storage: str, alone: Searched) -> None:
@@ -125,8 +187,7 @@ def test_a_trial_of_a_killed_process_is_failed_and_tried_anew(tmp_path: Path, al
     process.kill()
     process.wait()
     assert searched(storage, world()) == alone
-    journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(storage))
-    states = [t.state.name for t in optuna.load_study(study_name="study", storage=journal).trials]
+    states = [t.state.name for t in optuna.load_study(study_name="study", storage=journal(storage)).trials]
     assert states == ["FAIL"] + ["COMPLETE"] * len(alone.tried)
 
 

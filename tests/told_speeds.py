@@ -34,6 +34,11 @@ def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -
         return Timed(speeds, "tuning" if opened is None else "certification")
 
     monkeypatch.setattr(Timer, "time", timed)
+    tell_costs(monkeypatch)
+
+
+def tell_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a round costs, with every draft."""
     monkeypatch.setattr(preparing, "_timings", lambda bench, wish, space: Timings((_COSTS,) * len(space.drafts), 0.01))
 
 

@@ -39,7 +39,7 @@ def tokens_a_round(share: float, draft_length: int) -> float:
     return (1 - accepts ** (draft_length + 1)) / (1 - accepts)
 
 
-@dataclass
+@dataclass(eq=False)
 class Formula:
     """A forecast that is off by `drift` at most, as replay is. A threshold is the share itself, whatever D."""
 

@@ -49,8 +49,8 @@ class ThresholdProfile(Part):
         makes the speed asked for, or keeps what was asked and nothing fuzzy that does is surely faster; `too-slow`:
         nothing reaches the speed asked for; `untested`: the test was waived (--guarantee none); `front`: the whole
         curve was asked for, and no point chosen.
-    accuracy, tokens_per_round, speed: call `chosen` the configuration of `threshold`, where that is None of
-        `estimate`, else the lossless rule.
+    accuracy, tokens_per_round, speed, its forecast: call `chosen` the configuration of `threshold`, where that is None
+        of `estimate`, else the lossless rule.
     seeds: noise seeds a problem. sd_draft_length: the one `sd` was timed at, its own best.
     sd_draft_length, costs, numerical_churn, truncation, acceptance, effort: None where not measured.
     policy: what scales `threshold` from round to round; None: nothing does. A decoder follows it.
@@ -60,7 +60,7 @@ class ThresholdProfile(Part):
     early_stop: what ends drafts of fuzzy rules early; None: they have `draft_length` tokens. A decoder follows it.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     created: AwareDatetime
     outcome: Outcome
     task: str

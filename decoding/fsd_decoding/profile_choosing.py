@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Choice:
     """A point of the curve, as `ThresholdProfile.at` picks it.
 
-    certified: whether what was asked for is; False: it merely measured so. retention, tokens_per_second: as measured;
+    certified: whether what was asked for is; False: it merely measured so. retention: as measured;
     of a tuning point no more retention than stricter thresholds kept on the certification part. lower_bound: the
-    retention that is certified; None: none is. policy: what moves T; None: nothing does. draft: the id of the model
+    retention that is certified; None: none is. forecast: tokens/s. policy: what moves T; None: nothing does. draft: the id of the model
     to draft with; None: the profile's own.
     """
 
@@ -36,7 +36,7 @@ class Choice:
     certified: bool
     retention: float
     lower_bound: float | None
-    tokens_per_second: float | None
+    forecast: float | None
     policy: PolicyInfo | None = None
     draft: str | None = None
 
@@ -90,7 +90,7 @@ class Choosing:
         assert point.threshold is not None
         return Choice(
             point.rule, point.divergence, point.threshold, point.draft_length, certified, self._measured(point),
-            self._guarantee(point), point.tokens_per_second, point.policy, point.draft,
+            self._guarantee(point), point.forecast, point.policy, point.draft,
         )  # fmt: skip
 
     def _instead(self, superlative: str, best: _Judged | None) -> str:
@@ -150,7 +150,7 @@ class _Judged(NamedTuple):
     def __str__(self) -> str:
         """Rounded down, so that asking for that much is granted."""
         p = self.point
-        pace = "" if p.tokens_per_second is None else f", {_down(p.tokens_per_second, 1)} tokens/s"
+        pace = "" if p.forecast is None else f", {_down(p.forecast, 1)} tokens/s"
         named = f"{p.rule} {p.divergence} <= {p.threshold:.4g} at L = {p.draft_length}"
         return f"{named} (retention {_down(self.retention, 4)}{pace})"
 
@@ -166,4 +166,4 @@ def corrected(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def _pace(point: CurvePoint) -> tuple[float, float]:
-    return point.tokens_per_second or 0.0, point.tokens_per_round
+    return point.forecast or 0.0, point.tokens_per_round

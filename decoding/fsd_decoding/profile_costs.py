@@ -47,6 +47,14 @@ class SpeedFigures(Part):
         return self
 
 
+class Forecasts(Part):
+    """The same three by the cost model alone, timed or not: the curve says the same of these settings."""
+
+    target: Amount
+    sd: Amount
+    chosen: Amount
+
+
 class Speed(SpeedFigures):
     """With `batch` prompts at a time (--serve-batch); `wanted` is what --min-speed asked for.
 
@@ -55,6 +63,7 @@ class Speed(SpeedFigures):
         say what holds within it.
     load, cores: the machine's load, averaged over the minute before timing, and the cores that there were for it.
     single: the same settings with one prompt at a time; None: not timed.
+    forecast: None where the profile is of an older schema.
     """
 
     batch: Natural
@@ -65,6 +74,7 @@ class Speed(SpeedFigures):
     load: Amount | None = None
     cores: Natural | None = None
     single: SpeedFigures | None = None
+    forecast: Forecasts | None = None
 
     @property
     def busy(self) -> bool:

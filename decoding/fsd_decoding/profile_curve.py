@@ -26,6 +26,9 @@ class CurvePoint(Part):
     """One configuration, measured on one part. `threshold` None: the rule has none (`target`, `sd`). `policy`: what
     moved T; None: nothing did. `draft`: the id of the draft model where it is not the profile's own.
 
+    `forecast`, tokens/s of one stream: what the cost model makes of the rounds that the configuration took on the
+    tuning part, so that its points on both parts say the same. What a clock said is the profile's `speed`.
+
     `lower_bound` bounds retention from below: by itself at the certificate's level, or, where `simultaneous`, at
     once with all other such points. `counts`, of (problem, seed) pairs, are what it was computed from. Both only
     where the point was decoded on the certification part.
@@ -41,7 +44,7 @@ class CurvePoint(Part):
     retention: Amount
     lower_bound: Amount | None
     tokens_per_round: Amount
-    tokens_per_second: Amount | None
+    forecast: Amount | None
     problems: Natural
     source: Source
     counts: Counts | None = None

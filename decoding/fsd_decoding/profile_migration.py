@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 
 def upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,4 +33,16 @@ def _outcome_of_1(content: dict[str, Any]) -> str:
     return "too-slow" if asked else "not-certified"
 
 
-_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+def _from_2(content: dict[str, Any]) -> dict[str, Any]:
+    """Schema 2 called the curve's forecasts tokens_per_second, and had brought them to what was timed."""
+    curve = content.get("curve")
+    return content | {"curve": [_forecast_of_2(point) for point in curve]} if isinstance(curve, list) else content
+
+
+def _forecast_of_2(point: Any) -> Any:
+    if not isinstance(point, dict):
+        return point
+    return {"forecast" if name == "tokens_per_second" else name: value for name, value in point.items()}
+
+
+_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}

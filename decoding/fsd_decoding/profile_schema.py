@@ -2,7 +2,7 @@
 
 `schemas/profile-N.json` holds one for every schema version so far; that of the present one is made anew with
 
-    python -m fsd_decoding.profile_schema > decoding/fsd_decoding/schemas/profile-2.json
+    python -m fsd_decoding.profile_schema > decoding/fsd_decoding/schemas/profile-3.json
 
 It says which fields there are and what each may be. Which of them contradict each other only loading tells.
 """

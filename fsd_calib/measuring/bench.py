@@ -31,6 +31,10 @@ class Bench:
             done += self.decode(configuration, self.problems[len(done) : wanted])
         return Measurement(configuration, self.part, tuple(done[:wanted]))
 
+    def counted(self, configuration: Configuration) -> Measurement:
+        """On as many problems as it was measured on so far."""
+        return Measurement(configuration, self.part, tuple(self._done[configuration]))
+
     def measured(self) -> list[Measurement]:
         """All that was measured so far, each on as many problems as it was."""
-        return [Measurement(c, self.part, tuple(done)) for c, done in self._done.items() if done]
+        return [self.counted(c) for c, done in self._done.items() if done]

@@ -26,7 +26,7 @@ def _each(points: Sequence[CurvePoint]) -> str:
 
 
 def front_table(profile: ThresholdProfile) -> Table | None:
-    """What to choose among: the points whose bounds hold at once, else what measured well; None: nothing was timed."""
+    """What to choose among: the points whose bounds hold at once, else what measured well; None: nothing did."""
     sure = [p for p in profile.curve if p.simultaneous]
     if sure:
         return _table("the front, all bounds at once", sorted(sure, key=lambda p: p.retention, reverse=True))
@@ -35,7 +35,7 @@ def front_table(profile: ThresholdProfile) -> Table | None:
 
 
 def nondominated(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Of the timed points those that no other one beats in tokens/s and retention, most faithful first."""
+    """Of points with a forecast those that no other one beats in it and in retention, most faithful first."""
     kept: list[CurvePoint] = []
     for point in sorted(points, key=lambda p: (-p.retention, -_speed(p))):
         if _speed(point) > max(map(_speed, kept), default=0.0):
@@ -44,13 +44,13 @@ def nondominated(points: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def _speed(point: CurvePoint) -> float:
-    return point.tokens_per_second or 0.0
+    return point.forecast or 0.0
 
 
 def _table(title: str, points: Iterable[CurvePoint]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=0)
     table.add_column("rule")
-    headings = ("L", "T", "accuracy", "retention", "≥", "tokens\n/round", "tokens\n/s", "problems")
+    headings = ("L", "T", "accuracy", "retention", "≥", "tokens\n/round", "forecast\ntokens/s", "problems")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for point in points:
@@ -73,5 +73,5 @@ def _cells(p: CurvePoint) -> tuple[str, ...]:
     return (
         " ".join(_arm(p)), str(p.draft_length), threshold(p.threshold),
         percent(p.accuracy), percent(p.retention), bound(p.lower_bound), pace(p.tokens_per_round, 2),
-        pace(p.tokens_per_second), f"{p.problems:,}",
+        pace(p.forecast), f"{p.problems:,}",
     )  # fmt: skip

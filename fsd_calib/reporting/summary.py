@@ -9,12 +9,12 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.reporting.numbers import NONE, bound, confidence, interval, pace, percent
-from fsd_calib.reporting.timing import busy_note, timing_note
+from fsd_calib.reporting.timing import FORECAST, busy_note, timing_note
 from fsd_decoding.profile import ThresholdProfile
 from fsd_decoding.profile_costs import Speed, SpeedFigures
 from fsd_decoding.profile_curve import CurvePoint
 
-_PART, _TIMED = "¹", "²"
+_PART, _TIMED, _FORECAST = "¹", "²", "³"
 _NO_CHOICE = ("lossless-suffices", "front")  # unless there is an estimate
 _NOT_CHOSEN = {"too-slow": "too slow", "lossless-suffices": "not shown faster"}
 
@@ -26,8 +26,7 @@ class _Row(NamedTuple):
     accuracy: str = NONE
     retention: str = NONE
     tokens_per_round: str = NONE
-    speed: str = NONE
-    single: str = NONE
+    paces: tuple[str, ...] = ()  # under the headings that `_of_pace` gives
 
 
 def profile_table(profile: ThresholdProfile) -> Table:
@@ -40,7 +39,7 @@ def profile_table(profile: ThresholdProfile) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in _rows(profile):
-        table.add_row(*row[: 1 + len(headings)])
+        table.add_row(*row[:-1], *row.paces)
     return table
 
 
@@ -54,6 +53,7 @@ def notes(profile: ThresholdProfile) -> str:
         f"{_PART} measured on the {_part(profile)}",
         f"{_TIMED} {timing_note(speed)}",
         busy_note(speed),
+        f"{_FORECAST} {FORECAST}" if _is_forecast_beside(speed) else "",
         f"≥ lower bound at {confidence(certificate.level)} confidence, by itself{_uncorrected(profile)}"
         if _has_bounds(profile)
         else "",
@@ -98,10 +98,18 @@ def _uncorrected(profile: ThresholdProfile) -> str:
 
 
 def _of_pace(speed: Speed) -> tuple[str, ...]:
-    """Headings, over two lines where there are many."""
+    """Headings, over two lines where there are many; the forecast then stands below what the clock said."""
+    if not speed.timed:
+        return "tokens/round", "forecast"
+    forecast = ["forecast"] if _is_forecast_beside(speed) else []
     if speed.single is None:
-        return "tokens/round", speed.unit
-    return "tokens/\nround", f"{speed.unit}\nat batch {speed.batch}", f"{speed.unit}\nat batch 1"
+        return "tokens/round", speed.unit, *forecast
+    return "tokens/\nround", "\n".join([speed.unit, f"at batch {speed.batch}", *forecast]), f"{speed.unit}\nat batch 1"
+
+
+def _is_forecast_beside(speed: Speed) -> bool:
+    """Whether there is one beside what the clock said."""
+    return bool(speed.timed) and speed.forecast is not None
 
 
 def _has_bounds(profile: ThresholdProfile) -> bool:
@@ -129,12 +137,12 @@ def _source(profile: ThresholdProfile) -> str:
 
 def _target_row(profile: ThresholdProfile) -> _Row:
     certificate, speed = profile.certificate, profile.speed
-    paces = {"speed": _speed(speed, "target"), "single": _speed(speed.single, "target")}
+    paces = _paces(speed, "target")
     if certificate.lossless:
-        return _Row("target alone", _bounded(certificate.accuracy, certificate.accuracy_lower_bound), **paces)
+        return _Row("target alone", _bounded(certificate.accuracy, certificate.accuracy_lower_bound), paces=paces)
     point = None if certificate.problems else _point(profile, "target", 1)  # of as many problems as `_part` says
     accuracy = point.accuracy if point else profile.accuracy.target
-    return _Row("target alone", _marked(percent(accuracy), _PART), **paces)
+    return _Row("target alone", _marked(percent(accuracy), _PART), paces=paces)
 
 
 def _sd_row(profile: ThresholdProfile) -> _Row:
@@ -147,8 +155,7 @@ def _sd_row(profile: ThresholdProfile) -> _Row:
         accuracy=_marked(percent(point.accuracy if point else None), _PART),
         retention=_marked(percent(point.retention if point else None), _PART),
         tokens_per_round=_marked(pace(profile.tokens_per_round.sd, 2), _PART),
-        speed=_speed(profile.speed, "sd"),
-        single=_speed(profile.speed.single, "sd"),
+        paces=_paces(profile.speed, "sd"),
     )
 
 
@@ -161,8 +168,7 @@ def _chosen_row(profile: ThresholdProfile) -> _Row:
         accuracy=_bounded(profile.accuracy.chosen, certificate.accuracy_lower_bound),
         retention=_bounded(measured, certificate.lower_bound),
         tokens_per_round=_marked(pace(profile.tokens_per_round.chosen, 2), _PART),
-        speed=_speed(profile.speed, "chosen"),
-        single=_speed(profile.speed.single, "chosen"),
+        paces=_paces(profile.speed, "chosen"),
     )
 
 
@@ -189,9 +195,15 @@ def _bounded(share: float | None, low: float | None) -> str:
     return measured if low is None else f"{measured}\n≥ {bound(low)} "
 
 
-def _speed(speed: SpeedFigures | None, which: str) -> str:
-    if speed is None:
-        return NONE
+def _paces(speed: Speed, which: str) -> tuple[str, ...]:
+    """Cells of a row."""
+    forecast = [_marked(pace(getattr(speed.forecast, which)), _FORECAST)] if _is_forecast_beside(speed) else []
+    if speed.single is None:
+        return _speed(speed, which), *forecast
+    return "\n".join([_speed(speed, which), *forecast]), _speed(speed.single, which)
+
+
+def _speed(speed: SpeedFigures, which: str) -> str:
     measured = _marked(pace(getattr(speed, which)), _TIMED)
     return measured if speed.intervals is None else f"{measured}\n{interval(getattr(speed.intervals, which))} "
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fsd_calib.reporting.numbers import exact, interval
 from fsd_decoding.profile_costs import Speed, SpeedFigures
 
+FORECAST = "tokens/s by the cost model: the rounds counted on tuning problems, and what a round costs"
+
 
 def of_what(speed: Speed) -> str:
     """What intervals of speed speak of."""

@@ -88,11 +88,11 @@ def _no_faster(profile: ThresholdProfile) -> str:
 
 
 def _too_slow(profile: ThresholdProfile) -> str:
-    said = "Too slow: what was chosen by its expected speed is slower than was asked when it is timed."
+    said = "Too slow: what was chosen by its forecast is slower than was asked when it is timed."
     if profile.certificate.guarantee == "none":
         said = "Too slow: nothing that was tried makes as many tokens a second as were asked for."
     elif not profile.certificate.problems:
-        said = "Too slow: nothing that was tried is expected to be as fast as was asked, so nothing was tested."
+        said = "Too slow: nothing that was tried is forecast to be as fast as was asked, so nothing was tested."
     return " ".join(filter(None, (said, _runs_lossless(profile), _guess(profile))))
 
 

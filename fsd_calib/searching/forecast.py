@@ -13,7 +13,7 @@ import pandas as pd
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.searching.space import Space, logit
+from fsd_calib.searching.space import Point, Space, logit
 from fsd_collectors.replay import CostModel, RoundPolicy, ScaledTraces, quantiles, sweep
 from fsd_collectors.replay.blocks import Array, Traces
 from fsd_decoding.adaptive.known import policy_named
@@ -26,6 +26,10 @@ _HALVINGS = 50  # of an interval of logit(u): more than a float can tell apart
 
 class Forecast(Protocol):
     """lowest, highest: the range of logit(u). Speeds are tokens/s of one stream, and grow with u."""
+
+    def __hash__(self) -> int:
+        """What it says of all settings is kept for as long as a search takes."""
+        ...
 
     @property
     def lowest(self) -> float: ...
@@ -150,8 +154,13 @@ def _finite(thresholds: Array) -> Array:
     return np.where(np.isfinite(thresholds), thresholds, finite[-1] if len(finite) else np.finfo(np.float32).max)
 
 
+def placed(forecast: Forecast, point: Point) -> Configuration:
+    """The arm with the threshold that accepts this share."""
+    return point.arm.at(forecast.threshold(*point))
+
+
 def speed_at(forecast: Forecast, arm: Configuration, logit_share: float) -> float:
-    return forecast.tokens_per_second(arm.at(forecast.threshold(arm, logit_share)))
+    return forecast.tokens_per_second(placed(forecast, Point(arm, logit_share)))
 
 
 def first_as_fast(forecast: Forecast, arm: Configuration, wanted: float) -> float | None:

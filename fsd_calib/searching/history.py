@@ -24,7 +24,9 @@ class Seen(NamedTuple):
 class Tried:
     """A finished trial, as it was judged on the first `problems` of the tuning part.
 
-    value: what the goal maximises. shortfall: feasible where it is <= 0. change, flipped: see `Seen`.
+    value: what the goal maximises. shortfall: feasible where it is <= 0. tokens_per_second: the forecast, by the
+    rounds of those problems. lost, gained: shares of them that the target alone solved and this did not, and the other
+    way round, each the mean over seeds. flipped: see `Seen`.
     """
 
     configuration: Configuration
@@ -33,13 +35,14 @@ class Tried:
     shortfall: float
     tokens_per_second: float
     retention: float
+    lost: float
+    gained: float
     problems: int
-    change: float
     flipped: float
 
     @property
     def seen(self) -> Seen:
-        return Seen(self.arm, self.logit_share, self.change, self.flipped, self.problems)
+        return Seen(self.arm, self.logit_share, self.gained - self.lost, self.flipped, self.problems)
 
     @property
     def feasible(self) -> bool:

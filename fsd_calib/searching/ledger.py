@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
@@ -40,13 +41,27 @@ def opened_study(
         UsageError: the storage cannot be opened, or the study is of another search.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    opened = _storage(storage)
-    try:
+    with _opened(storage) as opened:
         study = optuna.create_study(
             storage=opened, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
         )
         _check_identity(study, identity, storage)
         yield study
+
+
+def add_attributes(storage: str, name: str, attributes: Mapping[str, Any]) -> None:
+    """To the study of that name, once a search is over; what stands under the same names is replaced."""
+    with _opened(storage) as opened:
+        study = optuna.load_study(storage=opened, study_name=name)
+        for key, value in attributes.items():
+            study.set_user_attr(key, value)
+
+
+@contextmanager
+def _opened(storage: str | None) -> Iterator[BaseStorage]:
+    opened = _storage(storage)
+    try:
+        yield opened
     finally:
         if isinstance(opened, RDBStorage):
             opened.remove_session()

@@ -5,7 +5,7 @@ Knows forecasts, beliefs and the bar. Decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -18,7 +18,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.searching.bar import Bar, Floats
 from fsd_calib.searching.belief import Belief, Believed, Points
 from fsd_calib.searching.forecast import Forecast, speed_at
-from fsd_calib.searching.history import Seen
+from fsd_calib.searching.history import Seen, Tried
 from fsd_calib.searching.space import Point, Space
 
 _STEP = 0.125  # in logit(u), between settings that are looked at
@@ -41,8 +41,24 @@ class Settings:
     def point(self, index: int) -> Point:
         return Point(self.arms[index], float(self.logit_shares[index]))
 
-    def chosen(self, which: Sequence[int] | NDArray[np.intp]) -> Settings:
-        return Settings([self.arms[i] for i in which], self.logit_shares[which], self.speeds[which])
+    def chosen(self, which: NDArray[np.intp]) -> Settings:
+        return Settings([self.arms[i] for i in which.tolist()], self.logit_shares[which], self.speeds[which])
+
+    def corrected(self, tried: Sequence[Tried], forecast: Forecast) -> Settings:
+        """With forecasts as trials of the same family showed them to err."""
+        errors: dict[Configuration, list[float]] = {}
+        for t in tried:
+            error = t.tokens_per_second / forecast.tokens_per_second(t.configuration)
+            errors.setdefault(t.arm.family, []).append(error)
+        errs = np.array([np.mean(errors.get(arm.family, [1.0])) for arm in self.arms])
+        return Settings(self.arms, self.logit_shares, self.speeds * errs)
+
+
+def settings_at(points: Iterable[Point], speeds: Sequence[float] | None = None) -> Settings:
+    """Of their own; without speeds where none matter."""
+    some = list(points)
+    shares = np.array([point.logit_share for point in some])
+    return Settings([p.arm for p in some], shares, np.zeros(len(some)) if speeds is None else np.array(speeds))
 
 
 @lru_cache(maxsize=4)  # a search asks before every trial
@@ -101,7 +117,7 @@ class Prospects:
         after = [
             self.lossless + self._gains * self._bar.chance(mean + node * learned, left, self.flipped) for node in _NODES
         ]
-        return np.asarray(_WEIGHTS @ np.maximum(after, best)) - best
+        return np.asarray(_WEIGHTS @ np.maximum(after, best) - best)
 
     def covariances(self) -> tuple[Floats, Floats]:
         """Of what is believed, and of what the certification part shows beside the truth, between settings. Those of

@@ -99,7 +99,8 @@ def _tried(trial: FrozenTrial) -> Tried:
         shortfall=max(trial.constraints.values()),
         tokens_per_second=seen["tokens_per_second"],
         retention=seen["retention"],
+        lost=seen["lost"],
+        gained=seen["gained"],
         problems=seen["problems"],
-        change=seen["change"],
         flipped=seen["flipped"],
     )

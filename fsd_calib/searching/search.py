@@ -24,10 +24,10 @@ from fsd_calib.progress import Advance, Progress
 from fsd_calib.searching.forecast import Forecast
 from fsd_calib.searching.goal import Goal
 from fsd_calib.searching.history import History, Tried
-from fsd_calib.searching.ledger import opened_study
+from fsd_calib.searching.ledger import add_attributes, opened_study
 from fsd_calib.searching.sampler import NothingLeftError, ProposingSampler, history_of
 from fsd_calib.searching.space import Space
-from fsd_calib.searching.trying import Trying
+from fsd_calib.searching.trying import Trying, setting, shown
 from fsd_calib.searching.workers import fail_dead_trials
 from fsd_decoding.profile_policy import brief
 
@@ -84,6 +84,19 @@ def freeze(
     """What to put to the test, safest first; from the tuning part alone. Thresholds between two that were tried may
     be measured for it. Empty where nothing was tried."""
     return goal.freeze(searched.tried, space, bench, target, forecast)
+
+
+def tell_recounted(
+    searched: Searched, bench: Bench, target: Measurement, forecast: Forecast, storage: str | None, name: str
+) -> None:
+    """Adds to the study what freezing counted on the whole tuning part, where no trial did: `recounted 1` and so on, as
+    attributes of the study, since those of a finished trial are final. In memory nobody looks at it."""
+    known = {(t.configuration, t.problems) for t in searched.tried}
+    whole = [m for m in bench.measured() if m.configuration.threshold is not None and m.problems == target.problems]
+    later = [m for m in whole if (m.configuration, m.problems) not in known]
+    if storage is not None and later:
+        told = [setting(m.configuration) | shown(m, target, forecast) for m in later]
+        add_attributes(storage, name, {f"recounted {number}": one for number, one in enumerate(told, 1)})
 
 
 def _loop(study: Study, trying: Trying, trials: int, advance: Advance) -> History:

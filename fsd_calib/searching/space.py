@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_decoding.errors import UsageError
@@ -69,8 +69,7 @@ def kin(one: Configuration, other: Configuration) -> bool:
     return one.family == other.family
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """Where a trial is: an arm, and logit(u) in it."""
 
     arm: Configuration

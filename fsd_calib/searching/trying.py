@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from optuna.trial import Trial
 
@@ -16,6 +16,9 @@ from fsd_calib.searching.forecast import Forecast
 from fsd_calib.searching.goal import Goal, retention
 from fsd_calib.searching.racing import Raced, race
 from fsd_calib.searching.space import Space
+from fsd_decoding.profile_policy import brief
+
+_DASHBOARD_KEY: Final = "constraints"  # where Optuna 4 kept constraints, and where optuna-dashboard reads them
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Trying:
 
     def __call__(self, trial: Trial) -> float:
         configuration = self._configuration(trial)
-        trial.set_user_attr("threshold", configuration.threshold)
+        _write(trial, setting(configuration))
         with self.progress.step(f"trying {configuration}", len(self.bench.problems)) as advance:
             raced = race(self.bench, configuration, self.target, self.goal, self.forecast, advance)
         self._write_down(trial, raced)
@@ -47,11 +50,41 @@ class Trying:
         return arm.at(forecast.threshold(arm, trial.suggest_float("logit_share", forecast.lowest, forecast.highest)))
 
     def _write_down(self, trial: Trial, raced: Raced) -> None:
-        fuzzy, target = raced.seen.fuzzy, raced.seen.target
-        trial.set_user_attr("problems", fuzzy.problems)
-        trial.set_user_attr("retention", retention(fuzzy, target))
-        trial.set_user_attr("change", fuzzy.accuracy - target.accuracy)
-        trial.set_user_attr("flipped", luck.flips(fuzzy, target) / fuzzy.problems)
-        trial.set_user_attr("tokens_per_round", fuzzy.tokens_per_round)
-        trial.set_user_attr("tokens_per_second", self.forecast.measured(fuzzy))
+        _write(trial, shown(raced.seen.fuzzy, raced.seen.target, self.forecast))
         trial.set_constraint("shortfall", raced.judged.shortfall)
+        trial.storage.set_trial_system_attr(trial._trial_id, _DASHBOARD_KEY, [raced.judged.shortfall])
+
+
+def setting(configuration: Configuration) -> dict[str, Any]:
+    """What was tried, as a study shows it; a policy and a draft where there is one."""
+    policy, draft = configuration.policy, configuration.draft
+    return {
+        "rule": configuration.rule,
+        "divergence": configuration.divergence,
+        "draft_length": configuration.draft_length,
+        "threshold": configuration.threshold,
+        **({} if policy is None else {"policy": brief(policy)}),
+        **({} if draft is None else {"draft": draft}),
+    }
+
+
+def shown(fuzzy: Measurement, target: Measurement, forecast: Forecast) -> dict[str, Any]:
+    """What came of it on the same problems as `target`. Shares are of problems, each the mean over its seeds;
+    tokens_per_second: the forecast."""
+    lost = float((target.correct & ~fuzzy.correct).mean())
+    gained = float((fuzzy.correct & ~target.correct).mean())
+    return {
+        "problems": fuzzy.problems,
+        "retention": retention(fuzzy, target),
+        "lost": lost,
+        "gained": gained,
+        "churn": lost + gained,
+        "flipped": luck.flips(fuzzy, target) / fuzzy.problems,
+        "tokens_per_round": fuzzy.tokens_per_round,
+        "tokens_per_second": forecast.measured(fuzzy),
+    }
+
+
+def _write(trial: Trial, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        trial.set_user_attr(name, value)

@@ -137,7 +137,7 @@ class SpeedBudget(ThresholdPolicy):
     def _check_reach(self) -> None:
         profile = self.profile
         own = [profile.speed.chosen] if profile.threshold is not None else []
-        fastest = max([*own, *(p.tokens_per_second or 0.0 for p in reached(profile, self.beyond))])
+        fastest = max([*own, *(p.forecast or 0.0 for p in reached(profile, self.beyond))])
         if self.tokens_per_second > fastest and not self.beyond:
             raise UsageError(
                 f"tokens_per_second is {self.tokens_per_second:g}; the fastest point up to the profile's threshold "
