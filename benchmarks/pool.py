@@ -47,13 +47,10 @@ class Arm:
     stop: int
 
 
-# In the order of their use: `js` at 5 is the default, 5 the best length of `sd` here, 11 that of T about .1.
+# In the order of their use. `js` at 5 is the default; more of it tells how often certificates are false.
 ARMS = (
-    Arm("js", 5, 0, 5_000),
-    Arm("js", 11, 0, 5_000),
-    Arm("doubt", 11, 0, 5_000),
-    Arm("js", 5, 5_000, 10_000),
-    Arm("doubt", 5, 0, 5_000),
+    *(Arm(divergence, length, 0, 3_000) for length in (5, 12, 8, 3) for divergence in _MOST),
+    Arm("js", 5, 3_000, 10_000),
 )
 
 

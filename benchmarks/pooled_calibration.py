@@ -18,10 +18,11 @@ from fsd_calib.certifying.sealed import Sealed
 from fsd_calib.chances import bar_of, chance_of
 from fsd_calib.measuring.bench import Bench
 from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Silent
 from fsd_calib.searching.forecast import Forecast
 from fsd_calib.searching.keep_accuracy import KeepAccuracy
-from fsd_calib.searching.search import freeze, search
+from fsd_calib.searching.search import Searched, freeze, search
 from fsd_calib.searching.space import Space
 from fsd_calib.tasks import Problem
 from fsd_calib.wish import Wish
@@ -75,6 +76,39 @@ def level(confidence: float) -> float:
     return (1 - confidence) * 6 / math.pi**2
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """What a search knows in the end, before anything is frozen. lossless: tokens/s of the lossless rule."""
+
+    bench: Bench
+    alone: Measurement
+    searched: Searched
+    goal: KeepAccuracy
+    lossless: float
+    baseline: Spent
+
+
+def tuned(
+    decode: Counted,
+    forecast: Forecast,
+    space: Space,
+    tuning: Sequence[Problem],
+    certification: int,
+    wanted: float,
+    confidence: float,
+) -> Tuned:
+    """The baseline and the search, for so many certification problems."""
+    bench = Bench(decode, tuning, "tuning")
+    lossless = _lossless(bench, space, forecast)
+    alone = bench.measure(TARGET)
+    baseline = Spent.by(decode)
+    wish, delta = Wish(min_acc=wanted, confidence=confidence), level(confidence)
+    bar = bar_of(wish, certification, delta, alone)
+    goal = KeepAccuracy(chance_of(wish, certification, delta), f"retention {wanted}", bar, lossless)
+    searched = search(bench, alone, forecast, space, goal, None, "pool", TRIALS, Silent())
+    return Tuned(bench, alone, searched, goal, lossless, baseline)
+
+
 def calibrated(
     decode: Counted,
     forecast: Forecast,
@@ -85,32 +119,26 @@ def calibrated(
     confidence: float,
 ) -> Calibrated:
     """As `fsd-calibrate` has its steps, and with its defaults."""
-    bench = Bench(decode, tuning, "tuning")
-    lossless = _lossless(bench, space, forecast)
-    alone = bench.measure(TARGET)
-    baseline = Spent.by(decode)
-    wish, delta = Wish(min_acc=wanted, confidence=confidence), level(confidence)
-    bar = bar_of(wish, len(certification), delta, alone)
-    goal = KeepAccuracy(chance_of(wish, len(certification), delta), f"retention {wanted}", bar, lossless)
-    searched = search(bench, alone, forecast, space, goal, None, "pool", TRIALS, Silent())
+    known = tuned(decode, forecast, space, tuning, len(certification), wanted, confidence)
+    bench, goal = known.bench, known.goal
     frozen = [
         configuration
-        for configuration in freeze(searched, space, bench, alone, forecast, goal)
-        if forecast.measured(bench.measure(configuration)) > lossless
-        and goal.chance(bench.measure(configuration), alone) >= HOPELESS
+        for configuration in freeze(known.searched, space, bench, known.alone, forecast, goal)
+        if forecast.measured(bench.measure(configuration)) > known.lossless
+        and goal.chance(bench.measure(configuration), known.alone) >= HOPELESS
     ]
     until_frozen = Spent.by(decode)
     passed = _passed(Bench(decode, certification, "certification"), tuning, frozen, wanted, confidence)
-    held = [t for t in searched.tried if t.feasible]
+    held = [t for t in known.searched.tried if t.feasible]
     return Calibrated(
         tuning=tuning,
         certification=certification,
         tuned=max(held, key=lambda t: t.tokens_per_second).configuration if held else None,
         frozen=frozen,
         certified=max(passed, key=lambda c: forecast.measured(bench.measure(c)), default=None),
-        trials=len(searched.tried),
-        baseline=baseline,
-        search=until_frozen - baseline,
+        trials=len(known.searched.tried),
+        baseline=known.baseline,
+        search=until_frozen - known.baseline,
         certificate=Spent.by(decode) - until_frozen,
     )
 

@@ -79,7 +79,7 @@ class Prospects:
     """
 
     def __init__(self, settings: Settings, seen: Sequence[Seen], bar: Bar, lossless: float) -> None:
-        self.settings, self.lossless, self._seen, self._bar = settings, lossless, seen, bar
+        self.settings, self.lossless, self.seen, self.bar = settings, lossless, seen, bar
         self._policies = list(dict.fromkeys(arm.policy for arm in settings.arms))
 
     @cached_property
@@ -101,7 +101,7 @@ class Prospects:
     @cached_property
     def chances(self) -> Floats:
         """Of passing the certificate, as far as anything is known."""
-        return self._bar.chance(self.believed.mean, self.believed.deviation, self.flipped)
+        return self.bar.chance(self.believed.mean, self.believed.deviation, self.flipped)
 
     @property
     def expected(self) -> Floats:
@@ -115,7 +115,7 @@ class Prospects:
         left = np.sqrt((deviation**2 - learned**2).clip(0))
         best = self.expected.max()
         after = [
-            self.lossless + self._gains * self._bar.chance(mean + node * learned, left, self.flipped) for node in _NODES
+            self.lossless + self._gains * self.bar.chance(mean + node * learned, left, self.flipped) for node in _NODES
         ]
         return np.asarray(_WEIGHTS @ np.maximum(after, best) - best)
 
@@ -124,16 +124,16 @@ class Prospects:
         different divergences are taken for independent of each other."""
         size = len(self.settings)
         believed, luck = np.zeros((size, size)), np.zeros((size, size))
-        deviation = self._bar.certified_deviation(self.flipped)
+        deviation = self.bar.certified_deviation(self.flipped)
         for which, belief in self._groups:
             points, block = self._points(which), np.ix_(which, which)
             believed[block] = belief.covariance(points)
             luck[block] = belief.shared_luck(points) * np.outer(deviation[which], deviation[which])
-        return believed + self._bar.common_deviation**2, luck
+        return believed + self.bar.common_deviation**2, luck
 
     @property
     def needed(self) -> Floats:
-        return self._bar.needed(self.flipped)
+        return self.bar.needed(self.flipped)
 
     @property
     def _gains(self) -> Floats:
@@ -151,13 +151,13 @@ class Prospects:
         return [(which, self._belief(self._of(group))) for group, which in self._grouped.items()]
 
     def _of(self, group: Configuration) -> list[Seen]:
-        return [s for s in self._seen if _group(s.arm) == group]
+        return [s for s in self.seen if _group(s.arm) == group]
 
     def _belief(self, seen: Sequence[Seen]) -> Belief:
         shares = np.array([s.logit_share for s in seen])
         points = Points([s.arm for s in seen], shares, _flipped(seen, shares))
         changes, problems = np.array([s.change for s in seen]), np.array([s.problems for s in seen])
-        return Belief(points, self._bar.shown(changes), problems, self._bar, self._policies)
+        return Belief(points, self.bar.shown(changes), problems, self.bar, self._policies)
 
     def _points(self, which: NDArray[np.intp]) -> Points:
         some = self.settings.chosen(which)
