@@ -13,7 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Run:
 
 
 class Half:
-    """Every second problem of a pool, and what is true of it: every arm at many thresholds."""
+    """Half of a pool's problems, and what is true of it: every arm at many thresholds."""
 
     def __init__(self, pool: Pool, forecast: PooledForecast, space: Space, numbers: NDArray[np.intp]) -> None:
         self._pool, self._forecast, self._space, self.numbers = pool, forecast, space, numbers
@@ -81,24 +81,32 @@ class Half:
 
 
 class Arena:
-    """A pool, and its two halves."""
+    """A pool, split into halves at random, again and again."""
 
     def __init__(self, pool: Pool, forecast: PooledForecast, rule: str) -> None:
         divergences, lengths = (tuple(sorted(set(of))) for of in zip(*pool.arms, strict=True))
         self.pool, self.forecast, self.space = pool, forecast, Space((rule,), divergences, lengths)
-        known = min(len(arm.known) for arm in pool.arms.values())
-        self.halves = [Half(pool, forecast, self.space, np.arange(first, known, 2)) for first in (0, 1)]
+        self._known = min(len(arm.known) for arm in pool.arms.values())
 
     def drawn(self, seed: int, certification: int) -> tuple[Counted, list[Problem], list[Problem], Half]:
-        """A decoder, the problems of both parts, and the half that is the truth of the second."""
-        random, half = np.random.default_rng(seed), seed % 2
-        tuned, truth = self.halves[half], self.halves[1 - half]
+        """A decoder, the problems of both parts, and the half that is the truth of the second.
+
+        Two seeds share their halves, which they use the other way round.
+        """
+        halves, random = self._halves(seed // 2), np.random.default_rng(seed)
+        tuned, truth = halves[seed % 2], halves[1 - seed % 2]
         numbers = np.sort(random.choice(tuned.numbers, TUNING[certification], replace=False))
         again = random.choice(truth.numbers, certification)
         tuning = [self.pool.problems[i] for i in numbers.tolist()]
         copies = {_COPIES + i: self.pool.problems[number] for i, number in enumerate(again.tolist())}
         certify = [replace(problem, id=i, prompt=f"{problem.prompt} ({i})") for i, problem in copies.items()]
         return Counted(self.pool, reuse=True, copies=copies), tuning, certify, truth
+
+    @cache  # noqa: B019  # as long as the arena
+    def _halves(self, number: int) -> tuple[Half, Half]:
+        shuffled = np.random.default_rng([number, 1]).permutation(self._known)
+        one, other = np.sort(shuffled[::2]), np.sort(shuffled[1::2])
+        return Half(self.pool, self.forecast, self.space, one), Half(self.pool, self.forecast, self.space, other)
 
     def run(self, wanted: float, certification: int, seed: int) -> Run:
         decode, tuning, certify, truth = self.drawn(seed, certification)
@@ -145,8 +153,8 @@ def report(
 
 
 HEADER = (
-    "| pool | certified on | wanted | of the oracle: median | 10th percentile | mean | certified | false | decoded, of the "
-    "table |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "| pool | certified on | wanted | of the oracle: median | 10th percentile | mean | certified | false | of the "
+    "table's tokens |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 

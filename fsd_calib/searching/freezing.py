@@ -40,6 +40,9 @@ def contenders(
     for _ in range(_ROUNDS):
         for point in _fastest(Prospects(settings, [*whole.values(), *partly], bar, lossless), whole):
             whole[point] = _seen(point, bench.measure(placed(forecast, point)), target)
+    if not whole:
+        likeliest = _likeliest(tried, bar, lossless)
+        whole[likeliest] = _seen(likeliest, bench.measure(placed(forecast, likeliest)), target)
     speeds = [forecast.measured(bench.measure(placed(forecast, point))) for point in whole]
     return Prospects(settings_at(whole, speeds), [*whole.values(), *partly], bar, lossless)
 
@@ -53,6 +56,12 @@ def _fastest(prospects: Prospects, known: Collection[Point]) -> list[Point]:
         if fast and not any(settings.point(i) in known for i in fast):
             found[settings.point(max(fast, key=lambda i: float(prospects.chances[i])))] = None
     return list(found)
+
+
+def _likeliest(tried: Sequence[Tried], bar: Bar, lossless: float) -> Point:
+    points = [Point(t.arm, t.logit_share) for t in tried]
+    known = Prospects(settings_at(points), [t.seen for t in tried], bar, lossless)
+    return points[int(known.chances.argmax())]
 
 
 def _seen(point: Point, fuzzy: Measurement, target: Measurement) -> Seen:
