@@ -186,7 +186,7 @@ def made_up() -> dict[str, Callable[[int], Arena]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200, help="calibrations a wish; a fifth of them on made-up pools")
+    parser.add_argument("--runs", type=int, default=200, help="calibrations a wish; a tenth of them on made-up pools")
     parser.add_argument("--quick", action="store_true", help="few calibrations: whether it runs, not what they come to")
     parser.add_argument("--pool", type=Path, default=FOLDER)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "regret.json")
@@ -194,7 +194,7 @@ def main() -> None:
     runs, wanted = (2, WANTED[:1]) if options.quick else (options.runs, WANTED)
     print(HEADER)
     rows = report(real(options.pool), CERTIFICATION, wanted, runs)
-    rows += report(made_up(), CERTIFICATION[:1], wanted, max(runs // 5, 1))
+    rows += report(made_up(), CERTIFICATION[:1], wanted, max(runs // 10, 1))
     found = {"machine": facts(), "confidence": CONFIDENCE, "tuning": TUNING, "rows": rows}
     options.out.write_text(json.dumps(found, indent=2) + "\n")
 

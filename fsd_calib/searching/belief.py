@@ -121,15 +121,18 @@ class Belief:
         return np.asarray(cho_solve((self._root, True), rows.T)) if rows.size else rows.T
 
     def _fit(self, tried: Points, shown: Floats, problems: NDArray[np.int64]) -> None:
-        partial = self._luck(tried.flipped) ** 2 * (self._bar.tuning / problems - 1)
+        rooms = (shown - self._bar.lossless) / self._room
+        scale = _DEEP / np.maximum(-rooms, _DEEP)  # of what lies deeper, its luck with it: it is no less sure to be bad
+        x, partial = self._features(tried), self._luck(tried.flipped) ** 2 * (self._bar.tuning / problems - 1)
+        x[:, -1] *= scale
         process = GaussianProcessRegressor(
             self._truth + _Luck(),
-            alpha=partial.clip(0) + _JITTER,
+            alpha=partial.clip(0) * scale**2 + _JITTER,
             optimizer="fmin_l_bfgs_b" if len(shown) >= _FEW else None,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound is what bounds are for
-            process.fit(self._features(tried), ((shown - self._bar.lossless) / self._room).clip(-_DEEP))
+            process.fit(x, rooms * scale)
         self._truth, self._x = process.kernel_.k1, process.X_train_
         self._root, self._weights = process.L_, process.alpha_
 

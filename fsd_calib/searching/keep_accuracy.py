@@ -50,10 +50,11 @@ class KeepAccuracy:
         what is expected of it."""
         settings = every(space, forecast).corrected(history.tried, forecast)
         prospects = Prospects(settings, self._known(history), self.bar, self.lossless)
-        at = int(prospects.improvements.argmax())
-        if prospects.improvements[at] < _GAIN * prospects.expected.max():
-            return None
-        return settings.point(at)
+        taken = {Point(t.arm, t.logit_share) for t in history.tried}.union(history.running)
+        new = np.array([settings.point(i) not in taken for i in range(len(settings))])  # a trial again shows the same
+        improvements = np.where(new, prospects.improvements, 0.0)
+        at = int(improvements.argmax())
+        return settings.point(at) if improvements[at] >= _GAIN * prospects.expected.max() else None
 
     def why_not(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
         if self.propose(history, space, forecast) is not None:
