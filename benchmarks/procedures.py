@@ -139,9 +139,7 @@ def _passing(case: Case, ladder: Sequence[Configuration], delta: float, test: st
     return certified
 
 
-def _chains(
-    case: Case, chains: Sequence[Sequence[Configuration]], levels: Sequence[float]
-) -> list[Configuration]:
+def _chains(case: Case, chains: Sequence[Sequence[Configuration]], levels: Sequence[float]) -> list[Configuration]:
     """A chain that passes whole hands its level on to the next, and the last one to the first."""
     certified = [_passing(case, chain, at) for chain, at in zip(chains, levels, strict=True)]
     for _ in chains:
@@ -183,7 +181,9 @@ def report(arenas: Mapping[str, Callable[[int], Arena]], wanted: Sequence[float]
     return rows
 
 
-HEADER = "| pool | wanted | procedure | mean, of the oracle | median | 10th percentile | any false |\n" + "| --- " * 7 + "|"
+HEADER = (
+    "| pool | wanted | procedure | mean, of the oracle | median | 10th percentile | any false |\n" + "| --- " * 7 + "|"
+)
 
 
 def _row(row: Mapping[str, Any]) -> str:

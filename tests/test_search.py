@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsd_calib.measuring.configuration import Configuration
@@ -55,12 +55,11 @@ def best_there_is(world: World, arm: Configuration) -> float:
     return speed_at(Formula(), arm, low)
 
 
-@settings(max_examples=6, deadline=None)
-@given(seed=st.integers(0, 10_000), lapses=st.floats(0, 0.2))
-def test_an_uneven_curve_ends_and_says_what_held(seed: int, lapses: float) -> None:
+@pytest.mark.parametrize("lapses", [0.0, 0.1, 0.2])
+def test_on_an_uneven_curve_trials_say_what_held_and_none_is_made_twice(lapses: float) -> None:
     """128 problems are one portion, so that every trial looks at all of them."""
-    searched = run(world := World(count=128, seed=seed, lapses=lapses), SEVERAL)
-    assert len(searched.tried) < 60
+    searched = run(world := World(count=128, seed=3, lapses=lapses), SEVERAL, trials=30)
+    assert len({t.configuration for t in searched.tried}) == len(searched.tried)
     assert all(passes(world, t.configuration) == t.feasible for t in searched.tried)
 
 
