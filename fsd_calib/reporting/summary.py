@@ -32,7 +32,7 @@ class _Row(NamedTuple):
 def profile_table(profile: ThresholdProfile) -> Table:
     """Marks say on which part a number was measured; `notes` explain them."""
     title = f"{profile.task}: what was measured"
-    narrow = profile.speed.single is not None  # so that it fits into 80 columns
+    narrow = profile.speed.single is not None or _is_forecast_beside(profile.speed)  # so that it fits into 80 columns
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", collapse_padding=narrow, pad_edge=not narrow)
     table.add_column("")
     headings = ("accuracy", "retention", *_of_pace(profile.speed))
@@ -103,7 +103,7 @@ def _of_pace(speed: Speed) -> tuple[str, ...]:
         return "tokens/round", "forecast"
     forecast = ["forecast"] if _is_forecast_beside(speed) else []
     if speed.single is None:
-        return "tokens/round", speed.unit, *forecast
+        return "tokens/\nround" if forecast else "tokens/round", speed.unit, *forecast
     return "tokens/\nround", "\n".join([speed.unit, f"at batch {speed.batch}", *forecast]), f"{speed.unit}\nat batch 1"
 
 
