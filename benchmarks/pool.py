@@ -1,4 +1,4 @@
-"""Decodes 10,000 problems at every threshold at once: `nohup nice python benchmarks/pool.py &`; takes an hour or more.
+"""Decodes 3,000 problems at every threshold at once: `nohup nice python benchmarks/pool.py &`; takes an hour or more.
 
 Knows the bundled pair, greedy, rule `fsd-coupled`. For each problem of an arm (divergence, L) it keeps the whole
 partition of [0, T_max) into intervals of T, and what the text of each came to: a problem is decoded losslessly, then
