@@ -1,7 +1,8 @@
 """Which procedure certifies the fastest: `nohup python benchmarks/procedures.py &`; takes half an hour.
 
 Knows the pools of `benchmarks/regret.py`, and procedures that keep the chance of any false certificate at δ. All of
-them get the same searches, and the same outcomes on the certification part. The one that won is fixed in the code of
+them get the same searches, and the same outcomes on the certification part; each tests a sequence that was planned for
+the levels it has. The one that won is fixed in the code of
 `fsd_calib`; nothing here is chosen while a calibration runs.
 """
 
@@ -32,6 +33,7 @@ from regret import CONFIDENCE, WANTED, Arena, Half, made_up, real
 
 _CERTIFICATION = 2_100
 _HEDGE = 0.2  # of the level
+_BETTING = 0.6  # what a problem is worth to it: see `fsd_calib.certifying.power`
 
 
 @dataclass(eq=False)
@@ -52,14 +54,19 @@ class Case:
             known.lossless,
         )  # fmt: skip
 
-    def ladder(self, delta: float, divergence: str | None = None) -> list[Configuration]:
-        """Planned for a test at this level, among all divergences or one."""
+    def ladder(self, delta: float, divergence: str | None = None, worth: float = 1.0) -> list[Configuration]:
+        """Planned for a test at this level, among all divergences or one.
+
+        Args:
+            worth: how many problems of the score test a problem is worth.
+        """
         seen = self.prospects
         arms = seen.settings.arms
         which = np.array([i for i, arm in enumerate(arms) if divergence in (None, arm.divergence)], int)
         if not len(which):
             return []
-        some = Prospects(seen.settings.chosen(which), seen.seen, replace(seen.bar, delta=delta), seen.lossless)
+        bar = replace(seen.bar, delta=delta, certification=round(worth * seen.bar.certification))
+        some = Prospects(seen.settings.chosen(which), seen.seen, bar, seen.lossless)
         return [placed(self.arena.forecast, some.settings.point(i)) for i in sequence(some)]
 
     def passes(self, configuration: Configuration, delta: float, test: Any = "score") -> bool:
@@ -72,13 +79,13 @@ Procedure = Callable[[Case, float], list[Configuration]]
 """All that is certified at a level."""
 
 
-def fixed_sequence(case: Case, delta: float, test: str = "score") -> list[Configuration]:
-    return _passing(case, case.ladder(delta), delta, test)
+def fixed_sequence(case: Case, delta: float) -> list[Configuration]:
+    return _passing(case, case.ladder(delta), delta)
 
 
 def e_values(case: Case, delta: float) -> list[Configuration]:
     """The same sequence by betting, whose wealth is an e-value."""
-    return fixed_sequence(case, delta, "betting")
+    return _passing(case, case.ladder(delta, worth=_BETTING), delta, "betting")
 
 
 def two_chains(case: Case, delta: float) -> list[Configuration]:
@@ -97,7 +104,7 @@ def hedged(case: Case, delta: float) -> list[Configuration]:
 
 def fallback(case: Case, delta: float) -> list[Configuration]:
     """The sequence with an equal share of the level for each setting, added to what the one before hands on."""
-    ladder = case.ladder(delta)
+    ladder = case.ladder(delta / 2)  # between what the first has and what the last may have
     certified, held = [], 0.0
     for configuration in ladder:
         at = held + delta / len(ladder)
@@ -109,7 +116,7 @@ def fallback(case: Case, delta: float) -> list[Configuration]:
 
 def two_starts(case: Case, delta: float) -> list[Configuration]:
     """Learn-then-Test: the sequence from its beginning and from its middle, each at half the level."""
-    ladder = case.ladder(delta)
+    ladder = case.ladder(delta / 2)
     middle = len(ladder) // 2
     certified = _passing(case, ladder, delta / 2)
     return certified + [c for c in _passing(case, ladder[middle:], delta / 2) if c not in certified]
@@ -117,7 +124,7 @@ def two_starts(case: Case, delta: float) -> list[Configuration]:
 
 def holm(case: Case, delta: float) -> list[Configuration]:
     """No order: every setting of the sequence at δ over how many are left."""
-    left, certified = case.ladder(delta), list[Configuration]()
+    left, certified = case.ladder(delta / 2), list[Configuration]()
     while passed := [c for c in left if case.passes(c, delta / len(left))]:
         certified += passed
         left = [c for c in left if c not in passed]

@@ -39,7 +39,7 @@ from fsd_decoding.profile_parts import EarlyStopInfo
 _HANDFUL = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
-_PASSES, _CANDIDATES = 4, 4  # what a search and a certificate take, in passes over their parts
+_PASSES, _CANDIDATES = 3, 6  # what a search takes, and a certificate at most, in passes over their parts
 _LOSSLESS = "coupled"  # its text is the target's own under any sampling: what differs is rounding
 _SD_LENGTHS = range(1, 13)
 _USUAL_LENGTH = 5  # tokens drafted where a batch's time is taken

@@ -28,7 +28,8 @@ from fsd_decoding.profile_parts import EarlyStopInfo
 _PROCESSES = 5  # fresh ones: at 95 % Student's t then reaches 2.8 standard errors to either side
 _SINGLE = 26  # problems at most, of one stream beside several, which decide
 _COUNTED = 300  # tuning problems at least, whose rounds tell a speed where nothing is timed
-_WAYS = 12  # decodings of a problem: three repeats of four configurations
+_WAYS = 21  # decodings of a problem at most: three repeats of four configurations, and of three that may be chosen
+_FEWEST_OTHERS = 12  # problems a stream, that choose among settings about as fast
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,14 @@ class Timer:
         return Timed(self._speeds(configurations, problems, self.wish.serve_batch), part, load)
 
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
-        """By the clock, on tuning problems, which no printed speed is of; the first where nothing is to be timed."""
-        if self.asked.way == "none" or len(configurations) == 1:
-            return configurations[0]
+        """By the clock, on tuning problems that no printed speed is of, since the fastest of several was lucky too; the
+        first where nothing is to be timed, or too few problems are left for it."""
         streams = self.wish.serve_batch
-        speeds = self._speeds(configurations, self.bench.tuning.problems[: self._count(streams)], streams)
+        count = self._count(streams)
+        others = self.bench.tuning.problems[count : 2 * count]  # the first so many may give what is printed
+        if self.asked.way == "none" or len(configurations) == 1 or len(others) < _FEWEST_OTHERS * streams:
+            return configurations[0]
+        speeds = self._speeds(configurations, others, streams)
         return max(configurations, key=lambda c: speeds.of(c).value)
 
     def foretold(self, configuration: Configuration) -> float:

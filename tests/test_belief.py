@@ -102,6 +102,17 @@ def test_the_chance_of_passing_is_the_tests_own(retention: float, churn: float, 
     assert normal == pytest.approx(real, abs=0.05)
 
 
+@given(accuracy=st.floats(0.88, 0.94), problems=st.integers(1000, 4000), alone=st.floats(0.9, 1.0))
+@settings(max_examples=20, deadline=None)
+def test_so_is_that_of_an_accuracy_by_itself_whatever_the_target_solves(
+    accuracy: float, problems: int, alone: float
+) -> None:
+    bar = Bar(0.9, alone, 10**9, problems, 0.03, absolute=True)
+    normal = bar.chance(np.array([accuracy]), np.zeros(1), np.zeros(1))[0]
+    real = power(problems=problems, accuracy=1.0, churn=1 - accuracy, retention=accuracy, wanted=0.9, delta=0.03)
+    assert normal == pytest.approx(real, abs=0.06)
+
+
 def test_an_accuracy_by_itself_is_held_to_another_bar() -> None:
     bar = Bar(0.85, 0.9, 900, 2100, 0.03, absolute=True)
     assert bar.lossless == 0.9

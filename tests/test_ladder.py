@@ -83,5 +83,16 @@ def test_what_is_no_faster_than_lossless_decoding_is_not_tested() -> None:
     assert sequence(prospects([("js", 2.5, 99.0, 1.0), ("js", 3.0, 100.2, 1.0)])) == []
 
 
+def test_what_another_policy_showed_is_not_taken_for_ones_own() -> None:
+    arms = [Configuration("fsd-coupled", "js", 8, policy=policy) for policy in (None, "shape")]
+    good, bad = (
+        Seen(arms[0], 3.0, 0.0, 0.02, BAR.tuning),
+        [Seen(arms[1], at, -0.2, 0.25, 128) for at in (2.8, 3.0, 3.2)],
+    )
+    own = Settings(arms[:1], np.array([3.0]), np.array([150.0]))
+    alone, beside = (Prospects(own, seen, BAR, LOSSLESS).chances[0] for seen in ([good], [good, *bad]))
+    assert beside > alone - 0.3
+
+
 def test_a_hopeless_setting_costs_no_test() -> None:
     assert sequence(prospects([("js", 4.5, 200.0, 0.9)])) == []

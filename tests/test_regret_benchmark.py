@@ -51,7 +51,7 @@ class Case:
         self.ps, self.ladders = ps, ladders
         self.arena = SimpleNamespace(space=SimpleNamespace(divergences=("doubt", "js")))
 
-    def ladder(self, delta: float, divergence: str | None = None) -> list[Configuration]:
+    def ladder(self, delta: float, divergence: str | None = None, worth: float = 1.0) -> list[Configuration]:
         return self.ladders.get(divergence, [])
 
     def passes(self, configuration: Configuration, delta: float, test: str = "score") -> bool:
@@ -77,7 +77,7 @@ def test_each_procedure_spends_its_level_as_it_says() -> None:
 
 @pytest.mark.parametrize("name", PROCEDURES)
 def test_a_procedure_keeps_its_promise_where_nothing_may_be_certified(name: str) -> None:
-    """2,000 draws of independent p-values: with .04 allowed, more than 106 (3 standard errors) has probability .0015."""
+    """2,000 draws of independent p-values: .04 may be false, more than 106 with probability .0015."""
     random = np.random.default_rng(5)
     wrong = sum(bool(certified(name, random.random(3).tolist())) for _ in range(2_000))
     assert wrong <= 0.04 * 2_000 + 3 * (0.04 * 0.96 * 2_000) ** 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -84,6 +85,29 @@ def decided(bench: Workbench) -> Opened:
     made = bench.sealed.open([FUZZY], bench.configuration("target"), Claim(0.7, problems=bench.sealed.problems), 0.95)
     made.decide()
     return made
+
+
+@pytest.mark.parametrize("way", ["run", "none"])
+def test_of_settings_certified_together_the_clock_takes_the_fastest_on_problems_of_its_own(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """The tuning problems that may give what is printed have no say, nor have certification problems."""
+    contest = [FUZZY, replace(FUZZY, threshold=0.2), replace(FUZZY, draft_length=3)]
+    seconds = dict(zip(contest, (3e-3, 1e-3, 2e-3), strict=True))
+    seen: set[int] = set()
+
+    def slow(decode: CachedDecode, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+        seen.update(problem.id for problem in problems)
+        time.sleep(seconds[c])
+        return 1
+
+    monkeypatch.setattr(CachedDecode, "emitted", slow)
+    with timer(models, tiny_calibration.task(200), way) as made:
+        best = made.fastest(contest)
+        tuning = [problem.id for problem in made.bench.tuning.problems]
+    assert best == (contest[1] if way == "run" else contest[0])
+    assert len(seen) == (0 if way == "none" else 12)
+    assert seen <= set(tuning[12:])
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Choice:
     """A point of the curve, as `ThresholdProfile.at` picks it.
 
-    certified: whether what was asked for is; False: it merely measured so. retention: as measured;
-    of a tuning point no more retention than stricter thresholds kept on the certification part. lower_bound: the
-    retention that is certified; None: none is. forecast: tokens/s. policy: what moves T; None: nothing does. draft: the id of the model
-    to draft with; None: the profile's own.
+    certified: whether what was asked for is; False: it merely measured so. retention: as measured; of a tuning point no
+    more than stricter thresholds kept on the certification part. lower_bound: the retention that is certified; None:
+    none is. forecast: tokens/s. policy: what moves T; None: nothing does. draft: the id of the model to draft with;
+    None: the profile's own.
     """
 
     rule: str

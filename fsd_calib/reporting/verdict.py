@@ -44,7 +44,7 @@ def _not_certified(profile: ThresholdProfile) -> str:
 def _untried(profile: ThresholdProfile) -> str:
     if profile.effort is None or profile.effort.trials:
         return ""
-    return "Nothing was tried, because by replay no threshold makes decoding faster."
+    return "Nothing was tried: no setting was expected both to decode faster and to pass."
 
 
 def _lossless_suffices(profile: ThresholdProfile) -> str:

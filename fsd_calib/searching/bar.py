@@ -52,9 +52,11 @@ class Bar:
         return 1.0 if self.absolute or not self.accuracy else 1 / self.accuracy
 
     def certified_deviation(self, flipped: Floats) -> Floats:
-        """Of what is shown on the certification part, about the truth: of the mean of B - wanted A, or of B."""
+        """Of what is shown on the certification part where the truth is what is wanted, by which the test goes: of the
+        mean of B - wanted A, or of B."""
         if self.absolute:
-            return np.full_like(flipped, math.sqrt(self.accuracy * (1 - self.accuracy) / self.certification))
+            binomial = self.wanted * (1 - self.wanted) + 1 / self.certification
+            return np.full_like(flipped, math.sqrt(binomial / self.certification))
         variance = flipped + (1 - self.wanted) ** 2 * self.accuracy
         return self.per_change * np.sqrt((variance + 1 / self.certification) / self.certification)
 

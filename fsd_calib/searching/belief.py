@@ -4,9 +4,9 @@ Knows shares, draft lengths, policies and what trials showed. Knows no speed, an
 
 What a trial shows is taken for a sum of three. The truth, which is smooth in logit(u), nearly the same at all draft
 lengths and, as far as the data say so, under all policies. The luck of the tuning part, which settings share that lie
-close together, since they flip the same problems: on 5,000 problems of the bundled pair outcomes at shares .5 apart
-in logit(u) correlate by .8, 2 apart by .4 to .5, and those of L = 5 and 11 at one share by .8. And the luck of looking
-at the first problems only. Hyperparameters of the truth are those of the greatest marginal likelihood.
+close together, since they flip the same problems: on 3,000 problems of the bundled pair outcomes at shares .5 apart
+in logit(u) correlate by .5 to .9, 2 apart by .3 to .5, and those of L = 5 and 12 at one share by .7 to .9. And the luck
+of looking at the first problems only. Hyperparameters of the truth are those of the greatest marginal likelihood.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Belief:
         self, tried: Points, shown: Floats, problems: NDArray[np.int64], bar: Bar, policies: Sequence[str | None]
     ) -> None:
         self._bar, self._policies = bar, list(policies)
+        # What is small beside a room is not worth a fit of its own, nor is what is small beside luck.
         self._room = max(bar.lossless - bar.wanted, bar.per_change / np.sqrt(bar.tuning))
         self._truth: Any = _truth(len(self._policies))
         self._x, self._weights, self._root = np.empty((0, 0)), np.empty(0), np.empty((0, 0))
@@ -148,7 +149,7 @@ class Belief:
 
 def _truth(policies: int) -> Kernel:
     """What all policies share, and what is each one's own: the less they differ, the more one tells of another."""
-    ignored = [_FAR] * (policies + 1)
+    ignored = [_FAR] * (policies + 1)  # a kernel cannot leave columns out, nor fix some of its lengths but by bounds
     shared = ConstantKernel(2.0, (0.3, 10.0)) * Matern(
         [0.7, 4.0, *ignored], [(0.3, 1.0), (1.0, 20.0), *([(_FAR, 1.01 * _FAR)] * len(ignored))], nu=1.5
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class KeepAccuracy:
     lossless: float
     wanted: float = 0.8
 
+    @lru_cache(maxsize=4)  # noqa: B019  # the loop, the sampler and every arm that was not tried ask the same
     def propose(self, history: History, space: Space, forecast: Forecast) -> Point | None:
         """Where a trial is expected to add most to the speed that can be certified. What others try is taken to show
         what is expected of it."""
@@ -77,12 +79,12 @@ class KeepAccuracy:
         self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
     ) -> list[Configuration]:
         """The sequence with the highest certified speed to be expected. Where none is worth a test, the likeliest of
-        those that are faster than lossless decoding, as an estimate."""
+        those that are faster than lossless decoding, as an estimate; empty where none is."""
         if not tried:
             return []
         prospects = contenders(tried, space, bench, target, forecast, self.bar, self.lossless)
-        faster = prospects.settings.speeds > self.lossless
-        chosen = sequence(prospects) or [int(np.where(faster, prospects.chances, -1).argmax())]
+        faster = np.flatnonzero(prospects.settings.speeds > self.lossless).tolist()
+        chosen = sequence(prospects) or sorted(faster, key=lambda i: -prospects.chances[i])[:1]
         return [placed(forecast, prospects.settings.point(i)) for i in chosen]
 
     def _known(self, history: History) -> list[Seen]:

@@ -80,7 +80,8 @@ class Prospects:
 
     def __init__(self, settings: Settings, seen: Sequence[Seen], bar: Bar, lossless: float) -> None:
         self.settings, self.lossless, self.seen, self.bar = settings, lossless, seen, bar
-        self._policies = list(dict.fromkeys(arm.policy for arm in settings.arms))
+        arms = chain(settings.arms, (s.arm for s in seen))
+        self._policies = list(dict.fromkeys(arm.policy for arm in arms))
 
     @cached_property
     def believed(self) -> Believed:
@@ -95,7 +96,7 @@ class Prospects:
         """Of each setting, as its neighbours in logit(u) show it."""
         found = np.empty(len(self.settings))
         for group, which in self._grouped.items():
-            found[which] = _flipped(self._of(group), self.settings.logit_shares[which])
+            found[which] = _flipped(self._seen_of(group), self.settings.logit_shares[which])
         return found
 
     @cached_property
@@ -129,6 +130,8 @@ class Prospects:
             points, block = self._points(which), np.ix_(which, which)
             believed[block] = belief.covariance(points)
             luck[block] = belief.shared_luck(points) * np.outer(deviation[which], deviation[which])
+        if self.bar.absolute:  # nearly all of it is the target's own, which all settings share
+            luck = np.outer(deviation, deviation)
         return believed + self.bar.common_deviation**2, luck
 
     @property
@@ -148,9 +151,9 @@ class Prospects:
 
     @cached_property
     def _groups(self) -> list[tuple[NDArray[np.intp], Belief]]:
-        return [(which, self._belief(self._of(group))) for group, which in self._grouped.items()]
+        return [(which, self._belief(self._seen_of(group))) for group, which in self._grouped.items()]
 
-    def _of(self, group: Configuration) -> list[Seen]:
+    def _seen_of(self, group: Configuration) -> list[Seen]:
         return [s for s in self.seen if _group(s.arm) == group]
 
     def _belief(self, seen: Sequence[Seen]) -> Belief:
