@@ -63,7 +63,7 @@ def calibrate(
         acc, confidence, guarantee, test, serve_batch: see `wish.Wish`.
         rule, divergence, draft_length: one, or several to choose among; by default 1 to 12 tokens drafted, or up to
             16 with a predictor.
-        policy: how T moves over a text: a family of `shaping.FAMILIES`, whose shapes are all tried, a policy of your
+        policy: how T moves over a text: a family of `shaping.FAMILIES`, whose shapes are all searched, a policy of your
             own choice, whose T does not matter, or several. T says how loose the shape is, and is searched for.
         predictor: folder of an acceptance predictor, which ends drafts early; or "auto", which trains one on the
             tuning part first.

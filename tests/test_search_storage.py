@@ -95,7 +95,7 @@ def test_a_trial_says_in_attributes_what_was_tried_and_what_came_of_it(study: op
 
 def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
     """Though an infeasible one is faster."""
-    url, of = place("sqlite", tmp_path), World(count=128, seed=4, middle=7.0)
+    url, of = place("sqlite", tmp_path), World(count=600, seed=1)
     tried = search(of.bench(), of.target(), Formula(), SPACE, GOAL, url, "study", 12, Silent()).tried
     best = max((t for t in tried if t.feasible), key=lambda t: t.value)
     assert max(t.value for t in tried) > best.value

@@ -17,7 +17,7 @@ from sklearn.isotonic import IsotonicRegression
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.searching.bar import Bar, Floats
 from fsd_calib.searching.belief import Belief, Believed, Points
-from fsd_calib.searching.forecast import Forecast, speed_at
+from fsd_calib.searching.forecast import Forecast, placed
 from fsd_calib.searching.history import Seen, Tried
 from fsd_calib.searching.space import Point, Space
 
@@ -63,12 +63,12 @@ def settings_at(points: Iterable[Point], speeds: Sequence[float] | None = None) 
 
 @lru_cache(maxsize=4)  # a search asks before every trial
 def every(space: Space, forecast: Forecast) -> Settings:
-    """Of all arms, on one grid of logit(u)."""
-    shares = np.arange(forecast.lowest, forecast.highest, _STEP)
-    arms = [arm for arm in chain.from_iterable(space.families) for _ in shares]
-    at = np.tile(shares, len(arms) // len(shares))
-    speeds = [speed_at(forecast, arm, x) for arm, x in zip(arms, at.tolist(), strict=True)]
-    return Settings(arms, at, np.array(speeds))
+    """Of all arms, on one grid of logit(u); of shares that are one threshold, as few traces have, the first."""
+    shares = np.arange(forecast.lowest, forecast.highest, _STEP).tolist()
+    points = [Point(arm, at) for arm in chain.from_iterable(space.families) for at in shares]
+    apart = {placed(forecast, point): point for point in reversed(points)}
+    speeds = [forecast.tokens_per_second(configuration) for configuration in reversed(apart)]
+    return settings_at(reversed(apart.values()), speeds)
 
 
 class Prospects:
