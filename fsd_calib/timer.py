@@ -28,7 +28,7 @@ from fsd_decoding.profile_parts import EarlyStopInfo
 _PROCESSES = 5  # fresh ones: at 95 % Student's t then reaches 2.8 standard errors to either side
 _SINGLE = 26  # problems at most, of one stream beside several, which decide
 _COUNTED = 300  # tuning problems at least, whose rounds tell a speed where nothing is timed
-_WAYS = 21  # decodings of a problem at most: three repeats of four configurations, and of three that may be chosen
+_WAYS = 12  # decodings of a problem: three repeats of four configurations; a contest, if there is one, comes on top
 _FEWEST_OTHERS = 12  # problems a stream, that choose among settings about as fast
 
 
