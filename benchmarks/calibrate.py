@@ -1,7 +1,7 @@
 """What a calibration costs and how good its setting is: `python benchmarks/calibrate.py [--quick]`; takes minutes.
 
 Knows the pool of real decodings of the bundled pair, and other ways to choose a setting. Each calibration draws its
-problems anew from the pool's first 5,000; all ways see the same ones. Decodings are looked up, and counted as what
+problems anew from the pool's first 3,000; all ways see the same ones. Decodings are looked up, and counted as what
 decoding them would have emitted; nothing else is simulated but the clock: tokens/s are counted rounds and drafted
 tokens by costs (c, v) measured once. The forecast is a replay of other problems, as many as a calibration traces.
 """
