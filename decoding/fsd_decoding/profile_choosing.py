@@ -5,7 +5,6 @@ Knows points, their bounds, and what the certificate was made for. Knows nothing
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -156,7 +155,10 @@ class _Judged(NamedTuple):
 
 
 def _down(value: float, digits: int) -> str:
-    return f"{math.floor(value * 10**digits) / 10**digits:g}"
+    """The largest number of so few digits that, read again, is no larger."""
+    near = round(value, digits)
+    lower = near if near <= value else round(near - 10**-digits, digits)
+    return f"{lower:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def corrected(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
