@@ -16,6 +16,7 @@ from fsd_calib.certifying.attempts import Ledger
 from fsd_calib.certifying.certify import Claim
 from fsd_calib.certifying.sealed import Sealed
 from fsd_calib.chances import bar_of, chance_of
+from fsd_calib.finding import HOPELESS
 from fsd_calib.measuring.bench import Bench
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
@@ -29,7 +30,6 @@ from fsd_calib.wish import Wish
 from pooled import TARGET, Counted, Pool
 
 TRIALS = 30
-HOPELESS = 0.02  # a chance of passing that is not worth a test
 _BASELINE = 256  # tuning problems that the lossless rule decodes
 
 

@@ -5,17 +5,13 @@ Knows a wish, the size of the certification part and the level of the attempt. K
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fsd_calib.certifying.claim import Claim
 from fsd_calib.certifying.outcomes import Paired
 from fsd_calib.certifying.power import power, seeds_worth
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.searching.bar import Bar
+from fsd_calib.searching.keep_accuracy import Chance
 from fsd_calib.wish import Wish
-
-Chance = Callable[[Measurement, Measurement], float]
-"""(fuzzy, target alone), both on the same tuning problems."""
 
 _HALF = 0.5  # where all is decoded, or nothing is tested, what counts is the mean: no room for chance is kept
 

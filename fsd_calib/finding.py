@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fsd_calib.baseline import Baseline, measure_baseline
 from fsd_calib.certifying.certify import Evidence
 from fsd_calib.certifying.sealed import Opened
-from fsd_calib.chances import Chance, bar_of, chance_of, claim_of
+from fsd_calib.chances import bar_of, chance_of, claim_of
 from fsd_calib.export import Findings, to_profile
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
@@ -21,7 +21,7 @@ from fsd_calib.preparing import Prepared
 from fsd_calib.searching.front import Front
 from fsd_calib.searching.gaps import Spot, chosen_from, few
 from fsd_calib.searching.goal import Goal, retention
-from fsd_calib.searching.keep_accuracy import KeepAccuracy
+from fsd_calib.searching.keep_accuracy import Chance, KeepAccuracy
 from fsd_calib.searching.reach_speed import ReachSpeed
 from fsd_calib.searching.search import freeze, search, tell_recounted
 from fsd_calib.study_name import study_name
@@ -33,7 +33,7 @@ _BASELINE = 256  # tuning problems: what the lossless rule and the target say, b
 _SD = 300  # problems of a part on which SD's tokens a round are counted
 _CLOSE, _CONTEST = 0.93, 3  # settings so close to the fastest, and so many of them, are timed against each other
 _FRONT = 8  # points at most, bounded together: six, and two that other problems may find beaten
-_HOPELESS, _EVEN = 0.02, 0.5  # chances of passing
+HOPELESS, _EVEN = 0.02, 0.5  # chances of passing: not worth a test, and as likely as not
 
 
 @dataclass
@@ -238,7 +238,7 @@ def _worth_testing(
 ) -> list[Configuration]:
     """Those with a chance to be what was asked for; others would only spend an attempt."""
     if isinstance(goal, KeepAccuracy):
-        least = goal.wanted if ready.wish.guarantee == "none" else _HOPELESS
+        least = goal.wanted if ready.wish.guarantee == "none" else HOPELESS
         alone = ready.bench.tuning.measure(ready.alone)
         faster = _faster(ready, frozen, baseline)
         return [c for c in faster if goal.chance(ready.bench.tuning.measure(c), alone) >= least]
