@@ -20,14 +20,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from adaptive_choice import difference, fastest, oracle
-from adaptive_shapes import FIXED, trained
-from adaptive_told import printed, told
-from adaptive_world import Arm, Counts, Part, World, world
 from fsd_collectors.replay.cost import CostModel
-from machine import facts
-from stopping_contest import Faster, contest
-from written import write
+from lib.common.machine import facts
+from lib.common.written import write
+from lib.policies.choice import difference, fastest, oracle
+from lib.policies.shapes import FIXED, trained
+from lib.policies.tables import printed, told
+from lib.policies.world import Arm, Counts, Part, World, world
+from lib.stopping.contest import Faster, contest
 
 CONSTANT = "constant"
 _THRESHOLDS = {

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from budget_engine import Bundled, overhead, risk, speeds
-from budget_world import Law, live
-from claims import Claim, table
 from decode import plain
 from fsd_decoding.adaptive import SpeedBudget
-from machine import facts
+from lib.common.claims import Claim, table
+from lib.common.machine import facts
+from lib.policies.budget_engine import Bundled, overhead, risk, speeds
+from lib.policies.budget_world import Law, live
 
 _WINDOW = 500  # rounds, over which speed is looked at
 _ASKED, _SECONDS = 250.0, 0.01

@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from fsd_calib.certifying.power import power
+from fsd_calib.certification.power import power
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.searching.space import Space
+from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
 from fsd_collectors.split import CERTIFICATION_SHARE, tuning_and_certification
-from machine import facts
-from pooled import FOLDER, Counted, Pool, PooledForecast, Whole
-from pooled_calibration import Spent, calibrated, draw, level
-from rivals import Looked, bisection, table, tpe
-from timing import Spread
+from lib.calibration.pooled import FOLDER, Counted, Pool, PooledForecast, Whole
+from lib.calibration.pooled_calibration import Spent, calibrated, draw, level
+from lib.calibration.rivals import Looked, bisection, table, tpe
+from lib.common.machine import facts
+from lib.common.timing import Spread
 
 _CONFIDENCE = 0.95
 _WANTED = (0.97, 0.98, 0.99)

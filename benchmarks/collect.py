@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from claims import Claim, table
-from collecting import collecting
 from decode import plain
-from machine import facts
-from prediction import Compared, Grid, predictions
-from scale import large, replay_speed
+from lib.common.claims import Claim, table
+from lib.common.machine import facts
+from lib.traces.collecting import collecting
+from lib.traces.prediction import Compared, Grid, predictions
+from lib.traces.scale import large, replay_speed
 
 _RETENTION = 0.95  # from here on replay is held to what it says
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from claims import claims, table
-from contest import batching, contest
-from forecast import forecasts
-from machine import facts
-from pairs import Pair, bundled, random_pair
-from rounds import recording
+from lib.common.claims import claims, table
+from lib.common.machine import facts
+from lib.decoding.contest import batching, contest
+from lib.decoding.forecast import forecasts
+from lib.decoding.pairs import Pair, bundled, random_pair
+from lib.decoding.rounds import recording
 
 _DRAFT_LENGTH, _BATCH = 5, 32
 _SEEN = ("generate", "assisted", "target", "sd", "sd captured", "sd compiled")  # in the order of the table; then FSD

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from equal_tokens import Curve, at_levels, bracketing, differences
 from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.tasks import Problem, Task
 from fsd_data import pair_paths
 from fsd_decoding import divergence
-from fsd_decoding.recording import Recorder
-from fsd_decoding.result import Result
-from machine import facts
-from texts import Texts
-from tries import TRIES
+from fsd_decoding.engine.result import Result
+from fsd_decoding.observers.recorder import Recorder
+from lib.calibration.equal_tokens import Curve, at_levels, bracketing, differences
+from lib.calibration.tries import TRIES
+from lib.common.machine import facts
+from lib.common.texts import Texts
 
 _SEED, _DRAFT_LENGTH, _TEMPERATURES = 70_010, 5, (0.0, 0.6)
 _KNOWN = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "js@10", "tv@2", "kl_qp@1", "kl_pq@1")

@@ -19,7 +19,7 @@ from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.tasks import Task
 from fsd_calib.tasks.answers import final_number
 from fsd_data import pair_paths
-from machine import facts
+from lib.common.machine import facts
 
 _SEED, _TEMPERATURE, _DRAFT_LENGTHS = 424_242, 0.6, (1, 3, 8)
 _RULES = [("sd", 0.0), *product(("coupled", "fsd", "fsd-coupled"), (0.0, _TEMPERATURE))]

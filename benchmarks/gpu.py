@@ -62,14 +62,14 @@ _DRY = Plan("cpu", "toy", "toy", (979,), (2,), (1, 2), (8,), 16, 2, 1 << 20, 1, 
 
 
 def kernels(plan: Plan) -> Any:
-    from gpu_kernels import checked
+    from lib.gpu.kernels import checked
 
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     return list(checked(plan.vocabularies, dtypes, max(plan.draft_lengths), plan.repeats, plan.device))
 
 
 def attention(plan: Plan) -> Any:
-    from gpu_attention import attended
+    from lib.gpu.attention import attended
 
     shape = _SHAPES[plan.target]
     heads = shape["num_attention_heads"]
@@ -99,7 +99,7 @@ def equality(plan: Plan) -> Any:
 
 def waiting(plan: Plan) -> Any:
     """Waits of the host a round, by who looks at rounds."""
-    from gpu_waits import counted
+    from lib.gpu.waits import counted
 
     return counted(_bundled(plan, "float32", "capture"), _prompts(plan), plan.new, plan.device)
 
@@ -124,7 +124,7 @@ def _prompts(plan: Plan) -> list[str]:
 
 def rounds(plan: Plan) -> Iterator[Any]:
     """Milliseconds a round as graphs, and in one place as they are; beside assisted generation's."""
-    from gpu_rounds import asked, assisted, bandwidth
+    from lib.gpu.rounds import asked, assisted, bandwidth
 
     found: dict[str, Any] = {"bytes_a_second": bandwidth(plan.copied, plan.device), "rounds": [], "assisted": []}
     for context in plan.contexts:
@@ -143,7 +143,7 @@ def rounds(plan: Plan) -> Iterator[Any]:
 
 def compiled(plan: Plan) -> Any:
     """The same with compiled kernels, which takes a minute or more to begin."""
-    from gpu_rounds import asked, bandwidth
+    from lib.gpu.rounds import asked, bandwidth
 
     pair = asked(_large(plan), plan.contexts[0], 1, plan.new)
     return _timed(plan, pair, plan.draft_lengths[0], 1, True, bandwidth(plan.copied, plan.device))
@@ -151,8 +151,8 @@ def compiled(plan: Plan) -> Any:
 
 def _timed(plan: Plan, pair: Any, length: int, rows: int, compile: Any, bytes_a_second: float) -> list[Any]:
     """One text at a time also where less is accepted; but not compiled anew for it."""
-    from gpu_claims import CHANCES
-    from gpu_rounds import read, timed
+    from lib.gpu.claims import CHANCES
+    from lib.gpu.rounds import read, timed
 
     context = len(pair.prompts[0])
     floor = 1000 * read(pair, length, rows) / bytes_a_second
@@ -163,16 +163,16 @@ def _timed(plan: Plan, pair: Any, length: int, rows: int, compile: Any, bytes_a_
 
 @cache
 def _large(plan: Plan) -> Any:
-    from gpu_rounds import large
+    from lib.gpu.rounds import large
 
     return large(_SHAPES[plan.target], _SHAPES[plan.draft], plan.device)
 
 
 def stopping(plan: Plan) -> Any:
     """Milliseconds a round where a policy that looks at q ends drafts half way: asked on time, and one step ahead."""
-    from gpu_claims import CHANCES
-    from gpu_rounds import asked, timed
-    from gpu_waits import Ends
+    from lib.gpu.claims import CHANCES
+    from lib.gpu.rounds import asked, timed
+    from lib.gpu.waits import Ends
 
     pair, longest = asked(_large(plan), plan.contexts[0], 1, plan.new), max(plan.draft_lengths)
     ways = {"on time": Ends(longest // 2, looks=False), "ahead": Ends(longest // 2)}
@@ -187,8 +187,8 @@ def recording(plan: Plan) -> Any:
     """Milliseconds a round with every divergence recorded, and without."""
     from fsd_calib import Recorder
     from fsd_decoding.divergence import DIVERGENCES
-    from gpu_claims import CHANCES
-    from gpu_rounds import asked, timed
+    from lib.gpu.claims import CHANCES
+    from lib.gpu.rounds import asked, timed
 
     pair = asked(_large(plan), plan.contexts[0], 1, plan.new)
     silent, told = (
@@ -224,21 +224,21 @@ def main() -> None:
     plan = _DRY if options.dry_run else _FULL
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-        from fsd_decoding import rooms
-        from fsd_decoding.kernels import serving
-        from tape import Tape
+        from fsd_decoding.engine import kv_pool
+        from fsd_decoding.kernels import dispatch
+        from lib.gpu.tape import Tape
 
-        serving.INTERPRETED = True
-        rooms.CAPTURES["cpu"] = lambda device: Tape()
+        dispatch.INTERPRETED = True
+        kv_pool.CAPTURES["cpu"] = lambda device: Tape()
     elif not torch.cuda.is_available():
         parser.error("there is no GPU here; --dry-run walks every path on a CPU")
     run(plan, options.parts, options.out)
 
 
 def run(plan: Plan, parts: list[str], out: Path) -> None:
-    from claims import table
-    from gpu_claims import claims
-    from machine import facts
+    from lib.common.claims import table
+    from lib.common.machine import facts
+    from lib.gpu.claims import claims
 
     machine = facts() | {"gpu": torch.cuda.get_device_name() if plan.device == "cuda" else None}
     found: dict[str, Any] = {
@@ -260,7 +260,7 @@ def run(plan: Plan, parts: list[str], out: Path) -> None:
 
 
 def _write(found: dict[str, Any], out: Path) -> None:
-    from gpu_claims import claims
+    from lib.gpu.claims import claims
 
     out.write_text(json.dumps(found | {"claims": [asdict(claim) for claim in claims(found)]}, indent=1) + "\n")
 

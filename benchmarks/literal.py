@@ -22,13 +22,13 @@ import torch
 
 from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.in_turn import measure_speeds
+from fsd_calib.measuring.interleaved import measure_speeds
 from fsd_calib.progress import Silent
 from fsd_calib.tasks import Problem
 from fsd_data import pair_paths
-from fsd_decoding.profile import ThresholdProfile
-from machine import facts
-from pooled import Pool, PooledForecast
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from lib.calibration.pooled import Pool, PooledForecast
+from lib.common.machine import facts
 
 WANTED, RULE = 0.98, "fsd-coupled"
 _FRESH = 2_000

@@ -20,7 +20,7 @@ import transformers
 from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.tasks import Task
 from fsd_data import pair_paths
-from fsd_decoding.runner import ModelRunner
+from fsd_decoding.models.runner import ModelRunner
 
 _SEED, _LENGTH, _DRAFT_LENGTH, _STEPS = 424_242, 100, 5, 300
 _THRESHOLDS = (0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7)

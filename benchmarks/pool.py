@@ -27,8 +27,8 @@ import torch
 from fsd_calib import CostModel, SpeculativeDecoder, load_task
 from fsd_calib.tasks import Problem, Task
 from fsd_data import pair_paths
-from machine import facts
-from rounds import RoundClock
+from lib.common.machine import facts
+from lib.decoding.rounds import RoundClock
 
 SEED, PROBLEMS, RULE = 81_000, 10_000, "fsd-coupled"
 _LOSSLESS = -1.0

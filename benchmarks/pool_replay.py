@@ -1,7 +1,7 @@
 """What replay says beforehand of the pool's arms: `python benchmarks/pool_replay.py`; takes a minute.
 
 Knows traces along the target of 128 problems that are not in the pool, as many as a calibration traces. Keeps
-thresholds and rounds on the grid of shares that `fsd_calib.searching.forecast` uses. Knows nothing of what was decoded.
+thresholds and rounds on the grid of shares that `fsd_calib.search.forecast` uses. Knows nothing of what was decoded.
 """
 
 from __future__ import annotations

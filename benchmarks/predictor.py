@@ -19,10 +19,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from machine import facts
-from stopping_claims import name_of, printed
-from stopping_world import Size
-from written import write
+from lib.common.machine import facts
+from lib.common.written import write
+from lib.stopping.claims import name_of, printed
+from lib.stopping.world import Size
 
 _CELLS: Mapping[float, Sequence[float]] = {0.0: (0.02, 0.08, 0.2), 0.6: (0.02, 0.05, 0.1)}  # by temperature, T
 PARTS = ("contest", "delayed", "counts", "replay", "ablation", "forecast", "step")
@@ -49,8 +49,8 @@ def measured(temperature: float, thresholds: Sequence[float], size: Size, parts:
     import torch
     from transformers.utils import logging
 
-    from stopping_cell import Cell
-    from stopping_world import World
+    from lib.stopping.cell import Cell
+    from lib.stopping.world import World
 
     torch.set_num_threads(1)
     logging.set_verbosity_error()

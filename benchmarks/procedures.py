@@ -18,22 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from fsd_calib.certifying.claim import Claim
-from fsd_calib.certifying.outcomes import Paired
-from fsd_calib.measuring.bench import Bench
+from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.searching.forecast import placed
-from fsd_calib.searching.freezing import contenders
-from fsd_calib.searching.ladder import sequence
-from fsd_calib.searching.prospects import Prospects
-from machine import facts
-from pooled import TARGET
-from pooled_calibration import Tuned, level, tuned
+from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.search.candidates import contenders, sequence
+from fsd_calib.search.forecast import placed
+from fsd_calib.search.prospects import Prospects
+from lib.calibration.pooled import TARGET
+from lib.calibration.pooled_calibration import Tuned, level, tuned
+from lib.common.machine import facts
 from regret import CONFIDENCE, WANTED, Arena, Half, made_up, real
 
 _CERTIFICATION = 2_100
 _HEDGE = 0.2  # of the level
-_BETTING = 0.6  # what a problem is worth to it: see `fsd_calib.certifying.power`
+_BETTING = 0.6  # what a problem is worth to it: see `fsd_calib.certification.power`
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """How fast certified settings are beside the fastest there is: `nohup python benchmarks/regret.py &`; takes an hour.
 
-Knows the pool of real decodings (`benchmarks/pool.py`) and made-up ones (`benchmarks/surfaces.py`). Each run is the
+Knows the pool of real decodings (`benchmarks/pool.py`) and made-up ones (`benchmarks/lib/calibration/surfaces.py`). Each run is the
 search, freezing and certificate of the default command on problems of its own: the tuning part is drawn from one half
 of a pool, the certification part, with replacement, from the other, and the truth is that other half: all of it,
 decoded at every threshold. Decodings are looked up, and counted as what decoding them would have emitted; tokens/s
@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import surfaces
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.searching.space import Space
+from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
-from machine import facts
-from pooled import FOLDER, TARGET, Counted, Pool, PooledForecast
-from pooled_calibration import Spent, calibrated
+from lib.calibration import surfaces
+from lib.calibration.pooled import FOLDER, TARGET, Counted, Pool, PooledForecast
+from lib.calibration.pooled_calibration import Spent, calibrated
+from lib.common.machine import facts
 
 CONFIDENCE, WANTED = 0.95, (0.97, 0.98, 0.99)
 TUNING, CERTIFICATION = {2_100: 900, 660: 283}, (2_100, 660)  # problems, by those that certify

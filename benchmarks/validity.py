@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from machine import facts
-from validity_attempts import attempts
-from validity_cells import Grid, one_seed
-from validity_rows import CONFIDENCE, LEVELS, NUMBERS
-from validity_seeds import several_seeds
-from validity_sequences import sequences
-from written import write
+from lib.common.machine import facts
+from lib.common.written import write
+from lib.validity.attempts import attempts
+from lib.validity.cells import Grid, one_seed
+from lib.validity.rows import CONFIDENCE, LEVELS, NUMBERS
+from lib.validity.seeds import several_seeds
+from lib.validity.sequences import sequences
 
 _SEED, _SEEDS = 16, 4
 

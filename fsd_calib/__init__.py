@@ -1,28 +1,26 @@
-"""Calibrates Fuzzy Speculative Decoding: the fastest threshold that keeps the accuracy you asked for.
-
-What users need is here by name; each name is imported when it is first asked for, because models,
-search and tables take seconds to import.
-"""
+"""Calibrates Fuzzy Speculative Decoding: the fastest threshold that keeps the accuracy you asked for."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fsd_decoding.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fsd_calib import adaptive
-    from fsd_calib.calibration import calibrate
+    from fsd_calib.calibration.api import calibrate
     from fsd_calib.tasks import load_task
-    from fsd_calib.watching.telemetry import Telemetry
-    from fsd_collectors.collecting.run import collect_traces
-    from fsd_collectors.replay import CostModel, replay, sweep
+    from fsd_calib.telemetry.observer import Telemetry
+    from fsd_collectors.collection.run import collect_traces
+    from fsd_collectors.replay.cost import CostModel
+    from fsd_collectors.replay.replaying import replay, sweep
     from fsd_collectors.store.reading import load_traces
     from fsd_decoding.decoder import SpeculativeDecoder
-    from fsd_decoding.hf import fsd_generate
-    from fsd_decoding.ngram import NGram
-    from fsd_decoding.observing import together
-    from fsd_decoding.profile import ThresholdProfile
-    from fsd_decoding.recording import Recorder
+    from fsd_decoding.drafters.ngram import NGram
+    from fsd_decoding.hf.generate import fsd_generate
+    from fsd_decoding.observers.recorder import Recorder
+    from fsd_decoding.observers.round_record import together
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 __all__ = [
     "CostModel",
@@ -42,31 +40,23 @@ __all__ = [
     "together",
 ]
 
-_HOMES = {
-    "CostModel": "fsd_collectors.replay",
-    "NGram": "fsd_decoding.ngram",
-    "Recorder": "fsd_decoding.recording",
-    "SpeculativeDecoder": "fsd_decoding.decoder",
-    "Telemetry": "fsd_calib.watching.telemetry",
-    "ThresholdProfile": "fsd_decoding.profile",
-    "calibrate": "fsd_calib.calibration",
-    "collect_traces": "fsd_collectors.collecting.run",
-    "fsd_generate": "fsd_decoding.hf",
-    "load_task": "fsd_calib.tasks",
-    "load_traces": "fsd_collectors.store.reading",
-    "replay": "fsd_collectors.replay",
-    "sweep": "fsd_collectors.replay",
-    "together": "fsd_decoding.observing",
-}
-_MODULES = {"adaptive"}
-
-
-def __getattr__(name: str) -> object:
-    """PEP 562: called for a name that is not here yet."""
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "CostModel": "fsd_collectors.replay.cost",
+        "NGram": "fsd_decoding.drafters.ngram",
+        "Recorder": "fsd_decoding.observers.recorder",
+        "SpeculativeDecoder": "fsd_decoding.decoder",
+        "Telemetry": "fsd_calib.telemetry.observer",
+        "ThresholdProfile": "fsd_decoding.profile.threshold_profile",
+        "adaptive": "fsd_calib.adaptive",
+        "calibrate": "fsd_calib.calibration.api",
+        "collect_traces": "fsd_collectors.collection.run",
+        "fsd_generate": "fsd_decoding.hf.generate",
+        "load_task": "fsd_calib.tasks",
+        "load_traces": "fsd_collectors.store.reading",
+        "replay": "fsd_collectors.replay.replaying",
+        "sweep": "fsd_collectors.replay.replaying",
+        "together": "fsd_decoding.observers.round_record",
+    },
+)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fsd_calib.user_folders import CACHE_VARIABLE, STATE_VARIABLE
+from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 
 if not torch.cuda.is_available():  # Triton looks at it when it is first imported
     os.environ["TRITON_INTERPRET"] = "1"

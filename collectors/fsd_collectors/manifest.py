@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from fsd_collectors.schema import SCHEMA_VERSION
+from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.profile_parts import Count, ModelInfo, Natural, Part, SamplingInfo
-from fsd_decoding.proposal import Logits
+from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
 
 Way = Literal["along-target", "on-policy"]
 

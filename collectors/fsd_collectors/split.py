@@ -8,10 +8,15 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
-from fsd_collectors.parts import Part
 from fsd_decoding.errors import UsageError
+
+# MERGED: """The two parts that problems are divided into. Knows their names only."""
+
+
+Part = Literal["tuning", "certification"]
+
 
 CERTIFICATION_SHARE = 0.7
 

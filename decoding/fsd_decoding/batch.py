@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding import noise
-from fsd_decoding.sending import sent
+from fsd_decoding.tensors import sent
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ from typing import Any, Literal
 
 import torch
 
+from fsd_decoding.acceptance.proposal import Criterion, Logits
+from fsd_decoding.acceptance.rules import Rule, rule_named
 from fsd_decoding.batch import Request
-from fsd_decoding.drafter import DraftSource
-from fsd_decoding.drift import Drift, watch
-from fsd_decoding.engine import Engine, Settings
+from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.engine.engine import Engine, Settings
+from fsd_decoding.engine.kv_pool import Models, Rooms
+from fsd_decoding.engine.result import Result, keeping
 from fsd_decoding.errors import UsageError
-from fsd_decoding.following import followed
-from fsd_decoding.kernels.serving import prepare
+from fsd_decoding.kernels.dispatch import prepare
 from fsd_decoding.loading import (
     as_dtype,
     check_device,
@@ -27,18 +29,15 @@ from fsd_decoding.loading import (
     load_model,
     shared_tokenizer,
 )
-from fsd_decoding.observing import Observer
-from fsd_decoding.proposal import Criterion, Logits
+from fsd_decoding.models.runner import context_length, vocabulary_size
+from fsd_decoding.observers.round_record import Observer
+from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy, as_policy
+from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.drift import Drift, watch
+from fsd_decoding.profile.settings import followed
 from fsd_decoding.requests import Prompt, check_count, check_settings, check_whole, requests_for
-from fsd_decoding.result import Result, keeping
-from fsd_decoding.rooms import Models, Rooms
-from fsd_decoding.rules import Rule, rule_named
-from fsd_decoding.runner import context_length, vocabulary_size
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.stop_policy import Answer, DraftState, StopPolicy, as_policy
-from fsd_decoding.stopping import StopStrings
-from fsd_decoding.streaming import TextStream
-from fsd_decoding.threshold_policy import ThresholdPolicy
+from fsd_decoding.text import StopStrings, TextStream
 
 Policy = StopPolicy | Callable[[DraftState], Answer]
 Threshold = float | ThresholdPolicy

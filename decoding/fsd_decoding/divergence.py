@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
-from fsd_decoding.kernels.serving import serves
-from fsd_decoding.lazy import lazy
+from fsd_decoding.kernels.dispatch import serves
+from fsd_decoding.tensors import lazy
 
 if TYPE_CHECKING:
-    from fsd_decoding.kernels.scanning import Scan
+    from fsd_decoding.kernels.scan import Scan
 
 DIVERGENCE_VERSION = 1  # raised when a formula here changes: thresholds found before no longer apply
 
@@ -202,7 +202,7 @@ def log_softmax(logits: Tensor) -> Tensor:
 def entropy(logits: Tensor) -> Tensor:
     """In nats: (…, V) -> (…)."""
     if logits.numel() and serves(logits):
-        from fsd_decoding.kernels.scanning import scan
+        from fsd_decoding.kernels.scan import scan
 
         return scan(_three(logits)).entropy.reshape(logits.shape[:-1])
     log = log_softmax(logits).clamp_min_(_LOG_ZERO)  # so that 0 · log 0 is 0; in place, as it is asked for every round
@@ -213,8 +213,8 @@ def _fused(
     names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scanned: tuple[Scan | None, Scan | None]
 ) -> dict[str, Tensor] | None:
     """None where it is not the kernel's to compute."""
-    from fsd_decoding.kernels.comparing import compare, knows
-    from fsd_decoding.kernels.scanning import scan
+    from fsd_decoding.kernels.divergences import compare, knows
+    from fsd_decoding.kernels.scan import scan
 
     dtypes = {target_logits.dtype, draft_logits.dtype}
     mixed = torch.float64 in dtypes and len(dtypes) > 1

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fsd_decoding.drafter import DraftSource
+from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
-from fsd_decoding.fingerprint import tokenizer_difference
+from fsd_decoding.models.fingerprint import tokenizer_difference
 
 ModelSource = str | os.PathLike[str]
 

@@ -24,10 +24,10 @@ from transformers import (
 
 from fsd_decoding import noise
 from fsd_decoding.errors import UsageError
-from fsd_decoding.kernels.serving import serves
+from fsd_decoding.kernels.dispatch import serves
 
 if TYPE_CHECKING:
-    from fsd_decoding.kernels.scanning import Scan
+    from fsd_decoding.kernels.scan import Scan
 
 _LEAST_TEMPERATURE = 1e-6  # below, logits divided by it leave what fp32 holds
 _COLD = 1e-3
@@ -124,7 +124,7 @@ class Sampling:
         """Raw logits (B, N, V) read once, by a kernel, for the choices among all else; None where none does."""
         if not (self._by_temperature_alone and logits.numel() and serves(logits)) or self._too_cold(logits):
             return None
-        from fsd_decoding.kernels.scanning import Race, scan
+        from fsd_decoding.kernels.scan import Race, scan
 
         if self.greedy:
             return scan(logits)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from fsd_decoding.profile_policy import PolicyInfo, brief, moved
-from fsd_decoding.threshold_policy import ScalePolicy
+from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.policy import PolicyInfo, brief, moved
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_collectors.parts import Part
+from fsd_collectors.split import Part
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from fsd_calib.fresh_process import in_fresh_process
-from fsd_calib.measuring.cached_decode import CachedDecode
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.in_turn import measure_speeds
+from fsd_calib.measuring.evaluator import CachedDecode
+from fsd_calib.measuring.fresh_process import in_fresh_process
+from fsd_calib.measuring.interleaved import measure_speeds
+from fsd_calib.measuring.result_cache import Store
 from fsd_calib.measuring.speed import TimedSpeeds, over_processes
-from fsd_calib.measuring.store import Store
 from fsd_calib.progress import Progress
 from fsd_calib.tasks import Problem, Task
+from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import ModelSource
-from fsd_decoding.profile_parts import EarlyStopInfo
-from fsd_decoding.proposal import Criterion
+from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.sampling import Sampling
 
 
@@ -107,7 +107,7 @@ def _decode(job: Job, store: Store) -> CachedDecode:
     decode = CachedDecode(decoder, task, store, drafts=drafts)
     if job.early_stop is None:
         return decode
-    from fsd_predictors.following import stop_policy
+    from fsd_predictors.from_profile import stop_policy
 
     folder, info = job.early_stop
     return decode.stopping_early(

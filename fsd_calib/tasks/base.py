@@ -24,8 +24,7 @@ from fsd_calib.tasks.prompts import (
     has_chat_template,
     plain_prompt,
 )
-from fsd_collectors.parts import Part
-from fsd_collectors.split import content_key, hashed
+from fsd_collectors.split import Part, content_key, hashed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

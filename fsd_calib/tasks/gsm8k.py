@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.data_file import read_examples
 from fsd_calib.tasks.prompts import Exemplar
-from fsd_collectors.parts import Part
+from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:

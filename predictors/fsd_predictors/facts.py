@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from fsd_collectors.collecting.hidden import Width
+from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cases import REPLAYABLE
+from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.errors import UsageError
-from fsd_decoding.fingerprint import tokenizer_fingerprint
-from fsd_decoding.profile_parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
-from fsd_decoding.proposal import Logits
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
 
 SCHEMA_VERSION = 1  # raised when a reader of the one before would misunderstand
 _BASE64 = r"^[A-Za-z0-9+/]*=*$"

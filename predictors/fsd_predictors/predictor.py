@@ -16,13 +16,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile_file import first_problem
-from fsd_decoding.profile_parts import ModelInfo
+from fsd_decoding.profile.io import first_problem
+from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
 from fsd_predictors.facts import SCHEMA_VERSION, Facts
-from fsd_predictors.features import FEATURES, ROLES
-from fsd_predictors.models import AcceptanceModel, Parts, restored
-from fsd_predictors.share_scale import ShareScale
+from fsd_predictors.features.features import FEATURES, ROLES
+from fsd_predictors.features.share_scale import ShareScale
+from fsd_predictors.models.base import AcceptanceModel, Parts
+from fsd_predictors.models.calibration import restored
 
 _TEXT, _ARRAYS = ".txt", ".safetensors"
 

@@ -1,11 +1,18 @@
-"""What decoding would do at another threshold, rule, length or stop policy, asked of traces along the target."""
+"""What decoding would do at another threshold, rule, draft length or stop policy, worked out from traces."""
 
-from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.quantiles import quantiles
-from fsd_collectors.replay.replaying import Replayed, replay, sweep
-from fsd_collectors.replay.rounds import RoundPolicy
-from fsd_collectors.replay.scaled import ScaledTraces
-from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsd_decoding.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from fsd_collectors.replay.cost import CostModel
+    from fsd_collectors.replay.replaying import Replayed, replay, sweep
+    from fsd_collectors.replay.rounds import RoundPolicy
+    from fsd_collectors.replay.scaled import ScaledTraces
+    from fsd_collectors.replay.share_quantiles import quantiles
+    from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 
 __all__ = [
     "CostModel",
@@ -18,3 +25,18 @@ __all__ = [
     "replay",
     "sweep",
 ]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "CostModel": "fsd_collectors.replay.cost",
+        "LengthPolicy": "fsd_collectors.replay.stop_policy",
+        "Replayed": "fsd_collectors.replay.replaying",
+        "RoundPolicy": "fsd_collectors.replay.rounds",
+        "ScaledTraces": "fsd_collectors.replay.scaled",
+        "StopPolicy": "fsd_collectors.replay.stop_policy",
+        "quantiles": "fsd_collectors.replay.share_quantiles",
+        "replay": "fsd_collectors.replay.replaying",
+        "sweep": "fsd_collectors.replay.replaying",
+    },
+)

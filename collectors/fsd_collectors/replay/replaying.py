@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsd_collectors.replay.blocks import CACHED_ROWS, Array, Block, Traces, blocks
-from fsd_collectors.replay.cases import Case, Thresholds, cases, check_lengths
+from fsd_collectors.replay.cases import Case, Thresholds, cases, check_lengths, grades_of
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.gaps import count_gaps
-from fsd_collectors.replay.grades import grades_of
-from fsd_collectors.replay.lockstep import STEPPED_ROWS, Walk, count_steps, walk
+from fsd_collectors.replay.counting import STEPPED_ROWS, Walk, count_gaps, count_steps, walk
 from fsd_collectors.replay.rounds import RoundPolicy, walk_rounds
 from fsd_collectors.replay.stop_policy import Policy, reach
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Block
 from fsd_collectors.replay.cases import REPLAYABLE, Case
-from fsd_collectors.replay.lockstep import Walk
+from fsd_collectors.replay.counting import Walk
 from fsd_decoding.errors import UsageError
 
 _LANES = 1 << 16  # that a count moves at once: a policy looks at some hundred bytes of each
@@ -51,7 +51,7 @@ class Begins:
 
 @dataclass(frozen=True)
 class Verified:
-    """What came of n rounds, (n,) each: what the engine tells of one (`fsd_decoding.stop_policy.Verified`).
+    """What came of n rounds, (n,) each: what the engine tells of one (`fsd_decoding.policies.stopping.Verified`).
 
     spared, refused: float64, NaN where no divergence alone kept a token, or rejected one. In a text's last round
     nothing behind its end counts as accepted.

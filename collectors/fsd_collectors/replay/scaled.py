@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from fsd_collectors.replay.blocks import Array, Facts, Traces
 from fsd_decoding.errors import UsageError
-from fsd_decoding.threshold_policy import ScalePolicy
+from fsd_decoding.policies.threshold import ScalePolicy
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_collectors.store.folder import LISTING, MANIFEST, file_of, sync
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile_parts import Count, Natural, Part
+from fsd_decoding.profile.parts import Count, Natural, Part
 
 
 class FileEntry(Part):

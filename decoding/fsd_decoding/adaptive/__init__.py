@@ -1,24 +1,23 @@
-"""Threshold policies: thresholds that move. What one may do is in `fsd_decoding.threshold_policy`."""
+"""Threshold policies, which move T while a text is decoded; `fsd_decoding.policies.threshold` has their interface."""
 
 from __future__ import annotations
 
-from fsd_decoding.adaptive.constant import Constant
-from fsd_decoding.adaptive.divergence_budget import DivergenceBudget
-from fsd_decoding.adaptive.entropy_scaled import EntropyScaled
-from fsd_decoding.adaptive.extremes import Max, Min
-from fsd_decoding.adaptive.known import policy_named
-from fsd_decoding.adaptive.per_domain import PerDomain
-from fsd_decoding.adaptive.per_prompt import PerPrompt
-from fsd_decoding.adaptive.schedule import Schedule
-from fsd_decoding.adaptive.speed_budget import SpeedBudget
-from fsd_decoding.adaptive.switching import Switch
-from fsd_decoding.threshold_policy import (
-    Begun,
-    RoundOutcome,
-    RoundState,
-    ScalePolicy,
-    ThresholdPolicy,
-)
+from typing import TYPE_CHECKING
+
+from fsd_decoding.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from fsd_decoding.adaptive.divergence_budget import DivergenceBudget
+    from fsd_decoding.adaptive.per_domain import PerDomain
+    from fsd_decoding.adaptive.speed_budget import SpeedBudget
+    from fsd_decoding.policies.composed import Max, Min
+    from fsd_decoding.policies.constant import Constant
+    from fsd_decoding.policies.entropy_scaled import EntropyScaled
+    from fsd_decoding.policies.per_prompt import PerPrompt
+    from fsd_decoding.policies.registry import policy_named
+    from fsd_decoding.policies.schedule import Schedule
+    from fsd_decoding.policies.switch import Switch
+    from fsd_decoding.policies.threshold import Begun, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
 
 __all__ = [
     "Begun",
@@ -38,3 +37,25 @@ __all__ = [
     "ThresholdPolicy",
     "policy_named",
 ]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "Begun": "fsd_decoding.policies.threshold",
+        "Constant": "fsd_decoding.policies.constant",
+        "DivergenceBudget": "fsd_decoding.adaptive.divergence_budget",
+        "EntropyScaled": "fsd_decoding.policies.entropy_scaled",
+        "Max": "fsd_decoding.policies.composed",
+        "Min": "fsd_decoding.policies.composed",
+        "PerDomain": "fsd_decoding.adaptive.per_domain",
+        "PerPrompt": "fsd_decoding.policies.per_prompt",
+        "RoundOutcome": "fsd_decoding.policies.threshold",
+        "RoundState": "fsd_decoding.policies.threshold",
+        "ScalePolicy": "fsd_decoding.policies.threshold",
+        "Schedule": "fsd_decoding.policies.schedule",
+        "SpeedBudget": "fsd_decoding.adaptive.speed_budget",
+        "Switch": "fsd_decoding.policies.switch",
+        "ThresholdPolicy": "fsd_decoding.policies.threshold",
+        "policy_named": "fsd_decoding.policies.registry",
+    },
+)

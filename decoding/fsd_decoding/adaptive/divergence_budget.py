@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fsd_decoding.adaptive.controlling import MOSTLY, SameModels, Tally, restored, saved
-from fsd_decoding.adaptive.inputs import amount
+from fsd_decoding.adaptive.budget import MOSTLY, SameModels, Tally, restored, saved
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.threshold_policy import Begun, RoundOutcome, RoundState, ThresholdPolicy
+from fsd_decoding.policies.threshold import Begun, RoundOutcome, RoundState, ThresholdPolicy
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.validation import amount
 
 Measure = Literal["divergence", "substitutions"]
 _LARGEST = {"js": math.log(2), "tv": 1.0, "hellinger": 1.0}  # and of their @k forms: merging tokens adds none

@@ -11,13 +11,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from fsd_decoding.adaptive.controlling import check_criterion
-from fsd_decoding.adaptive.inputs import number
+from fsd_decoding.adaptive.budget import check_criterion
 from fsd_decoding.batch import Request
 from fsd_decoding.errors import UsageError
-from fsd_decoding.following import doubt_of
-from fsd_decoding.profile import ThresholdProfile
-from fsd_decoding.threshold_policy import Begun, RoundState, ThresholdPolicy
+from fsd_decoding.policies.threshold import Begun, RoundState, ThresholdPolicy
+from fsd_decoding.profile.settings import doubt_of
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.validation import number
 
 _MEMORY = "threshold"
 _SHARED = ("rule", "divergence", "logits", "within_support", "draft_length")

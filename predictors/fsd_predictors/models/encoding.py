@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from fsd_predictors.models.base import Array
-from fsd_predictors.models.ramp import Ramp, knots_of
+from fsd_predictors.models.monotone import Ramp, knots_of
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ import numpy as np
 
 from fsd_predictors.models.base import AcceptanceModel, Array, Parts
 from fsd_predictors.models.encoding import Encoding
-from fsd_predictors.models.fitting import fit_weights
-from fsd_predictors.models.ramp import Ramp, knots_of, pieces
+from fsd_predictors.models.monotone import Ramp, fit_weights, knots_of, pieces
 
 _ROWS = 100_000  # more teach some hundred weights nothing
 _SHARE_KNOTS = 7

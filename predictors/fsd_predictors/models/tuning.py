@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss
 
 from fsd_decoding.errors import UsageError
 from fsd_predictors.models.base import Array
-from fsd_predictors.models.kinds import MODELS
+from fsd_predictors.models.registry import MODELS
 
 Space = Callable[[optuna.Trial], dict[str, Any]]
 

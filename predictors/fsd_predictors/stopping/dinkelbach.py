@@ -15,11 +15,11 @@ from typing import Any
 from fsd_collectors.replay.blocks import Traces
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.replaying import replay
-from fsd_predictors.share_scale import ShareScale
+from fsd_predictors.features.share_scale import ShareScale
+from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import StoppingRule
-from fsd_predictors.token_kinds import TokenKinds
 
 _CLOSE = 1e-4  # relative: an iterate that rises no further is the last
 _MOST = 30

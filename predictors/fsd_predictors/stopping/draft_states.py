@@ -1,7 +1,7 @@
 """The draft's last hidden state, draft step by draft step, as traces hold it.
 
 Knows when the draft is watched and by which thread. What a state is, and how it is projected, is
-`fsd_collectors.collecting.hidden`'s.
+`fsd_collectors.collection.hidden_states`'s.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fsd_collectors.collecting.hidden import HiddenStates
-from fsd_decoding.drafter import DraftSource
+from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_predictors.facts import HiddenInfo
 

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsd_decoding.stop_policy import DraftState, RowFacts, StopPolicy, Verified
-from fsd_predictors.features import NO_HISTORY, Drafted, Place, Value, history_after
-from fsd_predictors.measuring import measure
-from fsd_predictors.share_scale import ShareScale
+from fsd_decoding.policies.stopping import DraftState, RowFacts, StopPolicy, Verified
+from fsd_predictors.features.draft_distribution import measure
+from fsd_predictors.features.features import NO_HISTORY, Drafted, Place, Value, history_after
+from fsd_predictors.features.share_scale import ShareScale
+from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.stopping.draft_states import DraftStates
 from fsd_predictors.stopping.rule import Answer, Kept, Round, StoppingRule
-from fsd_predictors.token_kinds import TokenKinds
 
 
 class EarlyStop(StopPolicy):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from fsd_collectors.replay.rounds import Begins, RoundPolicy, Verified
-from fsd_predictors.features import NO_HISTORY, Array, Value
-from fsd_predictors.share_scale import ShareScale
+from fsd_predictors.features.features import NO_HISTORY, Array, Value
+from fsd_predictors.features.share_scale import ShareScale
+from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.features.traced import COLUMNS, STATE, drafted, place, remembered, state_at, states_of
 from fsd_predictors.stopping.rule import Round, StoppingRule
-from fsd_predictors.token_kinds import TokenKinds
-from fsd_predictors.traced import COLUMNS, STATE, drafted, place, remembered, state_at, states_of
 
 
 class InReplay:

@@ -14,16 +14,16 @@ import numpy as np
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.rounds import RoundPolicy
 from fsd_collectors.store.reading import Traces
-from fsd_decoding.stop_policy import StopPolicy
+from fsd_decoding.policies.stopping import StopPolicy
+from fsd_predictors.features.share_scale import MOST, NEVER
+from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.predictor import Predictor
-from fsd_predictors.share_scale import MOST, NEVER
 from fsd_predictors.stopping.dinkelbach import rates_on
 from fsd_predictors.stopping.draft_states import DraftStates
 from fsd_predictors.stopping.in_loop import EarlyStop
 from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.throughput import Throughput
-from fsd_predictors.token_kinds import TokenKinds
 
 _RATES = 9  # thresholds that λ is found at, even in logit(u); between them it is interpolated
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fsd_collectors.replay.cases import REPLAYABLE, check_rule
 from fsd_collectors.replay.rounds import Begins, RoundPolicy
-from fsd_predictors.features import Array
+from fsd_predictors.features.features import Array
 
 
 def oracle(rule: str) -> RoundPolicy:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.errors import UsageError
-from fsd_predictors.features import Value
+from fsd_predictors.features.features import Value
 
 
 @dataclass(frozen=True)

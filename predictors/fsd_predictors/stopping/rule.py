@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fsd_predictors.features import Array, Drafted, Place, Value
+from fsd_predictors.features.features import Array, Drafted, Place, Value
 
 Answer = bool | Array  # (n,) bool of n rows
 Kept = tuple[Value, ...]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from fsd_predictors.features import Array, Value, known, matrix
+from fsd_predictors.features.features import Array, Value, known, matrix
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 

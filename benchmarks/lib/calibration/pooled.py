@@ -1,0 +1,210 @@
+"""Calibrations without models: decodings are looked up in a pool of real ones (`benchmarks/pool.py`).
+
+Knows the pool's tables, and that a text holds for an interval of T. What a lookup answers is what decoding that problem
+at that T gave; simulated is only which problems a calibration draws. Knows nothing of searching or certifying.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fsd_calib import CostModel, load_task
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
+from fsd_calib.tasks import Problem
+
+FOLDER = Path(__file__).parents[2] / "results" / "pool"
+TARGET = Configuration("target", "js", 1)
+_NO_END = 4.0  # above every threshold; a problem's ends lie between its number times twice that and so much more
+
+Rows = NDArray[np.intp]
+Columns = Mapping[str, NDArray[Any]]
+
+
+class Arm:
+    """All texts of some problems under one (divergence, L), by problem, then by T.
+
+    Args:
+        columns: as `benchmarks/pool.py` writes them.
+        most: T_max, above which nothing was decoded.
+    """
+
+    def __init__(self, name: str, columns: Columns, most: float) -> None:
+        self.most, self._name = most, name
+        self.known = np.unique(columns["problem"])
+        ends = np.minimum(columns["hi"].astype(np.float64), _NO_END)
+        self._ends = 2 * _NO_END * columns["problem"] + ends
+        self.correct, self.tokens, self.rounds, self.drafted, self.accepted = (
+            columns[name] for name in ("correct", "tokens", "rounds", "drafted", "accepted")
+        )
+        self._made: dict[int, Seeds] = {}
+
+    def rows(self, problems: Rows, threshold: float | None) -> Rows:
+        """The row that holds for each problem at a threshold; None: the lossless rule.
+
+        Raises:
+            ValueError: the threshold is above those that were decoded.
+        """
+        at = 0.0 if threshold is None else max(threshold, 0.0)
+        if at > self.most:
+            raise ValueError(f"{self._name} was decoded up to T = {self.most}, not at {at}")
+        return np.searchsorted(self._ends, 2 * _NO_END * problems + at, side="right")
+
+    def decoding(self, row: int) -> Seeds:
+        if row not in self._made:
+            counts = (int(column[row]) for column in (self.tokens, self.rounds, self.drafted, self.accepted))
+            self._made[row] = (Decoding(bool(self.correct[row]), "", *counts),)
+        return self._made[row]
+
+
+class Pool:
+    """All arms, and the target alone.
+
+    Args:
+        about: the seed of the problems, the costs, and by divergence T_max.
+        alone: whether the target solves each problem, and its tokens.
+    """
+
+    def __init__(self, about: Mapping[str, Any], arms: Mapping[tuple[str, int], Arm], alone: Columns) -> None:
+        self.about, self.costs, self.arms = about, CostModel(**about["costs"]), arms
+        self.target_right: NDArray[np.bool_] = alone["correct"]
+        outcomes = zip(alone["correct"].tolist(), alone["tokens"].tolist(), strict=True)
+        self._alone = [(Decoding(correct, "", tokens, tokens, 0, 0),) for correct, tokens in outcomes]
+
+    @classmethod
+    def read(cls, folder: Path = FOLDER) -> Pool:
+        about, arms = json.loads((folder / "pool.json").read_text()), {}
+        for path in sorted(folder.glob("*-*.parquet")):
+            divergence, length = path.stem.split("-")
+            arms[divergence, int(length)] = Arm(path.name, _columns(path), about["thresholds_below"][divergence])
+        return cls(about, arms, _columns(folder / "target.parquet"))
+
+    @cached_property
+    def problems(self) -> tuple[Problem, ...]:
+        return load_task("arithmetic", seed=self.about["seed"], limit=len(self._alone)).problems
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {problem.id: number for number, problem in enumerate(self.problems)}
+
+    def rows(self, configuration: Configuration, problems: Sequence[Problem]) -> list[int]:
+        """What tells texts apart, within a configuration's arm."""
+        numbers = [self._numbers[problem.id] for problem in problems]
+        if configuration.rule == "target":
+            return numbers
+        rows: list[int] = self._arm(configuration).rows(np.array(numbers, np.intp), configuration.threshold).tolist()
+        return rows
+
+    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+        """Is a `bench.Decode` of the target, of the lossless rules, which are the same when greedy, and of
+        `fsd-coupled`."""
+        rows = self.rows(configuration, problems)
+        if configuration.rule == "target":
+            return [self._alone[row] for row in rows]
+        arm = self._arm(configuration)
+        return [arm.decoding(row) for row in rows]
+
+    def whole(self, configuration: Configuration, problems: Rows | None = None) -> Whole:
+        """A configuration on problems by their numbers, or on all that its arm has."""
+        arm = self._arm(configuration)
+        problems = arm.known.astype(np.intp) if problems is None else problems
+        rows = arm.rows(problems, configuration.threshold)
+        tokens, rounds, drafted = (int(column[rows].sum()) for column in (arm.tokens, arm.rounds, arm.drafted))
+        right = self.target_right[problems]
+        return Whole(
+            float(arm.correct[rows].sum() / right.sum()),
+            float(self.costs.tokens_per_second(tokens, rounds, drafted)),
+            arm.correct[rows],
+            right,
+        )
+
+    def _arm(self, configuration: Configuration) -> Arm:
+        return self.arms[configuration.divergence, configuration.draft_length]
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """The truth: what a configuration comes to on all problems of a pool."""
+
+    retention: float
+    tokens_per_second: float
+    right: NDArray[np.bool_]
+    target_right: NDArray[np.bool_]
+
+
+@dataclass
+class Counted:
+    """The pool as a `Decode` that counts what real decoding would have cost.
+
+    Args:
+        reuse: whether a text that was decoded answers for its whole interval of T, as the result cache does; else
+            every question is a decoding.
+        copies: by id, problems that stand for one of the pool's, which is decoded anew for each of them.
+    """
+
+    pool: Pool
+    reuse: bool
+    copies: Mapping[int, Problem] = field(default_factory=dict)
+    decodings: int = 0
+    tokens: int = 0
+    _seen: set[tuple[Configuration, int, int]] = field(default_factory=set)
+
+    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+        known = [self.copies.get(problem.id, problem) for problem in problems]
+        found = self.pool(configuration, known)
+        for problem, row, seeds in zip(problems, self.pool.rows(configuration, known), found, strict=True):
+            text = (configuration.arm, problem.id, row)
+            if not self.reuse or text not in self._seen:
+                self._seen.add(text)
+                self.decodings += 1
+                self.tokens += seeds[0].tokens
+        return found
+
+
+class PooledForecast:
+    """What `ReplayForecast` says, from a replay of other problems than the pool's (`benchmarks/pool_replay.py`).
+
+    A calibration replays its own tuning problems; these numbers err a little more, as another sample does.
+
+    Args:
+        kept: as `benchmarks/pool_replay.py` writes it.
+    """
+
+    def __init__(self, pool: Pool, kept: Mapping[str, Any]) -> None:
+        self._costs, self._tokens = pool.costs, kept["tokens"]
+        self._grid = np.array(kept["logit_shares"])
+        self._scales = {name: np.array(scale) for name, scale in kept["thresholds"].items()}
+        self._counts = {(arm["divergence"], arm["draft_length"]): arm for arm in kept["arms"]}
+        decoded = [np.interp(pool.about["thresholds_below"][name], s, self._grid) for name, s in self._scales.items()]
+        self.lowest, self.highest = float(self._grid[0]), float(min(*decoded, self._grid[-1]))
+
+    @classmethod
+    def read(cls, pool: Pool, folder: Path = FOLDER) -> PooledForecast:
+        return cls(pool, json.loads((folder / "replay.json").read_text()))
+
+    def threshold(self, arm: Configuration, logit_share: float) -> float:
+        return float(np.interp(logit_share, self._grid, self._scales[arm.divergence]))
+
+    def tokens_per_second(self, configuration: Configuration) -> float:
+        arm = self._counts[configuration.divergence, configuration.draft_length]
+        assert configuration.threshold is not None
+        at, thresholds = configuration.threshold, arm["threshold"]
+        rounds, drafted = (np.interp(at, thresholds, arm[name]) for name in ("rounds", "drafted"))
+        return float(self._costs.tokens_per_second(self._tokens, rounds, drafted))
+
+    def measured(self, measurement: Measurement) -> float:
+        return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, measurement.drafted))
+
+
+def _columns(path: Path) -> dict[str, NDArray[Any]]:
+    table = pq.read_table(path)
+    return {name: table[name].to_numpy() for name in table.column_names}

@@ -1,0 +1,1 @@
+"""Shared by all benchmarks: timing, the machine, results and claims."""

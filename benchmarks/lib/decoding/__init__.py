@@ -1,0 +1,1 @@
+"""Decoding speed beside transformers: `decode.py`."""

@@ -1,0 +1,141 @@
+"""Are tokens per second predictable? Costs are measured on some prompts, speeds predicted and measured on others.
+
+Knows the cost model: a round drafting L tokens in B rows takes L c + v(B), where c is one draft step and v, linear
+in B, everything else, both measured at L and whatever T is; a run takes an opening, its rounds, and each later
+prompt's prefill. Rounds, their rows and their tokens are counted, not predicted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from fsd_calib import SpeculativeDecoder
+from fsd_decoding.engine.result import Result
+from fsd_decoding.observers.round_record import Observer
+from lib.common.timing import Run, rates
+from lib.decoding.pairs import Pair
+from lib.decoding.rounds import RoundClock
+
+_CALIBRATED_AT = -1.0  # a threshold that no forecast is made for
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds."""
+
+    draft_step: float  # c
+    verify: float  # v but for what every row adds
+    verify_row: float  # to it
+    prefill: float  # a prompt that takes a finished one's place
+    opening: float  # the first prompts, and what a call of `generate` needs besides
+
+    def round(self, setting: Setting, rows: int) -> float:
+        return setting.draft_length * self.draft_step + self.verify + self.verify_row * rows
+
+    @classmethod
+    def typical(cls, measured: Sequence[Costs]) -> Costs:
+        return cls(*(median(getattr(costs, field.name) for costs in measured) for field in fields(cls)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How prompts are decoded, T apart."""
+
+    draft_length: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One setting at one T, on prompts that were not calibrated on."""
+
+    setting: Setting
+    threshold: float
+    tokens_a_round: float  # of the whole batch
+    predicted: float  # tokens per second, prompts included
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted / self.measured - 1)
+
+
+class Forecaster:
+    """Decodes one pair's prompts: the first `known` to learn costs from, the others to predict."""
+
+    def __init__(self, pair: Pair, known: int) -> None:
+        self._decoder = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, rule="fsd-coupled")
+        self._pair, self._known, self._asked = pair, pair.prompts[:known], pair.prompts[known:]
+
+    def costs(self, setting: Setting) -> Costs:
+        clock = RoundClock()
+        began = time.perf_counter()
+        self._decode(self._known, setting, _CALIBRATED_AT, clock)
+        around = clock.first - began + time.perf_counter() - clock.last
+        step = median(clock.drafting) / setting.draft_length
+        constant, slope = _line(clock.rows_timed, clock.seconds)
+        costs = Costs(step, constant - setting.draft_length * step, slope, 0.0, 0.0)
+        full = costs.round(setting, setting.batch)
+        reading = sum(clock.with_prompts) - len(clock.with_prompts) * full
+        prefill = reading / max(1, len(self._known) - setting.batch)
+        return replace(costs, prefill=prefill, opening=around - full)
+
+    def timed(self, setting: Setting, threshold: float) -> Run:
+        began = time.perf_counter()
+        results = self._decode(self._asked, setting, threshold)
+        return Run(sum(r.emitted for r in results), time.perf_counter() - began)
+
+    def predicted(self, setting: Setting, threshold: float, costs: Costs) -> tuple[float, float]:
+        """Tokens a round, and tokens per second."""
+        clock = RoundClock()
+        tokens = sum(r.emitted for r in self._decode(self._asked, setting, threshold, clock))
+        rounds = sum(costs.round(setting, rows) for rows in clock.rows)
+        prompts = costs.opening + max(0, len(self._asked) - setting.batch) * costs.prefill
+        return tokens / len(clock.rows), tokens / (rounds + prompts)
+
+    def _decode(
+        self, prompts: list[list[int]], setting: Setting, threshold: float, observer: Observer | None = None
+    ) -> list[Result]:
+        return self._decoder.generate(
+            prompts, self._pair.max_new_tokens, threshold=threshold, draft_length=setting.draft_length,
+            batch_size=setting.batch, observer=observer,
+        )  # fmt: skip
+
+
+def _line(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Seconds a round = constant + slope · rows: through the median at every number of rows, weighed by its count."""
+    counts = Counter(rows)
+    medians = [median(s for r, s in zip(rows, seconds, strict=True) if r == row) for row in counts]
+    weights = np.sqrt(list(counts.values()))
+    *slope, constant = np.polyfit(list(counts), medians, deg=min(1, len(counts) - 1), w=weights)
+    return float(constant), float(sum(slope))
+
+
+def forecasts(pair: Pair, known: int, lengths: Sequence[int], batches: Sequence[int], repeats: int) -> dict[str, Any]:
+    """Forecasts at the pair's thresholds. Calibration and predicted runs take turns: both see the same machine."""
+    forecaster = Forecaster(pair, known)
+    settings = [Setting(*of) for of in product(lengths, batches)]
+    cells = list(product(settings, pair.thresholds))
+    for setting in settings:
+        forecaster.costs(setting)  # warms up
+    costs: dict[Setting, list[Costs]] = {setting: [] for setting in settings}
+    runs: dict[tuple[Setting, float], list[Run]] = {cell: [] for cell in cells}
+    for _, setting in product(range(repeats), settings):
+        costs[setting].append(forecaster.costs(setting))
+        for threshold in pair.thresholds:
+            runs[setting, threshold].append(forecaster.timed(setting, threshold))
+    typical = {setting: Costs.typical(measured) for setting, measured in costs.items()}
+    made = [Forecast(*cell, *forecaster.predicted(*cell, typical[cell[0]]), rates(runs[cell]).median) for cell in cells]
+    return {
+        "pair": pair.name,
+        "costs": [asdict(setting) | asdict(found) for setting, found in typical.items()],
+        "forecasts": [asdict(forecast) | {"error": forecast.error} for forecast in made],
+    }

@@ -1,0 +1,86 @@
+"""transformers' own greedy `generate`, alone and assisted, as its users call it.
+
+Knows how transformers is asked, and checks that it does what it was asked. Knows nothing of our decoder.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from lib.decoding.pairs import Pair
+
+_FULL_ROUNDS = 0.9  # of the rounds before a text's last: a draft may also end a text that the target goes on with
+
+
+class Decoded(Protocol):
+    """What a contender made of a prompt; our own `Result` is one."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """New ones, without EOS."""
+
+    @property
+    def emitted(self) -> int:
+        """How many there are, EOS included: what speeds are counted in."""
+
+
+class Text:
+    """What transformers returned for a prompt."""
+
+    def __init__(self, new: list[int], eos: int | None) -> None:
+        self.tokens, self.emitted = [token for token in new if token != eos], len(new)
+
+
+class Peer:
+    """Greedy decoding of one prompt at a time; assisted, every round drafts L tokens."""
+
+    def __init__(self, pair: Pair, draft_length: int) -> None:
+        self._pair, self._draft_length = pair, draft_length
+        self._eos = pair.target.generation_config.eos_token_id
+        # Assisted generation reads these from the assistant alone: given to `generate` they change nothing.
+        drafting = pair.draft.generation_config
+        drafting.num_assistant_tokens = draft_length
+        drafting.num_assistant_tokens_schedule = "constant"
+        drafting.assistant_confidence_threshold = 0.0
+
+    def generate(self, prompt: list[int]) -> Decoded:
+        return self._decode(prompt, None)
+
+    def assisted(self, prompt: list[int]) -> Decoded:
+        return self._decode(prompt, self._pair.draft)
+
+    def _decode(self, prompt: list[int], assistant: Any) -> Decoded:
+        ids = torch.tensor([prompt], device=self._pair.target.device)
+        out = self._pair.target.generate(
+            ids, attention_mask=torch.ones_like(ids), assistant_model=assistant, do_sample=False,
+            max_new_tokens=self._pair.max_new_tokens, pad_token_id=self._pair.target.config.pad_token_id,
+        )  # fmt: skip
+        return Text(out[0, len(prompt) :].tolist(), self._eos)
+
+    def check_drafting(self) -> float:
+        """Share of assisted rounds, each text's last left out, that drafted L tokens.
+
+        Raises:
+            AssertionError: more were drafted, or too few rounds drafted all.
+        """
+        drafted = [n for prompt in self._pair.prompts for n in self._drafted(prompt)[:-1]]
+        share = sum(n == self._draft_length for n in drafted) / len(drafted)
+        assert max(drafted) == self._draft_length, f"transformers drafted {max(drafted)}, not {self._draft_length}"
+        assert share >= _FULL_ROUNDS, f"only {share:.0%} of transformers' rounds drafted {self._draft_length} tokens"
+        return share
+
+    def _drafted(self, prompt: list[int]) -> list[int]:
+        """Forwards of the draft before each forward of the target."""
+        rounds = [0]
+        hooks = [
+            self._pair.draft.register_forward_pre_hook(lambda *_: rounds.append(rounds.pop() + 1)),
+            self._pair.target.register_forward_pre_hook(lambda *_: rounds.append(0)),
+        ]
+        try:
+            self.assisted(prompt)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return rounds[:-1]

@@ -1,0 +1,1 @@
+"""Adaptive thresholds and budgets: `adaptive.py`, `budgets.py`."""

@@ -1,0 +1,1 @@
+"""Early stops: `predictor.py`."""

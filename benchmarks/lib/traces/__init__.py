@@ -1,0 +1,1 @@
+"""The cost of traces, and how well they foretell decoding: `collect.py`."""

@@ -1,0 +1,1 @@
+"""The validity of certificates, by simulation: `validity.py`."""

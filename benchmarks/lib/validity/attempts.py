@@ -1,0 +1,207 @@
+"""Several attempts on one certification part, each of another draft or setting: how often any passes falsely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from fsd_calib.certification.score_test import p_values
+from lib.validity.rows import CONFIDENCE, Share, line, listed, own_level
+from lib.validity.world import WANTED, Counts, World, in_sequence, p_of
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+ATTEMPTS = 5
+_ALIKE = (0.0, 0.5)  # shares of the problems with the same outcomes under all drafts
+_FROZEN = 3  # settings of an attempt
+_NOTCHES = 3  # thresholds between two of them
+_FIRST = 5  # the safest of the first attempt
+_EASY = 0.9  # retention, where a little less than 1 is kept
+_NEARLY = 0.2  # a p-value that lets one try again with the same draft
+_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of the problems, whose outcomes a draft has in common with the first
+
+
+class Tried(NamedTuple):
+    """p-values of all thresholds of five drafts on one part, and of which retention is not what is wanted."""
+
+    p: Floats  # (runs, drafts, thresholds)
+    false: Bools  # (drafts, thresholds)
+
+
+def tried(
+    shapes: Sequence[str], problems: int, churn: float, alike: float, runs: int, rng: np.random.Generator
+) -> Tried:
+    """A share `alike` of the problems has the same outcomes under all drafts of a shape."""
+    common = round(alike * problems)
+    shared = {shape: World(shape, common, churn).draw(runs, rng) for shape in set(shapes)}
+    p = [p_of(shared[shape] + World(shape, problems - common, churn).draw(runs, rng)) for shape in shapes]
+    false = [World(shape, problems, churn).retentions <= WANTED + 1e-12 for shape in shapes]
+    return Tried(np.stack(p, 1), np.array(false))
+
+
+class Levels:
+    """The level of each attempt, run by run. `hands_on`: what of an attempt that passed goes to the next."""
+
+    def __init__(self, runs: int, own: Callable[[int], float], hands_on: Callable[[Bools], Bools] | None) -> None:
+        self._own, self._hands_on, self._number = own, hands_on, 0
+        self._inherited = np.zeros(runs)
+
+    def test(self, p: Floats) -> Bools:
+        """Which of the attempt's settings pass (runs, frozen)."""
+        self._number += 1
+        level = self._own(self._number) + self._inherited
+        passed = in_sequence(p, level[:, None])
+        if self._hands_on is not None:
+            self._inherited = np.where(self._hands_on(passed), level, 0.0)
+        return passed
+
+
+def _every(passed: Bools) -> Bools:
+    return np.asarray(passed.all(1))
+
+
+def _any(passed: Bools) -> Bools:
+    return np.asarray(passed.any(1))
+
+
+def _first_level(_: int) -> float:
+    return own_level(1)
+
+
+@dataclass(frozen=True)
+class Rule:
+    own: Callable[[int], float]
+    hands_on: Callable[[Bools], Bools] | None = None
+
+    def levels(self, runs: int) -> Levels:
+        return Levels(runs, self.own, self.hands_on)
+
+
+RULES = {
+    "each the first": Rule(_first_level),  # as if each draft had problems of its own
+    "counted": Rule(own_level),
+    "counted, all passed hands on": Rule(own_level, _every),
+    "counted, any pass hands on (wrong)": Rule(own_level, _any),
+}
+
+
+def _ladder(first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Thresholds of an attempt, safest first: (runs, frozen)."""
+    return first[:, None] + _NOTCHES * np.arange(_FROZEN)
+
+
+def in_turn(seen: Tried, rule: Rule) -> float:
+    """Each draft is tried, whatever the others showed."""
+    runs = len(seen.p)
+    levels, ladder = rule.levels(runs), _ladder(np.array([_FIRST]))[0]
+    wrong = np.zeros(runs, bool)
+    for draft in range(ATTEMPTS):
+        wrong |= (levels.test(seen.p[:, draft, ladder]) & seen.false[draft, ladder]).any(1)
+    return float(wrong.mean())
+
+
+def until_one_passes(seen: Tried, rule: Rule) -> float:
+    """The next draft is tried where the last one passed nothing."""
+    runs = len(seen.p)
+    levels, ladder = rule.levels(runs), _ladder(np.array([_FIRST]))[0]
+    wrong, going = np.zeros(runs, bool), np.ones(runs, bool)
+    for draft in range(ATTEMPTS):
+        passed = levels.test(seen.p[:, draft, ladder]) & going[:, None]
+        wrong |= (passed & seen.false[draft, ladder]).any(1)
+        going &= ~passed.any(1)
+    return float(wrong.mean())
+
+
+def told(seen: Tried, rule: Rule) -> float:
+    """After a success the same draft's looser settings, after a near miss its stricter ones, else the next draft."""
+    runs = len(seen.p)
+    levels, every = rule.levels(runs), np.arange(runs)[:, None]
+    wrong, draft, first = np.zeros(runs, bool), np.zeros(runs, np.int64), np.full(runs, _FIRST)
+    for _ in range(ATTEMPTS):
+        ladder = _ladder(first)
+        p = seen.p[every, draft[:, None], ladder]
+        passed = levels.test(p)
+        wrong |= (passed & seen.false[draft[:, None], ladder]).any(1)
+        some, near = passed.any(1), p[:, 0] <= _NEARLY
+        first = np.where(some, first + 2, np.where(near, first - 1, _FIRST)).clip(0, seen.p.shape[2] - 1 - _NOTCHES * 2)
+        draft = np.where(some | near, draft, np.minimum(draft + 1, ATTEMPTS - 1))
+    return float(wrong.mean())
+
+
+def one_sequence(seen: Tried) -> float:
+    """All drafts are arms of one frozen sequence: the safest setting of each, then the next."""
+    ladder = _ladder(np.array([_FIRST]))[0]
+    p = seen.p[:, :, ladder].transpose(0, 2, 1).reshape(len(seen.p), -1)
+    passed = in_sequence(p, own_level(1))
+    return float((passed & seen.false[:, ladder].T.ravel()).any(1).mean())
+
+
+def chosen_against(problems: int, churn: float, runs: int, rng: np.random.Generator) -> float:
+    """Whoever sees the first draft's outcomes problem by problem, and has drafts that share them on as many of the
+    first problems as one likes, takes the one likeliest to pass. All only just fail to keep what is wanted."""
+
+    def outcomes(number: int) -> Counts:
+        return World("flat", number, churn).draw(runs, rng)[:, -1]
+
+    ends = [round(share * problems) for share in _SHARES]
+    parts = [outcomes(end - start) for start, end in zip(ends, [*ends[1:], problems], strict=True)]
+    shared = np.cumsum([np.zeros_like(parts[0]), *parts], 0)  # by how many shares: (6, runs, 4)
+    scores = np.stack([-ndtri(p_of(part).clip(1e-9, 0.5)) for part in shared[:-1]])
+    wrong = p_of(shared[-1]) <= own_level(1)
+    for number in range(2, ATTEMPTS + 1):
+        share = np.array(_SHARES)[:, None]
+        likeliest = ((-ndtri(own_level(number)) - share**0.5 * scores) / (1 - share) ** 0.5).argmin(0)
+        p = np.stack([p_of(had + outcomes(problems - end)) for had, end in zip(shared, ends, strict=False)])
+        wrong |= p[likeliest, np.arange(runs)] <= own_level(number)
+    return float(wrong.mean())
+
+
+def as_strict_as_shown(problems: int, churn: float, runs: int, rng: np.random.Generator, hands_on: bool) -> float:
+    """Of each draft first an easy wish, and where it is granted the strictest one that the counts it showed let pass.
+
+    All drafts keep just what is wanted, so the strictest wish is false where the test would pass what is wanted.
+    """
+    wrong, level = np.zeros(runs, bool), np.zeros(runs)
+    for draft in range(ATTEMPTS):
+        counts = World("flat", problems, churn).draw(runs, rng)[:, -1]
+        level = own_level(2 * draft + 1) + level * hands_on
+        both, lost, gained, neither = np.moveaxis(counts, -1, 0)
+        granted = p_values(both, lost, gained, neither, _EASY) <= level
+        level = own_level(2 * draft + 2) + np.where(granted, level, 0.0) * hands_on
+        wrong |= granted & (p_of(counts) <= level)
+        level = np.where(granted, level, 0.0)  # the strictest passes
+    return float(wrong.mean())
+
+
+CHOICES = {"in turn": in_turn, "until one passes": until_one_passes, "told by outcomes": told}
+DRAFTS = {  # the shapes of five drafts' retention
+    "all just fail": ("flat",) * ATTEMPTS,
+    "loose settings just fail": ("edge",) * ATTEMPTS,
+    "the last just fails": (*("kept",) * (ATTEMPTS - 1), "flat"),
+    "some settings of some just fail": ("kept", "edge", "kept", "edge", "flat"),
+    "all fall in a line": ("linear",) * ATTEMPTS,
+}
+
+
+def attempts(problems: Sequence[int], churns: Sequence[float], runs: int, rng: np.random.Generator) -> dict[str, Any]:
+    shares = list[Share]()
+    for (name, shapes), number, churn, alike in product(DRAFTS.items(), problems, churns, _ALIKE):
+        seen, what = tried(shapes, number, churn, alike, runs, rng), line(name, number, churn, alike)
+        shares.append(Share(what, "one sequence", one_sequence(seen)))
+        for (choice, of), (levels, rule) in product(CHOICES.items(), RULES.items()):
+            shares.append(Share(what, f"{choice}; {levels}", of(seen, rule)))
+    for number, churn in product(problems, churns):
+        what = line("all just fail", number, churn, "chosen")
+        shares.append(Share(what, "against the test; counted", chosen_against(number, churn, runs, rng)))
+        for levels, hands_on in (("counted", False), ("counted, all passed hands on", True)):
+            false = as_strict_as_shown(number, churn, runs, rng, hands_on)
+            shares.append(Share(what, f"as strict as shown; {levels}", false))
+    columns = "drafts | problems | churn | alike | choice; levels, then the share with a false certificate"
+    return listed(shares, columns, 1 - CONFIDENCE, runs)

@@ -1,0 +1,139 @@
+"""The size of the test with several seeds a problem, by draws from laws in which seeds agree in different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from fsd_calib.certification import betting_test
+from fsd_calib.certification.multi_seed import FEW, fitted_p_values
+from fsd_calib.certification.power import Cells
+from lib.validity.cells import Cell, Floats, Grid
+from lib.validity.rows import LEVELS, allowed, line
+
+Counts = NDArray[np.int64]
+Law = NDArray[np.float64]
+Classes = list[tuple[float, float, float, float]]
+_AGAIN = 8  # times as many draws of what was above its level
+
+
+def law(k: int, classes: Classes) -> Law:
+    """Of the table of one problem: classes of (share, P(target right), P(lost | right), P(gained | wrong)), seeds
+    independent within a class, so that problems differ and seeds of one agree."""
+    table = np.zeros((k + 1, k + 1))
+    for (share, right, lost, gained), a in product(classes, range(k + 1)):
+        kept, won = binom.pmf(np.arange(a + 1), a, 1 - lost), binom.pmf(np.arange(k - a + 1), k - a, gained)
+        table[a] += share * binom.pmf(a, k, right) * np.convolve(kept, won)
+    return table
+
+
+def retention(table: Law) -> float:
+    solved = np.arange(len(table))
+    return float(table.sum(0) @ solved / (table.sum(1) @ solved))
+
+
+def _by_seed(flips: float, stays: float) -> list[tuple[float, float]]:
+    """Shares of problems, and how often a seed of theirs flips."""
+    return [(flips + stays, flips / (flips + stays) if flips else 0.0)]
+
+
+def _together(flips: float, stays: float) -> list[tuple[float, float]]:
+    return [(flips, 1.0), (stays, 0.0)]
+
+
+_Side = Callable[[float, float], list[tuple[float, float]]]
+
+
+def _sides(losses: _Side, gains: _Side) -> Callable[[Cells], Classes]:
+    """The target solves a problem with all seeds or with none."""
+    return lambda p: [
+        *((share, 1.0, rate, 0.0) for share, rate in losses(p.lost, p.both_right)),
+        *((share, 0.0, 0.0, rate) for share, rate in gains(p.gained, p.both_wrong)),
+    ]
+
+
+def _in_doubt(p: Cells) -> Classes:
+    """Only problems flip that the target solves with every other seed: half of their seeds that can, if there are so
+    many such problems. None: there are too few of them.
+    """
+    accuracy, most = p.both_right + p.lost, max(p.lost, p.gained)
+    doubtful = min(4 * most, 2 * accuracy, 2 - 2 * accuracy)
+    if 2 * most > doubtful:
+        return []
+    flips = (doubtful, 0.5, 2 * p.lost / doubtful, 2 * p.gained / doubtful)
+    return [flips, (accuracy - doubtful / 2, 1.0, 0.0, 0.0), (1 - accuracy - doubtful / 2, 0.0, 0.0, 0.0)]
+
+
+LAWS: dict[str, Callable[[Cells], Classes]] = {
+    "seed by seed": _sides(_by_seed, _by_seed),
+    "together": _sides(_together, _together),
+    "gains together": _sides(_by_seed, _together),
+    "losses together": _sides(_together, _by_seed),
+    "in doubt": _in_doubt,
+}
+MEANING = {
+    "seed by seed": "the target solves a problem with all seeds or none; each seed flips by itself",
+    "together": "the target solves a problem with all seeds or none; a problem flips with all seeds",
+    "gains together": "losses seed by seed, gains with all seeds of a problem",
+    "losses together": "losses with all seeds of a problem, gains seed by seed",
+    "in doubt": "only problems flip that the target solves half of the time, each seed by itself",
+}
+
+
+def laws_of(cell: Cell, k: int) -> dict[str, Law]:
+    """The table's law under each, as far as it can have the cell's numbers."""
+    classes = {name: of(cell.population) for name, of in LAWS.items()}
+    return {name: law(k, found) for name, found in classes.items() if found}
+
+
+def several_seeds(k: int, grid: Grid, draws: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Shares of all cells and laws. What is above its level by three standard errors is drawn anew, more often, since
+    the highest of many is high by chance too.
+    """
+    found, above = list[tuple[str, Floats]](), list[str]()
+    for cell in grid.feasible():
+        for name, table in laws_of(cell, k).items():
+            shares, what = drawn_sizes(cell, table, draws, rng), line(*astuple(cell), name)
+            found.append((what, shares))
+            if any(share > allowed(level, draws) for share, level in zip(shares, LEVELS, strict=True)):
+                anew = np.mean([drawn_sizes(cell, table, draws, rng) for _ in range(_AGAIN)], axis=0)
+                above.append(line(what, *shares.tolist(), "anew", *anew.tolist()))
+                print(f"{k} seeds, above: {above[-1]}", flush=True)
+    return {
+        "seeds": k,
+        "laws": MEANING,
+        "draws": draws,
+        "draws_anew": _AGAIN * draws,
+        "columns": "problems | accuracy | churn | wanted, and true | law, then the share of draws with p <= each level",
+        "largest_over_level": np.max([shares / LEVELS for _, shares in found], axis=0).tolist(),
+        "above": above,  # with a second figure for each level, drawn anew
+        "rows": [line(what, *shares.tolist()) for what, shares in found],
+    }
+
+
+def drawn_sizes(cell: Cell, table: Law, draws: int, rng: np.random.Generator) -> Floats:
+    """How often p <= each level; each table that was drawn is tested once."""
+    drawn = rng.multinomial(cell.problems, table.ravel() / table.sum(), size=draws)
+    tables, times = np.unique(drawn, axis=0, return_counts=True)
+    p = _p_values(tables.reshape(-1, *table.shape), cell, rng)
+    return np.array([times[p <= level].sum() / draws for level in LEVELS])
+
+
+def _p_values(tables: Counts, cell: Cell, rng: np.random.Generator) -> Floats:
+    """As `seeds_test.p_value`; where it bets, on problems in one random order."""
+    few = cell.problems - np.trace(tables, axis1=1, axis2=2) < FEW
+    p = np.ones(len(tables))
+    if not few.all():
+        p[~few] = fitted_p_values(tables[~few], cell.wanted)
+    if few.any():
+        k = tables.shape[-1] - 1
+        kinds = np.stack([np.repeat(np.arange((k + 1) ** 2), table.ravel()) for table in tables[few]])
+        ordered = rng.permuted(kinds, axis=1)
+        p[few] = betting_test.p_values(ordered // (k + 1) / k, ordered % (k + 1) / k, cell.wanted)
+    return p

@@ -1,0 +1,104 @@
+"""Curves of retention by threshold, and the certification of many calibrations drawn from them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from fsd_calib.certification.score_test import p_values
+
+Counts = NDArray[np.int64]
+Law = NDArray[np.float64]
+
+WANTED = 0.98
+THRESHOLDS = (np.arange(20) + 1) / 20  # as shares of drafted tokens accepted: the looser, the faster
+_CHANCES = (0.95, 0.8, 0.5, 0.2)  # of passing, that the frozen sequence goes by
+
+Shape = Callable[[Law], Law]
+SHAPES: dict[str, Shape] = {  # retention by threshold
+    "flat": lambda u: np.full_like(u, WANTED),  # whatever is certified is certified falsely
+    "linear": lambda u: 1 - 0.05 * u,
+    "cliff": lambda u: np.where(u < 0.5, 1.0, 0.97),
+    "s": lambda u: 1 - 0.06 / (1 + np.exp(-12 * (u - 0.5))),
+    "bump": lambda u: 0.99 - 0.03 * np.sin(2 * np.pi * u) ** 2,  # falls below, recovers, falls again
+    "leak": lambda u: 1 - 0.022 * u,  # is over the edge only at the very end
+    "edge": lambda u: np.where(u < 0.5, 1.0, WANTED),  # the looser half just fails to keep what is wanted
+    "kept": np.ones_like,  # nothing can be certified falsely
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """`churn`: flips of the loosest threshold, half lost and half gained, beside what its retention takes."""
+
+    shape: str
+    problems: int  # on the certification part, and as many on the tuning part
+    churn: float
+    accuracy: float = 0.8
+
+    @property
+    def retentions(self) -> Law:
+        return SHAPES[self.shape](THRESHOLDS)
+
+    def draw(self, number: int, rng: np.random.Generator) -> Counts:
+        """Paired counts (number, thresholds, 4). What one threshold loses is lost by all that lose more: the
+        outcomes of one part hang together, as in life."""
+        flips = self.churn / 2 * np.minimum(2 * THRESHOLDS, 1)
+        lost, lost_rank = np.unique((1 - self.retentions) * self.accuracy + flips, return_inverse=True)
+        gained, gained_rank = np.unique(flips, return_inverse=True)
+        cells = [*np.diff(lost, prepend=0), *np.diff(gained, prepend=0), self.accuracy - lost[-1]]
+        drawn = rng.multinomial(self.problems, [*cells, 1 - sum(cells)], size=number)
+        all_lost, all_gained = drawn[:, : len(lost)], drawn[:, len(lost) : -2]
+        right = all_lost.sum(1, keepdims=True) + drawn[:, [-2]]
+        lost_by, gained_by = all_lost.cumsum(1)[:, lost_rank], all_gained.cumsum(1)[:, gained_rank]
+        return np.stack([right - lost_by, lost_by, gained_by, self.problems - right - gained_by], axis=-1)
+
+    def false(self, passed: NDArray[np.bool_], order: Counts) -> NDArray[np.bool_]:
+        """Of which calibrations anything passed that does not keep what was wanted: (number,)."""
+        return np.asarray((passed & (self.retentions[order] <= WANTED + 1e-12)).any(1))
+
+
+WORLDS = [
+    World(*cell)
+    for cell in product(("flat", "linear", "cliff", "s", "bump", "leak"), (100, 250, 500, 1319), (0.0, 0.03, 0.1))
+]
+
+
+def freeze(tuning: Counts, delta: float) -> Counts:
+    """Thresholds' indices (number, 4), safest first: for each chance the loosest that passes with it, if the
+    tuning part shows the truth. A stand-in for the product's, which sums the chance exactly."""
+    both, lost, gained, _ = np.moveaxis(tuning, -1, 0)
+    n = tuning.sum(-1)
+    mean = (both + gained - WANTED * (both + lost)) / n
+    square = (both * (1 - WANTED) ** 2 + lost * WANTED**2 + gained + 0.5) / n
+    chance = norm.cdf(mean / np.sqrt(square / n) - norm.isf(delta))
+    loosest = [len(THRESHOLDS) - 1 - (chance >= c)[:, ::-1].argmax(1) for c in _CHANCES]
+    able = [(chance >= c).any(1) for c in _CHANCES]
+    return np.sort(np.where(able, loosest, 0), 0).T
+
+
+def p_of(counts: Counts) -> Law:
+    """Of counts (..., 4), that they keep what is wanted."""
+    both, lost, gained, wrong = np.moveaxis(counts, -1, 0)
+    return p_values(both, lost, gained, wrong, WANTED)
+
+
+def in_sequence(p: Law, delta: float | Law) -> NDArray[np.bool_]:
+    """Which of the sequence pass (number, frozen): `certify_sequence`, of many calibrations at once."""
+    return np.asarray((p <= delta).cumprod(1), np.bool_)
+
+
+def fixed_sequence(counts: Counts, order: Counts, delta: float) -> NDArray[np.bool_]:
+    """Of the thresholds of one part."""
+    return in_sequence(p_of(np.take_along_axis(counts, order[..., None], 1)), delta)
+
+
+def naive(counts: Counts) -> tuple[NDArray[np.bool_], Counts]:
+    """The loosest threshold that looks good enough on the same problems: (number, 1), passed and which."""
+    good = counts[..., 0] + counts[..., 2] >= WANTED * (counts[..., 0] + counts[..., 1])
+    return np.asarray(good.any(1, keepdims=True)), len(THRESHOLDS) - 1 - good[:, ::-1].argmax(1)[:, None]

@@ -1,0 +1,121 @@
+"""What a run is: from settings to its policy and its manifest.
+
+Knows which settings make sense together, and how large a portion is. Collects nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_collectors.collection.protocols import Problem, Task
+from fsd_collectors.manifest import Manifest, Policy, TaskInfo
+from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.errors import UsageError
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
+from fsd_decoding.requests import check_settings
+
+_PACKAGES = ("fsd-calib", "torch", "transformers", "pyarrow")
+_ROWS = 250_000  # of a shard, should every text be as long as it may
+_FEWEST, _MOST = 2, 8  # batches a portion: at its end rows stand empty; a run that is killed does it again
+_PROBLEMS = 32  # and as many batches as make so many, since files have a price of their own
+
+
+def policy_of(
+    rule: str | None, threshold: float | None, divergence: str | None, draft_length: int | None, within_support: bool
+) -> Policy | None:
+    """What on-policy texts are decoded under; None, along the target, where there is no rule.
+
+    Raises:
+        UsageError: a setting that the way or the rule has no use for, or one that is missing.
+    """
+    if rule is None:
+        _refuse_policy(threshold=threshold, divergence=divergence, draft_length=draft_length,
+                       within_support=within_support or None)  # fmt: skip
+        return None
+    asked = rule_named(rule)
+    if not asked.drafts:
+        raise UsageError(f"rule {rule!r} drafts nothing; leave the rule out to collect along the target")
+    if asked.fuzzy and threshold is None:
+        raise UsageError(f"rule {rule!r} needs a threshold; give one (infinity accepts whatever a threshold may)")
+    if not asked.fuzzy and threshold is not None:
+        raise UsageError(f"threshold is {threshold}, but rule {rule!r} has none; leave it out")
+    length = 5 if draft_length is None else draft_length
+    check_settings([length], [] if threshold is None else [threshold])
+    shown = "none" if threshold is None else repr(float(threshold))
+    return Policy(
+        rule=rule, divergence=divergence or "js", threshold=shown, draft_length=length, within_support=within_support
+    )
+
+
+def _refuse_policy(**settings: object) -> None:
+    for name, value in settings.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is {value}, but along the target nothing is decided; give a rule too, or leave {name} out"
+            )
+
+
+def manifest_of(
+    decoder: SpeculativeDecoder,
+    task: Task,
+    problems: Sequence[Problem],
+    policy: Policy | None,
+    divergences: Sequence[str],
+    states: HiddenStates | None,
+    batch_size: int,
+) -> Manifest:
+    return Manifest(
+        way="on-policy" if policy else "along-target",
+        policy=policy,
+        target=ModelInfo.of(decoder.target),
+        draft=_draft_info(decoder),
+        tokenizer=tokenizer_fingerprint(decoder.tokenizer),
+        eos=tuple(sorted(decoder.eos)),
+        task=TaskInfo(
+            name=task.name, source=task.source, fingerprint=task.fingerprint, prompts=_prompts(problems),
+            problems=len(problems), max_new_tokens=task.max_new_tokens, stop=task.stop,
+        ),
+        sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
+        seed=decoder.seed,
+        divergences=tuple(divergences),
+        on=decoder.criterion.on,
+        hidden=states.width if states else 0,
+        projected=states is not None and states.projected,
+        batch_size=batch_size,
+        portion=_portion(batch_size, task.max_new_tokens * (policy.draft_length if policy else 1)),
+        device=str(decoder.device),
+        versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    )  # fmt: skip
+
+
+def _draft_info(decoder: SpeculativeDecoder) -> ModelInfo:
+    draft = decoder.draft
+    if not isinstance(draft, DraftSource):
+        return ModelInfo.of(draft)
+    return ModelInfo(
+        id=repr(draft), revision=None, fingerprint=hashlib.sha256(repr(draft).encode()).hexdigest(),
+        vocab_size=vocabulary_size(decoder.target), dtype="float32",
+    )  # fmt: skip
+
+
+def _prompts(problems: Sequence[Problem]) -> str:
+    digest = hashlib.sha256()
+    for problem in problems:
+        digest.update(json.dumps([problem.id, problem.prompt, problem.part]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _portion(batch_size: int, most_rows: int) -> int:
+    """Problems a portion: whole batches, so many that their rows, `most_rows` a problem, fit into a shard."""
+    fitting = _ROWS // (most_rows * batch_size)
+    most = max(_MOST, -(-_PROBLEMS // batch_size))
+    return batch_size * min(max(fitting, _FEWEST), most)

@@ -1,0 +1,70 @@
+"""Puts a run's pictures into a folder: PNG files and one page.
+
+Knows which files there are. What they show is `pictures.py`'s, what surrounds it `page.py`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsd_collectors.report.figures import LENGTHS, pictures, thresholds
+from fsd_collectors.report.page import Drawn, page
+from fsd_collectors.report.panels import DARK, LIGHT, png
+from fsd_collectors.report.summary import Summary, Traced, summarise
+from fsd_collectors.report.tables import sheets
+from fsd_decoding.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PAGE = "index.html"
+_NO_ROUNDS = (
+    "Tokens per round against T are not drawn: these traces are on-policy, collected under one rule and T, and only "
+    "traces along the target can be replayed at another (fsd-collect's default way)."
+)
+
+
+def plot(traces: Traced, folder: Path) -> list[Path]:
+    """Draws the pictures into `folder`, with the page around them, and says which files these are.
+
+    Raises:
+        UsageError: there are no rows, or the folder cannot be written.
+    """
+    summary = summarise(traces)
+    drawn = pictures(summary, _swept(traces, summary))
+    files = {f"{picture.name}.png": png(picture.draw(LIGHT)) for picture in drawn}
+    shown = [
+        Drawn(light, png(picture.draw(DARK)), picture.alt, picture.caption)
+        for picture, light in zip(drawn, files.values(), strict=True)
+    ]
+    manifest = traces.manifest
+    title = f"Traces of {manifest.task.name}, {manifest.way}"
+    remarks = (_NO_ROUNDS,) if manifest.way == "on-policy" else ()
+    files[PAGE] = page(title, sheets(manifest, summary), shown, remarks).encode()
+    return [write(folder / name, content) for name, content in files.items()]
+
+
+def _swept(traces: Traced, summary: Summary) -> pd.DataFrame | None:
+    """Tokens per round, lossless and fuzzy; None where the traces cannot tell."""
+    if traces.manifest.way == "on-policy" or not summary.counted:
+        return None
+    from fsd_collectors.replay.replaying import sweep
+
+    return sweep(
+        traces,
+        rules=("coupled", "fsd-coupled"),
+        divergences=tuple(summary.divergences),
+        thresholds=thresholds(summary),
+        draft_lengths=LENGTHS,
+    )
+
+
+def write(path: Path, content: bytes) -> Path:
+    """UsageError: it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; choose another folder") from error
+    return path

@@ -1,0 +1,232 @@
+"""Traces in words and numbers: a few tables, for a terminal of 80 columns or for a page.
+
+Knows a manifest and a summary, and how their figures are written. Knows neither rows nor pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+from typing import TYPE_CHECKING
+
+from fsd_collectors.manifest import Manifest
+from fsd_collectors.report.histogram import RELATIVE_ERROR
+from fsd_collectors.report.summary import ENTROPIES, DivergenceSummary, PartSummary, Summary
+from fsd_collectors.schema import token_columns
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fsd_decoding.profile.parts import ModelInfo
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+ACCEPTED = (0.8, 0.9, 0.95)
+_NONE = "–"
+_UPWARDS = Context(prec=3, rounding=ROUND_CEILING)
+_MEANINGS = {
+    "same_argmax": "p and q have one argmax",
+    "same_token": "x = y: drafted token is the target's own",
+    "sd_accepts": "speculative decoding accepts, by its u",
+    "sd_probability": "its chance to: 1 − tv (greedy: x = y)",
+    "accepted": "accepted by the run's rule",
+    "target_entropy": "entropy of p, in nats",
+    "draft_entropy": "entropy of q, in nats",
+}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table whose first `names` columns say what a row is of; the others are figures. No headings: plain facts."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    names: int = 1
+
+
+def sheets(manifest: Manifest, summary: Summary) -> tuple[Sheet, ...]:
+    """All that `fsd-traces describe` says."""
+    return (
+        _origin(manifest),
+        _parts(summary, manifest.task.problems),
+        _means(summary),
+        _quantiles(summary),
+        _thresholds(summary),
+    )
+
+
+def print_sheets(shown: Sequence[Sheet], console: Console) -> None:
+    for sheet in shown:
+        console.print(_as_table(sheet), end="\n\n" if sheet.note else "\n")
+
+
+def model_line(model: ModelInfo) -> str:
+    revision = f" at {model.revision[:12]}" if model.revision else ""
+    return f"{model.id}{revision}, {model.dtype}, {model.vocab_size:,} logits"
+
+
+def sampling_line(manifest: Manifest) -> str:
+    """Greedy, or what differs from plain sampling."""
+    sampling = manifest.sampling
+    if sampling.temperature == 0:
+        words = ["greedy"]
+    else:
+        limits = {"top-k": sampling.top_k, "top-p": sampling.top_p, "min-p": sampling.min_p}
+        words = [f"temperature {sampling.temperature:g}", *(f"{name} {v:g}" for name, v in limits.items() if v)]
+    if sampling.repetition_penalty != 1:
+        words.append(f"repetition penalty {sampling.repetition_penalty:g}")
+    return ", ".join([*words, f"seed {manifest.seed}"])
+
+
+def way_line(manifest: Manifest) -> str:
+    policy = manifest.policy
+    if policy is None:
+        return "along the target: its own completions, teacher-forced"
+    support = ", within the target's support" if policy.within_support else ""
+    return (
+        f"on-policy: {policy.rule} with {policy.divergence} ≤ {policy.threshold}, "
+        f"{policy.draft_length} tokens a draft{support}"
+    )
+
+
+def unit_of(name: str) -> str:
+    """A divergence's, "" where it has none."""
+    return next(column.unit for column in token_columns([name]) if column.name == name)
+
+
+def number(value: float | None) -> str:
+    """Three digits; `None` and NaN are a dash."""
+    if value is None or value != value:
+        return _NONE
+    return f"{value:.3g}".replace("inf", "∞")
+
+
+def threshold(value: float | None) -> str:
+    """Three digits, rounded up: what is read off accepts no less. "any" below 0."""
+    if value is not None and value < 0:
+        return "any"
+    return number(None if value is None else float(_UPWARDS.create_decimal_from_float(value)))
+
+
+def percent(count: float, of: float) -> str:
+    return f"{100 * count / of:.1f}%" if of else _NONE
+
+
+def _origin(manifest: Manifest) -> Sheet:
+    task, hidden = manifest.task, manifest.hidden
+    facts = {
+        "run": manifest.run,
+        "way": way_line(manifest),
+        "target": model_line(manifest.target),
+        "draft": model_line(manifest.draft),
+        "task": f"{task.name}, from {task.source}, up to {task.max_new_tokens:,} tokens",
+        "sampling": sampling_line(manifest),
+        "divergences": f"{', '.join(manifest.divergences)}, of {manifest.on} logits",
+        "draft's state": f"{hidden} numbers a row{', projected' if manifest.projected else ''}"
+        if hidden
+        else "not kept",
+        "device": manifest.device,
+    }
+    return Sheet("What was collected", (), tuple(facts.items()))
+
+
+def _parts(summary: Summary, wanted: int) -> Sheet:
+    rows = [(name, *_part_row(part)) for name, part in summary.parts.items()]
+    if len(rows) != 1:
+        rows.append(("all", *_part_row(summary.whole)))
+    return Sheet(
+        "Splits",
+        ("split", "problems", "completions", "token rows", "accuracy", "tokens each"),
+        tuple(rows),
+        _left_out(summary, wanted),
+    )
+
+
+def _part_row(part: PartSummary) -> tuple[str, ...]:
+    counts = (part.problems, part.completions, part.rows)
+    each = number(part.tokens / part.completions) if part.completions else _NONE
+    return (*(f"{count:,}" for count in counts), percent(part.right, part.completions), each)
+
+
+def _left_out(summary: Summary, wanted: int) -> str:
+    """What a reader would otherwise miss."""
+    notes = []
+    if (done := summary.whole.completions) < wanted:
+        notes.append(f"Unfinished: {done:,} of {wanted:,} problems; fsd-collect with the same settings goes on.")
+    if beyond := summary.rows - summary.counted:
+        notes.append(f"{beyond:,} token rows lie beyond a rejection or an end, and count in nothing below.")
+    return " ".join(notes)
+
+
+def _means(summary: Summary) -> Sheet:
+    rows = []
+    for name, mean in summary.means.items():
+        said = number(mean.value) if name in ENTROPIES else percent(mean.total, mean.values)
+        rows.append((name, _MEANINGS[name], said, f"{mean.nulls:,}"))
+    return Sheet("How alike the models are", ("column", "meaning", "mean", "nulls"), tuple(rows), names=2)
+
+
+def _quantiles(summary: Summary) -> Sheet:
+    missing = sum(of.histogram().missing for of in summary.divergences.values())
+    return Sheet(
+        "Quantiles of the divergence D, by agreement of argmax",
+        ("D", "argmax", "rows", *(f"{share:.0%}" for share in QUANTILES), "infinite"),
+        tuple(row for name, of in summary.divergences.items() for row in _quantile_rows(name, of)),
+        f"Within {RELATIVE_ERROR:.1%} of the exact quantiles. {_units(summary)}"
+        + (f" {missing:,} values are missing (NaN or null)." if missing else ""),
+        names=2,
+    )
+
+
+def _quantile_rows(name: str, of: DivergenceSummary) -> Iterator[tuple[str, ...]]:
+    for label, agree in (("agree", True), ("differ", False)):
+        histogram = of.histogram(agree)
+        figures = (number(value) for value in histogram.quantiles(QUANTILES))
+        yield name, label, f"{histogram.counts.sum():,}", *figures, f"{histogram.infinite:,}"
+
+
+def _units(summary: Summary) -> str:
+    units = {name: unit_of(name) for name in summary.divergences}
+    without = ", ".join(name for name, unit in units.items() if not unit)
+    return "In nats" + (f"; without unit: {without}." if without else ".")
+
+
+def _thresholds(summary: Summary) -> Sheet:
+    return Sheet(
+        "T that accepts so many of the drafted tokens",
+        ("D", "accepted when", *(f"{share:.0%}" for share in ACCEPTED)),
+        tuple(row for name, of in summary.divergences.items() for row in _threshold_rows(name, of)),
+        "any: x = y alone accepts so many, whatever T. At most 2% above the least T that does. What a T costs in "
+        "quality is not said here: fsd-calibrate measures it.",
+        names=2,
+    )
+
+
+def _threshold_rows(name: str, of: DivergenceSummary) -> Iterator[tuple[str, ...]]:
+    for rule, exact in (("D ≤ T", False), ("x = y or D ≤ T", True)):
+        yield name, rule, *(threshold(of.threshold(share, exact)) for share in ACCEPTED)
+
+
+def _as_table(sheet: Sheet) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=sheet.title,
+        caption=sheet.note or None,
+        box=box.SIMPLE_HEAD if sheet.headings else box.SIMPLE,
+        show_header=bool(sheet.headings),
+        title_justify="left",
+        caption_justify="left",
+        title_style="bold",
+        padding=(0, 1, 0, 0),
+    )
+    for place, heading in enumerate(sheet.headings or ("", "")):
+        table.add_column(heading, justify="left" if place < sheet.names or not sheet.headings else "right")
+    for row in sheet.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

@@ -1,0 +1,1 @@
+"""Acceptance rules: which drafted tokens stay."""

@@ -1,0 +1,1 @@
+"""Drafters: where the draft distribution q comes from."""

@@ -1,0 +1,286 @@
+"""The decoding loop: draft, verify, accept, emit, refill.
+
+Knows rows and rounds, on the host. What the device does in a round is in `drafting.py` and `verification.py`,
+what accepting means in `rules.py`, what a model is in `runner.py`; text and tokenizers are in `decoder.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fsd_decoding.acceptance.proposal import Criterion
+from fsd_decoding.acceptance.rules import Rule
+from fsd_decoding.batch import Request
+from fsd_decoding.engine.draft import Draft, Steps, StepsAhead, draft_step, draft_steps, draft_until
+from fsd_decoding.engine.kv_pool import Room
+from fsd_decoding.engine.threshold_control import Adapting
+from fsd_decoding.engine.verify import Decided, Judged, judge, judge_and_settle, propose, settle, verify
+from fsd_decoding.errors import NumericalError, ThresholdError, UnfinishedError
+from fsd_decoding.graphs.callers import Eager, Key
+from fsd_decoding.models.runner import PREFILL_CHUNK
+from fsd_decoding.observers.round_record import Observer, RoundRecord
+from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.sampling import Sampling
+from fsd_decoding.tensors import sent
+
+FinishReason = Literal["eos", "stop", "length"]
+ENGINE_VERSION = (
+    1  # raised when a text, its rounds or its interval may come out otherwise than before: caches ask for it
+)
+
+
+@dataclass
+class Row:
+    """What the host knows of a request being decoded."""
+
+    request: Request
+    lo: float  # every T in [lo, hi) gives this very text (DESIGN section 9)
+    hi: float
+    tokens: list[int] = field(default_factory=list)  # new ones, without EOS
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    bonus: int = 0  # tokens the target added to a draft accepted whole
+    finish_reason: FinishReason | None = None
+    memory: Any = None  # the stop policy's, of this row's rounds
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a stream of requests is decoded."""
+
+    rule: Rule
+    criterion: Criterion
+    sampling: Sampling
+    eos: frozenset[int]
+    seed: int
+    stops: Callable[[Request, list[int], int], int | None] | None = None
+    """(request, its new tokens, how many of them this round brought) -> how many there are up to the one
+    that ends the text, or None where none does."""
+    policy: StopPolicy | None = None
+    adaptive: ThresholdPolicy | None = None
+    observer: Observer | None = None
+
+
+class Engine:
+    """Decodes any number of requests in a fixed number of rows, refilling a row when it finishes."""
+
+    def __init__(self, room: Room, settings: Settings) -> None:
+        self._room, self._settings = room, settings
+        self._batch, self._target, self._call = room.batch, room.target, room.call
+        self._drafter = room.drafter if settings.rule.drafts else None
+        self._rows: list[Row | None] = [None] * room.rows
+        models = self._target.identity, self._drafter.identity if self._drafter else None
+        self._kind = (*models, room.rows, room.slots)
+        self._adapting = Adapting(settings.adaptive, self._batch) if settings.adaptive else None
+        self._unread = 0  # tokens of the longest prompt, where all rows are new and their first round reads it too
+
+    def run(self, requests: Sequence[Request]) -> Iterator[Row]:
+        """Yields rows as they finish, in whatever order they do."""
+        for rows in self.rounds(requests):
+            yield from (row for row in rows if row.finish_reason is not None)
+
+    @torch.inference_mode()
+    def rounds(self, requests: Sequence[Request]) -> Iterator[list[Row]]:
+        """Yields, after every round, the rows that took part in it, those that finished included.
+
+        NumericalError, once they were given out: a row's logits were NaN or +inf. ThresholdError: its T was NaN.
+        """
+        waiting = list(reversed(requests))
+        with self._room.used():
+            while self._refill(waiting):
+                self._shrink()
+                decided = self._round()
+                took_part = [row for row in self._rows if row is not None]
+                errors = self._settle(decided)
+                if errors:
+                    self._room.spoil()
+                self._batch.resize([row.length if row else 1 for row in self._rows])
+                yield took_part
+                for error in errors:
+                    raise error
+
+    def _refill(self, waiting: list[Request]) -> bool:
+        """Puts waiting requests into the free rows and caches their prompts. Returns whether any row has one."""
+        free = [i for i, row in enumerate(self._rows) if row is None][: len(waiting)]
+        if not free:
+            return any(self._rows)
+        new = [waiting.pop() for _ in free]
+        for i, request in zip(free, new, strict=True):
+            self._rows[i] = Row(request, *self._widest(request.threshold))
+        rows = sent(free, self._batch.lengths.device)
+        longest = self._batch.put(rows, new, self._settings.seed)
+        if self._adapting is not None:
+            self._adapting.start(rows, new)
+        prompts = self._batch.tokens[rows]
+        if self._drafter is not None:
+            self._drafter.prefill(rows, prompts, longest - 1)
+        if longest <= PREFILL_CHUNK and len(new) == sum(row is not None for row in self._rows):
+            self._unread = longest
+        else:
+            self._target.prefill(rows, prompts, longest - 1)
+        return True
+
+    def _widest(self, threshold: float) -> tuple[float, float]:
+        """The interval of T before a round; T alone where a stop policy looks at it, none where T is another's."""
+        policy, adaptive = self._settings.policy, self._settings.adaptive
+        if not (adaptive is None or isinstance(adaptive, ScalePolicy)):
+            return threshold, threshold
+        if policy is not None and policy.reads_threshold:
+            return threshold, math.nextafter(threshold, math.inf)
+        return self._settings.rule.widest(threshold)
+
+    def _shrink(self) -> None:
+        """Gives up empty rows, which cost what others do, once they are half of all."""
+        taken = [i for i, row in enumerate(self._rows) if row is not None]
+        if not self._call.reshapes or 2 * len(taken) > len(self._rows):
+            return
+        self._rows = [self._rows[i] for i in taken]
+        rows = sent(taken, self._batch.lengths.device)
+        self._batch.keep(rows)
+        self._target.cache.keep(rows)
+        if self._drafter is not None:
+            self._drafter.keep(rows)
+        if self._adapting is not None:
+            self._adapting.keep(rows)
+
+    def _round(self) -> Decided:
+        """Drafts, verifies and judges one round of all rows; one copy to the host at its end."""
+        most = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
+        reach = self._call.size(max(row.length for row in self._rows if row) + most)
+        began = time.perf_counter()
+        draft = self._draft(most, reach)
+        drafted = time.perf_counter()
+        logits = self._verify(len(draft.logits), reach)
+        verified = time.perf_counter()
+        return Decided.of(self._judge(draft, logits, drafted - began, verified - drafted), len(draft.logits))
+
+    def _judge(self, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float) -> Tensor:
+        """What became of the drafts, for `Decided.of`; told to whoever observes, or chooses T."""
+        settings, batch, adapting = self._settings, self._batch, self._adapting
+        proposing = (settings.criterion, settings.sampling)
+        if settings.observer is None and adapting is None:
+            key = Key((self._kind, len(draft.logits), settings.rule.name), (proposing, settings.policy is None))
+            given = (settings.rule, *proposing, logits, draft.logits, draft.counts)
+            return self._call(key, judge_and_settle, batch, *given)
+        own = logits if self._call.keeps else logits.clone()  # whoever looks may keep them
+        proposal = propose(batch, *proposing, own, draft.logits)
+        if adapting is not None:
+            adapting.adapt(proposal, draft.counts)
+        judged = judge(settings.rule, proposal, draft.counts)
+        if adapting is not None:
+            adapting.judged(judged)
+        if settings.observer is not None:
+            settings.observer(self._record(judged, draft_seconds, verify_seconds))
+        return settle(judged, batch)
+
+    def _draft(self, most: int, reach: int) -> Draft:
+        batch, sampling, policy, drafter = self._batch, self._settings.sampling, self._settings.policy, self._drafter
+        if drafter is None:
+            return Draft([], torch.zeros_like(batch.lengths))
+        if policy is None:
+            key = Key((self._kind, most), (sampling, reach))
+            return Draft(self._call(key, draft_steps, drafter, batch, sampling, most, reach), batch.draft_lengths)
+        call = Eager() if policy.watches else self._call.uncompiled
+
+        def take(step: int) -> Tensor:
+            return call(Key((self._kind, step), (sampling, reach)), draft_step, drafter, batch, sampling, step, reach)
+
+        return draft_until(policy, self._rows, batch, most, self._steps(policy, take, most))
+
+    def _steps(self, policy: StopPolicy, take: Callable[[int], Tensor], most: int) -> Steps:
+        if self._room.side is None or policy.watches or not policy.looks:
+            return Steps(take, most)
+        return StepsAhead(take, most, self._room.side)
+
+    def _verify(self, drafts: int, reach: int) -> Tensor:
+        if not self._unread:
+            return self._call(Key((self._kind, drafts), reach), verify, self._target, self._batch, drafts, reach)
+        unread, self._unread = self._unread, 0
+        return verify(self._target, self._batch, drafts, reach, unread)
+
+    def _record(self, judged: Judged, draft_seconds: float, verify_seconds: float) -> RoundRecord:
+        requests = [row.request if row else None for row in self._rows]
+        outcome = (judged.proposal, judged.verdict, judged.drafted.clone(), judged.accepted)
+        who = (self._settings.rule, self._settings.adaptive)
+        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who)
+
+    def _settle(self, decided: Decided) -> list[UnfinishedError]:
+        """Emits every row's tokens and frees rows that finished. Returns what is wrong with those that are broken."""
+        errors = []
+        kept = [0] * len(self._rows)
+        for i, row in enumerate(self._rows):
+            if row is None:
+                continue
+            if not (decided.sound[i] and decided.bounded[i]):
+                errors.append(self._error(row, decided.sound[i]))
+                continue
+            kept[i] = self._emit(row, decided, i)
+            if row.finish_reason is not None:
+                self._rows[i] = None
+                self._batch.draft_lengths[i] = 0
+        if self._adapting is not None:
+            self._adapting.observe(kept)
+        return errors
+
+    def _emit(self, row: Row, decided: Decided, i: int) -> int:
+        """Appends a round's tokens to a row, up to its end, and narrows the interval of T. Returns how many."""
+        drafted, accepted = decided.drafted[i], decided.accepted[i]
+        candidates = decided.emitted[i][: accepted + 1]
+        kept, row.finish_reason = self._cut(row, candidates)
+        row.tokens += [t for t in candidates[:kept] if t not in self._settings.eos]
+        row.rounds += 1
+        row.drafted += drafted
+        row.accepted += min(accepted, kept)
+        row.bonus += 0 < drafted == accepted < kept
+        self._narrow(row, decided, i, kept)
+        if self._settings.policy is not None:
+            row.memory = self._settings.policy.remember(row.memory, decided.verified(i))
+        return kept
+
+    def _narrow(self, row: Row, decided: Decided, i: int, kept: int) -> None:
+        """Only decisions behind a token that was kept could have changed the text."""
+        drafted, accepted = decided.drafted[i], decided.accepted[i]
+        if spared := decided.spared[i][: min(accepted, kept)]:
+            row.lo = max(row.lo, spared[-1])
+        if accepted < min(kept, drafted) and decided.refused[i]:
+            row.hi = min(row.hi, decided.refused[i][accepted])
+
+    def _cut(self, row: Row, candidates: list[int]) -> tuple[int, FinishReason | None]:
+        """How many candidates the row keeps (an EOS counts as kept), and why it ends if it does."""
+        settings = self._settings
+        room = row.request.max_new_tokens - len(row.tokens)
+        kept = candidates[:room]
+        ended = next((n for n, token in enumerate(kept) if token in settings.eos), None)
+        text = kept if ended is None else kept[:ended]
+        if settings.stops is not None:
+            stopped = settings.stops(row.request, row.tokens + text, len(text))
+            if stopped is not None:
+                return stopped - len(row.tokens), "stop"
+        if ended is not None:
+            return ended + 1, "eos"
+        return len(kept), "length" if len(kept) == room else None
+
+    def _error(self, row: Row, sound: bool) -> UnfinishedError:
+        where = f"prompt {row.request.index} got"
+        if not sound:
+            return NumericalError(
+                f"{where} logits that are NaN or +inf in round {row.rounds + 1}; "
+                "a wider dtype (bfloat16 rather than float16, or float32) usually helps"
+            )
+        return ThresholdError(
+            f"{where} a threshold that is NaN, or a negative scale, from {type(self._settings.adaptive).__name__} in "
+            f"round {row.rounds + 1}; a threshold policy must give numbers (-1 is lossless)"
+        )

@@ -1,0 +1,197 @@
+"""Fuzzy speculative decoding behind transformers' own `generate`.
+
+    model.generate(**inputs, custom_generate=fsd_generate, draft_model=draft, fsd_profile="profile.json")
+
+Knows what `generate` hands to a callable and what it promises its user. The loop itself is `engine.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.batch import Request
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.engine.engine import Row, Settings
+from fsd_decoding.engine.result import keeping
+from fsd_decoding.errors import UsageError
+from fsd_decoding.hf.checks import (
+    argument_of_generate,
+    check_asked,
+    check_clock,
+    check_draft,
+    check_inputs,
+    unpadded,
+)
+from fsd_decoding.hf.sampling import sampling_for, sampling_of_row
+from fsd_decoding.hf.stopping import StopsOfGenerate
+from fsd_decoding.profile.drift import watch
+from fsd_decoding.profile.settings import followed
+from fsd_decoding.sampling import Sampling
+
+_TO_USER = 5  # from a helper of `fsd_generate`, past it, `generate` and torch's no_grad: who called `generate`
+
+
+@dataclass
+class FsdGenerateOutput(GenerateDecoderOnlyOutput):
+    """`sequences` as `generate` returns them, and what each row took."""
+
+    rounds: Tensor | None = None  # (B,)
+    drafted: Tensor | None = None  # (B,)
+    accepted: Tensor | None = None  # (B,)
+    intervals: Tensor | None = None  # (B, 2) fp64: every threshold in [lo, hi) gives this very text
+
+
+def fsd_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    draft_model: Any = None,
+    fsd_profile: Any = None,
+    fsd_rule: str | None = None,
+    fsd_divergence: str | None = None,
+    fsd_threshold: float | None = None,
+    fsd_draft_length: int | None = None,
+    fsd_tokenizer: Any = None,
+    streamer: Any = None,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> Tensor | FsdGenerateOutput:
+    """Decodes for `model.generate(..., custom_generate=fsd_generate, draft_model=...)`.
+
+    What `generate` prepared is honoured: lengths, EOS ids, logits processors, stopping criteria, sampling, left
+    padding, `num_return_sequences`, `streamer`. Sampled texts follow from `torch.manual_seed`. Criteria and
+    processors see one row (1, n) at a time, with its padding as in `generate`. Processors see drafts too, which may
+    come to nothing, so they must not remember; any but the usual warpers and a lone repetition penalty make rows
+    decode one after another. A text also ends with the models' context.
+
+    `generate` loses `tokenizer=` on the way to any callable, and so refuses `stop_strings=`; give
+    `stopping_criteria=[StopStringCriteria(tokenizer, ["…"])]` instead. ZeRO-3 and FSDP are not supported.
+
+    Args:
+        draft_model: a loaded causal LM with the target's tokenizer, or another `DraftSource`.
+        fsd_profile: path of a profile or a `ThresholdProfile`; sets rule, divergence, threshold and draft length,
+            and is held against both models at every call. Sampling stays `generate`'s: a warning says where it
+            is not the profile's, whose certificate then says nothing.
+        fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: without a profile; as in `SpeculativeDecoder`.
+        fsd_tokenizer: held against the profile's. Without it the tokenizer goes unchecked.
+
+    Returns:
+        (B, prompt + new) token ids, EOS included, padded on the right; with `return_dict_in_generate` these and
+        each row's statistics.
+
+    Raises:
+        UsageError: something `generate` offers and this does not, such as beams, scores or the caller's own cache.
+        NumericalError: a model gave NaN or +inf logits.
+    """
+    streamer = streamer or argument_of_generate("streamer")
+    check_draft(draft_model)
+    check_asked(model, generation_config, synced_gpus or argument_of_generate("synced_gpus"))
+    check_inputs(input_ids, model_kwargs, streamer)
+    sampling = sampling_for(logits_processor, bool(generation_config.do_sample))
+    given = _given(rule=fsd_rule, divergence=fsd_divergence, threshold=fsd_threshold, draft_length=fsd_draft_length)
+    if fsd_profile is not None:
+        given = _from_profile(fsd_profile, given, model, draft_model, fsd_tokenizer, sampling)
+    decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, **given)
+    prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
+    room = (stopping_criteria.max_length or 0) - input_ids.shape[1]
+    requests = decoder.requests(prompts, room, None, None, None, None)
+    stops = StopsOfGenerate(stopping_criteria, input_ids)
+    check_clock(stopping_criteria, sampling, len(requests))
+    pad = _pad(generation_config, stops, requests)
+    rows = _decoded(decoder, _runs(decoder, requests, sampling, stops, input_ids), streamer)
+    sequences = _sequences(input_ids, rows, pad)
+    return _output(sequences, rows) if generation_config.return_dict_in_generate else sequences
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _from_profile(
+    source: Any, given: dict[str, Any], model: Any, draft: Any, tokenizer: Any, sampling: Sampling
+) -> dict[str, Any]:
+    """The decoder's settings under a profile. UsageError: of other models, or contradicted by what is given."""
+    if given:
+        raise UsageError(f"fsd_{next(iter(given))} is given, but fsd_profile sets it; leave one of them out")
+    settings = followed(source, (model, draft), tokenizer, stacklevel=_TO_USER + 1)
+    if settings["sampling"] != sampling:
+        warnings.warn(
+            f"the profile was calibrated with {settings['sampling']}, generate runs {sampling}: its certificate says "
+            "nothing of this",
+            stacklevel=_TO_USER,
+        )
+    return settings
+
+
+def _pad(config: GenerationConfig, stops: StopsOfGenerate, requests: list[Request]) -> int:
+    """What fills rows up. UsageError: nothing does, and rows may differ in length."""
+    token = config._pad_token_tensor
+    if token is not None:
+        return int(token)
+    ragged = stops.may_stop or len({request.max_new_tokens for request in requests}) > 1
+    if ragged and len(requests) > 1:
+        raise UsageError(
+            f"{len(requests)} sequences may differ in length and there is no pad token; give pad_token_id="
+        )
+    return 0  # never used
+
+
+def _runs(
+    decoder: SpeculativeDecoder, requests: list[Request], sampling: Sampling, stops: StopsOfGenerate, input_ids: Tensor
+) -> Iterator[tuple[Settings, list[Request]]]:
+    """All rows at once, or one by one where processors must know which row it is and how it was padded."""
+    seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, ()))
+    rule = rule_named(decoder.rule)
+    policies = decoder.policy, decoder.adaptive_for(rule)
+    settings = Settings(rule, decoder.criterion, sampling, frozenset(), seed, stops, *policies)
+    if not sampling.processors:
+        yield settings, requests
+        return
+    for request in requests:
+        padding = input_ids[request.index, : input_ids.shape[1] - len(request.prompt)]
+        yield replace(settings, sampling=sampling_of_row(sampling, request.index, padding[None])), [request]
+
+
+def _decoded(decoder: SpeculativeDecoder, runs: Iterable[tuple[Settings, list[Request]]], streamer: Any) -> list[Row]:
+    """The finished rows in their order; new tokens go to the streamer round by round."""
+    finished: dict[int, Any] = {}
+    shown = 0
+    for settings, requests in runs:
+        with keeping(finished, len(requests)):
+            for rows in decoder.engine(settings, requests, len(requests)).rounds(requests):
+                finished |= {row.request.index: row for row in rows if row.finish_reason is not None}
+                if streamer is not None:
+                    streamer.put(torch.tensor([rows[0].tokens[shown:]]))
+                    shown = len(rows[0].tokens)
+        watch(decoder.drift, settings, requests, [finished[r.index] for r in requests], stacklevel=_TO_USER + 1)
+    if streamer is not None:
+        streamer.end()
+    return [finished[i] for i in range(len(finished))]
+
+
+def _sequences(input_ids: Tensor, rows: list[Row], pad: int) -> Tensor:
+    """Prompts as they came, new tokens behind them: (B, P + N)."""
+    longest = max(len(row.tokens) for row in rows)
+    new = torch.tensor([row.tokens + [pad] * (longest - len(row.tokens)) for row in rows])
+    return torch.cat([input_ids, new.to(input_ids)], 1)
+
+
+def _output(sequences: Tensor, rows: list[Row]) -> FsdGenerateOutput:
+    return FsdGenerateOutput(
+        sequences=sequences,  # type: ignore[arg-type]  # an integer tensor, whatever it is called
+        rounds=torch.tensor([row.rounds for row in rows]),
+        drafted=torch.tensor([row.drafted for row in rows]),
+        accepted=torch.tensor([row.accepted for row in rows]),
+        intervals=torch.tensor([[row.lo, row.hi] for row in rows], dtype=torch.float64),
+    )

@@ -1,0 +1,1 @@
+"""Observers: what a round looked like, for recording, telemetry and traces."""

@@ -1,0 +1,1 @@
+"""Policies: stop policies end drafts early, threshold policies move T."""

@@ -1,0 +1,35 @@
+"""The constant T, as a policy. Knows nothing of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsd_decoding.policies.scale import Shape
+from fsd_decoding.policies.threshold import Array, RoundState
+from fsd_decoding.validation import number
+
+
+class Constant(Shape):
+    """One T for every token: the text, rounds and interval of the plain number."""
+
+    name: ClassVar = "constant"
+    columns = ("position",)
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = number("threshold", threshold)
+        self.identity = self.identified()
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Self:
+        return cls(0.0, **parameters)
+
+    def scales(self, state: RoundState) -> Tensor:
+        return torch.ones_like(state.proposal.thresholds)
+
+    def traced(self, columns: Mapping[str, Array]) -> Array:
+        return np.ones(len(columns["position"]))

@@ -1,0 +1,68 @@
+"""What a decoder takes over from a profile.
+
+Knows profiles and a decoder's arguments. Knows nothing of decoding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.drift import Drift
+from fsd_decoding.profile.early_stop import early_stop
+from fsd_decoding.profile.policy import moved
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.sampling import Sampling
+
+_drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a target model, by what is followed
+
+
+def followed(source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int) -> dict[str, Any]:
+    """The arguments of `SpeculativeDecoder` that a profile, or the file of one, sets.
+
+    Warns, at `stacklevel`, where its threshold is missing or untested. UsageError: it is of other models, or what
+    moves its threshold is unknown here.
+    """
+    profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
+    profile.check(models[0], models[1], tokenizer)
+    if (doubt := doubt_of(profile)) is not None:
+        warnings.warn(doubt, stacklevel=stacklevel)
+    threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
+    if isinstance(threshold, ThresholdPolicy):
+        threshold.check(models, tokenizer, profile.rule, profile.divergence)
+    settings = {
+        "rule": profile.effective_rule, "threshold": threshold,
+        "draft_length": profile.effective_draft_length, "sampling": Sampling(**profile.sampling.model_dump()),
+        "policy": early_stop(profile, models[0], models[1], tokenizer),
+    }  # fmt: skip
+    return settings | {
+        "divergence": profile.divergence, "seed": profile.seed, "on": profile.logits,
+        "within_support": profile.within_support, "drift": _drift(profile, models[0], settings),
+    }  # fmt: skip
+
+
+def doubt_of(profile: ThresholdProfile) -> str | None:
+    """What to warn of who decodes by it: its threshold is missing or untested."""
+    runs = f"decoding runs the lossless rule {profile.effective_rule!r}"
+    if profile.outcome == "untested":
+        return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
+    if profile.outcome == "front":
+        return f"the profile is a front for {profile.task!r} and chooses no point of it; {runs}, see its at()"
+    if profile.threshold is None and not profile.met:
+        return f"the profile certifies no threshold for {profile.task!r}; {runs}"
+    return None
+
+
+def _drift(profile: ThresholdProfile, target: Any, settings: dict[str, Any]) -> Drift | None:
+    """One for a target and profile, however often it is followed: `generate` follows it anew at every call."""
+    if profile.acceptance is None:
+        return None
+    plain = settings | {"threshold": profile.configuration, "policy": profile.early_stop}
+    name = f"{profile.created} {profile.acceptance} {plain}"
+    mine = _drifts.setdefault(target, {})
+    if name not in mine:
+        mine[name] = Drift(profile.acceptance, profile.task, **settings)
+    return mine[name]

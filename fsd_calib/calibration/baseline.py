@@ -1,0 +1,128 @@
+"""What is measured once, before any threshold is tried: the target alone, the lossless rule, traces and costs.
+
+Knows what a baseline consists of. How traces are collected, replayed and timed is in the modules of these names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from filelock import FileLock
+
+from fsd_calib.calibration.session import Workbench
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.tasks import Problem
+from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.run import collect_traces
+from fsd_collectors.store.reading import Traces
+from fsd_collectors.store.verifying import verify
+from fsd_decoding.engine.result import Result
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import NumericalChurn
+
+TRACED = 128  # problems: tokens a round come out within about a per cent
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """On tuning problems."""
+
+    alone: Measurement
+    lossless: Measurement
+
+    @property
+    def numerical_churn(self) -> NumericalChurn:
+        """How often the lossless rule says something else than the target alone: the floor of all churn."""
+        pairs = [(a[0], b[0]) for a, b in zip(self.alone.decodings, self.lossless.decodings, strict=True)]
+        return NumericalChurn(
+            problems=len(pairs),
+            texts_changed=sum(a.text != b.text for a, b in pairs),
+            outcomes_flipped=sum(a.correct != b.correct for a, b in pairs),
+        )
+
+
+def measure_baseline(bench: Workbench, lossless: Configuration, first: int) -> Baseline:
+    """On the first so many tuning problems. UsageError: the target solves none of them."""
+    alone = bench.tuning.measure(bench.configuration("target"), first)
+    if not alone.correct.any():
+        raise UsageError(
+            f"the target solves none of {alone.problems} {bench.task.name} problems, so retention is "
+            "undefined; look at --show-prompt, or use another target"
+        )
+    return Baseline(alone, bench.tuning.measure(lossless, first))
+
+
+@contextmanager
+def traces_along_target(
+    bench: Workbench, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None = None
+) -> Iterator[Traces]:
+    """Of these tuning problems, with the draft's hidden state where it is asked for; they stay in the cache for later
+    runs. Another process collecting the same is waited for."""
+    decoder, task = bench.decoder, replace(bench.task, problems=tuple(problems))
+    sampling = decoder.sampling
+    with _trace_folder(bench, divergences, problems, hidden) as folder:
+        traces = collect_traces(
+            task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder,
+            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, divergences=divergences,
+            on=decoder.criterion.on, hidden=hidden, seed=decoder.seed, batch_size=bench.batch_size,
+            progress=bench.progress,
+        )  # fmt: skip
+        _remember(traces, bench)
+        yield traces
+
+
+@contextmanager
+def _trace_folder(
+    bench: Workbench, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None
+) -> Iterator[Path]:
+    """A folder of its own for all that makes other traces; what it holds is checked against these models again."""
+    if bench.cache is None:
+        with TemporaryDirectory() as temporary:
+            yield Path(temporary)
+        return
+    facts = [bench.identity, *divergences, bench.batch_size, hidden]
+    facts += [problem.id for problem in problems]
+    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    folder = bench.cache / "traces" / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        _set_aside_if_damaged(folder)
+        yield folder
+
+
+def _set_aside_if_damaged(folder: Path) -> None:
+    """Traces are cheap beside a calibration that believes damaged ones."""
+    if not folder.exists():
+        return
+    try:
+        faults = verify(folder)
+    except UsageError as error:  # there is nothing to hold them against
+        faults = [str(error)] if any(folder.iterdir()) else []
+    if faults:
+        aside = next(p for n in count(1) if not (p := folder.with_name(f"{folder.name}.damaged-{n}")).exists())
+        folder.rename(aside)
+        warnings.warn(
+            f"traces {str(folder)!r} are damaged ({faults[0]}); they are now {aside.name!r} and are collected again",
+            stacklevel=2,
+        )
+
+
+def _remember(traces: Traces, bench: Workbench) -> None:
+    """The target's texts need not be decoded again."""
+    problems, alone = {p.id: p for p in bench.tuning.problems}, bench.configuration("target")
+    columns = ["problem", "text", "tokens", "finish_reason", "rounds"]
+    for row in traces.completions.to_table(columns=columns).to_pylist():
+        result = Result(
+            row["text"], row["tokens"], row["rounds"], drafted=0, accepted=0, bonus=0, interval=(-math.inf, math.inf),
+            finish_reason=row["finish_reason"],
+        )  # fmt: skip
+        bench.decode.remember(alone, problems[row["problem"]], result)

@@ -1,0 +1,216 @@
+"""All that comes before the long work: traces, costs, a first handful of problems, and the plan they make.
+
+Knows the order of these. How each is done is in the module of its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from fsd_calib.calibration.baseline import TRACED, measure_baseline, traces_along_target
+from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.numerical_floor import judge
+from fsd_calib.calibration.pass_probability import claim_of
+from fsd_calib.calibration.plan import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
+from fsd_calib.calibration.policy_families import Asked, Shaped, shapes
+from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
+from fsd_calib.calibration.run_facts import Costs, RunFacts, Timings, begun
+from fsd_calib.calibration.session import Workbench
+from fsd_calib.calibration.timing import Timer, TimingAsked
+from fsd_calib.certification.holdout import TESTS_VERSION
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.round_costs import measure_costs
+from fsd_calib.search.forecast import DraftForecasts, Forecast, ReplayForecast
+from fsd_calib.search.space import Space, logit
+from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.replay import CostModel, sweep
+from fsd_collectors.store.reading import Traces
+from fsd_decoding.profile.parts import EarlyStopInfo
+
+_HANDFUL = 64  # problems
+_PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
+_COSTED = 24  # problems
+_PASSES, _CANDIDATES = 3, 6  # what a search takes, and a certificate at most, in passes over their parts
+_LOSSLESS = "coupled"  # its text is the target's own under any sampling: what differs is rounding
+_SD_LENGTHS = range(1, 13)
+_USUAL_LENGTH = 5  # tokens drafted where a batch's time is taken
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """sds: lossless decoding as replay finds it fastest (draft length, draft), the best first."""
+
+    bench: Workbench
+    wish: Wish
+    space: Space
+    facts: RunFacts
+    forecast: Forecast
+    sds: tuple[Configuration, ...]
+    timer: Timer
+    plan: Plan
+    trials: int
+    storage: str | None
+    early_stop: EarlyStopInfo | None
+
+    @property
+    def alone(self) -> Configuration:
+        return self.bench.configuration("target")
+
+    def costs_of(self, configuration: Configuration) -> Costs:
+        """Of the configuration's draft."""
+        return self.facts.costs[self.space.drafts.index(configuration.draft)]
+
+    @property
+    def lossless(self) -> Configuration:
+        return self.sds[0].under(_LOSSLESS)
+
+
+def prepared(
+    bench: Workbench,
+    wish: Wish,
+    space: Space,
+    policies: Sequence[Asked],
+    trials: int,
+    storage: str | None,
+    folder: Path | None,
+    predictor: str | os.PathLike[str] | None,
+    timing: TimingAsked,
+) -> Prepared:
+    """Raises UsageError where these problems are too few for the wish, whatever the outcomes."""
+    _check_enough(wish, bench, *bench.sealed.at_best(wish.confidence))
+    timing.check_enough(bench, wish.serve_batch)
+    chosen = None if predictor is None else choose(predictor, bench, space, folder)
+    hidden = None if chosen is None else chosen.reads
+    with _traced(bench, space, hidden) as traces:
+        first = space.drafts[0]
+        baseline = measure_baseline(bench, bench.configuration(_LOSSLESS, _USUAL_LENGTH, first), _HANDFUL)
+        judge(wish, baseline.alone.accuracy, baseline.numerical_churn, bench.progress)
+        shaped = shapes(policies, bench, space, traces[first])
+        space = replace(space, policies=tuple(shaped))
+        name = _name(bench, wish, space, chosen)
+        if wish.guarantee != "none":
+            bench = bench.certifying(name, () if chosen is None else chosen.trained())
+        facts = begun(folder, name, bench.sealed, partial(_timings, bench, wish, space))
+        check = partial(_check_enough, wish, bench, bench.sealed.problems, facts.level(wish.confidence))
+        check()
+        costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
+        early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], bench, space, folder)
+        forecast = _forecast(traces, space, costs, early, shaped)
+        sds = _fastest_for_sd(bench, traces, costs, 1 if timing.way == "none" else 2)
+    if early is not None:
+        bench = bench.stopping_early(early.policies)
+    family = space.families[0]
+    fuzzy = family[len(family) // 2]
+    fuzzy = fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE)))
+    handful = Handful.of(baseline.alone, baseline.lossless, bench.tuning.measure(fuzzy, _HANDFUL))
+    check(handful.accuracy)
+    each = baseline.alone.tokens / (handful.problems * bench.decode.seeds)
+    served = each / forecast.measured(baseline.lossless) / wish.serve_batch
+    stops = (chosen.folder.resolve(), early.info) if chosen and early else None
+    timer = Timer(bench, wish, timing, forecast, stops)
+    efforts = _efforts(bench, facts, *timer.effort(served))
+    claim = claim_of(wish, bench.sealed.problems)
+    plan = make_plan(claim, handful, bench.sealed.problems, facts.level(wish.confidence), efforts)
+    if storage is None and folder is not None:
+        storage = str(folder / "study.log")
+    return Prepared(
+        bench, wish, space, facts, forecast, sds, timer, plan, trials, storage, early.info if early else None
+    )
+
+
+def _name(bench: Workbench, wish: Wish, space: Space, chosen: Chosen | None) -> str:
+    """Of everything that decides how a calibration goes: the same command has the same name again."""
+    asked = [[p.id, p.prompt, p.reference, p.part] for p in bench.task.problems]
+    facts = {"identity": bench.identity, "wish": asdict(wish), "space": asdict(space), "problems": asked,
+             "tests": TESTS_VERSION}  # fmt: skip
+    if chosen is not None:
+        facts["predictor"] = chosen.predictor.fingerprint
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _traced(bench: Workbench, space: Space, hidden: Width | None) -> Iterator[dict[str | None, Traces]]:
+    """The first tuning problems, read by each draft."""
+    problems = bench.tuning.problems[:TRACED]
+    with ExitStack() as opened:
+        yield {
+            draft: opened.enter_context(
+                traces_along_target(bench.with_draft(draft), space.divergences, problems, hidden)
+            )
+            for draft in space.drafts
+        }
+
+
+def _forecast(
+    traces: Mapping[str | None, Traces],
+    space: Space,
+    costs: Mapping[str | None, CostModel],
+    early: EarlyStop | None,
+    shaped: Shaped,
+) -> Forecast:
+    """Of all drafts, each by its own traces and costs."""
+    stops = early.replayed if early else None
+    return DraftForecasts({
+        draft: ReplayForecast(seen, replace(space, drafts=(draft,)), costs[draft], stops=stops, shapes=shaped)
+        for draft, seen in traces.items()
+    })  # fmt: skip
+
+
+def _timings(bench: Workbench, wish: Wish, space: Space) -> Timings:
+    costs = tuple(_costs(bench.with_draft(draft), wish) for draft in space.drafts)
+    lossless = bench.configuration(_LOSSLESS, _USUAL_LENGTH, space.drafts[0])
+    batch = bench.tuning.problems[: bench.batch_size]
+    began = time.perf_counter()
+    bench.decode.emitted(lossless, batch, bench.batch_size)
+    return Timings(costs, (time.perf_counter() - began) / len(batch))
+
+
+def _costs(bench: Workbench, wish: Wish) -> CostModel:
+    problems = bench.tuning.problems[:_COSTED]
+    return measure_costs(
+        bench.decoder, [p.prompt for p in problems], [p.id for p in problems], bench.task.max_new_tokens,
+        bench.task.stop, batch_size=wish.serve_batch, progress=bench.progress,
+    ).model  # fmt: skip
+
+
+def _efforts(bench: Workbench, facts: RunFacts, timed: int, timed_seconds: float) -> tuple[Effort, ...]:
+    seeds = bench.decode.seeds
+    tuning, certification = seeds * len(bench.tuning.problems), seeds * bench.sealed.problems
+    return expected_efforts(
+        tuning=tuning,
+        certification=certification,
+        searched=_PASSES * tuning,
+        candidates=_CANDIDATES,
+        timed=timed,
+        exact_seconds=facts.seconds_each,
+        fuzzy_seconds=facts.seconds_each,
+        timed_seconds=timed_seconds,
+    )
+
+
+def _check_enough(wish: Wish, bench: Workbench, problems: int, level: float, accuracy: float = 1.0) -> None:
+    """Where nothing is tested, nothing is too little."""
+    if wish.guarantee != "none":
+        out = bench.sealed.whole - problems
+        check_enough(claim_of(wish, problems), problems, level, accuracy, bench.decode.seeds, out)
+
+
+def _fastest_for_sd(
+    bench: Workbench, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel], count: int
+) -> tuple[Configuration, ...]:
+    """By replay, of all drafts and lengths the best first. Costs are known to some per cent, so where speeds are timed
+    two of them are."""
+    speeds: dict[Configuration, float] = {}
+    for draft, seen in traces.items():
+        frame = sweep(seen, ["sd"], draft_lengths=_SD_LENGTHS, costs=costs[draft])
+        for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
+            speeds[bench.configuration("sd", int(length), draft)] = float(speed)
+    return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])

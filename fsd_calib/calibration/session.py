@@ -1,0 +1,116 @@
+"""What a calibration works with: a decoder, the parts of a task, the cache of decodings and the ledger of attempts.
+
+Knows how these come together and where they lie. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fsd_calib.certification.attempt_ledger import Ledger
+from fsd_calib.certification.holdout import Sealed, Tuned
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.evaluator import Bench, CachedDecode
+from fsd_calib.measuring.result_cache import Store
+from fsd_calib.progress import Progress
+from fsd_calib.tasks import Task
+from fsd_calib.tasks.parts import parts_of
+from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.profile.parts import ModelInfo
+
+_LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
+
+
+@dataclass(frozen=True)
+class Workbench:
+    decoder: SpeculativeDecoder  # of the first draft
+    task: Task
+    decode: CachedDecode
+    identity: str  # what decides texts beside prompts and what is searched: both models, sampling, seeds, versions
+    tuning: Bench
+    tuned: Tuned
+    sealed: Sealed
+    batch_size: int
+    cache: Path | None  # folder; None keeps nothing
+    progress: Progress
+    drafts: Mapping[str, SpeculativeDecoder] = field(default_factory=dict)  # by name, where there are several
+
+    def with_draft(self, name: str | None) -> Workbench:
+        """The same where `decoder` drafts with the model of that name; None: with the only one."""
+        if name is None:
+            return self
+        decoder = self.drafts[name]
+        return replace(self, decoder=decoder, identity=_identity(decoder, self.decode, name))
+
+    def draft_of(self, configuration: Configuration) -> SpeculativeDecoder:
+        """The decoder that runs a configuration."""
+        return self.with_draft(configuration.draft).decoder
+
+    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Workbench:
+        """The same, where fuzzy rules' drafts follow their divergence's policy; nothing is measured yet."""
+        decode, names = self.decode.stopping_early(policies), {d: policy.identity for d, policy in policies.items()}
+        how = f"stopping drafts by {json.dumps(names, sort_keys=True)} "
+        return replace(
+            self, decode=decode, identity=self.identity + how, sealed=self.sealed.decoded_by(decode, how),
+            tuning=Bench(self.tuned.before(decode), self.tuning.problems, self.tuning.part),
+        )  # fmt: skip
+
+    def certifying(self, run: str, trained: Collection[int]) -> Workbench:
+        """The same, its certification part for the run of that name, see `Sealed.of_run`."""
+        sealed = self.sealed.of_run(run, trained)
+        out = self.sealed.problems - sealed.problems
+        if out:
+            self.progress.note(
+                f"{out} of {self.sealed.problems} certification problems were tuned"
+                f"{' or trained' if trained else ''} on before and are left out"
+            )
+        return replace(self, sealed=sealed)
+
+    def configuration(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Configuration:
+        """Of a rule without a threshold."""
+        return Configuration(rule, self.decoder.divergence, draft_length, draft=draft)
+
+
+@contextmanager
+def opened(
+    decoder: SpeculativeDecoder, task: Task, batch_size: int, seeds: int, cache: Path | None, progress: Progress,
+    state: Path | None, drafts: Mapping[str, SpeculativeDecoder] | None = None,
+) -> Iterator[Workbench]:  # fmt: skip
+    """A workbench whose files are closed in the end.
+
+    Args:
+        decoder: of the first draft.
+        cache, state: folders for decodings and for the ledger; None keeps none.
+        drafts: where there are several, the decoders of all of them by name, the first included.
+
+    Raises:
+        UsageError: the problems do not make two parts, or a folder cannot be used.
+    """
+    parts = parts_of(task)
+    for note in parts.notes:
+        progress.note(note)
+    family = ModelInfo.of(decoder.target).fingerprint
+    with Store(cache and cache / "decodings.sqlite") as store, Ledger(state and state / _LEDGER) as ledger:
+        if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
+            progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
+        ledger.tuned_on_repeats(family, parts.repeats)
+        decode = CachedDecode(decoder, task, store, batch_size, progress, seeds, drafts)
+        names: list[str | None] = [*sorted(drafts or {})] or [None]
+        identity = " and ".join(_identity(decoder, decode, name) for name in names)
+        tuned = Tuned(ledger, family)
+        sealed = Sealed(Bench(decode, parts.certification, "certification"), ledger, family, identity)
+        yield Workbench(
+            decoder, task, decode, identity, Bench(tuned.before(decode), parts.tuning, "tuning"), tuned, sealed,
+            batch_size, cache, progress, drafts or {},
+        )  # fmt: skip
+
+
+def _identity(decoder: SpeculativeDecoder, decode: CachedDecode, draft: str | None) -> str:
+    drafting = Configuration(rule_named(decoder.rule).lossless, decoder.divergence, 1, draft=draft)
+    return f"{decode.key(drafting).json} with {decode.seeds} seeds "

@@ -1,0 +1,298 @@
+"""From what a calibration found to the profile that is saved.
+
+Knows where each number of a profile comes from. Computes nothing of its own beyond averages.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from fsd_calib.calibration.baseline import Baseline
+from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.calibration.timing import Timed
+from fsd_calib.certification.harm import difference_of, harm_of
+from fsd_calib.certification.holdout import Opened
+from fsd_calib.certification.sequence import Evidence, Paired
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.measuring.speed import Speeds
+from fsd_decoding.divergence import DIVERGENCE_VERSION
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.costs import CostInfo, Effort, Speed, Work
+from fsd_decoding.profile.curve import CurvePoint
+from fsd_decoding.profile.parts import (
+    AcceptanceInfo,
+    Accuracy,
+    Certificate,
+    Counts,
+    DataInfo,
+    Estimate,
+    ModelInfo,
+    SamplingInfo,
+    TokensPerRound,
+    Truncation,
+)
+from fsd_decoding.profile.threshold_profile import Outcome, ThresholdProfile
+
+_PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything a calibration learned.
+
+    chosen: what passed, even where `sd` suffices, else what is estimated, else `sd`. sd: at its fastest draft length.
+    single: speeds with one stream, beside those of several. steps: decoded for the baseline, the search and the
+    certificate, as far as it came. opened: the certification part, None where nothing was decoded there. evidence: of
+    those tested.
+    """
+
+    ready: Prepared
+    outcome: Outcome
+    chosen: Configuration
+    sd: Configuration
+    baseline: Baseline
+    timed: Timed
+    single: Speeds[Configuration] | None
+    steps: Sequence[Work]
+    opened: Opened | None = None
+    evidence: Mapping[Configuration, Evidence] = field(default_factory=dict)
+    trials: int = 0
+
+    @property
+    def lossy(self) -> bool:
+        return self.outcome in ("certified", "untested")
+
+    @property
+    def followed(self) -> Configuration:
+        """What decoders of the profile run: `chosen` where it may be lossy, else losslessly what `sd` is best at."""
+        return self.chosen if self.lossy else self.sd
+
+    @property
+    def certifying(self) -> tuple[Evidence | None, bool]:
+        """What the certificate rests on, and whether that is of lossless decoding instead of `chosen`."""
+        of_chosen, of_lossless = self.evidence.get(self.chosen), self.evidence.get(self.ready.alone)
+        return of_chosen or of_lossless, of_chosen is None and of_lossless is not None
+
+    def measured(self, configuration: Configuration) -> Measurement:
+        """On the certification part where it was decoded there, else on the tuning part."""
+        for bench in ([self.opened] if self.opened else []) + [self.ready.bench.tuning]:
+            found = [m for m in bench.measured() if m.configuration == configuration]
+            if found:
+                return found[0]
+        raise ValueError(f"{configuration} was measured nowhere")
+
+    def alone(self, like: Measurement) -> Measurement:
+        """The target on the same problems."""
+        bench = self.opened if self.opened and like.part == "certification" else self.ready.bench.tuning
+        return bench.measure(self.ready.alone, like.problems)
+
+
+def to_profile(found: Findings) -> ThresholdProfile:
+    """The profile of a calibration; a threshold only where the wish was granted, or its test waived."""
+    ready, chosen = found.ready, found.chosen
+    decoder = ready.bench.draft_of(found.followed)
+    fuzzy = found.measured(chosen)
+    return ThresholdProfile(
+        created=ready.facts.started,
+        outcome=found.outcome,
+        task=ready.bench.task.name,
+        data=_data(ready),
+        target=ModelInfo.of(decoder.target),
+        draft=ModelInfo.of(decoder.draft),
+        tokenizer=tokenizer_fingerprint(decoder.tokenizer),
+        rule=chosen.rule if chosen.threshold is not None else ready.space.rules[0],
+        divergence=chosen.divergence,
+        divergence_version=DIVERGENCE_VERSION,
+        logits=decoder.criterion.on, within_support=decoder.criterion.within_support,
+        threshold=chosen.threshold if found.lossy else None,
+        policy=chosen.info,
+        draft_length=chosen.draft_length,
+        sd_draft_length=found.sd.draft_length,
+        sd_draft=_other_draft(found, found.sd),
+        sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
+        seed=decoder.seed,
+        seeds=ready.bench.decode.seeds,
+        lossy=found.lossy,
+        curve=list(_curve(found)),
+        certificate=_certificate(found),
+        accuracy=Accuracy(target=found.alone(fuzzy).accuracy, chosen=fuzzy.accuracy),
+        tokens_per_round=TokensPerRound(
+            sd=found.measured(found.sd).tokens_per_round, chosen=fuzzy.tokens_per_round
+        ),
+        speed=_speed(found),
+        estimate=_estimate(found, fuzzy),
+        costs=CostInfo(**ready.costs_of(found.followed).model_dump(), batch=ready.wish.serve_batch),
+        numerical_churn=found.baseline.numerical_churn,
+        truncation=_truncation(ready.bench.task.max_new_tokens, found.alone(fuzzy), fuzzy),
+        acceptance=_acceptance(fuzzy) if found.lossy else None,  # of what decoders of the profile run
+        other_drafts=tuple(
+            ModelInfo.of(other.draft) for other in ready.bench.drafts.values() if other.draft is not decoder.draft
+        ),
+        early_stop=ready.early_stop,
+        effort=_effort(found),
+        device=str(decoder.device),
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    )  # fmt: skip
+
+
+def _data(ready: Prepared) -> DataInfo:
+    given = any(problem.part is not None for problem in ready.bench.task.problems)
+    return DataInfo(
+        source=ready.bench.task.source,
+        fingerprint=ready.bench.task.fingerprint,
+        split="given" if given else "content-hash",
+        tuning=len(ready.bench.tuning.problems),
+        certification=ready.bench.sealed.problems,
+    )
+
+
+def _certificate(found: Findings) -> Certificate:
+    """Of the chosen configuration; without counts where nothing was decoded on the certification part."""
+    wish, opened, (evidence, lossless) = found.ready.wish, found.opened, found.certifying
+    shown = {} if evidence is None else {
+        "retention": evidence.paired.retention if evidence.paired.target.any() else None,
+        "lower_bound": evidence.lower_bound,
+        "accuracy": evidence.paired.accuracy,
+        "accuracy_lower_bound": evidence.accuracy_bound,
+        "problems": evidence.paired.problems,
+        "lossless": lossless,
+        **asdict(evidence.outcomes),
+        **({} if lossless or opened is None else _beside(evidence.paired, opened, wish.confidence)),
+    }  # fmt: skip
+    nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
+    return Certificate.model_validate(
+        {
+            **nothing, **shown, "certified": found.outcome == "certified", "wanted": wish.min_acc, "acc": wish.acc,
+            "confidence": wish.confidence, "guarantee": wish.guarantee, "seeds": found.ready.bench.decode.seeds,
+            "method": _method(found),
+            "attempt": opened.attempt.number if opened else None,
+            "delta": opened.delta if opened else None,
+            "frozen": len(opened.frozen) if opened else None,
+        }
+    )  # fmt: skip
+
+
+def _beside(paired: Paired, opened: Opened, confidence: float) -> dict[str, Any]:
+    """Beside retention and accuracy. Of a difference no interval holds where outcomes ended the decoding early, and
+    none is needed of a dataset."""
+    claim = opened.claim
+    harm, difference = harm_of(paired, claim, opened.delta), difference_of(paired, confidence)
+    sample = claim.guarantee == "population" and paired.problems == claim.problems
+    return {
+        "harm": harm.rate if harm else None,
+        "harm_upper_bound": harm.at_most if harm else None,
+        "difference": difference.value,
+        "difference_interval": (difference.low, difference.high) if sample else None,
+    }
+
+
+def _truncation(limit: int, target: Measurement, chosen: Measurement) -> Truncation:
+    reached = [sum(d.tokens >= limit for seeds in m.decodings for d in seeds) for m in (target, chosen)]
+    return Truncation(max_new_tokens=limit, texts=chosen.correct.size, target=reached[0], chosen=reached[1])
+
+
+def _method(found: Findings) -> str:
+    if found.opened is None:
+        return "not tested"
+    return "simultaneous bounds (Bonferroni)" if found.outcome == "front" else found.opened.claim.method
+
+
+def _speed(found: Findings) -> Speed:
+    wish, timed, single = found.ready.wish, found.timed, found.single
+    load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
+    return Speed.model_validate(
+        {
+            **_figures(found, timed.speeds), **load, "batch": wish.serve_batch, "wanted": wish.min_speed,
+            "part": timed.part, "processes": timed.speeds.processes, "forecast": _forecasts(found),
+            "single": None if single is None else _figures(found, single),
+        }
+    )  # fmt: skip
+
+
+def _forecasts(found: Findings) -> dict[str, float]:
+    """Fields of `Forecasts`."""
+    settings = {"target": found.ready.alone, "sd": found.sd, "chosen": found.chosen}
+    return {name: found.ready.timer.foretold(configuration) for name, configuration in settings.items()}
+
+
+def _figures(found: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
+    """Fields of `SpeedFigures`."""
+    chosen, sd, alone = found.chosen, found.sd, found.ready.alone
+    made = {"target": speeds.of(alone), "sd": speeds.of(sd), "chosen": speeds.of(chosen)}
+    told = {name: speed.value for name, speed in made.items()} | {"timed": speeds.problems}
+    if not speeds.timed:
+        return told
+    made |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
+    ends = {name: (speed.low, speed.high) for name, speed in made.items()}
+    return told | {"intervals": {**ends, "confidence": found.ready.wish.confidence}}
+
+
+def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
+    if found.lossy or found.chosen.threshold is None:
+        return None
+    evidence = found.evidence.get(found.chosen)
+    return Estimate(
+        threshold=found.chosen.threshold,
+        retention=Paired(found.alone(fuzzy).correct, fuzzy.correct).retention,
+        lower_bound=evidence.lower_bound if evidence else None,
+        draft=_other_draft(found, found.chosen),
+    )
+
+
+def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
+    """One text a problem: those of several seeds are alike."""
+    shares = [first.accepted / first.drafted for first, *_ in fuzzy.decodings if first.drafted]
+    if not shares:
+        return None
+    return AcceptanceInfo(texts=len(shares), mean=statistics.fmean(shares), deviation=statistics.pstdev(shares))
+
+
+def _effort(found: Findings) -> Effort:
+    baseline, search, certification = [*found.steps, Work(), Work()][:3]
+    return Effort(baseline=baseline, search=search, certification=certification, trials=found.trials)
+
+
+def _curve(found: Findings) -> Iterator[CurvePoint]:
+    """Every configuration on every part it was decoded on, against the target on the same problems of the part."""
+    for bench in [found.ready.bench.tuning] + ([found.opened] if found.opened else []):
+        for measured in sorted(bench.measured(), key=_order):
+            fuzzy = measured.configuration.threshold is not None
+            yield _point(found, measured, found.evidence.get(measured.configuration) if fuzzy else None)
+
+
+def _order(measured: Measurement) -> tuple[str, str, str, str, int, float]:
+    c = measured.configuration
+    bound = -1.0 if c.threshold is None else c.threshold
+    return c.draft or "", c.rule, c.divergence, c.policy or "", c.draft_length, bound
+
+
+def _point(found: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
+    configuration = measured.configuration
+    paired = Paired(found.alone(measured).correct, measured.correct)
+    tested = evidence if measured.part == "certification" else None
+    return CurvePoint(
+        **asdict(configuration) | {"policy": configuration.info, "draft": _other_draft(found, configuration)},
+        accuracy=measured.accuracy,
+        retention=paired.retention if paired.target.any() else 0.0,
+        lower_bound=tested.lower_bound if tested else None,
+        tokens_per_round=measured.tokens_per_round,
+        forecast=found.ready.timer.foretold(configuration),
+        problems=measured.problems,
+        source=measured.part,
+        counts=Counts(**asdict(paired.outcomes)) if tested else None,
+        simultaneous=tested is not None and found.outcome == "front",
+        seeds=found.ready.bench.decode.seeds,
+    )
+
+
+def _other_draft(found: Findings, configuration: Configuration) -> str | None:
+    """The draft's id where it is not the profile's own."""
+    own = configuration.draft in (None, found.followed.draft)
+    return None if own else configuration.draft

@@ -1,0 +1,108 @@
+"""What is to be shown of a configuration, and by which test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fsd_calib.certification import betting_test, multi_seed, score_test
+from fsd_calib.certification.bounds import largest
+from fsd_calib.certification.outcomes import Paired, require_solved
+from fsd_decoding.errors import UsageError
+
+Acc = Literal["retention", "absolute"]
+Guarantee = Literal["population", "dataset"]
+Test = Literal["score", "betting"]
+PValue = Callable[[Paired, float], float]
+"""Of H0: retention <= the number."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`wanted` of the target's accuracy, or of all problems (`acc` "absolute"), is kept; None: only a bound is.
+
+    Args:
+        guarantee: "population": problems like these. "dataset": these `problems`, seeds' noise included; tested by
+            betting whatever `test` says, and a fact, not a test, once all were seen.
+        test: "score" decides on the whole certification part. "betting" is valid at any moment, so it may decide
+            early; it shows less where all problems are decoded anyway.
+        problems: how many the whole certification part has. Without it nothing stops for futility.
+
+    Raises:
+        UsageError: `wanted` is out of range, or `problems` is needed and missing.
+    """
+
+    wanted: float | None
+    acc: Acc = "retention"
+    guarantee: Guarantee = "population"
+    test: Test = "score"
+    problems: int | None = None
+
+    def __post_init__(self) -> None:
+        most = 1.0 if self.acc == "absolute" else math.inf
+        if self.wanted is not None and not (0 < self.wanted <= most and self.wanted < math.inf):
+            rule = "above 0 and at most 1" if self.acc == "absolute" else "above 0 (0.98 keeps 98 %)"
+            raise UsageError(f"the wanted {self._name} is {self.wanted}; it must be {rule}")
+        if self.guarantee == "dataset" and self.problems is None:
+            raise UsageError("a guarantee for a dataset takes the number of its problems; give it, or say population")
+
+    @property
+    def _name(self) -> str:
+        return "accuracy" if self.acc == "absolute" else "retention"
+
+    @property
+    def any_time(self) -> bool:
+        """Whether the test may decide before all problems were seen."""
+        return self.test == "betting" or self.guarantee == "dataset"
+
+    @property
+    def method(self) -> str:
+        """The test in words, for a profile."""
+        if self.guarantee == "dataset":
+            return "betting test without replacement; fixed sequence"
+        if self.test == "betting":
+            return "betting test; fixed sequence"
+        if self.acc == "absolute":
+            return "exact binomial test (several seeds: score test of problems); fixed sequence"
+        return "paired-ratio score test, exact below 12 flips (several seeds: betting below 5); fixed sequence"
+
+    def p_value(self, paired: Paired) -> float:
+        """Of what is wanted, by the claim's own test. Where it is not so, p <= delta has a chance of delta at most, as
+        far as the test keeps its size (see the tests' docstrings)."""
+        assert self.wanted is not None
+        return self._test()(paired.against_perfect() if self.acc == "absolute" else paired, self.wanted)
+
+    def bounds(self, paired: Paired, delta: float, any_time: bool = False) -> tuple[float, float]:
+        """Lower bounds of retention and of absolute accuracy, each by itself at 1 - `delta`.
+
+        Args:
+            any_time: by betting whatever the claim's test: for a sample that ended where its data said so.
+
+        Raises:
+            UsageError: the target solved nothing, and the claim is about retention; `delta` is not in (0, 1).
+        """
+        if self.acc == "retention":
+            require_solved(paired.outcomes)
+        perfect = paired.against_perfect()
+        retention = self._bound(paired, "retention", delta, any_time) if paired.target.any() else 0.0
+        return retention, self._bound(perfect, "absolute", delta, any_time)
+
+    def _bound(self, paired: Paired, acc: Acc, delta: float, any_time: bool) -> float:
+        """At least what is wanted where that passes, however p is rounded."""
+        test = self._test(any_time)
+        found = largest(lambda r: test(paired, r), delta)
+        if acc == self.acc and self.wanted is not None and test(paired, self.wanted) <= delta:
+            return max(found, self.wanted)
+        return found
+
+    def _test(self, any_time: bool = False) -> PValue:
+        if self.any_time or any_time:
+            whole = self.problems if self.guarantee == "dataset" else None
+            return lambda paired, r: float(betting_test.p_values(paired.target.mean(1), paired.fuzzy.mean(1), r, whole))
+        return _score_test
+
+
+def _score_test(paired: Paired, wanted: float) -> float:
+    return score_test.p_value(paired.outcomes, wanted) if paired.seeds == 1 else multi_seed.p_value(paired, wanted)

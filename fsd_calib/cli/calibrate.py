@@ -1,0 +1,309 @@
+"""`fsd-calibrate`: finds the threshold of a task, certifies it, and writes a profile.
+
+Knows options, their checks and exit codes; all input is checked before the long work. Knows nothing of
+searching or measuring. Heavy imports stay inside functions: `--help` must answer at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fsd_calib.calibration.goal import Wish
+from fsd_calib.cli.console import (
+    NOT_MET,
+    RunInterruptedError,
+    check_at_least_one,
+    check_writable,
+    leave,
+    quiet_transformers,
+)
+from fsd_calib.cli.options import (
+    DATA,
+    DECODING,
+    DataOption,
+    DeviceOption,
+    DraftsOption,
+    DtypeOption,
+    LimitOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    given_or_default,
+    several,
+    whole_numbers,
+)
+from fsd_calib.tasks import TASKS, task_kind
+from fsd_decoding.errors import UsageError
+
+NAME = "fsd-calibrate"
+_EPILOG = """
+Examples: fsd-calibrate --task arithmetic --min-acc 0.98 · fsd-calibrate --task gsm8k --min-acc 0.98 --plan
+
+Exit codes: 0 found what was asked · 2 bad input · 3 could not be certified, or the speed not
+reached (the profile then holds what was tested as an estimate, and decoders run losslessly) · 130 interrupted
+"""
+_ASKED, _DATA, _DECODING = "What to ask for", DATA, DECODING
+_EARLIER = ("profile.json", "study.log")  # files of an earlier run, which this one goes on with
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=_EPILOG)
+def command(
+    task: Annotated[
+        str,
+        typer.Option(help=f"What the models are to be good at: {', '.join(TASKS)}.", rich_help_panel=_ASKED),
+    ],
+    min_acc: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep at least this share of the target's accuracy (0.98: 98 %), as fast as that allows.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = None,
+    acc: Annotated[
+        str,
+        typer.Option(
+            help="What --min-acc is: retention (a share of the target's accuracy) or absolute (an accuracy by itself).",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "retention",
+    min_speed: Annotated[
+        float | None,
+        typer.Option(
+            help="Make at least this many tokens/s a stream, as accurately as that allows.", rich_help_panel=_ASKED
+        ),
+    ] = None,
+    serve_batch: Annotated[
+        int, typer.Option(help="Streams decoded at once where speed is measured.", rich_help_panel=_ASKED)
+    ] = 1,
+    timing: Annotated[
+        str,
+        typer.Option(
+            help="run: speeds are timed within this process. careful: in five fresh ones, so that intervals cover "
+            "what differs between them.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "run",
+    no_timing: Annotated[
+        bool,
+        typer.Option(
+            "--no-timing",
+            help="Time no setting: speeds are forecast from rounds and what a round costs.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = False,
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto", help="Find the whole front of accuracy and speed, to choose from later.", rich_help_panel=_ASKED
+        ),
+    ] = False,
+    confidence: Annotated[
+        float, typer.Option(help="How sure the certificate is to be.", rich_help_panel=_ASKED)
+    ] = 0.95,
+    guarantee: Annotated[
+        str,
+        typer.Option(
+            help="What the certificate speaks of: population (problems like these), dataset (these very ones), none "
+            "(search only, test nothing).",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "population",
+    test: Annotated[
+        str,
+        typer.Option(
+            help="score decides on all certification problems at once, betting as soon as it can.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "score",
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Say how many problems the wish needs, what these can show and how long it takes, and stop.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = False,
+    target: TargetOption = None,
+    draft: DraftsOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    data: DataOption = None,
+    limit: LimitOption = None,
+    seed: SeedOption = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for profile.json and the measurements. By default fsd-profile/TASK.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of all decodings and traces, shared by all runs. By default $FSD_CALIB_CACHE, else "
+            "~/.cache/fsd-calib.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the ledger of attempts, which is not to be deleted; machines that work together share it. "
+            "By default $FSD_CALIB_STATE, else the user's state folder, on Linux ~/.local/state/fsd-calib.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Optuna storage of the search: a file, or a URL (postgresql://…) that several processes share. By "
+            "default study.log in the output folder.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Print the first prompt and stop.", rich_help_panel=_DATA)
+    ] = False,
+    rule: Annotated[
+        str,
+        typer.Option(
+            help="When a drafted token is accepted: fsd, fsd-sd, fsd-coupled, or several.", rich_help_panel=_DECODING
+        ),
+    ] = "fsd-coupled",
+    divergence: Annotated[
+        str,
+        typer.Option(
+            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv, hellinger, doubt, or "
+            "several; js@50 and so on look at 50 tokens.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = "js,doubt",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How T moves over a text: constant (the default), schedule (stricter at the beginning, or towards "
+            "the end), entropy (looser where the target is unsure), per-prompt (by what the prompt and the draft's "
+            "first token say, learned on the tuning part, before --plan answers too), or several; the option may be "
+            "repeated. Each has a handful of shapes; how loose a shape may be is searched for and certified as a "
+            "constant T is.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
+    draft_length: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens drafted a round: 5, or a choice: 2-8, or 4,6,8. By default 1-12, or at most 16 with "
+            "--predictor.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
+    predictor: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of fsd-train-predictor, which then ends drafts early; auto trains one on the tuning part.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            help="Noise seeds a problem is decoded with, where a temperature is given.", rich_help_panel=_DECODING
+        ),
+    ] = 1,
+    batch_size: Annotated[
+        int, typer.Option(help="Problems decoded at once while calibrating.", rich_help_panel=_DECODING)
+    ] = 32,
+) -> None:
+    """Finds how fuzzy speculative decoding may be on a task: the threshold that is fastest while it keeps
+    the accuracy you ask for (or most accurate at the speed you ask for).
+
+    A small draft model proposes tokens and the target checks them. Accepting more than an exact check does
+    makes decoding faster and may cost accuracy. This command measures how much, certifies the choice on
+    problems that had no say in it, and writes profile.json, which fsd-generate and SpeculativeDecoder follow.
+    """
+    task_kind(task)  # refuses an unknown one
+    if show_prompt:
+        print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
+        return
+    wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
+    way = _way(timing, no_timing)
+    check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds})
+    lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
+    folder = out if out is not None else Path("fsd-profile") / task
+    check_writable(folder, _EARLIER)
+    policies = several("--policy", ",".join(policy)) if policy else ("constant",)
+
+    from fsd_decoding.divergence import check_name
+    from fsd_decoding.loading import as_dtype, check_device
+
+    for name in (names := several("--divergence", divergence)):
+        check_name(name)
+    as_dtype(dtype)
+    if device is not None:
+        check_device(device)
+
+    from rich.console import Console
+
+    from fsd_calib.calibration.api import Calibration, draft_lengths
+    from fsd_calib.progress import stderr_progress
+    from fsd_calib.report.console import print_plan, print_report
+    from fsd_calib.search.space import Space
+    from fsd_decoding.sampling import Sampling
+
+    quiet_transformers()
+    large, small = _models(task, target, draft)
+    calibration = Calibration(
+        task, large, small, wish, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
+        sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
+        batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, state=state, storage=storage,
+        progress=stderr_progress(), predictor=predictor, policies=policies, timing=way,
+    )  # fmt: skip
+    try:
+        if plan:
+            print_plan(calibration.plan())
+            return
+        profile = calibration.run(lambda planned: print_plan(planned, Console(stderr=True)))
+    except KeyboardInterrupt:
+        raise RunInterruptedError(_on_disk(folder)) from None
+    print_report(profile, folder / "profile.json")
+    if not profile.met:
+        raise typer.Exit(NOT_MET)
+
+
+def main() -> None:
+    leave(app, NAME)
+
+
+def _way(timing: str, no_timing: bool) -> Any:
+    """How to time, as `calibrate` has it. UsageError: two ways at once."""
+    if no_timing and timing != "run":
+        raise UsageError(f"--timing {timing} and --no-timing are two ways at once; leave one of them out")
+    return "none" if no_timing else timing
+
+
+def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, target: str) -> str:
+    from fsd_calib.tasks import load_task
+    from fsd_decoding.loading import load_tokenizer
+
+    return load_task(task, seed, limit, data, load_tokenizer(target)).problems[0].prompt
+
+
+def _models(task: str, target: str | None, drafts: list[str] | None) -> tuple[str, list[str]]:
+    """Target and drafts, each once: what was given, and the task's own where nothing was."""
+    large, small = given_or_default(task, target, drafts[0] if drafts else None)
+    return large, list(dict.fromkeys(drafts or [small]))
+
+
+def _on_disk(folder: Path) -> str:
+    files = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return f"{folder} holds what was measured: {', '.join(files)}" if files else f"{folder} holds nothing yet"

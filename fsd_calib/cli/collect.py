@@ -1,0 +1,161 @@
+"""`fsd-collect`: decodes a task's problems and keeps what both models thought of every token.
+
+Knows options and exit codes. Collecting is `fsd_collectors.collection`'s. Heavy imports stay inside functions: `--help`
+must answer at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fsd_calib.cli.console import (
+    RunInterruptedError,
+    check_at_least_one,
+    check_writable,
+    leave,
+    quiet_transformers,
+)
+from fsd_calib.cli.options import (
+    DATA,
+    DECODING,
+    DataOption,
+    DeviceOption,
+    DraftOption,
+    DtypeOption,
+    LimitOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    given_or_default,
+)
+from fsd_calib.tasks import TASKS, task_kind
+from fsd_decoding.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsd_collectors.store.reading import Traces
+
+NAME = "fsd-collect"
+_EPILOG = """
+Examples: fsd-collect --task arithmetic --out traces · fsd-collect --task arithmetic --rule fsd --threshold inf
+
+Exit codes: 0 done · 2 bad input · 130 interrupted (the same command goes on where this one stopped)
+"""
+_POLICY = "On-policy only"
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=_EPILOG)
+def command(
+    task: Annotated[str, typer.Option(help=f"Whose problems are decoded: {', '.join(TASKS)}.", rich_help_panel=DATA)],
+    data: DataOption = None,
+    limit: LimitOption = None,
+    seed: SeedOption = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the traces. By default fsd-traces/TASK.", rich_help_panel=DATA),
+    ] = None,
+    hidden: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep the draft's last hidden state too: 'whole', or projected to this many numbers.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    batch_size: Annotated[int, typer.Option(help="Problems decoded at once.", rich_help_panel=DECODING)] = 32,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help="Collect on-policy, where this says when a drafted token is accepted: sd, coupled, fsd, fsd-sd, "
+            "fsd-coupled, typical, ensemble. By default along the target.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="The rule's. inf under fsd keeps whatever is drafted.", rich_help_panel=_POLICY),
+    ] = None,
+    divergence: Annotated[
+        str | None,
+        typer.Option(
+            help="What the threshold bounds. By default js; all are kept in any case.", rich_help_panel=_POLICY
+        ),
+    ] = None,
+    draft_length: Annotated[
+        int | None, typer.Option(help="Tokens drafted a round. By default 5.", rich_help_panel=_POLICY)
+    ] = None,
+) -> None:
+    """Collects traces: for every drafted token what the target and the draft thought of it, as Parquet files.
+
+    Along the target (the default), the target's own completions are read by both models, which is cheap and answers
+    for every rule and threshold at once. On-policy (with --rule), texts are decoded under that rule, and every drafted
+    token is kept, the rejected ones too. Look at the result with fsd-traces, or read it with load_traces, pandas,
+    datasets or DuckDB.
+    """
+    task_kind(task)  # refuses an unknown one
+    check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
+    width = _width(hidden)
+    folder = out if out is not None else Path("fsd-traces") / task
+    check_writable(folder, ())
+
+    from fsd_calib.progress import stderr_progress
+    from fsd_calib.tasks import load_task
+    from fsd_collectors.collection.run import collect_traces
+    from fsd_decoding.loading import load_tokenizer
+
+    quiet_transformers()
+    large, small = given_or_default(task, target, draft)
+    try:
+        traces = collect_traces(
+            load_task(task, seed, limit, data, load_tokenizer(large)), target=large, draft=small, out=folder, rule=rule,
+            threshold=threshold, divergence=divergence, draft_length=draft_length, temperature=temperature,
+            top_k=top_k, top_p=top_p, hidden=width, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
+            progress=stderr_progress(),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        raise RunInterruptedError(_on_disk(folder)) from None
+    print(f"{folder} holds {_summary(traces)}")
+
+
+def main() -> None:
+    leave(app, NAME)
+
+
+def _width(hidden: str | None) -> int | Literal["whole"] | None:
+    if hidden is None:
+        return None
+    if hidden == "whole":
+        return "whole"
+    if not hidden.isdecimal() or int(hidden) < 1:
+        raise UsageError(f"--hidden is {hidden!r}; it must be 'whole', or a whole number of at least 1")
+    return int(hidden)
+
+
+def _summary(traces: Traces) -> str:
+    done = traces.completions.to_table(columns=["emitted", "correct"]).to_pydict()
+    count = len(done["correct"])
+    return f"{count} completions, {sum(done['emitted'])} tokens, accuracy {sum(done['correct']) / count:.4f}"
+
+
+def _on_disk(folder: Path) -> str:
+    from fsd_collectors.store.reading import load_traces
+
+    try:
+        traces = load_traces(folder)
+    except UsageError:
+        return f"{folder} holds nothing yet"
+    problems = sum(shard.problems for shard in traces.shards)
+    wanted = traces.manifest.task.problems
+    return f"{folder} holds {problems} of {wanted} completions; the same command goes on from there"

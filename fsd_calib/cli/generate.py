@@ -1,0 +1,90 @@
+"""`fsd-generate`: continues prompts as a profile says, and tells on stderr how fast that went.
+
+Knows options. Decoding is `SpeculativeDecoder`'s, and how a question is asked is the task's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fsd_calib.cli.console import leave, quiet_transformers, say
+from fsd_calib.tasks import TASKS, task_kind
+
+if TYPE_CHECKING:
+    from fsd_decoding.engine.result import Result
+
+NAME = "fsd-generate"
+_MOST_NEW_TOKENS = 256
+_EPILOG = """
+Example: fsd-generate --profile profile.json "Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there now?"
+
+Exit codes: 0 done · 2 bad input · 130 interrupted
+"""
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=_EPILOG)
+def command(
+    prompts: Annotated[list[str], typer.Argument(help="One or more prompts, each in quotes.")],
+    profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote.")],
+    target: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's.")] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"The most tokens a text may have: the task's, or {_MOST_NEW_TOKENS}."),
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Instead of the profile's; what it certifies does not hold then.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Give prompts as they are, not as the task asks.")] = False,
+    device: Annotated[str | None, typer.Option(help="cuda, cpu, … By default a GPU where there is one.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own.")] = None,
+) -> None:
+    """Continues prompts with two models and the threshold of a profile.
+
+    Prompts are put as in calibration: what the profile says holds for questions asked so. Texts go to stdout, in the
+    prompts' order with an empty line between, and one line on speed to stderr.
+    """
+    from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+    quiet_transformers()
+    followed = ThresholdProfile.load(profile)
+    decoder = SpeculativeDecoder.from_pretrained(
+        target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype
+    )
+    asked = task_kind(followed.task) if followed.task in TASKS and not raw else None
+    prompt_of, stop = asked.prompts(decoder.tokenizer) if asked else (str, ())
+    most = max_new_tokens or (asked.max_new_tokens if asked else _MOST_NEW_TOKENS)
+    started = time.perf_counter()
+    results = decoder.generate(
+        [prompt_of(prompt) for prompt in prompts],
+        max_new_tokens=most,
+        rule=None if threshold is None else followed.rule,  # an uncertified profile follows another rule
+        threshold=threshold,
+        stop=stop,
+    )
+    print("\n\n".join(result.text for result in results))
+    say(NAME, summary(results, time.perf_counter() - started))
+
+
+def main() -> None:
+    leave(app, NAME)
+
+
+def summary(results: Sequence[Result], seconds: float) -> str:
+    """Tokens here are those emitted, so an end of text counts, as it does in a profile."""
+    tokens = sum(result.emitted for result in results)
+    rounds = sum(result.rounds for result in results)
+    drafted = sum(result.drafted for result in results)
+    accepted = sum(result.accepted for result in results) / max(drafted, 1)
+    return (
+        f"{tokens} tokens in {rounds} rounds, {tokens / rounds:.2f} a round; "
+        f"{accepted:.0%} of {drafted} drafted tokens accepted; {tokens / seconds:.1f} tokens/s"
+    )

@@ -1,0 +1,96 @@
+"""`fsd-train-predictor`: from traces to a predictor of acceptance, with a card that says how good it is.
+
+Knows options and exit codes. Training is `fsd_predictors`'. Heavy imports stay inside functions: `--help` must answer
+at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fsd_calib.cli.console import RunInterruptedError, check_at_least_one, check_writable, leave
+from fsd_calib.cli.options import DATA, LimitOption, several
+
+if TYPE_CHECKING:
+    from fsd_predictors.predictor import Predictor
+
+NAME = "fsd-train-predictor"
+_EPILOG = """
+Example: fsd-train-predictor --traces traces --out predictor
+
+Exit codes: 0 done · 2 bad input · 130 interrupted
+"""
+_MODEL = "Predictor"
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=_EPILOG)
+def command(
+    traces: Annotated[
+        Path, typer.Option(help="The folder that fsd-collect wrote, along the target.", rich_help_panel=DATA)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the predictor.", rich_help_panel=DATA)],
+    limit: LimitOption = None,
+    seed: Annotated[int, typer.Option(help="Of rows, tuning and models.", rich_help_panel=DATA)] = 0,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="The target's, where it is not where the traces say: hub id or local path.", rich_help_panel=DATA
+        ),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="boosted (LightGBM), logistic, or head (a small network).", rich_help_panel=_MODEL)
+    ] = "boosted",
+    rule: Annotated[
+        str,
+        typer.Option(help="The rule it will serve: fsd-coupled, fsd-sd, fsd, coupled or sd.", rich_help_panel=_MODEL),
+    ] = "fsd-coupled",
+    divergence: Annotated[
+        str,
+        typer.Option(
+            help="What T bounds; several with commas. One predictor serves every T of each.", rich_help_panel=_MODEL
+        ),
+    ] = "js",
+    trials: Annotated[int, typer.Option(help="Settings tried for each of its two models.", rich_help_panel=_MODEL)] = 8,
+) -> None:
+    """Trains a predictor of which drafted tokens will be accepted, so that drafting can stop in time.
+
+    Only problems of the tuning part are used, divided by a hash into those that fit the models, those that calibrate
+    them, and those that say how good they are. Writes the models, and card.md, which is to be read before use.
+    """
+    check_at_least_one({"--limit": limit, "--trials": trials})
+    from fsd_collectors.store.reading import load_traces
+
+    given = load_traces(traces)
+    check_writable(out, ())
+
+    from fsd_calib.progress import stderr_progress
+    from fsd_decoding.loading import load_tokenizer
+    from fsd_predictors.training.api import train
+
+    try:
+        predictor = train(
+            given, out, kind, rule, several("--divergence", divergence), trials=trials, seed=seed, limit=limit,
+            tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=stderr_progress(),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        raise RunInterruptedError(f"{out} holds no new predictor") from None
+    _print(predictor)
+    print(f"{out} holds the predictor; see {out / 'card.md'}")
+
+
+def main() -> None:
+    leave(app, NAME)
+
+
+def _print(predictor: Predictor) -> None:
+    from rich.console import Console
+
+    from fsd_collectors.report.tables import print_sheets
+    from fsd_predictors.training.card import by_threshold
+
+    print_sheets([by_threshold(predictor.facts)], Console())

@@ -1,0 +1,156 @@
+"""What a profile holds beside its curve, a small table each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fsd_calib.formatting import (
+    at_most,
+    bound,
+    exact,
+    level,
+    milliseconds,
+    percent,
+    points,
+    points_between,
+    threshold,
+    tokens,
+)
+from fsd_calib.report.summary import drafts, was_selected
+from fsd_decoding.profile.parts import Certificate, ModelInfo
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+def sheets(profile: ThresholdProfile) -> list[Table]:
+    """Settings, models, certificate, costs and effort, as far as the profile holds them."""
+    made = {
+        "settings": _settings(profile), "models": _models(profile), "certificate": _certificate(profile),
+        "costs": _costs(profile), "texts": _texts(profile), "effort": _effort(profile),
+    }  # fmt: skip
+    return [_sheet(title, lines) for title, lines in made.items() if lines]
+
+
+def _sheet(title: str, lines: Mapping[str, str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in lines.items():
+        table.add_row(name, Text(value))  # text: a path may hold brackets, which rich would read
+    return table
+
+
+def _settings(p: ThresholdProfile) -> dict[str, str]:
+    return {
+        "outcome": p.outcome,
+        "rule": f"{p.rule}, T = {threshold(p.threshold)}, {drafts(p)}",
+        "policy": "none: T stays as it is" if p.policy is None else f"T is moved by {p.policy}",
+        "early stop": _early_stop(p),
+        "divergence": f"{p.divergence} on {p.logits} logits, definitions version {p.divergence_version}",
+        "sampling": ", ".join(
+            f"{name} {value}" for name, value in p.sampling.model_dump().items() if value is not None
+        ),
+        "noise": f"seed {p.seed}, {p.seeds} a problem",
+        "task": f"{p.task}: {p.data.source} (split {p.data.split})",
+        "problems": f"{p.data.tuning:,} for tuning, {p.data.certification:,} for certification",
+        "made": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
+        "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),
+    }
+
+
+def _early_stop(p: ThresholdProfile) -> str:
+    if p.early_stop is None:
+        return "none: every draft has its whole length"
+    return f"predictor {p.early_stop.predictor!r} ({p.early_stop.fingerprint[:12]})"
+
+
+def _models(p: ThresholdProfile) -> dict[str, str]:
+    others = {"tried too": "\n".join(map(_model, p.other_drafts))} if p.other_drafts else {}
+    return {"target": _model(p.target), "draft": _model(p.draft), **others, "tokenizer": p.tokenizer[:12]}
+
+
+def _model(model: ModelInfo) -> str:
+    revision = f" at {model.revision[:12]}" if model.revision else ""
+    return f"{model.id}{revision}, {model.dtype}, vocabulary {model.vocab_size:,}, fingerprint {model.fingerprint[:12]}"
+
+
+def _certificate(p: ThresholdProfile) -> dict[str, str]:
+    c = p.certificate
+    wanted = {} if c.wanted is None else {"wanted": f"{c.acc} {exact(c.wanted)}"}
+    return {
+        "certified": "yes" if c.certified else "no",
+        "guarantee": c.guarantee,
+        **wanted,
+        **({"of": "lossless decoding"} if c.lossless else {}),
+        "retention": f"{percent(c.retention)}, lower bound {bound(c.lower_bound)}",
+        "accuracy": f"{percent(c.accuracy)}, lower bound {bound(c.accuracy_lower_bound)}",
+        "outcomes": f"both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}",
+        **_harm(c),
+        "counted on": f"{c.problems:,} problems, {c.seeds} seed{'s' * (c.seeds > 1)} each",
+        "frozen": "not recorded" if c.frozen is None else f"{c.frozen} to be tested{_caveat(p)}",
+        "confidence": f"{exact(c.confidence)}, tested at level {level(c.level)}",
+        "attempt": "not recorded" if c.attempt is None else str(c.attempt),
+        "method": c.method,
+    }
+
+
+def _caveat(p: ThresholdProfile) -> str:
+    return "; bounds are not corrected for the choice among them" if was_selected(p) and p.certificate.problems else ""
+
+
+def _harm(c: Certificate) -> dict[str, str]:
+    if c.harm is None or c.harm_upper_bound is None or c.difference is None:
+        return {}
+    sure = "" if c.difference_interval is None else f", {points_between(c.difference_interval)}"
+    return {
+        "harm": f"{percent(c.harm)} of the target's right answers lost, at most {at_most(c.harm_upper_bound)}",
+        "difference": f"{points(c.difference)} percentage points of accuracy{sure}",
+    }
+
+
+def _costs(p: ThresholdProfile) -> dict[str, str]:
+    if p.costs is None:
+        return {}
+    return {
+        "one draft step": milliseconds(p.costs.draft_step),
+        "one verification": milliseconds(p.costs.verify),
+        "each position of it": milliseconds(p.costs.position),
+        "measured at batch": str(p.costs.batch),
+    }
+
+
+def _texts(p: ThresholdProfile) -> dict[str, str]:
+    """What rounding alone changed, and what drift is held against."""
+    lines, churn, cut, seen = {}, p.numerical_churn, p.truncation, p.acceptance
+    if churn is not None:
+        lines["changed by rounding"] = (
+            f"{churn.texts_changed} of {churn.problems:,} texts, {churn.outcomes_flipped} outcomes"
+        )
+    if cut is not None:
+        lines["cut short, perhaps"] = (
+            f"{cut.target} of the target's {cut.texts:,} texts, {cut.chosen} of the chosen setting's: they have "
+            f"{cut.max_new_tokens} tokens"
+        )
+    if seen is not None:
+        lines["accepted drafts"] = f"{percent(seen.mean)} ± {percent(seen.deviation)} a text, of {seen.texts:,} texts"
+    return lines
+
+
+def _effort(p: ThresholdProfile) -> dict[str, str]:
+    return {} if p.effort is None else dict(_works(p)) | {"trials": f"{p.effort.trials:,}"}
+
+
+def _works(p: ThresholdProfile) -> Iterator[tuple[str, str]]:
+    assert p.effort is not None
+    for name in ("baseline", "search", "certification", "total"):
+        work = getattr(p.effort, name)
+        yield (
+            name,
+            (
+                f"decoded {work.decoded:,} ({tokens(work.decoded_tokens)}), "
+                f"reused {work.reused:,} ({tokens(work.reused_tokens)})"
+            ),
+        )

@@ -1,0 +1,56 @@
+"""What a search asks of a goal. Knows no goal in particular."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.search.forecast import Forecast
+from fsd_calib.search.history import History, Tried
+from fsd_calib.search.space import Point, Space
+
+
+class Judged(NamedTuple):
+    """value: to be maximised. shortfall: feasible where <= 0. settled: whether the rest of the tuning part would
+    hardly change that."""
+
+    value: float
+    shortfall: float
+    settled: bool
+
+
+class Evidence(NamedTuple):
+    """fuzzy, target: on the same problems. whole: how many the tuning part has."""
+
+    fuzzy: Measurement
+    target: Measurement
+    whole: int
+
+
+class Goal(Protocol):
+    @property
+    def asked(self) -> str:
+        """In words that differ where two studies must not be mixed."""
+        ...
+
+    def propose(self, history: History, space: Space, forecast: Forecast) -> Point | None:
+        """Where to try next; None: nothing is worth it. From its arguments alone, so that a search resumes."""
+        ...
+
+    def why_not(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
+        """Of an arm that was never tried."""
+        ...
+
+    def judge(self, seen: Evidence, forecast: Forecast) -> Judged: ...
+
+    def freeze(
+        self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
+    ) -> list[Configuration]: ...
+
+
+def retention(fuzzy: Measurement, target: Measurement) -> float:
+    """Where the target solves nothing, nothing is lost: 1."""
+    return fuzzy.accuracy / target.accuracy if target.accuracy else 1.0

@@ -1,0 +1,1 @@
+"""Files that outlast a run: SQLite databases and the folders they lie in."""

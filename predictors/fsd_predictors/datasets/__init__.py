@@ -1,0 +1,1 @@
+"""Data sets of drafted tokens, built from traces."""

@@ -1,0 +1,1 @@
+"""Features of drafted tokens, defined once for training, replay and the decoding loop."""

@@ -1,0 +1,144 @@
+"""card.md: what a predictor was trained on, how good it is, and what it looks at, for people.
+
+Knows Markdown and how figures are written. Knows neither rows nor models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fsd_collectors.manifest import Manifest
+from fsd_collectors.report.tables import Sheet, model_line, number, sampling_line
+from fsd_predictors.facts import Facts, Quality
+from fsd_predictors.training.evaluation import Evaluation, StepQuality
+from fsd_predictors.training.importances import Importance
+from fsd_predictors.training.reliability import reliability
+
+PICTURE = "reliability.png"
+_NONE = "–"
+_FORECASTS = {
+    "a": "a: this token is accepted",
+    "b": "b: the next one would be",
+    "S": "S: the whole draft is",
+}
+
+
+def card(
+    facts: Facts, manifest: Manifest, evaluation: Evaluation, looks_at: Mapping[str, Importance]
+) -> dict[str, bytes]:
+    """The files: Markdown and its picture. `manifest`: of the traces."""
+    sheets = [
+        _data(facts, manifest), by_threshold(facts), _by_step(evaluation.steps),
+        *(_importances(role, of) for role, of in looks_at.items()), _parameters(facts),
+    ]  # fmt: skip
+    text = _TEXT.format(
+        kind=facts.kind, rule=facts.rule, divergences=", ".join(facts.divergences), picture=PICTURE,
+        falling=facts.falling, sheets="\n".join(map(_markdown, sheets)),
+    )  # fmt: skip
+    curves = {_FORECASTS[forecast]: found for forecast, found in evaluation.curves.items()}
+    return {"card.md": text.encode(), PICTURE: reliability(curves)}
+
+
+_TEXT = """# Predictor of acceptance: {kind}, for {rule} by {divergences}
+
+Forecasts, while a draft is being written, which of its tokens will be accepted, so that drafting can stop in time.
+Problems that fit or calibrated it have no part in the figures below.
+
+![Share accepted against forecast]({picture})
+
+Where curves follow the dashed line, forecasts come true as often as they say. Each point is a fifteenth of the rows.
+In S, what follows a rejected token there is taken from the target's text, since no trace along the
+target knows what the draft would have gone on to.
+
+Forecasts that fall where T rises, of 10,000 random rows of each model: {falling}.
+
+{sheets}"""
+
+
+def by_threshold(facts: Facts) -> Sheet:
+    """How good the forecasts are, by divergence and T."""
+    return Sheet(
+        "How good, by T",
+        ("forecast", "D", "T", "rows", "accepted", "AUC", "of q(x)", "of entropy", "calibration error"),
+        tuple(_quality(each) for each in facts.reached),
+        "AUC: share of pairs, one accepted and one rejected, that the forecast puts in the right order; beside it "
+        "those of q(x) and of q's entropy on the same rows, for S of their product and sum. Calibration error: mean "
+        "distance of forecast and share accepted, in 15 bins of equally many rows. T below 0 is lossless.",
+        names=2,
+    )
+
+
+def _quality(each: Quality) -> tuple[str, ...]:
+    aucs = (_auc(value) for value in (each.auc, each.probability_auc, each.entropy_auc))
+    return (each.forecast, each.divergence, _threshold(each.threshold), f"{each.rows:,}", f"{each.accepted:.1%}",
+            *aucs, f"{each.error:.2%}")  # fmt: skip
+
+
+def _data(facts: Facts, manifest: Manifest) -> Sheet:
+    problems, rows = facts.problems, facts.rows
+    told = {
+        "target": model_line(manifest.target),
+        "draft": model_line(manifest.draft),
+        "task": f"{manifest.task.name}, from {manifest.task.source}",
+        "traces": f"run {facts.traces}, tuning part",
+        "sampling": sampling_line(manifest),
+        "divergences": f"{', '.join(facts.divergences)}, of {facts.on} logits",
+        "problems": f"{problems.training:,} fit, {problems.calibration:,} calibrate, {problems.evaluation:,} evaluate",
+        "rows that fit": f"{rows['accepting']:,} for a, {rows['next']:,} for b",
+        "seed": str(facts.seed),
+        "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
+    }
+    return Sheet("Data", (), tuple(told.items()))
+
+
+def _by_step(steps: Sequence[StepQuality]) -> Sheet:
+    return Sheet(
+        "How good, by step of the draft",
+        ("forecast", "step", "rows", "accepted", "forecast mean", "AUC", "calibration error"),
+        tuple(
+            (each.forecast, str(each.step), f"{each.rows:,}", f"{each.accepted:.1%}", f"{each.mean:.1%}",
+             _auc(each.auc), f"{each.error:.2%}")
+            for each in steps
+        ),
+        "Over the same T as above, pooled.",
+        names=2,
+    )  # fmt: skip
+
+
+def _importances(role: str, of: Importance) -> Sheet:
+    ranked = sorted(zip(of.names, of.shares, strict=True), key=lambda each: -each[1])
+    return Sheet(
+        f"What {role} looks at",
+        ("feature", "share"),
+        tuple((name, f"{share:.1%}") for name, share in ranked),
+        f"{of.meaning[0].upper()}{of.meaning[1:]}.",
+    )
+
+
+def _parameters(facts: Facts) -> Sheet:
+    rows = ((role, ", ".join(f"{n} {_plain(v)}" for n, v in found.items())) for role, found in facts.parameters.items())
+    return Sheet("Parameters, found by Optuna", (), tuple(rows))
+
+
+def _markdown(sheet: Sheet) -> str:
+    headings = sheet.headings or ("", "")
+    sides = [":--" if place < sheet.names or not sheet.headings else "--:" for place in range(len(headings))]
+    lines = [_line(row) for row in (headings, sides, *sheet.rows)]
+    note = f"\n{sheet.note}\n" if sheet.note else ""
+    return f"## {sheet.title}\n\n" + "\n".join(lines) + f"\n{note}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _auc(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.3f}"
+
+
+def _threshold(value: float) -> str:
+    return "< 0" if value < 0 else number(value)
+
+
+def _plain(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

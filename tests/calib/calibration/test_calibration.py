@@ -1,0 +1,199 @@
+"""Whole calibrations of tiny models: what is told apart, what is refused, and what no attempt is spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fsd_calib import calibrate
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.plan import Plan, check_enough
+from fsd_calib.calibration.session import Workbench, opened
+from fsd_calib.certification.attempt_ledger import Ledger
+from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.progress import Lines, Progress, Silent
+from fsd_calib.search.space import Space
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.sampling import Sampling
+from support import earlier_ledgers, tiny_calibration
+from support.tiny import word_tokenizer
+from support.tiny_pair import related
+
+TASK = tiny_calibration.task(300)
+
+
+def planned(cache: Path, spread: float = 0.05, progress: Progress | None = None, **wish: Any) -> Plan:
+    """Its ledger lies in the cache's folder too."""
+    target, draft = related(seed=1, spread=spread)
+    space = Space(("fsd-coupled",), ("js",), (2, 4))
+    return Calibration(
+        TASK, target, draft, Wish(**({"min_acc": 0.7} | wish)), space, tokenizer=word_tokenizer(), cache=cache,
+        state=cache, progress=progress or Silent(),
+    ).plan()  # fmt: skip
+
+
+@contextmanager
+def bench(
+    state: Path, spread: float = 0.05, temperature: float = 0.0, seeds: int = 1, name: str = "tiny"
+) -> Iterator[Workbench]:
+    decoder = SpeculativeDecoder(
+        *related(seed=1, spread=spread), word_tokenizer(), seed=0, sampling=Sampling(temperature, None, None)
+    )
+    with opened(decoder, replace(TASK, name=name), 32, seeds, state, Silent(), state) as made:
+        yield made
+
+
+def attempt(state: Path, **changes: Any) -> int:
+    frozen, claim = [Configuration("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
+    with bench(state, **changes) as made:
+        return made.sealed.open(frozen, made.configuration("target"), claim, 0.95).attempt.number
+
+
+def marked(state: Path) -> int:
+    """How many of the tuning problems an attempt may not ask."""
+    with bench(state) as made, Ledger(state / "ledger.sqlite") as ledger:
+        family = ModelInfo.of(made.decoder.target).fingerprint
+        return int((~ledger.usable(family, made.tuning.problems, "none")).sum())
+
+
+def mark(state: Path, share: float) -> int:
+    """So many of the certification problems, as if they had been tuned on."""
+    with bench(state) as made:
+        asked = {*made.sealed.ids}
+        first = [p for p in TASK.problems if p.id in asked][: round(share * len(asked))]
+        made.tuned.mark(first)
+        return len(first)
+
+
+def test_repeated_problems_count_once_and_the_user_is_told() -> None:
+    task, told = tiny_calibration.task(60), StringIO()
+    again = replace(task.problems[0], id=1, question=f"{task.problems[0].question} ")
+    doubled = replace(task, problems=(*task.problems, again))
+    decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=0)
+    with opened(decoder, doubled, 32, 1, None, Lines(told), None) as bench:
+        kept = [*(problem.id for problem in bench.tuning.problems), *bench.sealed.ids]
+    distinct = {problem.question for problem in task.problems}
+    assert len(kept) == len(distinct)
+    assert 1 in kept  # the smallest of its ids
+    assert f"{61 - len(distinct)} of 61 problems repeat others" in told.getvalue()
+
+
+def test_two_drafts_share_a_cache(tmp_path: Path) -> None:
+    planned(tmp_path, spread=0.05)
+    planned(tmp_path, spread=0.2)
+
+
+@pytest.mark.slow
+def test_a_wish_is_taken_up_again(tmp_path: Path) -> None:
+    for min_acc in (0.5, 0.4, 0.5):
+        profile = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", min_acc=min_acc)
+    assert profile.certificate.attempt == 1  # "the same command again is the same attempt"
+
+
+@pytest.mark.parametrize("other", [{"seeds": 2, "temperature": 0.8}, {"temperature": 0.6}])
+def test_other_seeds_or_sampling_are_another_attempt(tmp_path: Path, other: dict[str, Any]) -> None:
+    assert attempt(tmp_path, temperature=0.8) == 1
+    assert attempt(tmp_path, **other) == 2
+
+
+def test_drafts_in_turn_are_attempts_in_turn_and_a_name_is_none(tmp_path: Path) -> None:
+    """Choosing among drafts is a choice: each that is tried could pass by chance."""
+    assert [attempt(tmp_path, spread=spread) for spread in (0.05, 0.1, 0.2, 0.05)] == [1, 2, 3, 1]
+    assert attempt(tmp_path, name="renamed") == 1
+
+
+def test_a_plan_marks_what_it_decodes_under_a_threshold_and_no_more(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="takes at least"):
+        planned(tmp_path, min_acc=0.98, confidence=0.999)
+    assert marked(tmp_path) == 0
+    assert planned(tmp_path).handful.problems == 64
+    assert marked(tmp_path) == 64
+    with bench(tmp_path) as made:
+        assert len(made.tuning.problems) > 64
+
+
+def test_what_was_tuned_on_is_left_out_and_the_user_is_told(tmp_path: Path) -> None:
+    told, out = StringIO(), mark(tmp_path, 0.2)
+    plan = planned(tmp_path, progress=Lines(told))
+    whole = plan.certification + out
+    assert f"{out} of {whole} certification problems were tuned on before and are left out" in told.getvalue()
+
+
+def test_too_few_that_were_never_tuned_on_are_refused_with_the_reason(tmp_path: Path) -> None:
+    out = mark(tmp_path, 0.9)
+    with pytest.raises(UsageError, match=rf"to certify on \({out} of \d+ were tuned on before\); to show retention"):
+        planned(tmp_path, min_acc=0.95)
+    assert marked(tmp_path) == 0  # of the tuning part
+    out += mark(tmp_path, 1.0) - out
+    with pytest.raises(
+        UsageError, match=rf"{out} of {out} certification problems were tuned or trained on before, which leaves"
+    ):
+        planned(tmp_path, min_acc=None, min_speed=1.0)
+
+
+def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
+    with bench(tmp_path / "other") as made:
+        target, ids = ModelInfo.of(made.decoder.target).fingerprint, made.sealed.ids
+    state, cache = tmp_path / "state", tmp_path / "cache"
+    cache.mkdir()
+    earlier_ledgers.write(cache / "attempts.sqlite", [(ids, "frozen", 1, "failed")], ids[:3], target)
+    with opened(made.decoder, TASK, 32, 1, cache, Silent(), None):
+        assert (cache / "attempts.sqlite").exists()  # there is nothing to take it over into
+    for _ in range(2):
+        with opened(made.decoder, TASK, 32, 1, cache, Silent(), state) as taking:
+            assert taking.sealed.next_attempt == 2
+            assert taking.sealed.of_run("new").problems == len(ids) - 3
+    assert not (cache / "attempts.sqlite").exists()
+    (cache / "attempts.sqlite").write_bytes(b"damaged")
+    with pytest.raises(UsageError, match="is damaged"), opened(made.decoder, TASK, 32, 1, cache, Silent(), state):
+        pass
+
+
+@pytest.mark.parametrize(("seeds", "test"), [(1, "betting"), (4, "score")])
+def test_enough_problems_are_enough_for_the_test_that_is_used(seeds: int, test: Any) -> None:
+    """Losing nothing, as the refusal has it."""
+    claim, same = Claim(0.98, test=test, problems=200), Paired(*[np.ones((200, seeds), bool)] * 2)
+    if claim.p_value(same) > 0.0304:
+        with pytest.raises(UsageError, match="takes at least"):
+            check_enough(claim, 200, 0.0304, seeds=seeds)
+
+
+def test_damaged_traces_are_set_aside(tmp_path: Path) -> None:
+    planned(tmp_path)
+    (shard,) = tmp_path.glob("traces/*/completions/*.parquet")
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="damaged"):
+        planned(tmp_path)
+
+
+def test_nothing_is_certified_on_so_few_are_enough(tmp_path: Path) -> None:
+    planned(tmp_path, min_acc=0.98, confidence=0.999, guarantee="none")
+
+
+@pytest.mark.slow
+def test_a_draft_that_never_errs_leaves_nothing_to_be_lossy_for(tmp_path: Path) -> None:
+    target, draft = related(seed=1, spread=0.0)
+    profile = calibrate(
+        tiny_calibration.task(240), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path,
+        state=tmp_path, min_acc=0.7, draft_length=(2, 4), divergence="js",
+    )  # fmt: skip
+    assert profile.outcome == "lossless-suffices", (profile.threshold, profile.speed.chosen, profile.speed.sd)
+
+
+@pytest.mark.slow
+def test_too_few_to_time_is_said_before_an_attempt_is_spent(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="to time"):
+        tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", serve_batch=64)
+    assert tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache").certificate.attempt == 1

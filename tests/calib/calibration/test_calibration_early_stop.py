@@ -1,0 +1,202 @@
+"""Calibration with a predictor that ends drafts early, from the wish to a decoder that follows the profile."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.goal import Guarantee, Wish
+from fsd_calib.progress import Lines
+from fsd_calib.search.space import Space
+from fsd_calib.tasks import Problem
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.curve import CurvePoint
+from fsd_predictors.predictor import Predictor
+from fsd_predictors.training.api import train
+from support import tiny_calibration
+from support.tiny import word_tokenizer
+from support.tiny_pair import related, saved
+
+_PROBLEMS = 900  # about 270 of them tuning: 128 to forecast with, the others to train on
+_WISH: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "guarantee": "none"}
+
+
+def run(folder: Path, predictor: Any, problems: int = 240, **changes: Any) -> ThresholdProfile:
+    target, draft = related(seed=1, spread=0.05)
+    return calibrate(
+        tiny_calibration.task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out",
+        cache=folder / "cache", state=folder / "cache", predictor=predictor, **(_WISH | changes),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    target, draft = related(seed=1, spread=0.05)
+    traces = collect_traces(
+        tiny_calibration.task(300), target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "traces"
+    )
+    train(traces, folder / "predictor", trials=1, tokenizer=word_tokenizer())
+    return folder / "predictor"
+
+
+def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], guarantee: Guarantee) -> str:
+    """What the user is told."""
+    target, draft = related(seed=1, spread=0.05)
+    task, told = replace(tiny_calibration.task(300), problems=problems), StringIO()
+    Calibration(
+        task, target, draft, Wish(0.7, guarantee=guarantee), Space(("fsd-coupled",), ("js",), (6,)),
+        tokenizer=word_tokenizer(), cache=state, state=state, predictor=predictor, progress=Lines(told),
+    ).plan()  # fmt: skip
+    return told.getvalue()
+
+
+def followed(made: ThresholdProfile, folder: Path) -> CurvePoint:
+    """Writes the profile as if the fuzzy setting measured on most problems had been chosen, whatever it is worth on
+    models this small; gives that setting."""
+    point = max((p for p in made.curve if p.threshold is not None), key=lambda p: p.problems)
+    changes = {"outcome": "untested", "threshold": point.threshold, "lossy": True, "estimate": None,
+               "draft_length": point.draft_length}  # fmt: skip
+    made.model_copy(update=changes).save(folder / "profile.json")
+    return point
+
+
+def decoder(profile: Any) -> SpeculativeDecoder:
+    target, draft = related(seed=1, spread=0.05)
+    return SpeculativeDecoder.from_pretrained(target, draft, profile=profile, tokenizer=word_tokenizer())
+
+
+@pytest.mark.slow
+def test_a_profile_stops_drafts_as_its_calibration_did(predictor: Path, tmp_path: Path) -> None:
+    made = run(tmp_path, predictor)
+    assert made.early_stop is not None
+    assert made.early_stop.fingerprint == Predictor.load(predictor).fingerprint
+    assert (tmp_path / "out" / made.early_stop.predictor).resolve() == predictor.resolve()
+    for place in ("elsewhere/deep", "again"):  # a copy leads there too, and so does a copy of the copy
+        moved = tmp_path / place / "profile.json"
+        moved.parent.mkdir(parents=True)
+        made.save(moved)
+        made = ThresholdProfile.load(moved)
+        assert made.early_stop is not None
+        assert (moved.parent / made.early_stop.predictor).resolve() == predictor.resolve()
+    point = followed(made, tmp_path / "out")
+    with pytest.warns(UserWarning, match="never tested"):
+        following = decoder(tmp_path / "out" / "profile.json")
+    task = tiny_calibration.task(240)
+    prompts, ids = [p.prompt for p in task.problems], [p.id for p in task.problems]
+    early = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
+    following.policy = None
+    whole = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
+    assert sum(r.drafted for r in whole) == 6 * sum(r.rounds for r in whole)
+    assert sum(r.drafted for r in early) < 6 * sum(r.rounds for r in early)
+    emitted, rounds = sum(r.emitted for r in early), sum(r.rounds for r in early)
+    assert point.tokens_per_round == pytest.approx(emitted / rounds, rel=0.1)  # the tuning part's, of all these
+
+
+@pytest.mark.slow
+def test_folders_move_together_and_another_predictor_is_refused(predictor: Path, tmp_path: Path) -> None:
+    beside = tmp_path / "first" / "predictor"
+    shutil.copytree(predictor, beside)
+    followed(run(tmp_path / "first", beside), tmp_path / "first" / "out")
+    for name in ("moved", "altered", "missing"):
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+    shutil.rmtree(tmp_path / "first")
+    with (tmp_path / "altered" / "predictor" / "next.txt").open("a") as file:
+        file.write(" ")
+    shutil.rmtree(tmp_path / "missing" / "predictor")
+    with pytest.warns(UserWarning, match="never tested"):
+        assert decoder(tmp_path / "moved" / "out" / "profile.json").policy is not None
+    for name, said in (("altered", r"next\.txt"), ("missing", "predictor")):
+        with pytest.warns(UserWarning, match="never tested"), pytest.raises(UsageError, match=said):
+            decoder(tmp_path / name / "out" / "profile.json")
+
+
+@pytest.mark.slow
+def test_auto_trains_once_on_problems_that_nothing_else_is_measured_on(tmp_path: Path) -> None:
+    first = run(tmp_path, "auto", _PROBLEMS)
+    assert first.early_stop is not None
+    assert first.early_stop.predictor == "predictor"
+    trained = Predictor.load(tmp_path / "out" / "predictor")
+    assert sum(trained.facts.problems.model_dump().values()) < first.data.tuning
+    written = (tmp_path / "out" / "predictor" / "predictor.json").stat().st_mtime_ns
+    again = run(tmp_path, "auto", _PROBLEMS)
+    assert (tmp_path / "out" / "predictor" / "predictor.json").stat().st_mtime_ns == written
+    assert again.effort is not None
+    assert (again.threshold, again.effort.total.decoded) == (first.threshold, 0)
+    run(tmp_path, "auto", _PROBLEMS, rule="fsd-sd")
+    assert Predictor.load(tmp_path / "out" / "predictor").facts.rule == "fsd-sd"
+    with pytest.raises(UsageError, match="a predictor is for one rule"):
+        run(tmp_path, "auto", _PROBLEMS, rule=("fsd-sd", "fsd-coupled"))
+
+
+def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predictor: Path, tmp_path: Path) -> None:
+    facts = Predictor.load(predictor).facts
+    assert len(facts.trained_ids) == sum(facts.problems.model_dump().values())
+    some = sorted(facts.trained_ids)[:20]
+    problems = tuple(
+        replace(p, part="certification") if p.id in some else p for p in tiny_calibration.task(300).problems
+    )
+    told = "20 of 2.. certification problems were tuned or trained on before and are left out"
+    assert re.search(told, planned(tmp_path, predictor, problems, "population"))
+    assert "tuned on before" not in planned(tmp_path, predictor, problems, "none")  # nothing is to be certified
+
+
+def test_an_earlier_predictor_is_the_same_and_warns_that_its_problems_are_not_known(
+    predictor: Path, tmp_path: Path
+) -> None:
+    loaded = Predictor.load(predictor)
+    replace(loaded, facts=loaded.facts.model_copy(update={"trained": None})).save(tmp_path / "earlier")
+    written = json.loads((tmp_path / "earlier" / "predictor.json").read_text())
+    assert "trained" not in written["facts"]
+    assert Predictor.load(tmp_path / "earlier").fingerprint == written["sha256"]
+    problems = tiny_calibration.task(300).problems
+    with pytest.warns(UserWarning, match="does not record the problems that it was trained on"):
+        planned(tmp_path / "state", tmp_path / "earlier", problems, "population")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planned(tmp_path / "state", tmp_path / "earlier", problems, "none")
+        planned(tmp_path / "state", predictor, problems, "population")
+
+
+def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Path, tmp_path: Path) -> None:
+    for changes, message in (
+        ({"divergence": "tv"}, "the predictor knows divergences js, not 'tv'"),
+        ({"rule": "fsd-sd"}, "the predictor is for rule 'fsd-coupled', not 'fsd-sd'"),
+        ({"temperature": 0.7}, "the predictor was trained on texts sampled with"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run(tmp_path, predictor, **changes)
+    target, other = related(seed=1, spread=0.2)
+    with pytest.raises(UsageError, match="the predictor's draft is"):
+        calibrate(
+            tiny_calibration.task(240), target=target, draft=other, tokenizer=word_tokenizer(), cache=tmp_path,
+            predictor=predictor, **_WISH,
+        )  # fmt: skip
+    with pytest.raises(UsageError, match=r"there are \d+ tuning problems; training a predictor takes 178 at least"):
+        run(tmp_path, "auto")
+    with pytest.raises(UsageError, match="predictor"):
+        run(tmp_path, tmp_path / "nowhere")
+
+
+@pytest.mark.slow
+def test_fresh_processes_time_drafts_that_end_early_too(
+    predictor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They compare the policy's identity, with what it weighs, with that of this process."""
+    monkeypatch.setattr("fsd_calib.calibration.timing._PROCESSES", 2)
+    target, draft = saved(tmp_path)
+    made = calibrate(
+        tiny_calibration.task(240), target=target, draft=draft, predictor=predictor, timing="careful", **_WISH
+    )
+    assert made.early_stop is not None
+    assert (made.speed.processes, made.speed.part) == (2, "tuning")

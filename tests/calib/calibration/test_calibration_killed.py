@@ -1,0 +1,70 @@
+"""A calibration is killed again and again, at any moment: it ends with the same profile and decodes nothing twice."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support import tiny_calibration
+
+KILLS = 20
+TIMED = {"created", "speed", "effort"}  # what differs from run to run by nature
+
+
+def start(out: Path, cache: Path) -> subprocess.Popen[str]:
+    """Returns once the process has imported everything."""
+    command = [sys.executable, tiny_calibration.__file__, str(out), str(cache)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "here\n"
+    return child
+
+
+def decodings(cache: Path) -> list[Any]:
+    """What was decoded, one entry a time that it was."""
+    with sqlite3.connect(cache / "decodings.sqlite") as file:
+        return file.execute("SELECT hex(key), problem, threshold FROM decodings").fetchall()
+
+
+def untimed(folder: Path) -> dict[str, Any]:
+    return ThresholdProfile.load(folder / "profile.json").model_dump(exclude=TIMED)
+
+
+@pytest.mark.slow
+def test_it_ends_the_same_after_twenty_kills(tmp_path: Path) -> None:
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    child = start(tmp_path / "first", tmp_path / "warm")
+    began = time.monotonic()
+    assert child.wait(300) == 0
+    whole = time.monotonic() - began
+    rng, killed = Random(1), 0
+    while killed < KILLS:
+        child = start(out, cache)
+        time.sleep(rng.uniform(0, 0.4 * whole))
+        killed += child.poll() is None  # towards the end little is left to do, and some get to it
+        child.kill()
+        child.wait()
+    child = start(out, cache)
+    told, errors = child.communicate(timeout=300)
+    assert told == "done\n", errors
+    # An uninterrupted run, with the costs that the killed one had measured: they decide which lengths are tried.
+    calm = tmp_path / "calm"
+    calm.mkdir()
+    (facts,) = out.glob("run-*.json")
+    shutil.copy(facts, calm)
+    child = start(calm, tmp_path / "cold")
+    told, errors = child.communicate(timeout=300)
+    assert told == "done\n", errors
+    assert untimed(calm) == untimed(out)
+    again = decodings(cache)
+    assert len(again) == len(set(again))
+    assert sorted(again, key=str) == sorted(decodings(tmp_path / "cold"), key=str)

@@ -1,0 +1,248 @@
+"""What a calibration ends with, and what its profile then says of itself."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fsd_calib import ThresholdProfile, calibrate
+from fsd_calib.report.console import print_report
+from fsd_calib.report.summary import notes
+from fsd_calib.report.verdict import verdict
+from fsd_calib.tasks import Task
+from fsd_decoding.profile.curve import CurvePoint
+from support import tiny_calibration
+from support.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
+from support.tiny import word_tokenizer
+from support.tiny_pair import related, tiny_decoder
+from support.told_speeds import tell
+
+_NOTHING_DECODED = {f"certificate.{name}": 0 for name in ("problems", "both_right", "lost", "gained", "both_wrong")} | {
+    f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "accuracy_lower_bound")
+}
+
+
+@pytest.mark.slow
+def test_a_speed_that_sd_makes_already_is_granted(tmp_path: Path) -> None:
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", min_acc=None, min_speed=1.0)
+    assert made.outcome == "lossless-suffices"
+
+
+@pytest.mark.slow
+def test_an_unreachable_speed_spends_no_attempt(tmp_path: Path) -> None:
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", min_acc=None, min_speed=1e9)
+    assert (made.outcome, made.certificate.attempt) == ("too-slow", None)
+
+
+@pytest.mark.slow
+def test_what_is_slower_than_sd_is_no_success(tmp_path: Path) -> None:
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", min_acc=0.9, rule="fsd")
+    assert made.outcome != "certified" or made.speed.chosen > made.speed.sd
+
+
+@pytest.mark.slow
+def test_without_a_test_no_problems_are_too_few(tmp_path: Path) -> None:
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=80, min_acc=0.98, guarantee="none")
+    assert made.certificate.guarantee == "none"
+
+
+@pytest.mark.slow
+def test_sampling_noise_is_not_called_rounding(tmp_path: Path) -> None:
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", rule="fsd-sd", temperature=0.8)
+    assert made.numerical_churn is None or made.numerical_churn.texts_changed < made.numerical_churn.problems / 4
+
+
+@pytest.mark.parametrize("outcome", [UNCERTIFIED, TOO_SLOW, FRONT])
+def test_the_lossless_rule_runs_at_its_own_draft_length(outcome: dict[str, object]) -> None:
+    """`draft_length` is the fuzzy setting's: on the bundled pair 12, where the lossless rules are best at 4."""
+    assert profile(outcome).effective_draft_length == 4
+
+
+def test_the_fastest_is_by_time_not_by_tokens_a_round() -> None:
+    long = {**values()["curve"][2], "draft_length": 12, "tokens_per_round": 9.0, "forecast": 30.0}
+    made = profile({**UNCERTIFIED, "curve": [*values()["curve"][:3], long]})
+    assert made.at(min_acc=0.85, certified=False).draft_length == 5
+
+
+def test_a_tuning_point_beyond_one_that_failed_on_certification_is_not_chosen() -> None:
+    failed = {**values()["curve"][4], "threshold": 0.25, "accuracy": 0.8, "retention": 0.86, "lower_bound": None,
+              "counts": None}  # fmt: skip
+    lucky = {**values()["curve"][2], "threshold": 0.3, "retention": 0.95, "forecast": 71.0,
+             "tokens_per_round": 5.9}  # fmt: skip
+    chosen = profile({**UNCERTIFIED, "curve": [values()["curve"][1], failed, lucky]}).at(min_acc=0.9, certified=False)
+    assert chosen.threshold != 0.3
+
+
+def test_the_footnote_names_the_part_that_was_decoded() -> None:
+    tuning = {"estimate.lower_bound": None, "curve": values()["curve"][:3]}
+    said = notes(profile(UNCERTIFIED | _NOTHING_DECODED | tuning))
+    assert "certification part: 700 problems" not in said
+
+
+def test_the_footnote_counts_what_was_decoded() -> None:
+    """Betting and futility stop early: 70 of 700 problems decoded are not 700."""
+    few = {"certificate.problems": 70, "certificate.both_right": 70, "certificate.lost": 0, "certificate.gained": 0,
+           "certificate.both_wrong": 0, "certificate.retention": 1.0, "certificate.accuracy": 1.0}  # fmt: skip
+    assert "700 problems" not in notes(profile(few))
+
+
+def test_a_fronts_sentences_do_not_speak_of_one_setting_without_naming_it() -> None:
+    said = verdict(profile(FRONT))
+    assert "That is retention" not in said
+
+
+# What was tested, and is no faster than lossless decoding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("over_sd", "spread"), [(0.8, 0.0), (1.02, 0.5)])
+def test_a_tested_setting_that_is_not_faster_keeps_its_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float
+) -> None:
+    tell(monkeypatch, over_sd, spread)
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160)
+    assert (made.outcome, made.threshold, made.effective_rule) == ("lossless-suffices", None, "sd")
+    assert made.effective_draft_length == made.sd_draft_length
+    assert not made.certificate.certified
+    assert made.certificate.lower_bound is not None
+    assert made.certificate.problems == made.data.certification
+    assert made.estimate is not None
+    tested = (made.rule, made.divergence, made.draft_length, made.estimate.threshold)
+    (point,) = [p for p in made.curve if p.source == "certification" and _named(p) == tested]
+    assert (point.lower_bound, made.estimate.lower_bound) == (made.certificate.lower_bound,) * 2
+    c, cut = made.certificate, made.truncation
+    assert None not in (c.frozen, c.harm, c.harm_upper_bound, c.difference, c.difference_interval)
+    assert cut is not None
+    assert (cut.max_new_tokens, cut.texts) == (12, c.problems)
+    assert 0 < cut.target < cut.texts
+    said = verdict(made)
+    assert "Nothing was decoded" not in said
+    assert f"T = {made.estimate.threshold:.4g}" in said
+    assert "not shown to be faster" in said
+    assert f"T = {made.estimate.threshold:.4g}" in printed(made)
+
+
+@pytest.mark.slow
+def test_an_untested_setting_that_is_not_surely_faster_is_not_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(monkeypatch, 1.02, spread=0.5)
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, guarantee="none")
+    assert (made.outcome, made.threshold) == ("lossless-suffices", None)
+    assert made.estimate is not None
+    assert made.estimate.lower_bound is None
+
+
+@pytest.mark.slow
+def test_more_than_the_target_keeps_is_granted_though_no_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(monkeypatch, 0.8)
+    target, draft = related(seed=1, spread=0.05)
+    made = calibrate(
+        _better_changed(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path, min_acc=1.1,
+        divergence="tv", draft_length=(2, 4),
+    )  # fmt: skip
+    assert made.outcome == "certified"
+    assert "It was not shown to be faster than sd" in verdict(made)
+
+
+@pytest.mark.slow
+def test_a_front_is_labelled_with_the_part_it_was_measured_on(tmp_path: Path) -> None:
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, min_acc=None, pareto=True)
+    alone = next(p for p in made.curve if (p.rule, p.source) == ("target", "certification"))
+    assert f"certification part: {alone.problems} problems" in notes(made)
+
+
+# Where a draft that never errs leaves nothing to try
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wish", [{"acc": "absolute", "min_acc": 0.9}, {"min_acc": 1.1}])
+def test_nothing_tried_is_a_plain_outcome(tmp_path: Path, wish: dict[str, Any]) -> None:
+    made = _of_an_equal_draft(tmp_path, **wish)
+    assert (made.outcome, made.threshold, made.estimate) == ("not-certified", None, None)
+    assert made.certificate.attempt is None
+    assert "Nothing was tried" in verdict(made)
+
+
+# An accuracy by itself, which lossless decoding may have
+
+
+@pytest.mark.slow
+def test_an_accuracy_that_the_target_has_is_certified_of_lossless_decoding(tmp_path: Path) -> None:
+    made = _of_an_equal_draft(tmp_path, acc="absolute", min_acc=0.4)
+    assert (made.outcome, made.effective_rule, made.certificate.attempt) == ("lossless-suffices", "sd", 1)
+    assert made.certificate.lossless
+    assert (made.certificate.accuracy_lower_bound or 0.0) >= 0.4
+    assert "lossless decoding solves at least 40%" in verdict(made)
+
+
+@pytest.mark.slow
+def test_an_accuracy_that_the_target_only_seemed_to_have_is_denied_to_lossless_decoding(tmp_path: Path) -> None:
+    """The target solves 8 of 10 tuning problems, and 6 of 10 others."""
+    problems = tuple(
+        replace(
+            p, part="tuning" if i % 3 else "certification", reference="right" if i % 10 < (8 if i % 3 else 6) else ""
+        )
+        for i, p in enumerate({p.key: p for p in tiny_calibration.task(240).problems}.values())
+    )
+    task = replace(tiny_calibration.task(240), problems=problems, grader=lambda reference, text: bool(reference))
+    made = _of_an_equal_draft(tmp_path, task, acc="absolute", min_acc=0.65)
+    assert (made.outcome, made.threshold, made.estimate) == ("not-certified", None, None)
+    assert (made.certificate.attempt, made.certificate.lossless) == (1, True)
+    assert "not even the target alone" in verdict(made)
+    assert "target alone" in printed(made)
+
+
+@pytest.mark.slow
+def test_of_these_very_draws_the_targets_say_nothing_of_sds(tmp_path: Path) -> None:
+    wish: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4, "guarantee": "dataset"}
+    assert not _of_an_equal_draft(tmp_path, temperature=0.8, **wish).certificate.lossless
+    assert _of_an_equal_draft(tmp_path, **wish).certificate.lossless
+
+
+@pytest.mark.slow
+def test_an_absolute_wish_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell(monkeypatch, 0.8)
+    wish: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4}
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **wish)
+    assert (made.outcome, made.effective_rule) == ("lossless-suffices", "sd")
+    assert made.certificate.lossless
+    tell(monkeypatch, 1.5)
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **wish)
+    assert (made.outcome, made.certificate.attempt, made.certificate.lossless) == ("certified", 1, False)
+
+
+def _of_an_equal_draft(cache: Path, task: Task | None = None, **wish: Any) -> ThresholdProfile:
+    target, draft = related(seed=1, spread=0.0)
+    return calibrate(
+        task or tiny_calibration.task(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=cache,
+        draft_length=(2, 4), divergence="js", **wish,
+    )  # fmt: skip
+
+
+def _better_changed(count: int) -> Task:
+    """Right is a text that is not the target's own, or has an odd number of words, as three in ten have."""
+    even = tiny_calibration.task(count)
+    alone = tiny_decoder().generate(
+        [p.prompt for p in even.problems], even.max_new_tokens, rule="target", ids=[p.id for p in even.problems]
+    )
+    problems = tuple(replace(p, reference=r.text) for p, r in zip(even.problems, alone, strict=True))
+    return replace(even, problems=problems, grader=lambda own, text: text != own or len(text.split()) % 2 == 1)
+
+
+def _named(point: CurvePoint) -> tuple[str, str, int, float | None]:
+    return point.rule, point.divergence, point.draft_length, point.threshold
+
+
+def printed(made: ThresholdProfile) -> str:
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    print_report(made, None, console)
+    assert isinstance(console.file, io.StringIO)
+    return " ".join(console.file.getvalue().split())

@@ -1,0 +1,120 @@
+"""What rounding alone flips: told before a wish is judged, planned with, and finer wishes refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import beta
+
+from fsd_calib import calibrate
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.numerical_floor import Floor, judge
+from fsd_calib.progress import Silent
+from fsd_calib.report.console import seen
+from fsd_calib.search.space import Space
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import NumericalChurn
+from support import tiny_calibration
+from support.tiny import VOCABULARY, word_tokenizer
+from support.tiny_pair import related
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def said(wish: Wish, flipped: int, problems: int, accuracy: float = 0.9) -> list[str]:
+    churn = NumericalChurn(problems=problems, texts_changed=flipped + 1, outcomes_flipped=flipped)
+    judge(wish, accuracy, churn, notes := Notes())
+    return notes.lines
+
+
+def coarse_pair(size: float) -> tuple[Any, Any]:
+    """A pair whose target rounds otherwise where it reads several tokens at once, as matrix products in bf16 do."""
+    target, draft = related(seed=1, spread=0.05)
+    error = size * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target.lm_head.register_forward_hook(lambda module, read, logits: logits + error * (logits.shape[1] > 1))
+    return target, draft
+
+
+def test_the_figure_is_told_in_one_line_whatever_is_asked() -> None:
+    for wish in (Wish(min_acc=0.98), Wish(min_acc=0.98, acc="absolute"), Wish(min_speed=9.0), Wish(pareto=True)):
+        assert said(wish, 0, 64) == [
+            "rounding alone (the lossless rule against the target) flipped 0 of 64 outcomes, so it flips at most 4.6% "
+            "(95% confidence); it changed 1 texts"
+        ]
+
+
+def test_one_unlucky_flip_refuses_no_usual_wish() -> None:
+    _, warned = said(Wish(min_acc=0.99), 1, 64)
+    assert "leaves room for 0.9% of the outcomes" in warned
+    assert "1.6% were seen" in warned
+    assert len(said(Wish(min_acc=0.95), 1, 64)) == 1
+
+
+def test_a_wish_finer_than_the_floor_surely_is_is_refused_with_the_figure() -> None:
+    """Of 9 in 256 the lower end is .01846 (Clopper and Pearson, one-sided 95 %); .98 leaves .018."""
+    assert Floor.of(9, 256).least == pytest.approx(beta.ppf(0.05, 9, 248))
+    with pytest.raises(UsageError, match=r"9 of 256, at least 1\.8% \(95% confidence\)") as refused:
+        said(Wish(min_acc=0.98), 9, 256)
+    assert "\n" not in str(refused.value)
+    for way_out in ("--dtype float32", "lower --min-acc", "--guarantee none"):
+        assert way_out in str(refused.value)
+    assert len(said(Wish(min_acc=0.975), 9, 256)) == 2  # .0225 is within what the floor may be
+    assert len(said(Wish(min_acc=0.95), 9, 256)) == 1
+
+
+def test_room_is_a_share_of_problems_so_it_shrinks_with_the_targets_accuracy() -> None:
+    said(Wish(min_acc=0.95), 9, 256, accuracy=0.9)
+    with pytest.raises(UsageError):
+        said(Wish(min_acc=0.95), 9, 256, accuracy=0.3)
+
+
+def test_more_than_the_target_keeps_must_stand_out_from_rounding_too() -> None:
+    said(Wish(min_acc=1.05), 9, 256)
+    with pytest.raises(UsageError):
+        said(Wish(min_acc=1.01), 9, 256)
+
+
+@pytest.mark.parametrize("wish", [Wish(min_acc=0.89, acc="absolute"), Wish(min_acc=0.999, guarantee="none")])
+def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(wish: Wish) -> None:
+    said(wish, 60, 256)
+
+
+def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> None:
+    notes = Notes()
+
+    def asked(min_acc: float, size: float) -> Calibration:
+        target, draft = coarse_pair(size)
+        return Calibration(
+            tiny_calibration.task(240), target, draft, Wish(min_acc=min_acc), Space(("fsd-coupled",), ("js",), (2, 4)),
+            tokenizer=word_tokenizer(), cache=tmp_path, progress=notes,
+        )  # fmt: skip
+
+    with pytest.raises(UsageError, match="rounding alone flips more than that"):
+        asked(0.97, size=0.5).plan()
+    assert any("rounding alone" in line for line in notes.lines)
+    plan = asked(0.6, size=0.5).plan()
+    assert plan.handful.cautious_churn >= plan.handful.numerical_churn > 0
+    assert plan.handful.floor.below in seen(plan)
+
+
+@pytest.mark.slow
+def test_it_is_judged_again_on_more_problems(tmp_path: Path) -> None:
+    """The first 64 leave the wish room for chance, 256 do not."""
+    target, draft = coarse_pair(0.15)
+    notes = Notes()
+    with pytest.raises(UsageError, match="of 256"):
+        calibrate(
+            tiny_calibration.task(1000), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path,
+            min_acc=0.95, divergence="js", draft_length=(2, 4), progress=notes,
+        )  # fmt: skip
+    assert sum("of 64 outcomes" in line for line in notes.lines) == 1

@@ -1,0 +1,104 @@
+"""The exact test where few outcomes flipped: valid for every population, and where the score test takes over."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, multinomial
+
+from fsd_calib.certification.exact_test import FEW, exact_p_values
+from fsd_calib.certification.outcomes import Outcomes
+from fsd_calib.certification.score_test import p_value, p_values
+
+FLIPS = [(lost, gained) for lost, gained in product(range(FEW), repeat=2) if lost + gained < FEW]
+
+
+def exact(solved: int, lost: int, gained: int, wanted: float) -> float:
+    return float(exact_p_values(np.array(solved), np.array(lost), np.array(gained), np.array(wanted)))
+
+
+def chances(solved: int, p_lost: float, p_gained: float) -> dict[tuple[int, int], float]:
+    """Of all losses and gains that are few."""
+    cells = [(lost, gained) for lost, gained in FLIPS if lost + gained <= solved]
+    counts = [(lost, gained, solved - lost - gained) for lost, gained in cells]
+    p_rest = max(1 - p_lost - p_gained, 0.0)  # rounding may leave less than nothing
+    return dict(zip(cells, multinomial.pmf(counts, solved, [p_lost, 1 - p_lost - p_rest, p_rest]), strict=True))
+
+
+@given(st.integers(1, 400), st.floats(0.4, 1.6), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_no_law_under_the_null_hypothesis_is_rejected_too_often(
+    solved: int, wanted: float, share: float, above: float
+) -> None:
+    """At any level. With up to 11 solved all outcomes are few, so it is the whole size."""
+    p_gained = max(wanted - 1, 0) / wanted + share * min(wanted, 1 / wanted) / (1 + wanted)
+    edge = 1 - wanted * (1 - p_gained)
+    p_lost = min(edge + above**3 * (1 - p_gained - edge), 1 - p_gained)  # H0 asks for at least `edge`
+    law = chances(solved, max(p_lost, 0.0), p_gained)
+    p = np.array([exact(solved, *flips, wanted) for flips in law])
+    seen = np.array(list(law.values()))
+    for level in np.unique(p):
+        assert seen[p <= level].sum() <= level * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize("solved", [150, 250])
+def test_it_is_the_largest_chance_and_hardly_larger(solved: int) -> None:
+    """Of what has a p no larger, over 20,000 laws at the edge of H0. Many flips are left out: they matter little."""
+    p_gained = np.linspace(0, 20 / solved, 20_001)
+    p_lost = 1 - 0.98 * (1 - p_gained)
+    p = np.array([exact(solved, *flips, 0.98) for flips in FLIPS])
+    chance = np.array([
+        binom.pmf(lost, solved, p_lost) * binom.pmf(gained, solved - lost, p_gained / (1 - p_lost))
+        for lost, gained in FLIPS
+    ])  # fmt: skip
+    levels = np.unique(p[(p > 3e-3) & (p < 0.1)])
+    assert len(levels) > 5
+    for level in levels:
+        assert 0.9 * level <= chance[p <= level].sum(0).max() <= level
+
+
+@pytest.mark.parametrize("wanted", [0.8, 0.95, 0.98, 0.99, 0.999])
+@pytest.mark.parametrize("solved", [1, 20, 149, 300, 700])
+def test_where_nothing_flips_it_is_the_binomial_test(solved: int, wanted: float) -> None:
+    """But for what the search may miss; below .003 some ranks are in the way."""
+    p = exact(solved, 0, 0, wanted)
+    assert wanted**solved <= p
+    if p > 0.003:
+        assert p <= wanted**solved * 1.0025
+
+
+def test_gains_count() -> None:
+    """The issue's example: 200 problems, of which the target solves 180; losing one and gaining four had p = .028."""
+    assert p_value(Outcomes(180, 0, 4, 16), 0.99) < p_value(Outcomes(179, 1, 4, 16), 0.99) < 0.03
+    assert p_value(Outcomes(180, 0, 4, 16), 0.99) < 0.005
+    assert p_value(Outcomes(180, 0, 4, 16), 1.0) < 0.03
+
+
+lattices = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
+near_one = st.one_of(st.floats(0.9, 1.1), st.sampled_from([0.95, 0.98, 0.99, 1.0, 1.01, 1.02]))
+
+
+@given(lattices, near_one, st.integers(0, 2000), st.integers(0, 2000))
+def test_better_outcomes_never_have_a_larger_p(
+    problems: tuple[int, int], wanted: float, lost_from: int, gained_from: int
+) -> None:
+    """All outcomes with up to 30 losses and gains, the tests' meeting place among them, and 30 x 30 anywhere."""
+    n, right = problems
+    for first_lost, first_gained in ((0, 0), (lost_from % (right + 1), gained_from % (n - right + 1))):
+        lost = np.arange(first_lost, min(first_lost + 30, right) + 1)[:, None]
+        gained = np.arange(first_gained, min(first_gained + 30, n - right) + 1)
+        p = p_values(right - lost, lost, gained, n - right - gained, wanted)
+        assert ((p >= 0) & (p <= 1)).all()
+        assert (np.diff(p, axis=0) >= 0).all(), "one more loss"
+        assert (np.diff(p, axis=1) <= 0).all(), "one more gain"
+
+
+@given(st.integers(0, 1500), st.integers(0, 20), st.integers(0, 20), st.integers(0, 100), near_one, st.floats(0, 0.05))
+def test_wanting_more_is_never_easier_where_the_tests_meet(
+    kept: int, lost: int, gained: int, wrong: int, wanted: float, more: float
+) -> None:
+    less, much = (p_values(kept, lost, gained, wrong, w) for w in (wanted, wanted + more))
+    assert less <= much + 1e-9

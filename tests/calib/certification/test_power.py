@@ -1,0 +1,164 @@
+"""What n problems can show, against simulation of the test itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fsd_calib.certification.multi_seed import fitted_p_values
+from fsd_calib.certification.outcomes import Outcomes, Paired
+from fsd_calib.certification.power import cells, least_problems, power, problems_needed, seeds_worth
+from fsd_calib.certification.score_test import p_value, p_values
+from fsd_decoding.errors import UsageError
+from lib.validity.seeds import law
+
+
+def chance(problems: int, churn: float, retention: float, accuracy: float = 0.8, wanted: float = 0.98) -> float:
+    return power(problems=problems, accuracy=accuracy, churn=churn, retention=retention, wanted=wanted, delta=0.05)
+
+
+def needed(churn: float, retention: float, accuracy: float = 0.8, wanted: float = 0.98) -> int | None:
+    return problems_needed(accuracy=accuracy, churn=churn, retention=retention, wanted=wanted, delta=0.05, chance=0.8)
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
+def test_cells_are_the_shares_of_the_outcomes_they_describe(n11: int, n10: int, n01: int, n00: int) -> None:
+    seen = Outcomes(n11, n10, n01, n00)
+    found = cells((n11 + n10) / seen.problems, seen.churn, seen.retention)
+    assert np.array(found) * seen.problems == pytest.approx([n11, n10, n01, n00], abs=1e-9)
+    assert min(found) >= 0
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "churn", "retention"), [(0.8, 0.01, 0.98), (0.5, 0.7, 2.5), (0.9, 0.3, 1.0), (1.2, 0.0, 1.0)]
+)
+def test_contradicting_guesses_are_refused(accuracy: float, churn: float, retention: float) -> None:
+    with pytest.raises(UsageError, match="contradict"):
+        cells(accuracy, churn, retention)
+
+
+@pytest.mark.parametrize(
+    ("problems", "churn", "retention", "expected"),
+    [
+        (500, 0.01, 1.0, 0.91),
+        (1319, 0.01, 1.0, 1.0),
+        (1319, 0.03, 1.0, 0.95),
+        (1319, 0.01, 0.99, 0.78),
+        (7473, 0.01, 0.99, 1.0),
+    ],
+)
+def test_the_figures_of_the_design(problems: int, churn: float, retention: float, expected: float) -> None:
+    """Summed, and simulated: 20,000 draws have a standard error of .0035, and the design's figures are rounded
+    by .005. False alarm below .005 in all, were the seed not fixed."""
+    assert chance(problems, churn, retention) == pytest.approx(expected, abs=0.01)
+    n11, n10, n01, n00 = np.random.default_rng(7).multinomial(problems, cells(0.8, churn, retention), size=20_000).T
+    assert (p_values(n11, n10, n01, n00, 0.98) <= 0.05).mean() == pytest.approx(expected, abs=0.016)
+
+
+def test_power_agrees_with_simulation() -> None:
+    """100 populations of 20,000 draws: 4 standard errors are .014 at most, and .01 is what the sum may be off.
+    False alarm below .01 in all, were the seed not fixed."""
+    rng, compared = np.random.default_rng(5), 0
+    while compared < 100:
+        problems, wanted = int(np.exp(rng.uniform(3.5, 8.5))), float(rng.choice([0.9, 0.95, 0.98, 1.0, 1.02]))
+        accuracy, retention = float(rng.uniform(0.2, 1.0)), wanted + float(rng.uniform(0, 0.04))
+        churn = abs(1 - retention) * accuracy + float(rng.uniform(0, 0.1))
+        try:
+            population = cells(accuracy, churn, retention)
+        except UsageError:
+            continue
+        n11, n10, n01, n00 = rng.multinomial(problems, population, size=20_000).T
+        simulated = (p_values(n11, n10, n01, n00, wanted) <= 0.05).mean()
+        assert chance(problems, churn, retention, accuracy, wanted) == pytest.approx(simulated, abs=0.024)
+        compared += 1
+
+
+@given(st.integers(0, 20_000), st.floats(0.0, 1.0), st.floats(0.0, 0.3), st.floats(0.5, 1.3), st.floats(0.5, 1.2))
+def test_power_is_a_probability(problems: int, accuracy: float, churn: float, retention: float, wanted: float) -> None:
+    try:
+        cells(accuracy, churn, retention)
+    except UsageError:
+        assume(False)
+    assert 0.0 <= chance(problems, churn, retention, accuracy, wanted) <= 1.0
+
+
+def test_power_where_nothing_can_flip() -> None:
+    assert chance(148, 0.0, 1.0, accuracy=1.0) == 0.0  # .98 ** 148 > .05 >= .98 ** 149
+    assert chance(149, 0.0, 1.0, accuracy=1.0) == 1.0
+    assert chance(1000, 0.0, 1.0, accuracy=0.0) == 0.0
+    assert chance(0, 0.01, 1.0) == 0.0
+
+
+def test_a_chance_that_is_only_rounding_is_none() -> None:
+    assert chance(500, 1e-310, 1.0, accuracy=1e-310) == 0.0
+    assert chance(500, 1e-17, 1.0) == chance(500, 0.0, 1.0)
+
+
+def test_harder_wishes_have_less_power() -> None:
+    assert chance(1319, 0.03, 1.0) > chance(1319, 0.06, 1.0) > chance(1319, 0.12, 1.0)
+    assert chance(1319, 0.03, 1.0) > chance(1319, 0.03, 0.99) > chance(1319, 0.03, 0.98)
+    assert chance(500, 0.03, 1.0) < chance(1000, 0.03, 1.0) < chance(2000, 0.03, 1.0)
+    assert chance(1319, 0.03, 1.0, wanted=0.95) > chance(1319, 0.03, 1.0, wanted=0.99)
+
+
+@pytest.mark.parametrize(("churn", "retention"), [(0.0, 1.0), (0.02, 1.0), (0.02, 0.99), (0.05, 0.99)])
+def test_the_problems_needed_are_enough_and_not_many_too_many(churn: float, retention: float) -> None:
+    number = needed(churn, retention)
+    assert number is not None
+    assert chance(number, churn, retention) >= 0.8
+    assert chance(int(0.9 * number), churn, retention) < 0.8
+    assert chance(int(1.1 * number), churn, retention) >= 0.78  # saw teeth
+
+
+@pytest.mark.parametrize("retention", [0.9, 0.98, 0.98 + 1e-6])
+def test_what_is_not_so_cannot_be_shown(retention: float) -> None:
+    assert needed(0.1, retention) is None
+
+
+@pytest.mark.parametrize("accuracy", [0.3, 0.8, 1.0])
+@pytest.mark.parametrize("wanted", [0.5, 0.9, 0.98, 0.999])
+def test_the_least_problems_are_just_enough(accuracy: float, wanted: float) -> None:
+    number = least_problems(accuracy, wanted, 0.05)
+    assert number is not None
+    for problems, enough in ((number, True), (number - 1, False)):
+        right = int(problems * accuracy + 1e-9)
+        assert (p_values(right, 0, 0, problems - right, wanted) <= 0.05) == enough
+
+
+def test_the_least_problems_of_the_best_case() -> None:
+    assert least_problems(1.0, 0.98, 0.05) == 149
+    assert least_problems(0.8, 0.98, 0.05) == 187
+    assert least_problems(1.0, 1.0, 0.05) is None
+    assert least_problems(0.8, 1.3, 0.05) is None  # all gained is 1.25
+    gaining = least_problems(0.8, 1.02, 0.05)
+    assert gaining is not None
+    right = int(0.8 * gaining)
+    assert p_value(Outcomes(right, 0, gaining - right, 0), 1.02) <= 0.05
+
+
+def test_power_for_several_seeds_is_about_right() -> None:
+    """3 seeds, problems that differ in how easily they flip. 4,000 draws: four standard errors are .03, and .05 is
+    what the approximation may be off. False alarm below .001, were the seed not fixed."""
+    rng = np.random.default_rng(8)
+    table = law(3, [(0.1, 0.9, 0.12, 0.5), (0.65, 1.0, 0.003, 0.0), (0.25, 0.2, 0.0, 0.006)])
+    cell = rng.choice(16, p=table.ravel(), size=200_000)
+    seeds = rng.permuted(np.tile(np.arange(3), (200_000, 1)), axis=1)
+    pool = Paired(seeds < (cell // 4)[:, None], seeds < (cell % 4)[:, None])
+    worth = seeds_worth(pool, 0.97)
+    assert 1 < worth < 3
+    drawn = rng.multinomial(300, table.ravel(), size=4000).reshape(-1, 4, 4)
+    simulated = float((fitted_p_values(drawn, 0.97) <= 0.05).mean())
+    summed = power(problems=round(300 * worth), accuracy=pool.target_accuracy, churn=pool.churn,
+                   retention=pool.retention, wanted=0.97, delta=0.05)  # fmt: skip
+    assert 0.2 < simulated < 0.98
+    assert summed == pytest.approx(simulated, abs=0.08)
+
+
+def test_a_seed_that_repeats_the_first_is_worth_nothing() -> None:
+    rng = np.random.default_rng(9)
+    target, fuzzy = rng.random((2, 500, 1)) < 0.8
+    one = Paired(np.repeat(target, 4, 1), np.repeat(fuzzy, 4, 1))
+    assert seeds_worth(one, 0.9) == pytest.approx(1.0)
+    assert seeds_worth(Paired(target, target), 1.0) == 1.0

@@ -1,0 +1,52 @@
+"""The same command is the same attempt, whatever became of its output folder; what it tuned on is known afterwards.
+
+Whole calibrations of tiny models.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_calib.certification.attempt_ledger import Ledger, attempt_level
+from fsd_decoding.models.fingerprint import model_fingerprint
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.tiny_calibration import far_apart, run_surely, task
+
+pytestmark = pytest.mark.slow
+
+
+def certified(profile: ThresholdProfile) -> dict[str, Any]:
+    """What must be the same."""
+    found = profile.model_dump(include={"created", "outcome", "rule", "divergence", "draft_length", "threshold"})
+    return found | {"certificate": profile.certificate, "costs": profile.costs}
+
+
+def test_without_its_files_and_in_another_folder_it_is_the_same_attempt(tmp_path: Path) -> None:
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    first = run_surely(out, cache)
+    assert (first.outcome, first.certificate.attempt) == ("certified", 1)
+    (run,) = out.glob("run-*.json")
+    run.unlink()
+    assert certified(run_surely(out, cache)) == certified(first)
+    shutil.rmtree(out)
+    assert certified(run_surely(tmp_path / "another", cache)) == certified(first)
+    _tune_on_certified(cache)
+    shutil.rmtree(tmp_path / "another")
+    assert certified(run_surely(out, cache)) == certified(first)
+
+
+def test_after_a_success_another_wish_is_the_second_attempt(tmp_path: Path) -> None:
+    profiles = [run_surely(tmp_path / "out", tmp_path / "cache", min_acc=acc) for acc in (0.5, 0.45)]
+    first, second = (profile.certificate for profile in profiles)
+    assert (first.attempt, first.delta) == (1, attempt_level(0.95, 1))
+    assert (second.attempt, second.delta) == (2, attempt_level(0.95, 2))
+
+
+def _tune_on_certified(state: Path) -> None:
+    target, _ = far_apart()
+    with Ledger(state / "ledger.sqlite") as ledger:
+        ledger.tuned_on(model_fingerprint(target), task(240).problems)

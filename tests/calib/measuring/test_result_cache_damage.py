@@ -1,0 +1,229 @@
+"""What the result cache survives: real files, really damaged; real processes, really killed. No models."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from fsd_calib.measuring.result_cache import Asked, Kept, Store
+from fsd_calib.storage.sqlite_file import set_aside
+from fsd_decoding.engine.result import Result
+from fsd_decoding.errors import UsageError
+from support.children import begin, kill, rest
+from support.stored import ASKED, KEY, result
+
+MANY = [Asked(i, f"problem {i}") for i in range(300)]
+
+
+def texts(seed: int = 0) -> list[Result]:
+    rng = random.Random(seed)
+    return [result("".join(rng.choices("abc \n0123456789é", k=rng.randrange(400))), rng.random(), 2.0) for _ in MANY]
+
+
+def filled(path: Path) -> dict[int, Kept]:
+    with Store(path) as store:
+        return {i: store.add(KEY, a, 0.2, r) for i, (a, r) in enumerate(zip(MANY, texts(), strict=True))}
+
+
+def named(path: Path) -> list[str]:
+    """What opening, reading and writing the file warns of. It must work, whatever the file holds."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Store(path) as store:
+            store.find(KEY, MANY, 0.2)
+            store.add(KEY, ASKED, 0.9, result())
+            assert store.find(KEY, [ASKED], 0.9)
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_person_can_see_what_is_there(tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    found = sqlite3.connect(tmp_path / "cache").execute(
+        "SELECT keys.key FROM keys JOIN decodings ON hash = decodings.key"
+    )
+    assert set(found) == {(KEY.json,)}
+
+
+def test_closed_and_opened_again_nothing_is_lost(tmp_path: Path) -> None:
+    added = filled(tmp_path / "new folder" / "cache")
+    with Store(tmp_path / "new folder" / "cache") as store:
+        assert store.find(KEY, MANY, 0.2) == added
+
+
+def test_flipped_bits_are_never_given_out(tmp_path: Path) -> None:
+    """A hundred files with 1 to 16 bits flipped anywhere, header and all, each asked for a tenth of its rows."""
+    added, rng = filled(tmp_path / "sound"), random.Random(0)
+    sound = (tmp_path / "sound").read_bytes()
+    given_out, aside = 0, 0
+    for case in range(100):
+        path, content = tmp_path / f"{case}", bytearray(sound)
+        for _ in range(2 ** rng.randrange(5)):
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        asked = rng.sample(range(len(MANY)), 30)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with Store(path) as store:
+                found = store.find(KEY, [MANY[i] for i in asked], 0.2)
+        assert found.items() <= {place: added[i] for place, i in enumerate(asked)}.items()
+        given_out, aside = given_out + len(found), aside + noticed(path, caught)
+    assert aside > 20  # often one of the rows asked for, or a page is broken
+    assert given_out > 1000  # and often none is
+
+
+def noticed(path: Path, caught: list[warnings.WarningMessage]) -> bool:
+    """Whether the file was set aside, and said to be in one line."""
+    if not caught:
+        return False
+    (line,) = (str(warning.message) for warning in caught)
+    assert f"'{path}' is damaged (" in line
+    assert f"it is now '{path.name}.damaged-1'" in line
+    assert "\n" not in line
+    return path.with_name(f"{path.name}.damaged-1").exists()
+
+
+@pytest.mark.parametrize("column", ["threshold", "lo", "hi", "text", "tokens", "rounds", "drafted", "accepted"])
+def test_a_row_changed_in_any_column_is_noticed(column: str, tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    file = sqlite3.connect(tmp_path / "cache")
+    value = "'other'" if column == "text" else "0.2" if column in ("threshold", "lo") else f"{column} + 1"
+    file.execute(f"UPDATE decodings SET threshold = 0.2, lo = -9e999, hi = 9e999, {column} = {value} WHERE problem = 9")
+    file.commit()
+    file.close()
+    (line,) = named(tmp_path / "cache")
+    assert "digest" in line
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_set_aside(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    filled(path)
+    os.truncate(path, int(share * path.stat().st_size))
+    (line,) = named(path)
+    assert "is damaged" in line
+    assert "\n" not in line
+    assert named(path) == []  # the new one is sound
+
+
+def test_what_is_no_cache_of_ours_is_set_aside_whole(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    for number, content in enumerate((b"{}\n", b"\0" * 5000, random.Random(0).randbytes(100_000)), 1):
+        path.write_bytes(content)
+        assert "not a database" in named(path)[0] or "it is no cache" in named(path)[0]
+        assert (tmp_path / f"cache.damaged-{number}").read_bytes() == content
+        path.unlink()
+    sqlite3.connect(path).execute("CREATE TABLE mine (a)")
+    assert "it is no cache of decodings of fsd-calib" in named(path)[0]
+    assert sqlite3.connect(tmp_path / "cache.damaged-4").execute("SELECT * FROM mine").fetchall() == []
+
+
+def test_a_schema_of_another_version_is_set_aside(tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    sqlite3.connect(tmp_path / "cache").execute("PRAGMA user_version = 7")
+    assert "its schema has version 7, this fsd-calib's has 1" in named(tmp_path / "cache")[0]
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "cache"):
+        with pytest.raises(UsageError, match=r"cache of decodings '.*' cannot be used \(.*\); free or repair it"):
+            Store(path)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind this user")
+def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "cache")
+    (tmp_path / "cache").chmod(0o400)
+    with pytest.raises(UsageError, match="readonly"):
+        Store(tmp_path / "cache")
+
+
+def test_who_has_it_open_follows_to_the_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    with Store(path) as here, Store(path) as there:
+        here.add(KEY, ASKED, 0.2, result())
+        set_aside(path)  # as another process does that found it damaged
+        assert here.find(KEY, [ASKED], 0.2) == {}
+        there.add(KEY, ASKED, 0.2, result("new"))
+        assert here.find(KEY, [ASKED], 0.2)[0].text == "new"
+    assert (tmp_path / "cache.damaged-1").exists()
+
+
+# --- processes --------------------------------------------------------------------------------------------
+
+
+def add_and_announce(pipe: Connection, path: Path, problems: Iterable[int]) -> None:
+    with Store(path) as store:
+        for i in problems:
+            store.add(KEY, Asked(i, f"problem {i}"), 0.2, result(f"text {i}" * 20))
+            pipe.send(i)
+
+
+def test_killed_at_random_moments_nothing_announced_is_lost(tmp_path: Path) -> None:
+    path, rng, announced = tmp_path / "cache", random.Random(0), list[int]()
+    for run in range(10):
+        process, pipe = begin(add_and_announce, path, range(run * 10**6, (run + 1) * 10**6))
+        announced.append(pipe.recv())
+        time.sleep(rng.uniform(0, 0.15))
+        kill(process)
+        announced += rest(pipe)
+        with Store(path) as store:  # a warning would be an error
+            found = store.find(KEY, [Asked(i, f"problem {i}") for i in announced], 0.2)
+        assert [found[n].text for n in range(len(announced))] == [f"text {i}" * 20 for i in announced]
+    assert len(announced) > 100
+    assert not list(tmp_path.glob("*damaged*"))
+
+
+def share(pipe: Connection, path: Path, number: int) -> None:
+    """Adds its own rows and some of its neighbour's, and sees everybody's in the end."""
+    pipe.recv()
+    rows = [Asked(i, "p") for i in range(600)]
+    with Store(path) as store:
+        for i in range(200 * number, 200 * number + 250):
+            store.add(KEY, rows[i % 600], 0.2, result(f"text {i % 600}"))
+            store.find(KEY, rows[:: 1 + i % 50], 0.2)
+        pipe.send("done")
+        pipe.recv()
+        pipe.send({i: kept.text for i, kept in store.find(KEY, rows, 0.2).items()})
+
+
+def test_three_processes_share_one_file_from_its_making_on(tmp_path: Path) -> None:
+    children = [begin(share, tmp_path / "cache", number) for number in range(3)]
+    for order in ("begin", "look"):
+        for _, pipe in children:
+            pipe.send(order)
+        replies = [pipe.recv() for _, pipe in children]
+    assert replies == [{i: f"text {i}" for i in range(600)}] * 3
+    for process, _ in children:
+        process.join()
+        assert process.exitcode == 0
+
+
+def add_when_told(pipe: Connection, path: Path, problem: int) -> None:
+    pipe.recv()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Store(path) as store:
+            store.add(KEY, Asked(problem, "p"), 0.2, result())
+    pipe.send(len(caught))
+
+
+def test_damage_found_by_many_at_once_is_set_aside_once(tmp_path: Path) -> None:
+    for round_ in range(5):
+        path = tmp_path / f"{round_}"
+        path.write_bytes(b"no database")
+        children = [begin(add_when_told, path, problem) for problem in range(6)]
+        for _, pipe in children:
+            pipe.send("go")
+        assert sum(pipe.recv() for _, pipe in children) == 1
+        with Store(path) as store:
+            assert len(store.find(KEY, [Asked(problem, "p") for problem in range(6)], 0.2)) == 6
+        assert not path.with_name(f"{round_}.damaged-2").exists()

@@ -1,0 +1,87 @@
+"""What replay forecasts, against replay itself, and a measurement with other outcome_shifts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.search import outcome_shifts
+from fsd_calib.search.forecast import ReplayForecast
+from fsd_calib.search.space import Space
+from fsd_collectors.replay import CostModel, quantiles, replay
+from fsd_collectors.store.reading import Traces, load_traces
+from support.traces import manifest, write
+from support.worlds import Formula, World
+
+SPACE = Space(("fsd-coupled", "fsd"), ("js", "kl_qp"), (1, 3, 6))
+COSTS = CostModel(draft_step=0.002, verify=0.01)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    return load_traces(write(tmp_path_factory.mktemp("traces"), manifest(200)))
+
+
+@pytest.fixture(scope="module")
+def forecast(traces: Traces) -> ReplayForecast:
+    return ReplayForecast(traces, SPACE, COSTS)
+
+
+@settings(max_examples=25, derandomize=True)  # at one place in hundreds lines between points err by 1.04 %
+@given(at=st.floats(-2, 7), rule=st.sampled_from(SPACE.rules), length=st.sampled_from(SPACE.draft_lengths))
+def test_it_says_what_replay_says(traces: Traces, forecast: ReplayForecast, at: float, rule: str, length: int) -> None:
+    threshold = forecast.threshold(Configuration(rule, "js", length), at)
+    expected = replay(traces, rule, "js", threshold, length).tokens_per_second(COSTS)
+    assert forecast.tokens_per_second(Configuration(rule, "js", length, threshold)) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("name", SPACE.divergences)
+def test_a_threshold_accepts_the_share_it_stands_for(traces: Traces, forecast: ReplayForecast, name: str) -> None:
+    for share in (0.3, 0.9, 0.97):
+        found = forecast.threshold(Configuration("fsd", name, 3), float(np.log(share / (1 - share))))
+        low, high = quantiles(traces, name, [share - 0.01, share + 0.01])
+        assert low <= found <= high
+
+
+def test_it_grows_with_the_share_and_stays_finite(forecast: ReplayForecast) -> None:
+    """kl_qp is infinite now and then in these traces."""
+    for name in SPACE.divergences:
+        arm = Configuration("fsd", name, 3)
+        scale = [forecast.threshold(arm, at) for at in np.linspace(forecast.lowest, forecast.highest, 300)]
+        assert np.isfinite(scale).all()
+        assert (np.diff(scale) >= 0).all()
+        speeds = [forecast.tokens_per_second(arm.at(threshold)) for threshold in scale]
+        assert (np.diff(speeds) >= -1e-9).all()
+
+
+def test_measured_speed_is_what_the_cost_model_makes_of_the_rounds(forecast: ReplayForecast) -> None:
+    seen = World(count=20).bench().measure(Configuration("fsd-coupled", "js", 3, 0.9))
+    assert forecast.measured(seen) == pytest.approx(seen.tokens / (seen.rounds * (3 * 0.002 + 0.01)))
+
+
+@given(st.integers(0, 30))
+def test_luck_turns_so_many_problems(problems: int) -> None:
+    world = World(count=200, middle=6)
+    fuzzy, target = world.bench().measure(Configuration("fsd", "js", 3, 0.99)), world.target()
+    lost = int((target.correct & ~fuzzy.correct).sum())
+    assert outcome_shifts.worse(fuzzy, target, problems).correct.sum() == fuzzy.correct.sum() - problems
+    lucky = outcome_shifts.better(fuzzy, target, problems)
+    assert lucky.correct.sum() == fuzzy.correct.sum() + problems
+    assert (target.correct & ~lucky.correct).sum() == max(lost - problems, 0)
+    assert outcome_shifts.flips(fuzzy, target) == (fuzzy.correct != target.correct).sum()
+
+
+def test_nothing_is_left_to_chance_at_the_end_and_a_few_flips_are_never_certain() -> None:
+    assert outcome_shifts.swing(7, 1000, 1000, 2.5) == (0, 0)
+    assert outcome_shifts.swing(0, 128, 10**9, 2.5) == (7, 0)
+    more, fewer = outcome_shifts.swing(100, 128, 10**9, 2.5)
+    assert fewer < 25 < more < 30
+
+
+def test_a_formula_and_a_world_agree() -> None:
+    fuzzy = Configuration("fsd-coupled", "js", 6, 0.97)
+    measured = Formula().measured(World(count=500).bench().measure(fuzzy))
+    assert measured == pytest.approx(Formula().tokens_per_second(fuzzy), rel=0.03)

@@ -1,0 +1,141 @@
+"""Numbers read out of text, against what a person would read; all of GSM8K where its files lie at hand."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsd_calib.tasks.answers import final_number, marked_number, same_answer
+from support.paths import GSM8K
+
+READINGS = [
+    ("#### 18", "18"),
+    ("so 3+4=7\n#### 7", "7"),
+    ("####7", "7"),
+    ("#### $1,234.50", "1234.5"),
+    ("#### 18 dollars", "18"),
+    ("first 5\n#### 3\nno, rather\n#### 4", "4"),
+    ("it is 12\n####", "12"),
+    ("it is 12\n#### unknown", "12"),
+    ("#### 12\n####", "12"),
+    ("The answer is 18.", "18"),
+    ("The answer is 18.0.", "18"),
+    ("That makes $5.", "5"),
+    ("It costs -$5", "-5"),
+    ("It costs $-5", "-5"),
+    (r"It costs \$5", "5"),
+    ("It rises by 25%.", "25"),
+    ("She walks 3 km.", "3"),
+    ("109,200,000 people", "109200000"),
+    ("either 3,4", "4"),
+    ("1,2345", "2345"),
+    ("from 1,000,50", "50"),
+    ("a rate of .5", "0.5"),
+    ("well...5", "5"),
+    ("version 2.", "2"),
+    ("it is -3", "-3"),
+    ("it is −3", "-3"),
+    ("(-3)", "-3"),
+    ("x=-3", "-3"),
+    ("**-3**", "-3"),
+    ("x-3", "3"),
+    ("5-3", "3"),
+    ("5−3", "3"),
+    ("$5-$3", "3"),
+    ("(x+1)-3", "3"),
+    ("10%-3", "3"),
+    ("5 - 3", "3"),
+    ("price--3", "3"),
+    (r"\boxed{12}", "12"),
+    (r"\(\boxed{-12}\)", "-12"),
+    (r"\boxed{\$1{,}200}", "1200"),
+    (r"12\,000 \text{ km}", "12000"),
+    ("007", "7"),
+    ("-0", "0"),
+]
+
+
+@pytest.mark.parametrize(("text", "number"), READINGS)
+def test_reads_the_number_a_person_would(text: str, number: str) -> None:
+    assert final_number(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["", "####", "no idea", "#### none", "$", "-", ",.", "one hundred"])
+def test_text_without_a_number_gives_none_and_is_wrong(text: str) -> None:
+    assert final_number(text) is None
+    assert not same_answer("#### 1", text)
+    assert not same_answer(text, text)
+
+
+def test_marked_number_wants_the_mark() -> None:
+    assert marked_number("the answer is 5") is None
+    assert marked_number("5 ####") is None
+    assert marked_number("5 #### 6") == 6
+
+
+def test_numbers_too_close_for_floats_differ() -> None:
+    assert float("9007199254740993") == float("9007199254740992")
+    assert not same_answer("#### 9007199254740993", "#### 9007199254740992")
+    assert not same_answer("#### 0.1", "#### 0.10000000000000001")
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=2), st.booleans())
+def test_every_printed_decimal_is_read_back(number: Decimal, grouped: bool) -> None:
+    written = f"{number:,f}" if grouped else f"{number:f}"
+    assert final_number(f"In all, 7 of them cost {written}.") == number
+
+
+@given(st.text())
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    number = final_number(text)
+    assert number is None or number.is_finite()
+
+
+@given(st.integers(), st.integers())
+def test_two_integers_are_the_same_answer_only_when_equal(a: int, b: int) -> None:
+    assert same_answer(f"#### {a}", f"So it is {b:,}.") == (a == b)
+    assert same_answer(f"#### {a:,}", f"#### {a}.00")
+
+
+@pytest.mark.parametrize(("name", "count"), [("train", 7473), ("test", 1319)])
+def test_every_gold_answer_of_gsm8k_is_right_and_every_altered_one_wrong(name: str, count: int) -> None:
+    path = GSM8K / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip("GSM8K's files are not beside the checkout")
+    answers = [json.loads(line)["answer"] for line in path.read_text("utf-8").splitlines()]
+    assert len(answers) == count
+    for answer in answers:
+        working, _, written = answer.rpartition("#### ")
+        gold = int(written.replace(",", ""))  # an independent reading: all of them are integers
+        for right in _right_texts(answer, working, written, gold):
+            assert same_answer(answer, right), right
+        for wrong in _wrong_numbers(gold):
+            assert not same_answer(answer, f"{working}#### {wrong}"), wrong
+            assert not same_answer(answer, f"12 - 3 makes {gold}? The answer is ${wrong}."), wrong
+
+
+def _right_texts(answer: str, working: str, written: str, gold: int) -> list[str]:
+    return [
+        answer,
+        f"{working}#### {gold}",
+        f"{working}#### ${written}.",
+        f"{working}The answer is ${written}.",
+        f"{working}The answer is {gold}.00 dollars.",
+        f"{working}So we get \\boxed{{{gold:,}}}.".replace("-", "−"),
+    ]
+
+
+def _wrong_numbers(gold: int) -> list[str]:
+    """The number one off, negated, with a digit appended or dropped, and with its first digits swapped."""
+    digits = str(abs(gold))
+    others = [gold + 1, gold - 1, -gold if gold else 1, gold * 10 + 1, int(f"{gold}7")]
+    if len(digits) > 1:
+        others.append(int(digits[1:]))
+    if digits[:2] != digits[1::-1]:
+        others.append(int(digits[1::-1] + digits[2:]))
+    assert gold not in others
+    return [str(other) for other in others] + [f"{other:,}" for other in others] + [f"{gold}.5"]

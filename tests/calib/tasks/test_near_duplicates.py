@@ -1,0 +1,101 @@
+"""Near-duplicates: the same story with other names and numbers is found, the same subject is not."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsd_calib.tasks.base import Example, TaskKind
+from fsd_calib.tasks.near_duplicates import BOUND, near_duplicates
+from fsd_calib.tasks.parts import Parts, parts_of
+from fsd_collectors.split import content_key
+from support.paths import GSM8K
+
+STORY = (
+    "{0} bought {1} packages of cat food and {2} packages of dog food for the shelter. Each package of cat food held "
+    "{3} tins, and each package of dog food held half as many. How many tins did {0} bring to the shelter altogether?"
+)
+KIM, CHAD = STORY.format("Kimberly", 8, 6, 12), STORY.format("Chad", 5, 2, 18)
+CATS = "Kimberly has two cats and a dog. The dog eats twice what a cat eats. How many tins does she need in a week?"
+WORDS = ["".join(Random(i).choices("abdefgiklmnoprstu", k=5)) for i in range(500)]
+FILL = [" ".join(Random(i).choices(WORDS, k=30)) for i in range(600)]  # have words in common, and nothing else
+
+
+def test_another_name_and_other_numbers_are_a_near_duplicate() -> None:
+    found = near_duplicates([CATS, KIM, *FILL[:5]], [CHAD, *FILL[300:]])
+    assert found is not None
+    assert found.closest == (KIM, CHAD)
+    assert BOUND <= found.similarity < 1
+    assert found.count == 1
+
+
+def test_the_same_subject_is_none() -> None:
+    assert near_duplicates([CATS], [CHAD, *FILL[300:]]) is None
+
+
+def test_every_text_is_looked_at_however_many() -> None:
+    texts = [*FILL[:299], KIM]
+    found = near_duplicates(texts, [CHAD, CATS])
+    assert found is not None
+    assert (found.count, found.closest) == (1, (KIM, CHAD))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=5), st.data())
+def test_equal_texts_resemble_whatever_their_length(texts: list[str], data: st.DataObject) -> None:
+    found = near_duplicates([data.draw(st.sampled_from(texts))], texts)
+    assert found is not None
+    assert found.similarity == pytest.approx(1)
+
+
+def test_case_does_not_matter() -> None:
+    found = near_duplicates([KIM.upper()], [KIM, *FILL[:5]])
+    assert found is not None
+    assert found.similarity == pytest.approx(1)
+
+
+def test_nothing_resembles_nothing() -> None:
+    assert near_duplicates([], [KIM]) is near_duplicates([KIM], []) is near_duplicates([KIM], ["2³?"]) is None
+
+
+def test_the_user_is_told_of_those_between_given_parts_only() -> None:
+    tuning, certification = [CHAD, *FILL[:30]], [KIM, *FILL[30:60]]
+    examples = [Example(question, "#### 1", "tuning") for question in tuning]
+    examples += [Example(question, "#### 1", "certification") for question in certification]
+    (note,) = _parts(examples).notes
+    assert "1 of 31 certification problems closely resemble" in note
+    assert KIM[:40] in note
+    assert CHAD[:40] in note
+    assert "\n" not in note
+
+
+def test_nothing_is_told_of_what_a_hash_divides() -> None:
+    stories = [STORY.format(name, 8, 6, 12) for name in ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hal")]
+    drawn = _parts([Example(question, "#### 1") for question in (*stories, *FILL[:50])])
+    assert not drawn.notes
+    examples = [Example(p.question, p.reference, "tuning") for p in drawn.tuning]
+    examples += [Example(p.question, p.reference, "certification") for p in drawn.certification]
+    assert _parts(examples).notes  # the very same parts, where the source gives them
+
+
+def _parts(examples: list[Example]) -> Parts:
+    return parts_of(TaskKind("one", lambda *_: (examples, "here"), lambda _: (), 8).load(0, None, None, None))
+
+
+@pytest.mark.slow
+def test_on_gsm8k_three_stories_are_found() -> None:
+    """Each is one story with other names and numbers; see what the bound says."""
+    if not GSM8K.exists():
+        pytest.skip("GSM8K's files are not beside the checkout")
+    train, test = (
+        [content_key(json.loads(line)["question"]) for line in (GSM8K / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "test")
+    )
+    found = near_duplicates(test, train)
+    assert found is not None
+    assert (found.count, round(found.similarity, 2)) == (3, 0.87)
+    assert [text.partition(" bought stamps")[0] for text in found.closest] == ["Max", "Bella"]

@@ -1,0 +1,288 @@
+"""The two commands: what they answer to bad input, and what they do with tiny models.
+
+Everything runs through `main`'s own path, so exit codes and lines on stderr are what a shell would see.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fsd_calib.cli import calibrate as calibrate_app
+from fsd_calib.cli import generate as generate_app
+from fsd_calib.cli.console import run
+from fsd_data.tokenizer import build_tokenizer
+from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.divergence import DIVERGENCE_VERSION, DIVERGENCES
+from fsd_decoding.loading import load_model, load_tokenizer
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.parts import ModelInfo
+from support.console import said
+from support.profiles import UNCERTIFIED, profile
+
+GOOD = ["--task", "arithmetic", "--min-acc", "0.98"]
+
+
+def calibrate(*arguments: str) -> int:
+    return run(calibrate_app.app, calibrate_app.NAME, arguments)
+
+
+def generate(*arguments: str) -> int:
+    return run(generate_app.app, generate_app.NAME, arguments)
+
+
+# Help
+
+
+def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate("--help") == 0
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    for expected in ("--min-acc", "--min-speed", "--show-prompt", "arithmetic, gsm8k", "Examples: fsd-",
+                     "--plan", "--pareto", "--storage", "--cache", "--state",
+                     "0 found", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
+        assert expected in text
+    assert ", ".join(DIVERGENCES) in text
+    assert ", ".join(name for name, rule in RULES.items() if rule.bounds_divergence) in text
+
+
+def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("--help") == 0
+    assert "--max-new-tokens" in capsys.readouterr().out
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "Missing option '--task'"),
+        (["--task", "poetry", "--min-acc", "0.9"], "unknown task 'poetry': the known tasks are arithmetic, gsm8k"),
+        (["--task", "arithmetic"], "give --min-acc, --min-speed or --pareto"),
+        ([*GOOD, "--min-speed", "60"], "give --min-acc, --min-speed or --pareto: exactly one"),
+        ([*GOOD, "--pareto"], "exactly one says what to look for"),
+        ([*GOOD, "--acc", "plain"], "--acc is 'plain'; it must be one of retention, absolute"),
+        (["--task", "gsm8k", "--min-acc", "1.1", "--acc", "absolute"], "above 0 and at most 1 (0.98"),
+        ([*GOOD, "--guarantee", "all"], "--guarantee is 'all'; it must be one of population, dataset, none"),
+        ([*GOOD, "--test", "wald"], "--test is 'wald'; it must be one of score, betting"),
+        ([*GOOD, "--serve-batch", "0"], "--serve-batch is 0"),
+        ([*GOOD, "--seeds", "0"], "--seeds is 0"),
+        (["--task", "gsm8k", "--min-acc", "0"], "--min-acc is 0.0; it must be above 0 and at most 1.2"),
+        (["--task", "gsm8k", "--min-acc", "1.21"], "--min-acc is 1.21"),
+        (["--task", "gsm8k", "--min-acc", "nan"], "--min-acc is nan"),
+        (["--task", "gsm8k", "--min-acc", "much"], "Invalid value for '--min-acc'"),
+        (["--task", "gsm8k", "--min-speed", "0"], "--min-speed is 0.0"),
+        (["--task", "gsm8k", "--min-speed", "inf"], "--min-speed is inf"),
+        (["--task", "gsm8k", "--min-speed", "nan"], "--min-speed is nan"),
+        ([*GOOD, "--confidence", "1"], "--confidence is 1.0"),
+        ([*GOOD, "--confidence", "nan"], "--confidence is nan"),
+        ([*GOOD, "--limit", "0"], "--limit is 0"),
+        ([*GOOD, "--draft-length", "0"], "--draft-length is '0'; it must be a number from 1 to 1000"),
+        ([*GOOD, "--draft-length", "8-2"], "--draft-length is '8-2'"),
+        ([*GOOD, "--draft-length", "2,,4"], "--draft-length is '2,,4'"),
+        ([*GOOD, "--divergence", "js,"], "--divergence is 'js,'"),
+        ([*GOOD, "--batch-size", "-1"], "--batch-size is -1"),
+        ([*GOOD, "--timing", "careful", "--no-timing"], "--timing careful and --no-timing are two ways at once"),
+        ([*GOOD, "--surprise"], "No such option: --surprise"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate(*arguments) == 2
+    line = said(capsys)
+    assert line.startswith("fsd-calibrate: error: ")
+    assert complaint in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--divergence", "kl"], "unknown divergence 'kl'; known: js"),
+        (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: target"),
+        (["--rule", "sd"], "rule 'sd' has no threshold"),
+        (["--timing", "twice"], "--timing is 'twice'; it must be one of run, careful, none"),
+        (["--policy", "poetry"], "policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
+        (["--policy", "constant,schedule", "--predictor", "x"], "policy constant, schedule judges them by another"),
+        (["--temperature", "-1"], "temperature is -1"),
+        (["--top-k", "0"], "top_k is 0"),
+        (["--top-p", "1.5"], "top_p is 1.5"),
+        (["--device", "abacus"], "device 'abacus' cannot be used here"),
+        (["--dtype", "int8", "--target", "x", "--draft", "x"], "dtype is 'int8'"),
+        (["--target", "./no/such/folder", "--draft", "x"], "--target and --draft"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert calibrate(*GOOD, "--out", str(tmp_path), *arguments) == 2
+    assert complaint in said(capsys)
+
+
+def test_bad_input_is_answered_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    arguments = [*GOOD, "--out", str(tmp_path / "file" / "out")]
+    code = f"""
+import sys
+from fsd_calib.cli.calibrate import app
+from fsd_calib.cli.console import run
+code = run(app, "fsd-calibrate", {arguments!r})
+assert not {{"torch", "transformers", "optuna", "datasets", "pandas"}} & set(sys.modules)
+sys.exit(code)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr == (
+        f"fsd-calibrate: error: --out {str(tmp_path / 'file' / 'out')!r} cannot be written: "
+        "Not a directory; choose another folder\n"
+    )
+
+
+def test_the_check_of_the_folder_leaves_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate(*GOOD, "--out", str(tmp_path / "new"), "--divergence", "kl") == 2
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(None, "cannot be read"), ("{", "is not JSON"), ("{}", "schema_version is None")],
+)
+def test_generate_refuses_a_bad_profile(
+    content: str | None, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    if content is not None:
+        path.write_text(content)
+    assert generate("--profile", str(path), "Hello") == 2
+    assert complaint in said(capsys)
+
+
+def test_generate_needs_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("--profile", "x") == 2
+    assert "Missing argument" in said(capsys)
+
+
+# Tiny real models: random, so they solve nothing
+
+
+@pytest.fixture(scope="module")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = build_tokenizer(["How many apples does Ann have now? She has 12."], vocab_size=300)
+    for name, seed in (("target", 0), ("draft", 1)):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=1, eos_token_id=1,
+            num_attention_heads=2, num_key_value_heads=2, bos_token_id=None, pad_token_id=0,
+            max_position_embeddings=1024,
+        )  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder / "target", folder / "draft"
+
+
+@pytest.fixture(scope="module")
+def tiny_profile(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
+    """The changes that make the made-up profile one of the tiny pair."""
+    infos = [ModelInfo.of(load_model(path, "cpu", None)) for path in tiny_pair]
+    return {
+        "target": infos[0].model_copy(update={"id": str(tiny_pair[0])}).model_dump(),
+        "draft": infos[1].model_copy(update={"id": str(tiny_pair[1])}).model_dump(),
+        "tokenizer": tokenizer_fingerprint(load_tokenizer(tiny_pair[0])),
+        "divergence_version": DIVERGENCE_VERSION,
+    }
+
+
+def test_generate_prints_texts_and_a_summary(
+    tiny_profile: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    profile(tiny_profile).save(path)
+    common = ["--profile", str(path), "--max-new-tokens", "12", "--device", "cpu"]
+    assert generate(*common, "How many apples?") == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip()
+    summary = captured.err.splitlines()[-1]
+    assert re.fullmatch(
+        r"fsd-generate: \d+ tokens in \d+ rounds, \d\.\d\d a round; \d+% of \d+ drafted tokens accepted; "
+        r"\d+\.\d tokens/s",
+        summary,
+    )
+    assert generate(*common, "How many apples?", "What now?") == 0
+    assert capsys.readouterr().out.startswith(captured.out.strip("\n") + "\n\n")
+
+
+def test_generate_puts_prompts_in_the_chat_template_unless_raw(
+    tiny_profile: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    profile(tiny_profile).save(path)
+    common = ["--profile", str(path), "--max-new-tokens", "12", "--device", "cpu"]
+    texts = []
+    for prompt in (["How many?"], ["--raw", "Question: How many?\nAnswer:"], ["--raw", "How many?"]):
+        assert generate(*common, *prompt) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_generate_with_a_threshold_is_fuzzy_even_without_a_certificate(
+    tiny_profile: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    profile(tiny_profile | UNCERTIFIED).save(path)
+    common = ["--profile", str(path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
+    with pytest.warns(UserWarning, match="lossless"):
+        assert generate(*common, "--threshold", "0.7") == 0  # js never exceeds ln 2: all is accepted
+    assert "100% of" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="lossless"):
+        assert generate(*common) == 0
+    assert "100% of" not in capsys.readouterr().err
+
+
+def test_generate_refuses_other_models(
+    tiny_profile: dict[str, Any], tiny_pair: tuple[Path, Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "profile.json"
+    profile(tiny_profile).save(path)
+    assert generate("--profile", str(path), "--target", str(tiny_pair[1]), "Hello") == 2
+    assert "fsd-generate: error: the profile's target is" in capsys.readouterr().err
+
+
+def test_show_prompt_prints_what_the_model_is_given(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"question": "How many?", "answer": "Five. #### 5"}) + "\n")
+    arguments = ["--task", "gsm8k", "--data", str(data), "--target", str(tiny_pair[0]), "--show-prompt"]
+    assert calibrate(*arguments) == 0
+    assert capsys.readouterr().out == "Question: How many?\nAnswer:\n"
+
+
+def test_a_target_that_solves_nothing_is_refused(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = ["--target", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu"]
+    modest = ["--task", "arithmetic", "--min-acc", "0.5", "--limit", "30"]
+    assert calibrate(*modest, *models, "--out", str(tmp_path)) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("fsd-calibrate: error: ")
+    assert "solves none" in last
+
+
+def test_tokenizers_that_differ_are_refused(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    LlamaForCausalLM.from_pretrained(tiny_pair[1]).save_pretrained(other)
+    build_tokenizer(["something else entirely"], vocab_size=290).save_pretrained(other)
+    models = ["--target", str(tiny_pair[0]), "--draft", str(other), "--device", "cpu"]
+    assert calibrate(*GOOD, *models, "--out", str(tmp_path / "out")) == 2
+    assert re.search(r"tokenizers differ: id \d+ is ", capsys.readouterr().err)

@@ -1,0 +1,158 @@
+"""`fsd-collect` as a shell sees it: what it answers, what it leaves behind, and that it survives being killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from fsd_calib import load_traces
+from fsd_calib.cli import collect as collect_app
+from fsd_calib.cli.console import run
+from fsd_collectors.store.verifying import verify
+from fsd_decoding.acceptance.rules import RULES
+from support.console import said
+
+COLLECT = [sys.executable, "-c", "from fsd_calib.cli.collect import main; main()"]
+SMALL = ["--task", "arithmetic", "--limit", "24", "--device", "cpu", "--batch-size", "4"]
+
+
+def collect(*arguments: str) -> int:
+    return run(collect_app.app, collect_app.NAME, arguments)
+
+
+def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert collect("--help") == 0
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    for expected in ("--task", "--rule", "--hidden", "fsd-traces/TASK", "arithmetic, gsm8k", "Examples: fsd-collect",
+                     "along the target", "0 done", "2 bad input", "130 interrupted"):  # fmt: skip
+        assert expected in text
+    for name, rule in RULES.items():
+        assert not rule.drafts or name in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "Missing option '--task'"),
+        (["--task", "poetry"], "unknown task 'poetry'"),
+        ([*SMALL, "--limit", "0"], "--limit is 0"),
+        ([*SMALL, "--batch-size", "-1"], "--batch-size is -1"),
+        ([*SMALL, "--rule", "sd", "--draft-length", "0"], "--draft-length is 0"),
+        ([*SMALL, "--hidden", "some"], "--hidden is 'some'; it must be 'whole', or a whole number of at least 1"),
+        ([*SMALL, "--hidden", "0"], "--hidden is '0'"),
+        ([*SMALL, "--threshold", "0.1"], "give a rule too, or leave threshold out"),
+        ([*SMALL, "--rule", "fsd"], "rule 'fsd' needs a threshold"),
+        ([*SMALL, "--rule", "target"], "rule 'target' drafts nothing"),
+        ([*SMALL, "--rule", "sd", "--threshold", "1"], "rule 'sd' has none"),
+        ([*SMALL, "--rule", "fsd", "--threshold", "much"], "Invalid value for '--threshold'"),
+        ([*SMALL, "--device", "abacus"], "device 'abacus' cannot be used here"),
+        ([*SMALL, "--dtype", "int8"], "dtype is 'int8'"),
+        ([*SMALL, "--target", "./no/such/folder"], "--target and --draft"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert collect(*arguments, "--out", str(tmp_path)) == 2
+    line = said(capsys)
+    assert line.startswith("fsd-collect: error: ")
+    assert complaint in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert collect(*SMALL, "--out", str(tmp_path / "file" / "out")) == 2
+    assert "cannot be written: Not a directory; choose another folder" in said(capsys)
+
+
+def test_both_ways_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert collect(*SMALL, "--out", str(tmp_path / "along")) == 0
+    captured = capsys.readouterr()
+    along = load_traces(tmp_path / "along")
+    done = along.to_pandas(table="completions")
+    expected = f"24 completions, {done.emitted.sum()} tokens, accuracy {done.correct.mean():.4f}"
+    assert captured.out == f"{tmp_path / 'along'} holds {expected}\n"
+    assert captured.err.splitlines()[0] == "collecting: 0 of 24"
+    assert along.tokens.count_rows() == done.emitted.sum()
+
+    forced = ["--rule", "fsd", "--threshold", "inf", "--draft-length", "3", "--hidden", "8"]
+    assert collect(*SMALL, *forced, "--out", str(tmp_path / "on")) == 0
+    on = load_traces(tmp_path / "on")
+    assert on.manifest.policy is not None
+    assert (on.manifest.policy.threshold, on.manifest.policy.draft_length) == ("inf", 3)
+    rows = on.to_pandas(["accepted", "draft_position", "draft_hidden"])
+    assert rows.accepted.all()
+    assert set(rows.draft_position) == {0, 1, 2}
+    assert {len(state) for state in rows.draft_hidden} == {8}
+
+    assert collect(*SMALL, "--seed", "1", "--out", str(tmp_path / "along")) == 2
+    assert "holds traces of another run" in capsys.readouterr().err
+
+
+def _children(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([*COLLECT, *arguments, "--out", str(out)], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to a child there")
+def test_ctrl_c_says_what_is_on_disk(tmp_path: Path) -> None:
+    child = _children(tmp_path / "out", "--task", "arithmetic", "--device", "cpu", "--batch-size", "4")
+    try:
+        _wait_for(1, tmp_path / "out" / "shards.jsonl", child)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 130
+    last = err.splitlines()[-1]
+    found = re.fullmatch(
+        rf"fsd-collect: interrupted; {tmp_path / 'out'} holds (\d+) of 3000 completions; the same command goes on from "
+        "there",
+        last,
+    )
+    assert found is not None, last
+    assert int(found[1]) == load_traces(tmp_path / "out").completions.count_rows()
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_equals_one_that_was_not(tmp_path: Path) -> None:
+    """Two portions of 32 problems; a moment falls into decoding or writing one."""
+    arguments = ["--task", "arithmetic", "--limit", "64", "--device", "cpu", "--batch-size", "1", "--temperature", "1"]
+    arguments += ["--rule", "sd"]
+    assert collect(*arguments, "--out", str(tmp_path / "whole")) == 0
+    random = Random(0)
+    for portions in (0, 1):
+        child = _children(tmp_path / "killed", *arguments)
+        try:
+            _wait_for(portions, tmp_path / "killed" / "shards.jsonl", child)
+            time.sleep(random.uniform(0.0, 0.5))
+        finally:
+            child.kill()
+            child.communicate()
+        assert child.returncode == -signal.SIGKILL, "it ended before it could be killed"
+    assert not load_traces(tmp_path / "killed").complete
+    assert collect(*arguments, "--out", str(tmp_path / "killed")) == 0
+    whole, resumed = load_traces(tmp_path / "whole"), load_traces(tmp_path / "killed")
+    assert verify(resumed.path) == []
+    assert resumed.manifest == whole.manifest
+    assert resumed.tokens.to_table().equals(whole.tokens.to_table())
+    assert resumed.completions.to_table().equals(whole.completions.to_table())
+
+
+def _wait_for(portions: int, listing: Path, child: subprocess.Popen[str]) -> None:
+    """Until the run has finished so many of them, and has begun at all."""
+    deadline = time.monotonic() + 120
+    while not listing.parent.is_dir() or (listing.read_bytes().count(b"\n") if listing.exists() else 0) < portions:
+        assert child.poll() is None, "ended before it could be killed"
+        assert time.monotonic() < deadline, "nothing was written"
+        time.sleep(0.02)

@@ -1,0 +1,132 @@
+"""`fsd-profile` on files: what it prints, its exit codes, and what it calls a difference."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsd_calib.cli import profile as profile_app
+from fsd_calib.cli.console import run
+from fsd_calib.report.diff import differences
+from support.paths import FILES
+from support.profiles import FRONT, UNCERTIFIED, profile, values
+
+OLD = FILES / "profile-1.json"
+
+
+def app(*arguments: str | Path) -> int:
+    return run(profile_app.app, profile_app.NAME, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    changes = UNCERTIFIED | {"target.fingerprint": "x" * 64, "speed.sd": 50.0, "curve": FRONT["curve"]}
+    profile().save(tmp_path / "a.json")
+    profile(changes).save(tmp_path / "[b].json")
+    return tmp_path / "a.json", tmp_path / "[b].json"
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_show_prints_report_curve_and_sheets(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("show", files[0]) == 0
+    shown = capsys.readouterr().out
+    for piece in (
+        *("Certified at 95% confidence", "the curve on the tuning part", "the curve on the certification part"),
+        *("300 for tuning, 700 for certification", "both right 650, lost 3", "tested at level 0.0304"),
+        *("one draft step        1 ms", "88.0% ± 7.0% a text", "decoded 712 (0.04 M tokens)", "reused 9,000"),
+    ):
+        assert piece in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_show_reads_older_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("show", OLD) == 0
+    shown = capsys.readouterr().out
+    assert "not recorded" in shown
+    assert "effort" not in shown
+
+
+def test_validate_names_every_bad_file_once(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app("validate", *files, OLD) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{path}: valid" for path in (*files, OLD)]
+    bad = tmp_path / "bad.json"
+    bad.write_text(files[0].read_text().replace('"lossy": true', '"lossy": false'))
+    assert app("validate", files[0], bad, tmp_path / "none") == 2
+    captured = capsys.readouterr()
+    assert captured.out == f"{files[0]}: valid\n"
+    assert [line.partition("profile '")[0] for line in captured.err.splitlines()] == ["fsd-profile: error: "] * 2
+    assert "bad.json' is not valid: Value error, lossy is False" in captured.err
+
+
+def test_diff_shows_what_differs_in_its_section(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("diff", *files) == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        ["outcome", "certified", "not-certified"],
+        ["threshold", "0.0625", "–"],
+        ["certificate.wanted", "0.98", "0.995"],
+        ["speed.sd", "51", "50"],
+        ["counts.both_right", "650", "–"],
+    ):
+        assert line in lines
+    headings = [" ".join(line) for line in lines if line and line[0] in ("settings", "models", "certificate")]
+    assert headings == ["settings", "models", "certificate"]
+    assert max(sum(map(len, line)) + len(line) for line in lines) <= 80
+
+
+def test_equal_profiles_do_not_differ(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile({"created": "2027-01-02T03:04:05Z", "effort": None}).save(tmp_path / "again.json")
+    assert app("diff", files[0], tmp_path / "again.json") == 0
+    assert capsys.readouterr().out == "no difference\n"
+
+
+def test_diff_of_what_is_no_profile_is_bad_input(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("diff", files[0], "nowhere.json") == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_values_that_look_alike_are_written_out() -> None:
+    (found,) = differences(profile({"speed.sd": 51.0}), profile({"speed.sd": 51.0000001}))
+    assert (found.section, found.name, found.first, found.second) == ("certificate", "speed.sd", "51.0", "51.0000001")
+    (text,) = differences(profile({"tokenizer": "a" * 40}), profile({"tokenizer": "a" * 39 + "b"}))
+    assert text.first != text.second
+
+
+def leaves(value: Any, path: str = "") -> list[str]:
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, f"{path}.{key}" if path else key)]
+    return [path] if isinstance(value, float) and value and "curve" not in path else []
+
+
+@given(st.sampled_from(leaves(values())))
+def test_no_number_can_change_unseen(path: str) -> None:
+    value: Any = values()
+    for step in path.split("."):
+        value = value[step]
+    changed = profile({path: value * (1 - 1e-8)})
+    assert [found.name for found in differences(profile(), changed)] == [path]
+
+
+def test_help_answers_without_heavy_imports() -> None:
+    code = "import sys; from fsd_calib.cli.profile import main; sys.argv = ['x', '--help']\ntry: main()\n"
+    code += "finally: print('LOADED', *sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert ran.returncode == 0, ran.stderr
+    shown, loaded = ran.stdout.split("LOADED")
+    assert all(command in shown for command in ("show", "validate", "diff", "Exit codes"))
+    assert {"torch", "transformers", "optuna", "pydantic"}.isdisjoint(loaded.split())

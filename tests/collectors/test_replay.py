@@ -1,0 +1,383 @@
+"""Replay: what a plain loop over rounds counts, and what real decoding does where it does the same."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsd_collectors.replay.blocks import blocks
+from fsd_collectors.replay.cost import CostModel
+from fsd_collectors.replay.replaying import replay, sweep
+from fsd_collectors.replay.share_quantiles import even_shares, quantiles
+from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
+from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.divergence import divergence
+from fsd_decoding.engine.result import Result
+from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.stopping import DraftState
+from support.in_memory import Facts, InMemory
+from support.tiny_pair import ragged_prompts, tiny_decoder
+
+Row = dict[str, Any]
+EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}
+FUZZY = ("fsd", "fsd-sd", "fsd-coupled")
+SCALE = (-1.0, 0.0, 0.25, 0.5, math.inf)
+LENGTHS = (1, 2, 3, 7)
+MARKED = StopPolicy(("marked",), lambda of: of["marked"])
+NEVER = StopPolicy((), lambda of: np.zeros(len(of["position"]), bool))
+
+
+def rounds_by_hand(
+    completion: Sequence[Row], rule: str, threshold: float, length: int, stopping: bool
+) -> tuple[int, int, int]:
+    """Rounds, drafted tokens and substitutions of one text, decoded a token at a time."""
+    at = rounds = drafted = substitutions = 0
+    while at < len(completion):
+        rounds += 1
+        ends = [i for i, row in enumerate(completion[at : at + length]) if stopping and row["marked"]]
+        drafts = ends[0] + 1 if ends else length
+        drafted += drafts
+        for row in completion[at : at + drafts]:
+            at += 1
+            exact = EXACT[rule]
+            if exact is not None and row[exact]:
+                continue
+            if rule not in FUZZY or not (math.isfinite(row["js"]) and row["js"] <= threshold):
+                break  # the fallback stands here
+            substitutions += not row["same_token"]
+        else:
+            at += 1  # the bonus
+    return rounds, drafted, substitutions
+
+
+a_row = st.fixed_dictionaries(
+    {
+        "same_token": st.booleans(),
+        "sd_accepts": st.booleans(),
+        "js": st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 0.9, math.inf, math.nan]),
+        "marked": st.booleans(),
+    }
+)
+texts = st.lists(st.lists(a_row, min_size=1, max_size=20), min_size=1, max_size=6)
+
+
+@given(texts, st.sampled_from(sorted(EXACT)), st.sampled_from(SCALE), st.sampled_from(LENGTHS), st.booleans())
+def test_one_replay_is_a_loop_over_rounds(
+    completions: list[list[Row]], rule: str, threshold: float, length: int, stopping: bool
+) -> None:
+    found = replay(InMemory(completions), rule, "js", threshold, length, MARKED if stopping else None)
+    each = [rounds_by_hand(completion, rule, threshold, length, stopping) for completion in completions]
+    assert (found.rounds, found.drafted, found.substitutions) == tuple(map(sum, zip(*each, strict=True)))
+    assert (found.completions, found.tokens) == (len(completions), sum(map(len, completions)))
+
+
+@given(texts, st.sampled_from([None, MARKED, NEVER]))
+def test_a_sweep_is_as_many_replays(completions: list[list[Row]], stops: StopPolicy | None) -> None:
+    traces = InMemory(completions)
+    frame = sweep(traces, list(EXACT), ["js"], SCALE, LENGTHS, stops)
+    assert len(frame) == (3 * len(SCALE) + 2) * len(LENGTHS)
+    for cell in frame.to_dict("records"):
+        threshold = 0.0 if math.isnan(cell["threshold"]) else cell["threshold"]
+        one = replay(traces, cell["rule"], "js", threshold, cell["draft_length"], stops)
+        counted = ("completions", "tokens", "rounds", "drafted", "substitutions")
+        assert [cell[name] for name in counted] == [getattr(one, name) for name in counted]
+        assert cell["tokens_per_round"] == one.tokens_per_round
+        assert cell["substitutions_per_completion"] == one.substitutions_per_completion
+
+
+def random_texts(count: int, longest: int, seed: int = 0) -> list[list[Row]]:
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            {"same_token": bool(same), "sd_accepts": bool(same), "js": float(d), "marked": bool(mark)}
+            for same, d, mark in zip(rng.random(n) < 0.6, rng.lognormal(-2, 2, n), rng.random(n) < 0.2, strict=True)
+        ]
+        for n in rng.integers(1, longest + 1, count)
+    ]
+
+
+@pytest.mark.parametrize("stops", [None, MARKED])
+def test_longer_lengths_and_many_thresholds_count_the_same(stops: StopPolicy | None) -> None:
+    """Beyond what a byte holds: lengths, thresholds, and tokens of a completion."""
+    completions = random_texts(3, 900)
+    scale, lengths = np.geomspace(1e-4, 10, 400), (300, 1)
+    frame = sweep(InMemory(completions), ["fsd-coupled"], ["js"], scale, lengths, stops)
+    for k, (i, length) in product((0, 200, 399), enumerate(lengths)):
+        each = [rounds_by_hand(c, "fsd-coupled", scale[k], length, stops is not None) for c in completions]
+        cell = frame.iloc[len(lengths) * k + i]
+        assert (cell["threshold"], cell["draft_length"]) == (scale[k], length)
+        assert (cell["rounds"], cell["drafted"], cell["substitutions"]) == tuple(map(sum, zip(*each, strict=True)))
+
+
+@given(texts, st.integers(1, 4), st.integers(1, 30))
+def test_blocks_are_whole_completions_in_order(completions: list[list[Row]], per_table: int, rows: int) -> None:
+    found = list(blocks(InMemory(completions, per_table), ["same_token"], rows=rows))
+    sizes = [n for block in found for n in (block.ends - block.starts).tolist()]
+    assert sizes == [len(completion) for completion in completions]
+    tokens = [bit for block in found for bit in block.columns["same_token"].tolist()]
+    assert tokens == [row["same_token"] for completion in completions for row in completion]
+    longest = max(map(len, completions))
+    assert all(block.rows < rows + longest for block in found)
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Tables made when asked for; none is kept."""
+
+    tables: int
+    manifest: Facts = field(default_factory=Facts)
+
+    def batches(self, columns: Sequence[str], where: Any = None) -> Iterator[Any]:
+        n = 100_000
+        for seed in range(self.tables):
+            rng = np.random.default_rng(seed)
+            rows = {"position": np.arange(n) % 50, "same_token": rng.random(n) < 0.7, "js": rng.random(n, np.float32)}
+            yield pa.table({name: rows[name] for name in columns})
+
+
+def test_a_grid_too_wide_for_one_step_counts_the_same() -> None:
+    """2,000 completions x 70 thresholds x 8 lengths."""
+    assert sweep(Endless(1), thresholds=70, stops=NEVER).equals(sweep(Endless(1), thresholds=70))
+
+
+def peak_of_sweeping(tables: int) -> int:
+    tracemalloc.start()
+    sweep(Endless(tables), thresholds=10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_a_longer_trace_takes_no_more_memory() -> None:
+    peak_of_sweeping(1)  # what is imported on the way
+    assert peak_of_sweeping(16) < 1.2 * peak_of_sweeping(4)
+
+
+# Real decoding: tiny models in float64, greedy.
+
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return tiny_decoder()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return ragged_prompts(40)
+
+
+@pytest.fixture(scope="module")
+def alone(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Result]:
+    return decoder.generate(prompts, NEW, rule="target")
+
+
+@pytest.fixture(scope="module")
+def traced(decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Result]) -> list[InMemory]:
+    """Each prompt's own text with the draft's proposal at every place, worked out without the engine."""
+    return [InMemory([rows_along(decoder, *one)]) for one in zip(prompts, alone, strict=True)]
+
+
+@torch.inference_mode()
+def rows_along(decoder: SpeculativeDecoder, prompt: list[int], result: Result) -> list[Row]:
+    ids = torch.tensor([prompt + result.tokens])
+    new = slice(len(prompt) - 1, len(prompt) - 1 + result.emitted)
+    p, q = (model(ids).logits[0, new] for model in (decoder.target, decoder.draft))
+    same, d, top = p.argmax(-1) == q.argmax(-1), divergence("js", p, q), q.softmax(-1).amax(-1)
+    columns = zip(same.tolist(), d.tolist(), top.tolist(), strict=True)
+    return [{"same_token": s, "sd_accepts": s, "js": d, "draft_top1": t} for s, d, t in columns]
+
+
+@pytest.mark.parametrize("length", [1, 3, 6])
+@pytest.mark.parametrize("rule", sorted(EXACT))
+def test_decoding_does_what_replay_says_until_it_substitutes(
+    decoder: SpeculativeDecoder,
+    prompts: list[list[int]],
+    alone: list[Result],
+    traced: list[InMemory],
+    rule: str,
+    length: int,
+) -> None:
+    everything = InMemory([trace.completions[0] for trace in traced])
+    threshold = float(quantiles(everything, "js", [0.6])[0])
+    decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=length)
+    untouched = 0
+    for own, real, trace in zip(alone, decoded, traced, strict=True):
+        found = replay(trace, rule, "js", threshold, length)
+        assert (real.tokens == own.tokens) == (found.substitutions == 0)
+        if found.substitutions == 0:
+            untouched += 1
+            assert (real.rounds, real.drafted, real.emitted) == (found.rounds, found.drafted, found.tokens)
+    assert untouched == len(prompts) if rule not in FUZZY else 5 < untouched < len(prompts)
+
+
+def test_decoding_under_a_stop_policy_takes_the_rounds_that_replay_says(
+    decoder: SpeculativeDecoder, prompts: list[list[int]], traced: list[InMemory]
+) -> None:
+    def sure(state: DraftState) -> torch.Tensor:
+        return state.logits[-1][:, 0].softmax(-1).amax(-1) >= 0.6 if state.logits else torch.ones_like(state.drafting)
+
+    unsure = StopPolicy(("draft_top1",), lambda of: of["draft_top1"] < 0.6)
+    decoded = decoder.generate(prompts, NEW, rule="coupled", draft_length=5, policy=sure)
+    found = [replay(trace, "coupled", draft_length=5, stops=unsure) for trace in traced]
+    assert [real.rounds for real in decoded] == [one.rounds for one in found]
+    free = [replay(trace, "coupled", draft_length=5) for trace in traced]
+    assert [one.rounds for one in free] != [one.rounds for one in found]
+
+
+def test_decoding_under_a_length_policy_takes_the_rounds_that_replay_says(
+    decoder: SpeculativeDecoder, prompts: list[list[int]], traced: list[InMemory]
+) -> None:
+    """Nothing is drafted at odd places, and elsewhere until the draft's probabilities multiply to less than a half."""
+
+    def even_and_sure(state: DraftState) -> torch.Tensor:
+        tops = [logits[:, 0].softmax(-1).amax(-1) for logits in state.logits]
+        begun = state.batch.lengths % 2 == 0
+        return begun & (torch.stack(tops).prod(0) >= 0.5) if tops else begun
+
+    for prompt, trace in zip(prompts, traced, strict=True):
+
+        def lengths(of: Mapping[str, Any], most: int, begin: int = len(prompt)) -> Any:
+            products = [np.cumprod(of["draft_top1"][at : at + most]) for at in range(len(of["position"]))]
+            reached = [min(most, 1 + int((so_far >= 0.5).sum())) for so_far in products]
+            return np.where((of["position"] + begin) % 2 == 0, reached, 0)
+
+        (real,) = decoder.generate([prompt], NEW, rule="coupled", draft_length=5, policy=even_and_sure)
+        found = replay(trace, "coupled", draft_length=5, stops=LengthPolicy(("draft_top1",), lengths))
+        assert real.rounds == found.rounds
+
+
+# What the counts are turned into.
+
+
+def test_the_error_is_that_of_a_ratio_over_completions() -> None:
+    completions = random_texts(30, 12)
+    found = replay(InMemory(completions), threshold=0.2, draft_length=3)
+    rounds = np.array([rounds_by_hand(c, "fsd-coupled", 0.2, 3, False)[0] for c in completions])
+    residual = np.array([len(c) for c in completions]) - found.tokens_per_round * rounds
+    assert found.tokens_per_round_error == pytest.approx(residual.std(ddof=1) * math.sqrt(30) / rounds.sum())
+    assert math.isnan(replay(InMemory(completions[:1])).tokens_per_round_error)
+
+
+def test_costs_are_charged_by_step_verification_and_position() -> None:
+    costs = CostModel(draft_step=0.5, verify=2.0, position=0.25)
+    assert costs.seconds(rounds=4, drafted=12) == 12 * 0.5 + 4 * 2.0 + 16 * 0.25
+    assert costs.tokens_per_second(36, 4, 12) == 2.0
+    frame = sweep(InMemory(random_texts(5, 9)), thresholds=[0.1], draft_lengths=[2], costs=costs)
+    one = replay(InMemory(random_texts(5, 9)), threshold=0.1, draft_length=2)
+    assert frame["tokens_per_second"].tolist() == [one.tokens_per_second(costs)]
+
+
+@pytest.mark.parametrize("costs", [(-1.0, 1.0), (math.nan, 1.0), (0.1, math.inf), (0.1, 0.0, 0.0)])
+def test_costs_that_are_no_durations_are_refused(costs: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match=r"draft_step|verify"):
+        CostModel(*costs)
+
+
+magnitudes = st.floats(0.0, 2.0**127, width=32) | st.just(math.inf)
+
+
+@given(st.lists(magnitudes, min_size=1, max_size=60), st.floats(0.01, 1.0))
+def test_a_quantile_accepts_its_share_and_hardly_more(values: list[float], share: float) -> None:
+    rows: list[list[Row]] = [[{"js": value} for value in values]]
+    (found,) = quantiles(InMemory(rows), "js", [share])
+    needed = next(n for n in range(len(values) + 1) if n >= share * len(values))
+    exact = sorted(values)[needed - 1]
+    assert exact <= found
+    assert found <= max(exact * (1 + 2.0**-11), 1e-40)  # below are fp32's subnormal numbers
+
+
+def test_a_number_of_thresholds_is_so_many_quantiles() -> None:
+    traces = InMemory(random_texts(200, 30))
+    frame = sweep(traces, ["fsd"], thresholds=9, draft_lengths=[1])
+    everything = np.array([row["js"] for completion in traces.completions for row in completion])
+    accepted = [(everything <= threshold).mean() for threshold in frame["threshold"]]
+    assert accepted == pytest.approx(even_shares(9), abs=2 / len(everything))
+    assert even_shares(9)[[0, -1]] == pytest.approx([0.1, 0.999])
+
+
+def test_divergences_have_thresholds_of_their_own_and_lossless_rules_none() -> None:
+    completions = [[row | {"tv": row["js"] / 2} for row in text] for text in random_texts(20, 10)]
+    traces = InMemory(completions, manifest=Facts(divergences=("js", "tv")))
+    frame = sweep(traces, ["coupled", "fsd"], ["js", "tv"], {"js": [0.4, 0.2], "tv": [0.1, 0.2]}, [4])
+    assert frame["threshold"].tolist()[1:] == [0.2, 0.4, 0.1, 0.2]
+    assert frame["rounds"][1] == frame["rounds"][3]
+    assert frame["rounds"][2] == frame["rounds"][4]
+    assert math.isnan(frame["threshold"][0])
+    assert frame["substitutions"][0] == 0
+    exact = replay(traces, "coupled", draft_length=4)
+    assert (exact.divergence, exact.threshold, exact.rounds) == (None, None, frame["rounds"][0])
+
+
+def test_where_chooses_completions() -> None:
+    texts = random_texts(6, 10)
+    marked = [[row | {"split": "tuning" if i % 2 else "certification"} for row in c] for i, c in enumerate(texts)]
+    found = replay(InMemory(marked), where=pc.field("split") == "tuning")
+    assert replace(found) == replay(InMemory(texts[1::2]))
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_every_rule_is_replayed_or_refused_with_a_reason(rule: str) -> None:
+    traces = InMemory(random_texts(3, 5))
+    if rule in EXACT:
+        assert replay(traces, rule).rounds > 0
+    else:
+        with pytest.raises(UsageError, match=f"rule '{rule}' cannot be replayed: .*; replay one of sd, "):
+            replay(traces, rule)
+
+
+SOME = InMemory(random_texts(3, 5, seed=1))
+ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
+
+
+@pytest.mark.parametrize(
+    ("traces", "asked", "complaint"),
+    [
+        (SOME, {"rules": ["fzd"]}, "rule 'fzd' is unknown; replay one of sd"),
+        (SOME, {"rules": []}, "give one of each"),
+        (SOME, {"divergences": []}, "give one of each"),
+        (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js; collect again with it"),
+        (replace(SOME, manifest=Facts(way="on-policy")), {}, "are on-policy; replay needs"),
+        (SOME, {"thresholds": []}, "must be numbers, one at least"),
+        (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, one at least"),
+        (SOME, {"thresholds": ["low"]}, "must be numbers, one at least"),
+        (SOME, {"thresholds": {"tv": [0.1]}}, "thresholds name tv, not 'js'"),
+        (SOME, {"thresholds": 0}, "thresholds=0; it must be 1 or more"),
+        (SOME, {"draft_lengths": [3, 0]}, r"draft lengths are \[3, 0\]"),
+        (SOME, {"draft_lengths": [2.5]}, r"draft lengths are \[2.5\]"),
+        (SOME, {"draft_lengths": [True]}, r"draft lengths are \[True\]"),
+        (SOME, {"draft_lengths": []}, r"draft lengths are \[\]"),
+        (SOME, {"where": pc.field("js") < 0}, "chooses no rows"),
+        (ONE, {"where": pc.field("position") > 0}, "must choose whole completions"),
+        (ONE, {"where": pc.field("position") != 2}, "must choose whole completions"),
+        (InMemory([]), {"thresholds": [0.1]}, "chooses no rows"),
+        (SOME, {"stops": StopPolicy((), lambda of: of["js"])}, "the stop policy gave float64"),
+        (SOME, {"stops": StopPolicy((), lambda of: np.array([True]))}, r"gave bool of shape \(1,\); it must give"),
+        (SOME, {"stops": LengthPolicy((), lambda of, most: of["js"])}, "the length policy gave float64"),
+        (SOME, {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)}, "a whole number a row, from 0 to 8"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(traces: InMemory, asked: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint) as refused:
+        sweep(traces, **asked)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("shares", [[0.0], [1.1], [math.nan]])
+def test_shares_that_are_none_are_refused(shares: list[float]) -> None:
+    with pytest.raises(UsageError, match="must be above 0 and at most 1"):
+        quantiles(SOME, "js", shares)

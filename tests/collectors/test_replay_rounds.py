@@ -1,0 +1,236 @@
+"""Rounds under policies that remember: what a plain loop over rounds does, what `replay` counts of policies that do
+not, and what real decoding does where it does the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fsd_decoding.policies.stopping as engine
+from fsd_collectors.replay.blocks import blocks
+from fsd_collectors.replay.cases import cases
+from fsd_collectors.replay.replaying import replay, sweep
+from fsd_collectors.replay.rounds import Begins, RoundPolicy, Verified, lanes_of, lay, walk_rounds
+from fsd_collectors.replay.share_quantiles import quantiles
+from fsd_collectors.replay.stop_policy import LengthPolicy
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.sampling import Sampling
+from support.in_memory import InMemory
+from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.traced_texts import traced
+
+Row = dict[str, Any]
+EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}
+SCALE = (-1.0, 0.0, 0.25, 0.5, math.inf)
+LENGTHS = (1, 2, 3, 7)
+EVERYBODY = RoundPolicy((), lambda begins: begins.lanes.most)
+
+a_row = st.fixed_dictionaries(
+    {
+        "same_token": st.booleans(),
+        "sd_accepts": st.booleans(),
+        "js": st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 0.9, math.inf, math.nan]),
+        "room": st.integers(0, 9),
+    }
+)
+texts = st.lists(st.lists(a_row, min_size=1, max_size=20), min_size=1, max_size=6)
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """One round of one text, as the engine would tell of it."""
+
+    begins: int
+    drafted: int
+    accepted: int
+    spared: float | None
+    refused: float | None
+    differs: int
+
+
+def round_by_hand(completion: Sequence[Row], begins: int, drafted: int, rule: str, threshold: float) -> ByHand:
+    accepted = differs = 0
+    spared: list[float] = []
+    refused = None
+    for row in completion[begins : begins + drafted]:
+        by = EXACT[rule]
+        exact, d = by is not None and row[by], row["js"]
+        finite = rule.startswith("fsd") and math.isfinite(d)
+        if not exact and not (finite and d <= threshold):
+            refused = d if finite else None
+            break
+        if not exact:
+            spared.append(d)
+        accepted, differs = accepted + 1, differs + (not exact and not row["same_token"])
+    return ByHand(begins, drafted, accepted, max(spared, default=None), refused, differs)
+
+
+def rounds_by_hand(completion: Sequence[Row], rule: str, threshold: float, most: int) -> list[ByHand]:
+    """A draft is as long as the row has room, and as two rounds ago accepted together, and one more."""
+    rounds: list[ByHand] = []
+    at = 0
+    while at < len(completion):
+        wanted = 1 + sum(one.accepted for one in rounds[-2:])
+        rounds.append(round_by_hand(completion, at, min(most, completion[at]["room"], wanted), rule, threshold))
+        at += rounds[-1].accepted + 1
+    return rounds
+
+
+def _lengths(begins: Begins) -> Any:
+    wanted = 1 + begins.memory.sum(1).astype(np.int64)
+    return np.minimum(np.minimum(begins.lanes.most, begins.columns["room"][begins.rows]), wanted)
+
+
+def _remember(memory: Any, verified: Verified) -> Any:
+    return np.column_stack([verified.accepted, memory[:, 0]])
+
+
+REMEMBERING = RoundPolicy(("room",), _lengths, (0.0, 0.0), _remember)
+
+
+def told(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+@given(texts, st.sampled_from(sorted(EXACT)), st.sampled_from(SCALE), st.sampled_from(LENGTHS))
+def test_rounds_are_laid_as_a_loop_over_them_lays_them(
+    completions: list[list[Row]], rule: str, threshold: float, most: int
+) -> None:
+    traces = InMemory(completions)
+    (case,) = cases(traces, [rule], ["js"], [threshold], None)
+    (block,) = blocks(traces, [*case.columns, "room"])
+    found: list[list[ByHand]] = [[] for _ in completions]
+    for laid in lay(case, block, lanes_of(block, np.array([threshold]), np.array([most])), REMEMBERING):
+        begins, verified = laid.begins.rows - laid.begins.lanes.starts, laid.verified
+        columns = (begins, verified.drafted, verified.accepted, verified.spared, verified.refused, laid.differs)
+        for lane, begin, drafted, accepted, spared, refused, differs in zip(
+            laid.lanes.tolist(), *(column.tolist() for column in columns), strict=True
+        ):
+            found[lane].append(ByHand(begin, drafted, accepted, told(spared), told(refused), differs))
+    assert found == [rounds_by_hand(completion, rule, threshold, most) for completion in completions]
+
+
+@given(texts, st.sampled_from(sorted(EXACT)), st.sampled_from(SCALE), st.sampled_from(LENGTHS))
+def test_a_replay_counts_these_rounds(completions: list[list[Row]], rule: str, threshold: float, most: int) -> None:
+    found = replay(InMemory(completions), rule, "js", threshold, most, REMEMBERING)
+    rounds = [one for completion in completions for one in rounds_by_hand(completion, rule, threshold, most)]
+    assert found.rounds == len(rounds)
+    assert found.drafted == sum(one.drafted for one in rounds)
+    assert found.substitutions == sum(one.differs for one in rounds)
+
+
+def random_texts(count: int, longest: int) -> list[list[Row]]:
+    rng = np.random.default_rng(0)
+    return [
+        [
+            {"same_token": bool(same), "sd_accepts": bool(sd), "js": float(d), "room": int(room)}
+            for same, sd, d, room in zip(
+                rng.random(n) < 0.6, rng.random(n) < 0.5, rng.lognormal(-2, 2, n), rng.integers(0, 10, n), strict=True
+            )
+        ]
+        for n in rng.integers(1, longest + 1, count)
+    ]
+
+
+def test_a_policy_that_stops_nobody_counts_what_fixed_lengths_do() -> None:
+    traces = InMemory(random_texts(60, 50))
+    assert sweep(traces, list(EXACT), stops=EVERYBODY).equals(sweep(traces, list(EXACT)))
+    assert replay(traces, stops=EVERYBODY) == replay(traces)
+
+
+def test_a_policy_without_memory_counts_what_one_of_lengths_does() -> None:
+    traces = InMemory(random_texts(60, 50))
+    by_rounds = RoundPolicy(("room",), lambda of: np.minimum(of.columns["room"][of.rows], of.lanes.most))
+    by_rows = LengthPolicy(("room",), lambda of, most: np.minimum(of["room"], most))
+    assert sweep(traces, list(EXACT), stops=by_rounds).equals(sweep(traces, list(EXACT), stops=by_rows))
+    assert replay(traces, stops=by_rounds) == replay(traces, stops=by_rows)
+
+
+def test_lanes_that_move_in_several_parts_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = InMemory(random_texts(20, 30))
+    (case,) = cases(traces, ["fsd-coupled"], ["js"], [0.1, 0.2, 0.4], None)
+    (block,) = blocks(traces, [*case.columns, "room"])
+    asked = (case, block, REMEMBERING, np.array([2, 0]), np.array([1, 4, 6]))
+    whole = walk_rounds(*asked)
+    monkeypatch.setattr("fsd_collectors.replay.rounds._LANES", 7)
+    parts = walk_rounds(*asked)
+    for name in ("rounds", "drafted", "substitutions"):
+        assert np.array_equal(getattr(whole, name), getattr(parts, name))
+    assert whole.rounds.shape == (2, 3, 20)
+
+
+def test_a_policy_knows_the_threshold_and_the_longest_draft_of_every_lane() -> None:
+    """Two tokens below .3, else as many as there may be."""
+    traces = InMemory(random_texts(20, 30))
+    bold = RoundPolicy((), lambda of: np.where(of.lanes.thresholds < 0.3, 2, of.lanes.most))
+    found = sweep(traces, thresholds=[0.1, 0.4], draft_lengths=[2, 5], stops=bold)["drafted"]
+    assert found.tolist() == [
+        replay(traces, threshold=threshold, draft_length=length).drafted
+        for threshold, length in ((0.1, 2), (0.1, 2), (0.4, 2), (0.4, 5))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "complaint"),
+    [
+        (lambda of: of.lanes.most + 1, r"gave int64 of shape \(3,\); it must give a whole number a round, from 0"),
+        (lambda of: of.lanes.most - 9, "a whole number a round"),
+        (lambda of: of.lanes.most / 2, "gave float64"),
+        (lambda of: 3, r"of shape \(\)"),
+    ],
+)
+def test_what_is_no_length_is_refused_in_one_line(lengths: Any, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint) as refused:
+        replay(InMemory(random_texts(3, 5)), stops=RoundPolicy((), lengths))
+    assert "\n" not in str(refused.value)
+
+
+# Real decoding: tiny models in float64.
+
+NEW = 24
+
+
+class Growing(engine.StopPolicy):
+    """The same in the engine: as many as the last two rounds accepted together, and one more."""
+
+    def goes_on(self, state: engine.DraftState) -> list[bool]:
+        return [row is not None and len(state.logits) < 1 + sum(row.memory or (0, 0)) for row in state.rows]
+
+    def remember(self, memory: Any, verified: engine.Verified) -> tuple[int, int]:
+        return verified.accepted, (memory or (0, 0))[0]
+
+
+GROWING = RoundPolicy(
+    (), lambda of: np.minimum(of.lanes.most, 1 + of.memory.sum(1).astype(np.int64)), (0.0, 0.0), _remember
+)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return tiny_decoder()
+
+
+@pytest.mark.parametrize("rule", ["coupled", "fsd-coupled", "fsd"])
+def test_decoding_under_a_policy_that_remembers_takes_the_rounds_that_replay_says(
+    decoder: SpeculativeDecoder, rule: str
+) -> None:
+    prompts = ragged_prompts(40)
+    alone = decoder.generate(prompts, NEW, rule="target")
+    traces = traced(decoder, prompts, alone, Sampling())
+    (threshold,) = quantiles(traces, "js", [0.6]).tolist()
+    decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=6, policy=Growing())
+    untouched = 0
+    for own, real, text in zip(alone, decoded, traces.completions, strict=True):
+        found = replay(InMemory([text]), rule, "js", threshold, 6, GROWING)
+        if real.tokens == own.tokens:
+            untouched += 1
+            assert (real.rounds, real.drafted) == (found.rounds, found.drafted)
+    assert untouched == 40 if rule == "coupled" else 5 < untouched < 40

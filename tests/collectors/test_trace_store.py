@@ -1,0 +1,233 @@
+"""A trace folder that is written, read and checked: what comes back, what is refused, what is found."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from fsd_collectors.manifest import Manifest
+from fsd_collectors.store.reading import load_traces
+from fsd_collectors.store.tables import schemas
+from fsd_collectors.store.verifying import notes, verify
+from fsd_collectors.store.writing import TraceWriter
+from support.traces import ON_POLICY, VALUES, manifest, portion, refusal, replaced, write
+
+ALONG = manifest(hidden=4)
+ON = manifest(hidden=4, **ON_POLICY)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` copies what it loads into its cache."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("whole"), ON)
+
+
+def expected(of: Manifest, table: str) -> pa.Table:
+    return pa.concat_tables([portion(of, number)[table] for number in range(of.portions)])
+
+
+def same(found: list[Any], wanted: list[Any]) -> bool:
+    """Equal values, nulls included; hidden states of whatever sequence type."""
+    return len(found) == len(wanted) and all(
+        np.array_equal(a, b) if isinstance(b, list) else a == b and (a is None) == (b is None)
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", [ALONG, ON], ids=["along", "on"])
+@pytest.mark.parametrize("table", ["tokens", "completions", "rounds"])
+def test_every_column_comes_back_through_every_reader(of: Manifest, table: str, tmp_path: Path) -> None:
+    if table not in schemas(of):
+        assert f"no table {table!r}" in refusal(lambda: load_traces(write(tmp_path, of)).rounds)
+        return
+    traces = load_traces(write(tmp_path / "it's [traces]", of))
+    wanted = expected(of, table)
+    files = [str(traces.path / shard.file(table).path) for shard in traces.shards]
+    frame, hf = traces.to_pandas(table=table), traces.to_hf(table=table)
+    plain = datasets.load_dataset(
+        "parquet", data_files=[glob.escape(file) for file in files], split="train"
+    ).with_format("arrow")[:]
+    duck = duckdb.read_parquet([glob.escape(file) for file in files]).to_arrow_table()
+    for name in wanted.column_names:
+        values = wanted[name].to_pylist()
+        assert same([None if v is pd.NA else v for v in frame[name].tolist()], values), name
+        assert same(hf.with_format("arrow")[:][name].to_pylist(), values), name
+        assert same(plain[name].to_pylist(), values), name
+        assert same(duck[name].to_pylist(), values), name
+        assert same(getattr(traces, table).to_table()[name].to_pylist(), values), name
+    assert pa.concat_tables(traces.batches(table=table)).equals(wanted)
+    assert hf.column_names == list(frame.columns) == wanted.column_names
+
+
+def test_types_do_not_depend_on_which_rows_are_read(whole: Path) -> None:
+    traces = load_traces(whole)
+    none = traces.to_pandas(where=[("position", "<", 0)])
+    assert not len(none)
+    assert none.dtypes.equals(traces.to_pandas().dtypes)
+    assert [str(none[name].dtype) for name in ("round", "accepted", "js")] == ["Int32", "boolean", "float32"]
+
+
+@pytest.mark.parametrize("where", [[("split", "==", "tuning"), ("js", "<", 0.1)],
+                                   (ds.field("split") == "tuning") & (ds.field("js") < 0.1)])  # fmt: skip
+def test_columns_and_rows_are_chosen(whole: Path, where: Any) -> None:
+    frame = load_traces(whole).to_pandas(["tv", "problem"], where)
+    every = expected(ON, "tokens").to_pandas()
+    wanted = every[(every["split"] == "tuning") & (every["js"] < 0.1)][["tv", "problem"]].reset_index(drop=True)
+    assert 0 < len(frame) < len(every)
+    pd.testing.assert_frame_equal(frame, wanted)
+    assert load_traces(whole).to_hf(["tv", "problem"]).column_names == ["tv", "problem"]
+
+
+def test_batches_are_whole_completions_and_never_empty(whole: Path) -> None:
+    traces, last = load_traces(whole), portion(ON, 3)["completions"]["problem"][0].as_py()
+    assert [len(set(rows["problem"].to_pylist())) for rows in traces.batches(["problem"])] == [8, 8, 8, 6]
+    assert [set(rows["problem"].to_pylist()) for rows in traces.batches(where=[("problem", "==", last)])] == [{last}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"columns": ["jsd"]}, "has no column 'jsd'; it has run, problem"),
+        ({"where": [("jsd", "<", 1)]}, "does not suit table tokens: No match for FieldRef.Name(jsd)"),
+        ({"where": [("js", "<")]}, "does not suit table tokens: not enough values"),
+        ({"where": ds.field("js") + 1}, "must evaluate to bool"),
+        ({"table": "token"}, "there is no table 'token'; on-policy traces have tokens, completions, rounds"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(whole: Path, asked: dict[str, Any], said: str) -> None:
+    assert said in refusal(lambda: load_traces(whole).to_pandas(**asked))
+
+
+def test_an_unfinished_run_is_read_and_said_to_be_one(tmp_path: Path) -> None:
+    write(tmp_path, ALONG, portions=0)
+    assert load_traces(tmp_path).to_pandas().columns.tolist() == schemas(ALONG)["tokens"].names
+    assert load_traces(tmp_path).to_hf(["js"], table="tokens").shape == (0, 1)
+    assert load_traces(tmp_path).tokens.count_rows() == 0
+    write(tmp_path, ALONG, portions=2)
+    traces = load_traces(tmp_path)
+    assert not traces.complete
+    assert traces.to_pandas(table="completions")["problem"].size == 16
+    assert (verify(tmp_path), notes(tmp_path)) == ([], ["2 of 4 portions are finished"])
+    assert load_traces(write(tmp_path, ALONG)).complete
+    assert (verify(tmp_path), notes(tmp_path)) == ([], [])
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def test_floats_are_split_and_strings_are_not_repeated(whole: Path) -> None:
+    group = pq.read_metadata(whole / "tokens/00000.parquet").row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+    assert "BYTE_STREAM_SPLIT" in columns["js"].encodings
+    assert "RLE_DICTIONARY" in columns["run"].encodings
+
+
+def changed(table: str, change: Callable[[pa.Table], pa.Table]) -> dict[str, pa.Table]:
+    tables = portion(ALONG, 0)
+    return {**tables, table: change(tables[table])}
+
+
+@pytest.mark.parametrize(
+    ("number", "tables", "said"),
+    [
+        (1, portion(ALONG, 1), "portion 1 does not follow the 0 finished ones"),
+        (0, portion(ON, 0), "a portion of this run has"),
+        (0, changed("tokens", lambda t: t.drop_columns(["js"])), r"\['js'\] are missing"),
+        (0, changed("tokens", lambda t: t.append_column("more", t["js"])), r"\['more'\] are unknown"),
+        (0, changed("tokens", lambda t: t.append_column("js", t["js"])), "doubled"),
+        (0, changed("tokens", replaced("draft_rank", 2**31)), "column 'draft_rank' does not fit int32: .*2147483648"),
+        (0, changed("tokens", replaced("correct", "yes and no")), "column 'correct' does not fit bool"),
+        (0, changed("tokens", replaced("js", None)), "column 'js' has [0-9]+ nulls"),
+        (0, changed("completions", lambda t: t.slice(1)), "portion 0 has 7 completions; of this run it has 8"),
+    ],
+)
+def test_rows_of_another_kind_are_not_written(
+    number: int, tables: dict[str, pa.Table], said: str, tmp_path: Path
+) -> None:
+    with TraceWriter(tmp_path, ALONG) as writer, pytest.raises(ValueError, match=said):
+        writer.write(number, tables)
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_columns_in_another_order_and_of_wider_types_are_the_same_rows(tmp_path: Path) -> None:
+    wide = pa.schema(
+        [pa.field(f.name, pa.int64() if f.type == pa.int32() else f.type) for f in schemas(ALONG)["tokens"]]
+    )
+    with TraceWriter(tmp_path, ALONG) as writer:
+        writer.write(0, changed("tokens", lambda t: t.cast(wide).select(t.column_names[::-1])))
+    assert next(load_traces(tmp_path).batches()).equals(portion(ALONG, 0)["tokens"])
+
+
+# --- refusing ---------------------------------------------------------------------------------------------
+
+
+def test_another_run_is_refused_by_its_first_difference(tmp_path: Path) -> None:
+    folder = write(tmp_path, ON, portions=2)
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet"))
+    message = refusal(lambda: write(folder, manifest(hidden=4, **ON_POLICY, seed=1)))
+    assert f"folder {str(folder)!r} holds traces of another run: seed 0, not 1; choose another --out" in message
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": {**VALUES["target"], "dtype": "bfloat16"}}, "target.dtype 'float32', not 'bfloat16'"),
+        ({"task": {**VALUES["task"], "prompts": "other"}}, "task.prompts 'p', not 'other'"),
+        (ON_POLICY, "way 'along-target', not 'on-policy'"),
+        ({"versions": {"torch": "2", "python": "3"}}, "versions {'torch': '2'}, not {'torch': '2', 'python': '3'}"),
+    ],
+)
+def test_a_difference_is_told_down_to_the_fact(changes: dict[str, Any], said: str) -> None:
+    found = Manifest.model_validate({**VALUES, **changes}).difference(Manifest.model_validate(VALUES))
+    assert found is not None
+    assert said in found
+    assert Manifest.model_validate(VALUES).difference(Manifest.model_validate(VALUES)) is None
+
+
+def test_a_run_that_came_to_nothing_does_not_hold_the_folder(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, manifest(batch_size=64, **ON_POLICY)):
+        (tmp_path / "rounds" / "00000.parquet").write_bytes(b"killed before it was listed")
+    other = manifest(problems=30)
+    write(tmp_path, other)
+    assert load_traces(tmp_path).manifest == other
+    assert verify(tmp_path) == []
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    assert "holds 'thesis.tex' and no manifest.json; choose another --out" in refusal(lambda: write(tmp_path, ALONG))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_second_collector_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, ALONG) as writer:
+        message = refusal(lambda: write(tmp_path, ALONG))
+        assert "is being written by another collector; choose another --out, or wait" in message
+        writer.write(0, portion(ALONG, 0))
+    assert verify(write(tmp_path, ALONG)) == []
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    assert "cannot be written (File exists)" in refusal(lambda: write(tmp_path / "out", ALONG))

@@ -1,0 +1,242 @@
+"""Every decision and every emitted token of whole runs, decided again from stored logits.
+
+The second implementation is written from the formulas, one number at a time in float64, with its own hash,
+softmax and processors; it shares no code with the package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fsd_decoding.acceptance.rules import RULES, rule_named
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.divergence import DIVERGENCES
+from fsd_decoding.observers.round_record import RoundRecord
+from support.tiny import EOS, VOCABULARY
+from support.tiny_pair import tiny_decoder
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+NEW = 16
+GREEDY: dict[str, Any] = {"repetition_penalty": 1.1}
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 12, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1}
+TOKEN, ACCEPT, RESIDUAL = 0, 1, 2
+
+
+@dataclass
+class Seen:
+    """What one round showed of one row."""
+
+    target: Array  # (L + 1, V)
+    draft: Array  # (L, V)
+    drafted: list[int]
+    position: int  # of the first token to emit
+    key: list[int]
+    threshold: float
+    decided: list[bool]
+    accepted: int
+
+
+class Decisions:
+    """Decides one row's rounds again. `text`: its prompt and what was emitted so far."""
+
+    def __init__(self, rule: str, divergence: str, sampling: dict[str, Any], prompt: list[int]) -> None:
+        self.rule, self.divergence, self.sampling = rule, divergence, sampling
+        self.greedy = "temperature" not in sampling
+        self.text = list(prompt)
+
+    def check(self, seen: Seen) -> None:
+        """Compares the round's decisions, and appends what it emits."""
+        assert seen.position == len(self.text)
+        outcomes = [self.judge(seen, j) for j in range(len(seen.drafted))]
+        assert seen.decided == [accepted for accepted, _ in outcomes]
+        for j, (accepted, fallback) in enumerate(outcomes):
+            assert seen.drafted[j] == self.draw(self.process(seen.draft[j], self.text), seen, j)
+            self.text.append(seen.drafted[j] if accepted else fallback)
+            if not accepted:
+                assert seen.accepted == j
+                return
+        assert seen.accepted == len(seen.drafted)
+        last = len(seen.drafted)
+        self.text.append(self.draw(self.process(seen.target[last], self.text), seen, last))
+
+    def judge(self, seen: Seen, j: int) -> tuple[bool, int]:
+        """Whether the drafted token stays, and what is emitted if not."""
+        before = self.text + seen.drafted[:j]
+        target, draft = (self.process(logits[j], before) for logits in (seen.target, seen.draft))
+        p, q = softmax(target), softmax(draft)
+        x, y = seen.drafted[j], self.draw(target, seen, j)
+        exact, otherwise = x == y, y
+        if self.rule.endswith("sd") or self.rule == "ensemble":
+            exact, otherwise = self.speculative(seen, j, p, q, x, y)
+        near = self.distance(seen.target[j], seen.draft[j]) <= seen.threshold
+        return {
+            "sd": (exact, otherwise),
+            "coupled": (exact, y),
+            "fsd": (near, y),
+            "fsd-sd": (exact or near, otherwise),
+            "fsd-coupled": (exact or near, y),
+            "typical": (typical(p, x, seen.threshold), y),
+            "ensemble": (exact, otherwise),
+        }[self.rule]
+
+    def speculative(self, seen: Seen, j: int, p: Array, q: Array, x: int, y: int) -> tuple[bool, int]:
+        """`sd`, and `ensemble` as `sd` against w p + (1 - w) q."""
+        weight = min(max(1 - seen.threshold, 0.0), 1.0) if self.rule == "ensemble" else 1.0
+        mixed = weight * p + (1 - weight) * q
+        if self.greedy:
+            return x == int(mixed.argmax()), int(mixed.argmax())
+        u = unit(seen.key, seen.position + j, ACCEPT, 0)
+        rest = np.maximum(mixed - q, 0)
+        return u <= mixed[x] / q[x], race(rest, seen.key, seen.position + j, RESIDUAL) if rest.any() else y
+
+    def draw(self, processed: Array, seen: Seen, j: int) -> int:
+        if self.greedy:
+            return int(processed.argmax())
+        return race(softmax(processed), seen.key, seen.position + j, TOKEN)
+
+    def distance(self, target: Array, draft: Array) -> float:
+        p, q = softmax(target), softmax(draft)
+        m = (p + q) / 2
+        return {
+            "js": (kl(p, m) + kl(q, m)) / 2,
+            "ag": (kl(m, p) + kl(m, q)) / 2,
+            "kl_qp": kl(q, p),
+            "kl_pq": kl(p, q),
+            "tv": float(np.abs(p - q).sum() / 2),
+            "hellinger": math.sqrt(((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2),
+            "doubt": (kl(p, m) + kl(q, m)) / 2 + max(0.0, entropy(q) - entropy(p)),
+        }[self.divergence]
+
+    def process(self, logits: Array, before: list[int]) -> Array:
+        """Penalty, temperature, top-k, top-p, min-p."""
+        out, penalty = logits.copy(), self.sampling["repetition_penalty"]
+        for token in set(before):
+            out[token] = out[token] * penalty if out[token] < 0 else out[token] / penalty
+        if self.greedy:
+            return out
+        out /= self.sampling["temperature"]
+        out[out < np.sort(out)[-self.sampling["top_k"]]] = -np.inf
+        rising = np.argsort(out)
+        out[rising[:-1][softmax(out)[rising].cumsum()[:-1] <= 1 - self.sampling["top_p"]]] = -np.inf
+        left = softmax(out)
+        out[left < self.sampling["min_p"] * left.max()] = -np.inf
+        return out
+
+
+def softmax(logits: Array) -> Array:
+    weights = np.exp(logits - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
+def kl(p: Array, q: Array) -> float:
+    return math.fsum(a * math.log(a / b) for a, b in zip(p.tolist(), q.tolist(), strict=True) if a > 0)
+
+
+def entropy(p: Array) -> float:
+    return -math.fsum(a * math.log(a) for a in p.tolist() if a > 0)
+
+
+def typical(p: Array, x: int, threshold: float) -> bool:
+    epsilon = 1 - threshold
+    return bool(threshold >= 0 and p[x] > min(epsilon, math.sqrt(epsilon) * math.exp(-entropy(p))))
+
+
+def race(p: Array, key: list[int], position: int, stream: int) -> int:
+    """argmin E / p with E = -log1p(-v)."""
+    times = {t: -math.log1p(-unit(key, position, stream, t)) / p[t] for t in range(len(p)) if p[t] > 0}
+    return min(times, key=lambda t: times[t])
+
+
+def unit(key: list[int], position: int, stream: int, token: int) -> float:
+    first = mix(key[0] + position * 4 + stream)
+    second = mix(key[1] + first)
+    return ((mix((first ^ mix(token * 0x9E3779B9)) + second) >> 9) + 0.5) / 2**23
+
+
+def mix(x: int) -> int:
+    x %= 2**32
+    x ^= x >> 16
+    x = x * 0x7FEB352D % 2**32
+    x ^= x >> 15
+    x = x * 0x846CA68B % 2**32
+    return x ^ (x >> 16)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return tiny_decoder(seed=3)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rule", RULES)
+def test_decisions_are_those_of_the_formulas(decoder: SpeculativeDecoder, rule: str, sampling: dict[str, Any]) -> None:
+    run_and_decide_again(decoder, rule, "js", sampling)
+
+
+@pytest.mark.parametrize("divergence", [name for name in DIVERGENCES if name != "js"])
+def test_every_divergence_decides_by_its_formula(decoder: SpeculativeDecoder, divergence: str) -> None:
+    run_and_decide_again(decoder, "fsd", divergence, GREEDY)
+
+
+def run_and_decide_again(decoder: SpeculativeDecoder, rule: str, divergence: str, sampling: dict[str, Any]) -> None:
+    """Twelve prompts in four rows, each prompt with a threshold and a draft length of its own."""
+    rng = Random(0)
+    prompts = [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 9))] for _ in range(12)]
+    thresholds = [rng.choice([-0.1, 0.0, 0.02, 0.1, 0.3, 0.6]) for _ in prompts]
+    seen: list[list[Seen]] = [[] for _ in prompts]
+
+    def observe(round_: RoundRecord) -> None:
+        for index, row in rows_of(round_):
+            seen[index].append(row)
+
+    pair = SpeculativeDecoder(
+        decoder.target, decoder.draft, decoder.tokenizer, rule=rule, divergence=divergence, seed=3
+    )
+    results = pair.generate(
+        prompts, NEW, threshold=thresholds if rule_named(rule).fuzzy else None,
+        draft_length=[1 + i % 5 for i in range(len(prompts))], batch_size=4, observer=observe, **sampling,
+    )  # fmt: skip
+    decided = []
+    for prompt, rounds, result in zip(prompts, seen, results, strict=True):
+        again = Decisions(rule, divergence, sampling, prompt)
+        for round_ in rounds:
+            again.check(round_)
+            decided += round_.decided
+        assert result.tokens == cut(again.text[len(prompt) :])
+        assert result.rounds == len(rounds)
+    if rule != "target":
+        assert 0.1 < np.mean(decided) < 0.95
+
+
+def rows_of(round_: RoundRecord) -> Iterator[tuple[int, Seen]]:
+    """Copies, since the engine goes on in the same tensors."""
+    shown = round_.proposal
+    for i, request in enumerate(round_.requests):
+        if request is not None:
+            drafted = int(round_.drafted[i])
+            yield (
+                request.index,
+                Seen(
+                    shown.target_logits[i].numpy().copy(),
+                    shown.draft_logits[i].numpy().copy(),
+                    shown.drafted[i, :drafted].tolist(),
+                    int(shown.positions[i, 0]),
+                    shown.keys[i].tolist(),
+                    float(shown.thresholds[i]),
+                    round_.verdict.accepted[i, :drafted].tolist(),
+                    int(round_.accepted[i]),
+                ),
+            )
+
+
+def cut(written: list[int]) -> list[int]:
+    """Up to an EOS or the most tokens a text may have."""
+    kept = written[:NEW]
+    return kept[: next((i for i, t in enumerate(kept) if t in EOS), len(kept))]

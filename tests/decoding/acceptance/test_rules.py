@@ -1,0 +1,312 @@
+"""What every acceptance rule promises, one round at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax, xlogy
+from scipy.stats import chisquare
+from torch import Tensor
+
+from fsd_decoding import noise
+from fsd_decoding.acceptance.proposal import Criterion, Logits, Proposal
+from fsd_decoding.acceptance.rules import RULES, rule_named
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.divergence import DIVERGENCES, divergence
+from fsd_decoding.errors import UsageError
+from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.sampling import Sampling
+from support.tiny import word_tokenizer
+from support.tiny_pair import ragged_prompts, related
+
+FALSE_ALARM = 1e-6
+SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)]
+ALONE = ("fsd", "typical")  # at T < 0 they are the target alone: right, and slower than their lossless counterpart
+
+
+def proposal(
+    sampling: Sampling, threshold: float, rows: int = 200, drafts: int = 4, name: str = "js", seed: int = 0
+) -> Proposal:
+    """A round of random, related distributions over 9 tokens, drafted with the keyed noise."""
+    generator = torch.Generator().manual_seed(seed)
+    target = 2 * torch.randn(rows, drafts + 1, 9, generator=generator, dtype=torch.float64)
+    draft = target[:, :-1] + torch.randn(rows, drafts, 9, generator=generator, dtype=torch.float64)
+    keys = noise.problem_keys(seed, list(range(rows)))
+    positions = torch.arange(drafts + 1).expand(rows, -1) + 10
+    return drawn(
+        target, draft, positions, keys, torch.full((rows,), threshold, dtype=torch.float64), Criterion(name), sampling
+    )
+
+
+def drawn(
+    target: Tensor,
+    draft: Tensor,
+    positions: Tensor,
+    keys: Tensor,
+    thresholds: Tensor,
+    criterion: Criterion,
+    sampling: Sampling,
+) -> Proposal:
+    tokens = torch.zeros(len(target), 20, dtype=torch.int64)
+    drafted = sampling.draw(sampling.warp(draft, tokens, positions[:, :-1]), keys, positions[:, :-1])
+    return Proposal(target, draft, drafted, positions, tokens, keys, thresholds, criterion, sampling)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("name", RULES)
+class TestEveryRule:
+    def test_shapes_and_known_tokens(self, name: str, sampling: Sampling) -> None:
+        round_ = proposal(sampling, 0.1)
+        verdict = rule_named(name).judge(round_)
+        assert verdict.accepted.shape == round_.drafted.shape
+        assert verdict.accepted.dtype == torch.bool
+        assert verdict.fallback.shape == round_.drafted.shape
+        assert ((verdict.fallback >= 0) & (verdict.fallback < 9)).all()
+
+    def test_says_the_same_again(self, name: str, sampling: Sampling) -> None:
+        first, second = (rule_named(name).judge(proposal(sampling, 0.1)) for _ in range(2))
+        assert torch.equal(first.accepted, second.accepted)
+        assert torch.equal(first.fallback, second.fallback)
+
+    def test_rows_do_not_see_each_other(self, name: str, sampling: Sampling) -> None:
+        whole = rule_named(name).judge(proposal(sampling, 0.1))
+        part = proposal(sampling, 0.1)
+        for field in ("target_logits", "draft_logits", "drafted", "positions", "tokens", "keys", "thresholds"):
+            setattr(part, field, getattr(part, field)[7:9])
+        alone = rule_named(name).judge(part)
+        assert torch.equal(alone.accepted, whole.accepted[7:9])
+        assert torch.equal(alone.fallback, whole.fallback[7:9])
+
+    def test_lossless_counterpart_is_lossless(self, name: str, sampling: Sampling) -> None:
+        rule = rule_named(name)
+        assert not rule_named(rule.lossless).fuzzy
+        exact, fuzzy = (rule_named(n).judge(proposal(sampling, -1e-9)) for n in (rule.lossless, name))
+        assert torch.equal(exact.fallback, fuzzy.fallback)
+        if name in ALONE:
+            assert not fuzzy.accepted.any()
+        else:
+            assert torch.equal(exact.accepted, fuzzy.accepted)
+
+    def test_a_larger_threshold_accepts_more(self, name: str, sampling: Sampling) -> None:
+        if sampling.greedy and name == "ensemble":
+            pytest.skip("what is emitted changes with T, so one round's acceptances do not nest")
+        accepted = [rule_named(name).judge(proposal(sampling, t)).accepted for t in (-1.0, 0.0, 0.05, 0.3, 0.9)]
+        for tight, loose in itertools.pairwise(accepted):
+            assert not (tight & ~loose).any()
+        assert rule_named(name).fuzzy == bool((accepted[-1] & ~accepted[0]).any())
+
+    def test_every_threshold_of_the_interval_decides_alike(self, name: str, sampling: Sampling) -> None:
+        """By score where there is one, else by what the rule says of itself."""
+        base = rule_named(name).judge(proposal(sampling, 0.1))
+        lo, hi = rule_named(name).widest(0.1)
+        if base.score is not None and base.by_score is not None:
+            lo = max([lo, *base.score[base.by_score & base.accepted].tolist()])
+            hi = min([hi, *base.score[base.by_score & ~base.accepted].tolist()])
+        assert lo <= 0.1 < hi
+        for inside in (max(lo, -9.0), math.nextafter(min(hi, 9.0), -math.inf)):
+            again = rule_named(name).judge(proposal(sampling, inside))
+            assert torch.equal(again.accepted, base.accepted)
+            assert torch.equal(again.fallback, base.fallback)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("divergence_name", ["js", "ag", "kl_qp"])
+def test_fuzzy_rules_accept_by_divergence(sampling: Sampling, divergence_name: str) -> None:
+    """Against the definition: D <= T; x = y or D <= T; and they say which decisions D made."""
+    round_ = proposal(sampling, 0.08, name=divergence_name)
+    near = divergence(divergence_name, round_.target_logits[:, :-1], round_.draft_logits) <= 0.08
+    same = round_.drafted == round_.target_choice[:, :-1]
+    assert 0.1 < near.double().mean() < 0.9
+    fsd, coupled = rule_named("fsd").judge(round_), rule_named("fsd-coupled").judge(round_)
+    assert torch.equal(fsd.accepted, near)
+    assert torch.equal(coupled.accepted, near | same)
+    assert fsd.by_score is not None
+    assert fsd.by_score.all()
+    assert coupled.by_score is not None
+    assert torch.equal(coupled.by_score, ~same)
+
+
+def test_an_infinite_divergence_is_rejected_at_every_threshold() -> None:
+    round_ = proposal(Sampling(), math.inf, name="kl_qp")
+    round_.target_logits[:, 0, 1:] = -math.inf
+    accepted = rule_named("fsd").judge(round_).accepted
+    assert not accepted[:, 0].any()
+    assert accepted[:, 1:].all()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.91])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_typical_is_medusas_formula(sampling: Sampling, threshold: float) -> None:
+    """Medusa's own `posterior_prob > min(epsilon, alpha * exp(-entropy))`, alpha = sqrt(epsilon)."""
+    round_ = proposal(sampling, threshold)
+    p = softmax(round_.warped_target[:, :-1].numpy(), -1)
+    entropy = -xlogy(p, p).sum(-1)
+    of_x = np.take_along_axis(p, round_.drafted.numpy()[..., None], -1)[..., 0]
+    epsilon = 1 - threshold
+    expected = of_x > np.minimum(epsilon, math.sqrt(epsilon) * np.exp(-entropy))
+    verdict = rule_named("typical").judge(round_)
+    assert 0.02 < expected.mean() < 0.98
+    assert verdict.accepted.tolist() == expected.tolist()
+    assert torch.equal(verdict.fallback, round_.target_choice[:, :-1])
+
+
+def test_typical_is_strict_and_never_takes_what_the_target_cannot_emit() -> None:
+    """One token is certain: score 0, and 0 < T; the other is impossible, and rejected at every T."""
+    for threshold, expected in ((-1e-9, False), (0.0, False), (5e-324, True), (math.inf, True)):
+        round_ = proposal(Sampling(), threshold)
+        round_.target_logits[:] = -math.inf
+        round_.target_logits[:, :, 3] = 0.0
+        round_.drafted[:, 0], round_.drafted[:, 1] = 3, 4
+        accepted = rule_named("typical").judge(round_).accepted
+        assert (accepted[:, 0] == expected).all()
+        assert not accepted[:, 1].any()
+
+
+@pytest.mark.parametrize("weight", [0.9, 0.5, 0.1])
+def test_greedy_ensemble_chooses_as_transformers_does(weight: float) -> None:
+    round_ = proposal(Sampling(), 1 - weight)
+    p, q = (softmax(x.numpy(), -1) for x in (round_.target_logits[:, :-1], round_.draft_logits))
+    choice = (weight * p + (1 - weight) * q).argmax(-1)
+    verdict = rule_named("ensemble").judge(round_)
+    assert verdict.fallback.tolist() == choice.tolist()
+    assert verdict.accepted.tolist() == (round_.drafted.numpy() == choice).tolist()
+    if weight == 0.5:
+        assert (choice != p.argmax(-1)).any()
+
+
+def test_greedy_ensemble_without_weight_on_the_draft_breaks_no_ties() -> None:
+    """In fp32 a softmax cannot tell these two logits apart; the target itself can."""
+    round_ = proposal(Sampling(), 0.0, rows=1)
+    round_.target_logits = torch.zeros(1, 5, 9)
+    round_.target_logits[..., 6] = 1e-8
+    round_.draft_logits = round_.draft_logits.float()
+    assert (rule_named("ensemble").judge(round_).fallback == 6).all()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0, 7.0])
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
+def test_ensemble_emits_from_the_mixture(sampling: Sampling, threshold: float) -> None:
+    """w p + (1 - w) q of the processed distributions; T beyond 1 is the draft. False alarm: 1e-6 each."""
+    share = min(threshold, 1.0)
+    one = _emits("ensemble", sampling, threshold, lambda p, q: (1 - share) * p + share * q)
+    assert (one > 0.95) == (share == 1.0)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
+@pytest.mark.parametrize("name", ["sd", "coupled"])
+def test_lossless_rules_emit_the_targets_distribution(name: str, sampling: Sampling) -> None:
+    """False alarm: 1e-6 each."""
+    assert 0.05 < _emits(name, sampling, 0.0, lambda p, q: p) < 0.95
+
+
+def _emits(name: str, sampling: Sampling, threshold: float, law: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """30,000 first tokens of rounds that all start alike follow `law`; returns the share accepted."""
+    rows = 30_000
+    one = proposal(sampling, 0.0, rows=1, drafts=1, seed=4)
+    target, draft = one.target_logits.expand(rows, -1, -1), one.draft_logits.expand(rows, -1, -1)
+    keys, positions = noise.problem_keys(1, list(range(rows))), one.positions.expand(rows, -1)
+    round_ = drawn(
+        target, draft, positions, keys, torch.full((rows,), threshold, dtype=torch.float64), Criterion(), sampling
+    )
+    verdict = rule_named(name).judge(round_)
+    emitted = torch.where(verdict.accepted, round_.drafted, verdict.fallback).flatten()
+    expected = law(torch.softmax(one.warped_target[0, 0], -1), torch.softmax(one.warped_draft[0, 0], -1))
+    seen = torch.bincount(emitted, minlength=9)
+    possible = expected > 0
+    assert not seen[~possible].any()
+    assert chisquare(seen[possible].numpy(), (expected[possible] * rows).numpy()).pvalue > FALSE_ALARM
+    return verdict.accepted.double().mean().item()
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_divergences_of_processed_logits(sampling: Sampling, name: str) -> None:
+    """Top-k and top-p empty both supports in part: D is that of what is left, infinite at most, never NaN."""
+    raw, processed = (proposal(sampling, 0.1, name=name) for _ in range(2))
+    processed.criterion = Criterion(name, on="processed")
+    expected = divergence(name, processed.warped_target[:, :-1], processed.warped_draft)
+    assert torch.equal(processed.divergences, expected)
+    assert not expected.isnan().any()
+    assert torch.equal(raw.divergences, divergence(name, raw.target_logits[:, :-1], raw.draft_logits))
+    assert torch.equal(raw.divergences, processed.divergences) == (sampling in SAMPLINGS[:2])
+    cut = sampling in SAMPLINGS[2:]
+    assert bool(expected.isinf().any()) == (cut and name in ("ag", "kl_qp", "kl_pq"))
+
+
+def test_divergences_of_processed_logits_see_the_penalty_when_greedy() -> None:
+    round_ = proposal(Sampling(repetition_penalty=3.0), 0.1)
+    round_.tokens[:] = torch.arange(20) % 4
+    round_.criterion = Criterion(on="processed")
+    kept = torch.tensor([False] * 4 + [True] * 5)
+    for found, logits in ((round_.warped_target, round_.target_logits), (round_.warped_draft, round_.draft_logits)):
+        assert torch.equal(found[..., kept], logits[..., kept])
+        assert torch.equal(found[..., ~kept], torch.where(logits < 0, logits * 3, logits / 3)[..., ~kept])
+    expected = divergence("js", round_.warped_target[:, :-1], round_.warped_draft)
+    assert torch.equal(round_.divergences, expected)
+    assert not torch.equal(expected, divergence("js", round_.target_logits[:, :-1], round_.draft_logits))
+
+
+@pytest.mark.parametrize("on", ["raw", "processed"])
+@pytest.mark.parametrize("name", ["fsd", "fsd-sd", "fsd-coupled"])
+def test_within_support_rejects_what_the_target_cannot_emit(name: str, on: Logits) -> None:
+    """It changes nothing else, and it only matters where processors cut the support."""
+    for sampling in SAMPLINGS:
+        free, held = (proposal(sampling, 0.5) for _ in range(2))
+        free.criterion, held.criterion = Criterion("js", on), Criterion("js", on, within_support=True)
+        outside = torch.softmax(free.warped_target[:, :-1], -1).gather(-1, free.drafted[..., None])[..., 0] == 0
+        without, within = (rule_named(name).judge(round_) for round_ in (free, held))
+        assert torch.equal(within.accepted, without.accepted & ~outside)
+        assert torch.equal(within.fallback, without.fallback)
+        assert bool((without.accepted & outside).any()) == (sampling in SAMPLINGS[2:])
+
+
+def test_coupling_accepts_as_often_as_its_bound_says() -> None:
+    """P(x = y) >= (1 - tv)/(1 + tv) (arXiv 2408.07978, theorem 1), within four standard errors."""
+    sampling, rows = Sampling(1.0), 40_000
+    one = proposal(sampling, 0.0, rows=1, drafts=1, seed=2)
+    keys, positions = noise.problem_keys(2, list(range(rows))), one.positions.expand(rows, -1)
+    x, y = (
+        sampling.draw(logits.expand(rows, -1, -1), keys, positions[:, :1])
+        for logits in (one.draft_logits, one.target_logits[:, :1])
+    )
+    p, q = torch.softmax(one.target_logits[0, 0], -1), torch.softmax(one.draft_logits[0, 0], -1)
+    tv = (p - q).abs().sum().item() / 2
+    assert (x == y).double().mean().item() >= (1 - tv) / (1 + tv) - 4 * math.sqrt(0.25 / rows)
+
+
+def test_unknown_rule_lists_the_known() -> None:
+    known = "target, sd, coupled, fsd, fsd-sd, fsd-coupled, typical, ensemble"
+    with pytest.raises(UsageError, match=f"unknown rule 'exact'; known: {known}$"):
+        rule_named("exact")
+
+
+def test_ensemble_within_support_accepts_only_what_the_target_can_emit() -> None:
+    """top_k = 1 leaves the target one token, and T = 9 would accept all of the draft's."""
+    pair = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), within_support=True)
+    pair.target.generation_config.eos_token_id = []
+    kept = outside = 0
+
+    def observe(record: RoundRecord) -> None:
+        nonlocal kept, outside
+        round_ = record.proposal
+        possible = round_.of_drafted(round_.warped_target[:, :-1]).isfinite()
+        accepted = torch.arange(possible.shape[1]) < record.accepted[:, None]
+        assert possible[accepted].all()
+        kept, outside = kept + int(accepted.sum()), outside + int((~possible).sum())
+
+    pair.generate(ragged_prompts(10), 16, 1.0, top_k=1, rule="ensemble", threshold=9.0, observer=observe)
+    assert kept > 10
+    assert outside > 10
+
+
+@pytest.mark.parametrize("threshold", [math.inf, 1.5, 1.0, 0.3, 5e-324, 0.0, -1.0, -math.inf])
+def test_the_widest_interval_of_an_ensemble_holds_its_threshold(threshold: float) -> None:
+    low, high = rule_named("ensemble").widest(threshold)
+    assert low < high
+    assert low <= threshold
+    assert threshold < high or high == math.inf

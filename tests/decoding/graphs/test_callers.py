@@ -1,0 +1,102 @@
+"""Rounds as graphs: the same texts, and no graph made twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.engine.result import Result
+from fsd_decoding.errors import UsageError
+from fsd_decoding.graphs.callers import Graphs
+from fsd_decoding.observers.round_record import RoundRecord
+from support.tiny import FAMILIES, random_model, word_tokenizer
+from support.tiny_pair import ragged_prompts, tiny_decoder
+
+NEW = 20
+PROMPTS = ragged_prompts(6)
+
+
+def again(decoder: SpeculativeDecoder, compile: str | bool) -> SpeculativeDecoder:
+    return SpeculativeDecoder(decoder.target, decoder.draft, decoder.tokenizer, compile=compile)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain() -> SpeculativeDecoder:
+    return tiny_decoder()
+
+
+@pytest.fixture(scope="module")
+def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
+    return again(plain, "capture")
+
+
+def decode(decoder: SpeculativeDecoder, rule: str, temperature: float) -> list[Result]:
+    return decoder.generate(PROMPTS, NEW, temperature, rule=rule, threshold=0.2, draft_length=3, batch_size=4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", ["target", "sd", "fsd", "fsd-coupled"])
+def test_captured_rounds_give_the_same_results(
+    plain: SpeculativeDecoder, captured: SpeculativeDecoder, rule: str, temperature: float
+) -> None:
+    """The same kernels in the same order; a batch that shrinks, which graphs do not, rounds its last bits anew."""
+    for ours, theirs in zip(decode(captured, rule, temperature), decode(plain, rule, temperature), strict=True):
+        assert replace(ours, interval=(0.0, 0.0)) == replace(theirs, interval=(0.0, 0.0))
+        assert ours.interval == pytest.approx(theirs.interval, rel=1e-9)
+
+
+def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
+    """Other prompts, thresholds, seeds of noise and ids: nothing that needs another graph."""
+    graphs = captured._rooms._call
+    assert isinstance(graphs, Graphs)
+    decode(captured, "fsd-coupled", 0.8)
+    made = len(graphs)
+    torch._dynamo.utils.counters.clear()
+    captured.seed = 3
+    captured.generate(
+        ragged_prompts(8)[4:], NEW, 0.8, threshold=[0.1, -1.0, 0.3, 9.0], draft_length=3, ids=[5, 6, 7, 8]
+    )
+    assert len(graphs) == made
+    assert not torch._dynamo.utils.counters["frames"]  # PyTorch itself compiled nothing either
+
+
+def test_an_observer_sees_the_same_round(plain: SpeculativeDecoder, captured: SpeculativeDecoder) -> None:
+    """To the last bit, as long as the batch stays as large."""
+    seen: list[list[RoundRecord]] = [[], []]
+    for decoder, to in zip((plain, captured), seen, strict=True):
+        decoder.generate(PROMPTS[:1], NEW, rule="sd", draft_length=3, observer=to.append)
+    for a, b in zip(*seen, strict=True):
+        assert torch.equal(a.proposal.divergences, b.proposal.divergences)
+        assert torch.equal(a.accepted, b.accepted)
+
+
+@pytest.mark.slow
+def test_compiled_kernels_give_the_same_texts(plain: SpeculativeDecoder) -> None:
+    """Float64 on tiny models: rounding is far below what turns a choice around."""
+    compiled = again(plain, True)
+    for temperature in (0.0, 0.8):
+        ours, theirs = (decode(d, "fsd-coupled", temperature) for d in (compiled, plain))
+        assert [(r.tokens, r.rounds, r.accepted) for r in ours] == [(r.tokens, r.rounds, r.accepted) for r in theirs]
+
+
+def test_compile_is_one_of_three(plain: SpeculativeDecoder) -> None:
+    with pytest.raises(UsageError, match="compile is 'fast'; it must be False, 'capture' or True"):
+        SpeculativeDecoder(plain.target, plain.draft, word_tokenizer(), compile="fast")  # type: ignore[arg-type]
+
+
+def test_another_target_gets_graphs_of_its_own() -> None:
+    """Of the same shapes, but one has a window: its graph would fit the other and say something else."""
+    first, other = random_model(FAMILIES["llama"], seed=3), random_model(FAMILIES["mistral"], seed=4)
+    swapped = SpeculativeDecoder(first, NGram(), word_tokenizer(), compile="capture")
+    expected = alone(SpeculativeDecoder(other, NGram(), word_tokenizer()))
+    assert alone(swapped) != expected
+    swapped.target = other
+    assert alone(swapped) == expected
+
+
+def alone(decoder: SpeculativeDecoder) -> list[list[int]]:
+    return [r.tokens for r in decoder.generate(PROMPTS, NEW, rule="target")]

@@ -1,0 +1,121 @@
+"""One captured step, and the tape it is tested on: done once a call, and never where it looks at a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fsd_decoding.graphs.callers import Eager, Graphs, Key
+from fsd_decoding.graphs.capture import Captured
+from lib.gpu.tape import Tape
+
+
+def fill(x: Tensor) -> None:
+    x.clone()[x > 0] = torch.arange(2.0)
+
+
+LOOKS: dict[str, Callable[[Tensor], Any]] = {
+    "tolist": lambda x: x.tolist(), "numpy": lambda x: x.numpy(), "item": lambda x: x[0].item(),
+    "nonzero": lambda x: x.nonzero(), "mask": lambda x: x[x > 0], "fill": fill,
+    "handed over": lambda x: torch.tensor([1.0, 2.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_tape_is_as_strict_as_a_graph(look: str) -> None:
+    with pytest.raises(RuntimeError, match="which is not permitted while a graph is captured"):
+        Tape()(lambda: LOOKS[look](torch.ones(2)))
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_step_that_looks_is_done_as_it_is(look: str) -> None:
+    """Seen at its first call, or refused at its capture: the host's own lists and arrays leave no trace on a CPU."""
+    call = Captured(Eager(), Tape())
+
+    def step(given: Tensor) -> Tensor:
+        LOOKS[look](given)
+        return given + 1
+
+    with pytest.warns(UserWarning, match="step cannot be captured, so that rounds are slower: "):
+        made = [call(Key("k", 0), step, torch.full((2,), float(n))).tolist() for n in (1, 2, 3)]
+    assert made == [[2, 2], [3, 3], [4, 4]]
+    assert len(call) == 0
+
+
+def test_a_replay_reads_where_it_read() -> None:
+    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    given, out = torch.tensor([3.0]), torch.zeros(1)
+
+    def launch() -> None:
+        out.copy_(given * weight)
+
+    with torch.inference_mode():
+        replay = Tape()(launch)
+        weight.data = torch.tensor([5.0])
+        given.fill_(4.0)
+        replay()
+    assert out.item() == 8
+
+
+def test_what_is_compiled_is_not_compiled_for_every_draft_step() -> None:
+    whole = Captured(Graphs("eager"), Tape())
+    assert whole.uncompiled is not whole
+    assert whole.uncompiled.uncompiled is whole.uncompiled
+
+
+@pytest.mark.parametrize("index", [torch.tensor([1, 0]), torch.tensor([[0], [1]])])
+def test_gathering_looks_at_nothing(index: Tensor) -> None:
+    call = Captured(Eager(), Tape())
+    for n in range(3):
+        values = torch.tensor([n, n + 1])
+        assert torch.equal(call(Key("k", 0), lambda given: given[index] * 1, values), values[index])
+
+
+class Adding:
+    """A step whose results show what it read."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.state = torch.zeros(2)
+
+    def step(self, given: list[Tensor], by: float) -> list[Tensor]:
+        self.calls += 1
+        self.state.add_(by)
+        return [one + self.state for one in given]
+
+
+def test_a_step_is_done_once_a_call() -> None:
+    adding, call = Adding(), Captured(Eager(), Tape())
+    for n in range(1, 6):
+        (found,) = call(Key("k", 0), adding.step, [torch.full((2,), 10.0 * n)], 1.0)
+        assert found.tolist() == [11.0 * n] * 2
+    assert adding.calls == 2  # once as it is, once captured
+
+
+def test_results_of_a_kind_lie_where_they_lay_whatever_the_reach() -> None:
+    adding, call = Adding(), Captured(Eager(), Tape())
+    first, second, other = (
+        call(Key(kind, reach), adding.step, [torch.zeros(2)], 1.0)[0]
+        for kind, reach in (("k", 64), ("k", 128), ("l", 64))
+    )
+    assert first.data_ptr() == second.data_ptr() != other.data_ptr()
+
+
+def test_memory_that_ran_out_is_not_hidden() -> None:
+    def full(launch: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    adding, call = Adding(), Captured(Eager(), full)
+    call(Key("k", 0), adding.step, [torch.zeros(2)], 1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        call(Key("k", 0), adding.step, [torch.zeros(2)], 1.0)
+
+
+@pytest.mark.parametrize("needed", [1, 63, 64, 65, 1000, 1024, 1025, 4100, 131_072])
+def test_at_most_an_eighth_is_read_in_vain(needed: int) -> None:
+    size = Captured(Eager(), Tape()).size(needed)
+    assert needed <= size <= max(needed + 63, 1.125 * needed)

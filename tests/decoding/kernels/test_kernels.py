@@ -1,0 +1,303 @@
+"""Kernels compute what the PyTorch operations that define it compute. On a GPU where there is one, else interpreted."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fsd_calib import SpeculativeDecoder
+from fsd_decoding import noise
+from fsd_decoding.divergence import DIVERGENCES, Pair, entropy, log_softmax, of_pair, unchecked
+from fsd_decoding.kernels import dispatch
+from fsd_decoding.sampling import Sampling
+from support.paths import ROOT
+from support.tiny import word_tokenizer
+from support.tiny_pair import related
+
+pytest.importorskip("triton", reason="kernels are written in Triton, which is not installed")
+from fsd_decoding.kernels import divergences as divergences_kernel
+from fsd_decoding.kernels import scan as scan_kernel
+from fsd_decoding.kernels.divergences import compare
+from fsd_decoding.kernels.scan import Race, scan
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # NumPy's, of what is meant to be infinite
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WIDTHS = (1, 2, 979, 4096, 9001)
+NAMES = list(DIVERGENCES)
+
+
+def logits(seed: int, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
+    """Of a target and a draft that is like it; some tokens are impossible for one of them, or both."""
+    random = torch.Generator().manual_seed(seed)
+    target = 4 * torch.randn(shape, generator=random)
+    draft = target + torch.randn(shape, generator=random)
+    if shape[-1] > 2:
+        target[..., 1] = draft[..., 1] = draft[..., 2] = -torch.inf
+        target[0, 0, : shape[-1] // 2] = draft[0, -1, shape[-1] // 2 :] = -torch.inf
+    return target.to(dtype).to(DEVICE), draft.to(dtype).to(DEVICE)
+
+
+def compared(target: Tensor, draft: Tensor, names: list[str] = NAMES) -> Any:
+    return compare(names, target, draft, (scan(target), scan(draft)))
+
+
+def reference(target: Tensor, draft: Tensor) -> dict[str, Tensor]:
+    return of_pair(NAMES, Pair(log_softmax(target), log_softmax(draft)))
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-11 if expected.dtype == torch.float64 else 3e-6
+    return found.dtype == expected.dtype and torch.allclose(found, expected, tolerance, tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_divergences(dtype: torch.dtype, width: int) -> None:
+    target, draft = logits(width, dtype, 2, 3, width)
+    found, expected = compared(target, draft), reference(target, draft)
+    for name in NAMES:
+        assert close(found[name], expected[name]), name
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_entropies(dtype: torch.dtype, width: int) -> None:
+    for one in logits(width, dtype, 2, 3, width):
+        assert close(scan(one).entropy, entropy(one))
+        assert close(scan(one).normaliser, (one if dtype == torch.float64 else one.float()).logsumexp(-1))
+
+
+def test_both_of_another_dtype() -> None:
+    target, draft = logits(1, torch.float64, 1, 2, 979)
+    found = compared(target.float(), draft.bfloat16())
+    for name, expected in reference(target.float(), draft.bfloat16()).items():
+        assert close(found[name], expected), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_by_itself(name: str) -> None:
+    target, draft = logits(2, torch.float32, 1, 2, 979)
+    alone, together = (compared(target, draft, names) for names in ([name], NAMES))
+    assert close(alone[name], together[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_likeliest_and_the_next(width: int, dtype: torch.dtype) -> None:
+    target, _ = logits(width, dtype, 2, 3, width)
+    found = scan(target)
+    assert torch.equal(found.top, target.argmax(-1))
+    assert torch.equal(found.choice, found.top)
+    two = torch.cat([target, target[..., :1] - torch.inf], -1).to(found.top1.dtype).topk(2).values
+    assert torch.equal(torch.stack([found.top1, found.top2], -1), two)
+
+
+@pytest.mark.parametrize("places", [(0, 1), (5, 3000), (1023, 1024), (4095, 4096), (10, 9000), (4096, 8192, 9000)])
+def test_of_equals_the_first_is_the_likeliest(places: tuple[int, ...]) -> None:
+    """Within a block of 1,024, between two, and between splits of 4,096."""
+    row = torch.zeros(1, 1, 9001, device=DEVICE)
+    row[0, 0, list(places)] = 2.0
+    found = scan(row)
+    assert found.top.item() == found.choice.item() == places[0]
+    assert found.top1.item() == found.top2.item() == 2.0
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=30))
+def test_the_two_largest_of_any_row(values: list[int]) -> None:
+    found = scan(torch.tensor([[values]], dtype=torch.float32, device=DEVICE))
+    assert found.top.item() == values.index(max(values))
+    assert [found.top1.item(), found.top2.item()] == sorted(values)[:-3:-1]
+
+
+@pytest.mark.parametrize("ahead", [1e-9, -1e-9])
+def test_in_fp64_a_race_is_decided_by_what_fp32_does_not_see(ahead: float) -> None:
+    keys, positions = noise.problem_keys(7, [1]).to(DEVICE), torch.tensor([[5]], device=DEVICE)
+    luck = noise.gumbel(keys, positions, noise.Stream.TOKEN, 5000, torch.float64)[0, 0]
+    temperature, row = 0.7, torch.full((1, 1, 5000), -torch.inf, dtype=torch.float64, device=DEVICE)
+    row[0, 0, 4444] = 3.0
+    row[0, 0, 17] = 3.0 + temperature * (luck[4444] - luck[17] + ahead)
+    assert scan(row, Race.of(temperature, keys, positions, noise.Stream.TOKEN)).choice.item() == (
+        17 if ahead > 0 else 4444
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_race_picks_the_token_that_sampling_draws(width: int, dtype: torch.dtype) -> None:
+    """Where rounding may turn a choice around, half precision's logits do not: they are the same on both sides."""
+    target, _ = logits(width, dtype, 2, 4, width)
+    wide = target if dtype == torch.float64 else target.float()
+    keys = noise.problem_keys(7, [1, 2]).to(DEVICE)
+    positions = torch.arange(8, device=DEVICE).reshape(2, 4)
+    for temperature in (0.3, 1.0, 2.5):
+        race = Race.of(temperature, keys, positions, noise.Stream.TOKEN)
+        drawn = Sampling(temperature).draw(wide / temperature, keys, positions)
+        assert torch.equal(scan(target, race).choice, drawn)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 5000, 8191, 9000])
+def test_what_is_no_number_gives_none(bad: float, place: int) -> None:
+    target, draft = logits(3, torch.float32, 1, 2, 9001)
+    target[0, 0, place] = draft[0, 1, place] = bad
+    found = compared(target, draft)
+    assert all(found[name].isnan().all() for name in NAMES)
+
+
+def test_where_nothing_is_possible_there_is_no_number() -> None:
+    target, draft = logits(3, torch.float32, 1, 2, 9001)
+    target[0, 1] = -torch.inf
+    found = compared(target, draft)
+    assert all(found[name].isnan().tolist() == [[False, True]] for name in NAMES)
+    assert scan(target).top[0, 1] == 0
+
+
+def test_certain_models_that_disagree() -> None:
+    target = torch.full((1, 1, 5000), -torch.inf, device=DEVICE)
+    draft = target.clone()
+    target[..., 17] = draft[..., 4444] = 3.0
+    found = {name: one.item() for name, one in compared(target, draft).items()}
+    infinite = dict.fromkeys(("ag", "kl_qp", "kl_pq"), math.inf)
+    assert found == pytest.approx(infinite | {"js": math.log(2), "doubt": math.log(2), "tv": 1, "hellinger": 1})
+
+
+def test_equal_models_differ_by_nothing() -> None:
+    target, _ = logits(4, torch.bfloat16, 1, 3, 9001)
+    assert all((one <= 1e-6).all() for one in compared(target, target.clone()).values())
+
+
+def test_rows_may_lie_anywhere() -> None:
+    target, draft = logits(5, torch.float32, 3, 6, 979)
+    found = compared(target.transpose(0, 1)[1:4], draft.transpose(0, 1)[1:4])
+    expected = compared(target, draft)
+    for name in NAMES:
+        assert torch.equal(found[name], expected[name].transpose(0, 1)[1:4])
+
+
+def test_the_widest_vocabularies() -> None:
+    target, draft = logits(6, torch.bfloat16, 1, 1, 262_144)
+    found, expected = compared(target, draft), reference(target.double(), draft.double())
+    assert all(close(found[name], expected[name].float()) for name in NAMES)  # operations in fp32 are off by 1e-5
+    assert torch.equal(scan(target).top, target.argmax(-1))
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Kernels read wherever they can; how often each of them did."""
+    calls: Counter[str] = Counter()
+
+    def counting(name: str, kernel: Any) -> Any:
+        def counted(*given: Any) -> Any:
+            calls[name] += 1
+            return kernel(*given)
+
+        return counted
+
+    monkeypatch.setattr(dispatch, "INTERPRETED", DEVICE == "cpu")
+    monkeypatch.setattr(scan_kernel, "scan", counting("scan", scan_kernel.scan))
+    monkeypatch.setattr(divergences_kernel, "compare", counting("compare", divergences_kernel.compare))
+    return calls
+
+
+def test_divergences_take_the_kernel_and_any_shape(fused: Counter[str]) -> None:
+    target, draft = logits(7, torch.float32, 2, 3, 979)
+    for shape in ((979,), (3, 979), (2, 3, 979), (1, 2, 3, 979)):
+        t, d = (one.reshape(-1)[: math.prod(shape)].reshape(shape) for one in (target, draft))
+        expected = reference(t, d)
+        assert all(close(one, expected[name]) for name, one in unchecked(NAMES, t, d).items())
+        assert close(entropy(t), torch.special.entr(log_softmax(t).exp()).sum(-1))
+    assert fused == {"scan": 12, "compare": 4}
+
+
+def test_what_no_kernel_computes_is_left_to_operations(fused: Counter[str]) -> None:
+    target, draft = logits(7, torch.float32, 2, 3, 979)
+    assert unchecked(["js@5", "js"], target, draft).keys() == {"js@5", "js"}
+    assert unchecked(["js"], target.double(), draft)["js"].dtype == torch.float64
+    assert unchecked(["js"], target[:0], draft[:0])["js"].shape == (0, 3)
+    with pytest.raises(RuntimeError):
+        unchecked(["js"], target, draft[..., :40])
+    assert unchecked(["js"], target.clone().requires_grad_(), draft)["js"].requires_grad
+    assert unchecked(["js"], target.mT.contiguous().mT, draft)["js"].shape == (2, 3)
+    keys, positions = noise.problem_keys(1, [1, 2]).to(DEVICE), torch.arange(6, device=DEVICE).reshape(2, 3)
+    for sampling in (Sampling(1e-4), Sampling(1.0, top_k=3), Sampling(1.0, min_p=0.1)):
+        assert sampling.scan(target, keys, positions) is None
+    assert not fused
+    assert Sampling(1e-4).scan(target.double(), keys, positions) is not None
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.8), Sampling(0.8, top_k=9)], ids=["greedy", "0.8", "top-k"]
+)
+@pytest.mark.parametrize("rule", ["target", "coupled", "sd", "fsd-coupled", "fsd-sd"])
+def test_the_engine_writes_the_same_texts(rule: str, sampling: Sampling, request: pytest.FixtureRequest) -> None:
+    decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), sampling=sampling)
+    how: dict[str, Any] = {"rule": rule, "draft_length": 3}
+    if "fsd" in rule:
+        how["threshold"] = 0.1
+    usual = decoder.generate(["w1 w2", "w3 w4 w5"], 12, **how)
+    calls = request.getfixturevalue("fused")
+    ours = decoder.generate(["w1 w2", "w3 w4 w5"], 12, **how)
+    assert [(r.tokens, r.rounds, r.accepted) for r in ours] == [(r.tokens, r.rounds, r.accepted) for r in usual]
+    if "fsd" in rule:
+        assert calls["compare"] > 0
+        assert (calls["scan"] == 2 * calls["compare"]) == (sampling.top_k is not None)  # choices are the reference's
+        assert [r.interval for r in ours] == [pytest.approx(r.interval) for r in usual]
+
+
+class Counted:
+    """A kernel that counts its launches, wherever they come from."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.launches += 1
+        return self.kernel[grid]
+
+
+def test_compiled_graphs_launch_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), threshold=0.1, draft_length=3)
+    compiled = SpeculativeDecoder(
+        usual.target, usual.draft, usual.tokenizer, threshold=0.1, draft_length=3, compile="capture"
+    )
+    expected = usual.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
+    monkeypatch.setattr(dispatch, "INTERPRETED", DEVICE == "cpu")
+    scans, compares = Counted(scan_kernel._scan), Counted(divergences_kernel._compare)
+    monkeypatch.setattr(scan_kernel, "_scan", scans)
+    monkeypatch.setattr(divergences_kernel, "_compare", compares)
+    found = compiled.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
+    assert [(r.tokens, r.rounds, r.accepted) for r in found] == [(r.tokens, r.rounds, r.accepted) for r in expected]
+    rounds = max(r.rounds for r in found)
+    assert compares.launches == rounds
+    assert scans.launches == 5 * rounds  # three drafted tokens', and both models' at verification
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="here Triton works")
+def test_where_triton_fails_it_is_said_once_and_nothing_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_works", {})
+    with pytest.warns(UserWarning, match="Triton does not work here, so that decoding is slower: .*CUDA"):
+        dispatch.prepare(torch.device("cuda", 0))
+    dispatch.prepare(torch.device("cuda", 0))
+    assert dispatch._works == {0: False}
+
+
+@pytest.mark.slow
+def test_they_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+    folders = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    program = ROOT / "tests" / "support" / "compile_kernels.py"
+    ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=os.environ | folders)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert len(ran.stdout.splitlines()) == 8

@@ -1,0 +1,190 @@
+"""The runner and its cache against each family's own uncached forward: every row, every ragged step.
+
+Float64 on tiny random models, so that 1e-10 tells a wrong mask or position from the last bits. What cannot be
+rolled back so must be refused by its type.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.models.runner import ModelRunner
+from support.tiny import CONTEXT, FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model
+
+ROWS, ROUNDS, DRAFT = 3, 50, 5
+SLOTS = CONTEXT + DRAFT + 2  # drafts overhang the context; no multiple of anything
+
+DEEPSEEK: dict[str, Any] = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+                            "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+                            "topk_group": 1, "first_k_dense_replace": 2, "moe_intermediate_size": 24}  # fmt: skip
+NO_HEAD_SIZE = {name: value for name, value in SMALL.items() if name != "head_dim"}
+GPT_NEO: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
+                           "attention_types": [[["global", "local"], 1]], "window_size": WINDOW}  # fmt: skip
+BART: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+                        "pad_token_id": 0, "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 6.0, 9.0]}
+MORE = {
+    "llama, whose window is only in its file": hf.LlamaConfig(**SMALL | {"sliding_window": WINDOW}),
+    "qwen2, windows in its second layer": hf.Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "deepseek-v3, keys wider than values": hf.DeepseekV3Config(
+        **SMALL | DEEPSEEK | {"num_key_value_heads": 4, "head_dim": 4}
+    ),
+    "gpt-oss, with sinks": hf.GptOssConfig(
+        **SMALL, sliding_window=WINDOW, layer_types=MIXED, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "opt, absolute positions with an offset": hf.OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
+    "falcon, rotary": hf.FalconConfig(**NO_HEAD_SIZE),
+    "llama, dynamic rope": hf.LlamaConfig(
+        **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    ),
+    "phi3, longrope before it lengthens": hf.Phi3Config(
+        **SMALL, original_max_position_embeddings=SLOTS, rope_parameters=LONG
+    ),
+}
+CASES = FAMILIES | MORE
+
+
+@pytest.fixture(autouse=True)
+def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager attention and routers of transformers take their softmax in fp32 whatever the model's dtype."""
+    softmax = torch.nn.functional.softmax
+
+    def exact(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        return softmax(scores, dim)
+
+    monkeypatch.setattr(torch.nn.functional, "softmax", exact)
+
+
+class Ragged:
+    """A batch whose rows are fed at their own positions, and all of whose logits are checked."""
+
+    def __init__(self, model: Any, seed: int = 0, slots: int = SLOTS) -> None:
+        self.model, self.random = model, Random(seed)
+        self.runner = ModelRunner(model, ROWS, slots, VOCABULARY)
+        self.texts: list[list[int]] = [[] for _ in range(ROWS)]
+
+    def words(self, count: int) -> list[int]:
+        return [self.random.randrange(VOCABULARY) for _ in range(count)]
+
+    def refill(self, lengths: dict[int, int]) -> None:
+        """New prompts for some rows (row -> length), the others' caches being kept."""
+        for row, length in lengths.items():
+            self.texts[row] = self.words(length)
+        longest = max(lengths.values())
+        padded = [self.texts[row] + self.words(longest - len(self.texts[row])) for row in lengths]
+        self.runner.prefill(torch.tensor(list(lengths)), torch.tensor(padded), longest - 1)
+
+    def round(self, drafted: int, again: int, keep: int) -> None:
+        """Feeds each row its last `again` tokens and some drafts, checks, and accepts some of the drafts."""
+        length = torch.tensor([len(text) for text in self.texts])
+        positions = (length[:, None] - again + torch.arange(again + drafted)).clamp_min(0)
+        texts = [text + self.words(drafted) for text in self.texts]
+        fed = [[text[at] for at in row] for text, row in zip(texts, positions.tolist(), strict=True)]
+        found = self.runner.logits(torch.tensor(fed), positions, int(positions.max()) + 1, keep)
+        for text, row, at in zip(texts, found, positions[:, -keep:].tolist(), strict=True):
+            self.check(text, row, at)
+        self.texts = [
+            text[: len(text) - self.random.randint(0, drafted)] + self.words(1) for text in texts
+        ]  # the last word is the fallback or the bonus token
+
+    def check(self, text: list[int], found: Tensor, positions: list[int]) -> None:
+        fresh = self.model(torch.tensor([text[:CONTEXT]]), use_cache=False).logits[0]
+        for logits, at in zip(found, positions, strict=True):
+            if at < CONTEXT:
+                torch.testing.assert_close(logits, fresh[at], atol=1e-10, rtol=0)
+
+    def refill_ended(self) -> None:
+        """Rows at the end of the context, and some before it, make room for the next prompt."""
+        ended = [i for i, text in enumerate(self.texts) if len(text) >= CONTEXT or self.random.random() < 0.05]
+        if ended:
+            self.refill({i: self.random.choice((1, 2, 3, 9, 17, CONTEXT - 5)) for i in ended})
+
+
+def attentions(config: Any) -> list[str]:
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return ["eager", "sdpa"] if family._supports_sdpa else ["eager"]
+
+
+@pytest.mark.parametrize(("case", "attention"), [(case, a) for case, c in CASES.items() for a in attentions(c)])
+@torch.inference_mode()
+def test_ragged_rounds_equal_the_uncached_forward(case: str, attention: str) -> None:
+    """50 rounds of random accept patterns, with one-token prompts, refills, windows and contexts crossed."""
+    batch = Ragged(random_model(CASES[case], seed=3, attention=attention))
+    batch.refill({0: 1, 1: 7, 2: 19})
+    for _ in range(ROUNDS):
+        drafted, again = batch.random.randint(0, DRAFT), batch.random.randint(1, 2)
+        batch.round(drafted, again, keep=batch.random.randint(1, drafted + again))
+        batch.refill_ended()
+
+
+def test_softcapped_scores_have_no_sdpa() -> None:
+    """Gemma-2 caps its scores, which torch's sdpa cannot; transformers then never takes it."""
+    assert attentions(FAMILIES["gemma2"]) == ["eager"]
+    assert random_model(FAMILIES["gemma2"], seed=3).config._attn_implementation == "eager"
+
+
+@torch.inference_mode()
+def test_prompts_longer_than_a_prefill_chunk() -> None:
+    config = hf.Gemma3TextConfig(**SMALL | {"max_position_embeddings": 700}, sliding_window=WINDOW, layer_types=MIXED)
+    batch = Ragged(random_model(config, seed=3), slots=700)
+    batch.refill({0: 600, 2: 3})
+    batch.refill({1: 1})
+    fresh = batch.model(torch.tensor([batch.texts[0]]), use_cache=False).logits[0, -1]
+    last = torch.tensor([[text[-1]] for text in batch.texts])
+    found = batch.runner.logits(last, torch.tensor([[599], [0], [2]]), 600, keep=1)
+    torch.testing.assert_close(found[0, 0], fresh, atol=1e-10, rtol=0)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "mamba": (hf.MambaConfig(**SMALL), "keeps a state"),
+    "mamba2": (hf.Mamba2Config(**SMALL | {"num_heads": 4, "head_dim": 16}), "keeps a state"),
+    "rwkv": (hf.RwkvConfig(**SMALL), "keeps a state"),
+    "recurrent_gemma": (hf.RecurrentGemmaConfig(**SMALL), "keeps a state"),
+    "jamba": (hf.JambaConfig(**SMALL), "keeps a state"),
+    "bamba": (hf.BambaConfig(**SMALL, mamba_n_heads=4, mamba_d_head=16), "keeps a state"),
+    "qwen3_next": (hf.Qwen3NextConfig(**SMALL, num_experts=4), "keeps a state"),
+    "minimax": (hf.MiniMaxConfig(**SMALL, num_local_experts=4), "layers of kind linear_attention"),
+    "lfm2": (hf.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]), "layers of kind conv"),
+    "llama4_text": (
+        hf.Llama4TextConfig(**SMALL, num_local_experts=2, layer_types=["chunked_attention"] * 2),
+        "layers of kind chunked_attention",
+    ),
+    "bart": (hf.BartConfig(**BART), "takes no position_ids"),
+    "bloom": (hf.BloomConfig(**SMALL), "takes no position_ids"),
+    "mpt": (hf.MptConfig(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4), "takes no position_ids"),
+    "falcon": (hf.FalconConfig(**NO_HEAD_SIZE, alibi=True), "ALiBi"),
+    "openai-gpt": (hf.OpenAIGPTConfig(**SMALL), "takes no past_key_values"),
+    "gpt_neo": (hf.GPTNeoConfig(**GPT_NEO), "masks by its own table"),
+    "bert": (hf.BertConfig(**SMALL), "attends to later tokens"),
+    "megatron-bert": (hf.MegatronBertConfig(**SMALL), "is an encoder as it was loaded"),
+    "roberta": (hf.RobertaConfig(**SMALL, is_decoder=True), "counts positions from its padding"),
+    "gpt2": (hf.GPT2Config(**SMALL, add_cross_attention=True), "attends to an encoder"),
+    "phi3": (hf.Phi3Config(**SMALL, original_max_position_embeddings=SLOTS - 1, rope_parameters=LONG), "longrope"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_that_cannot_be_rolled_back_is_refused_by_its_type(kind: str) -> None:
+    config, reason = REFUSED[kind]
+    with pytest.raises(UsageError, match=f"^{kind} .*{reason}"):
+        ModelRunner(random_model(config, seed=3), ROWS, SLOTS, VOCABULARY)
+
+
+def test_an_encoder_decoder_is_refused_by_its_type() -> None:
+    model = hf.AutoModelForSeq2SeqLM.from_config(hf.BartConfig(**BART))
+    with pytest.raises(UsageError, match=r"^bart attends to an encoder"):
+        ModelRunner(model, ROWS, SLOTS, VOCABULARY)
+
+
+def test_a_compiled_model_is_judged_as_the_model_it_was() -> None:
+    ModelRunner(torch.compile(llama(seed=1)), ROWS, SLOTS, VOCABULARY)

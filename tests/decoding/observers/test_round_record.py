@@ -1,0 +1,103 @@
+"""What observers see, and what a recorder keeps of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import entropy
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.divergence import DIVERGENCES, divergence
+from fsd_decoding.errors import UsageError
+from fsd_decoding.observers.recorder import Recorder
+from fsd_decoding.observers.round_record import RoundRecord
+from support.tiny import llama, word_tokenizer
+
+PROMPTS = [[5, 9, 2], [30], [8, 8, 3, 2, 11], [4, 6], [12, 13, 14]]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return SpeculativeDecoder(llama(seed=1), llama(seed=2, layers=1), word_tokenizer(), threshold=0.4, draft_length=3)
+
+
+@pytest.fixture(scope="module")
+def rounds(decoder: SpeculativeDecoder) -> list[RoundRecord]:
+    seen: list[RoundRecord] = []
+    decoder.generate(PROMPTS, 20, batch_size=2, observer=seen.append)
+    return seen
+
+
+def test_a_round_describes_both_distributions(rounds: list[RoundRecord]) -> None:
+    round_ = rounds[3]
+    p, q = (
+        torch.softmax(logits, -1).numpy()
+        for logits in (round_.proposal.target_logits[:, :-1], round_.proposal.draft_logits)
+    )
+    for found, expected in zip(round_.entropies(), (p, q), strict=True):
+        assert found.numpy() == pytest.approx(entropy(expected, axis=-1), rel=1e-9)
+    for found, expected in zip(round_.top_probabilities(3), (p, q), strict=True):
+        assert found.numpy() == pytest.approx(np.sort(expected, -1)[..., :-4:-1], rel=1e-9)
+    drafted = round_.proposal.drafted.numpy()
+    for found, expected in zip(round_.ranks(), (p, q), strict=True):
+        for row in range(len(drafted)):
+            for step, token in enumerate(drafted[row]):
+                likelier = (expected[row, step] > expected[row, step, token]).sum()
+                assert found[row, step] == likelier
+    assert round_.draft_seconds > 0
+    assert round_.verify_seconds > 0
+
+
+def test_an_entropy_counts_impossible_tokens_as_nothing(rounds: list[RoundRecord]) -> None:
+    round_ = rounds[0]
+    logits = round_.proposal.target_logits.clone()
+    logits[..., 5:] = -torch.inf
+    cut = replace(round_, proposal=replace(round_.proposal, target_logits=logits))
+    expected = entropy(torch.softmax(logits[:, :-1], -1).numpy(), axis=-1)
+    assert cut.entropies()[0].numpy() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_recorder_keeps_what_the_rounds_said(
+    decoder: SpeculativeDecoder, rounds: list[RoundRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held back for long or for a round: the same columns, those of the rounds themselves."""
+    names = [*DIVERGENCES, "js@5"]
+    recorders = Recorder(names), Recorder(names)
+    decoder.generate(PROMPTS, 20, batch_size=2, observer=recorders[0])
+    monkeypatch.setattr("fsd_decoding.observers.recorder._HELD", 1)
+    decoder.generate(PROMPTS, 20, batch_size=2, observer=recorders[1])
+    held, at_once = (recorder.columns() for recorder in recorders)
+    for name, column in held.items():
+        assert torch.equal(column, at_once[name]), name
+    decided = torch.cat([round_.decided.flatten() for round_ in rounds])
+    for name in names:
+        each = [divergence(name, r.proposal.target_logits[:, :-1], r.proposal.draft_logits).flatten() for r in rounds]
+        assert torch.allclose(held[name], torch.cat(each)[decided], rtol=1e-12, atol=1e-15), name
+
+
+def test_a_recorders_columns_tell_the_result(decoder: SpeculativeDecoder) -> None:
+    recorder = Recorder(["js"])
+    results = decoder.generate(PROMPTS, 20, batch_size=2, rule="fsd", observer=recorder)
+    columns = recorder.columns()
+    assert {len(column) for column in columns.values()} == {len(columns["js"])}
+    assert torch.equal(columns["accepted"], columns["js"] <= 0.4)
+    assert set(columns["prompt"].tolist()) == set(range(len(PROMPTS)))
+    for prompt, result in zip(range(len(PROMPTS)), results, strict=True):
+        mine = columns["prompt"] == prompt
+        assert columns["position"][mine].min() == len(PROMPTS[prompt])
+        assert (columns["draft"][mine] == 0).sum() == result.rounds
+        stayed = mine & columns["accepted"]
+        for at, token in zip(columns["position"][stayed], columns["token"][stayed], strict=True):
+            new = int(at) - len(PROMPTS[prompt])
+            assert new >= len(result.tokens) or result.tokens[new] == token
+
+
+def test_a_recorder_may_have_nothing_to_keep(decoder: SpeculativeDecoder) -> None:
+    recorder = Recorder(["tv"])
+    decoder.generate(PROMPTS, 4, rule="target", observer=recorder)
+    assert recorder.columns() == {}
+    with pytest.raises(UsageError, match="unknown divergence 'x'"):
+        Recorder(["x"])

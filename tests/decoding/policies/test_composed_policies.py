@@ -1,0 +1,216 @@
+"""Policies made of policies. What all must hold to is asked in `test_adaptive_policies.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from pickle import dumps, loads
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.threshold_policies import (
+    PROMPTS,
+    Own,
+    Plain,
+    Texts,
+    answers,
+    counted,
+    decode,
+    rise,
+)
+from fsd_decoding import divergence
+from fsd_decoding.adaptive import (
+    Constant,
+    EntropyScaled,
+    Max,
+    Min,
+    Switch,
+    policy_named,
+)
+from fsd_decoding.errors import ThresholdError, UsageError
+from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
+
+
+class Budget(Plain):
+    budget = True
+
+
+class Thrift(Plain):
+    budget = True
+
+
+def test_min_accepts_what_all_do_and_max_what_any_does() -> None:
+    parts = [rise(), EntropyScaled(0.1, 2.0), Own()]
+    told = torch.stack([answers(part, range(5)) for part in parts])
+    for whole, wanted in ((Min, told.amin(0)), (Max, told.amax(0))):
+        for policy in (whole(*parts), whole(Plain(), *parts)):
+            plain = not isinstance(policy, ScalePolicy)
+            other = answers(Plain(), range(5))
+            both = torch.minimum(wanted, other) if whole is Min else torch.maximum(wanted, other)
+            torch.testing.assert_close(answers(policy, range(5)), both if plain else wanted, rtol=1e-9, atol=0)
+
+
+def test_a_composition_of_shapes_is_a_shape_and_any_other_is_none() -> None:
+    assert isinstance(Min(rise(), Constant(0.1)), ScalePolicy)
+    assert isinstance(Switch(Own(), rise(), lambda state: state.emitted > 3), ScalePolicy)
+    for policy in (Min(rise(), Plain()), Min(Budget()), Switch.after_sentence(rise(), Min(Plain(), Constant(0.1)))):
+        assert not isinstance(policy, ScalePolicy)
+        assert policy.identity is None
+
+
+def test_only_what_can_be_told_again_has_an_identity() -> None:
+    assert Min(rise(), Own()).identity is None
+    assert Switch(rise(), Constant(0.1), lambda state: state.emitted > 3).identity is None
+    assert Switch.after_sentence(rise(), Constant(0.1)).identity is not None
+    own = Own()
+    own.identity = "own 1"
+    named = Min(rise(), own).identity
+    assert named is not None
+    assert "own 1" in named
+    with pytest.raises(UsageError, match="policy 'min' has parameters"):
+        policy_named(named)
+
+
+def test_parts_keep_memories_of_their_own() -> None:
+    one = EntropyScaled(0.2, 3.0, of="last")
+    same = answers(one, range(5))
+    torch.testing.assert_close(answers(Min(one, EntropyScaled(0.2, 3.0, of="last")), range(5)), same)
+    torch.testing.assert_close(answers(Min(Max(one, one), Constant(5.0)), range(5)), same)
+
+
+def test_parts_memories_follow_their_rows_through_refills_and_batches_that_shrink() -> None:
+    policy = Min(Max(EntropyScaled(0.3, -4.0, of="last"), Constant(0.01)), rise())
+    together = counted(decode(policy))
+    assert together != counted(decode(rise()))
+    for batch_size in (1, 5):
+        assert counted(decode(policy, batch_size=batch_size)) == together
+
+
+def test_a_budget_in_a_composition_makes_it_one_and_two_are_refused() -> None:
+    assert Min(Budget(), rise()).budget
+    assert not Min(Plain(), rise()).budget
+    with pytest.raises(UsageError, match="two budgets at once: Max is given Budget and Thrift; keep one of them"):
+        Max(Budget(), Thrift())
+    with pytest.raises(UsageError, match="two budgets at once: Switch is given Budget and Thrift"):
+        Switch.after_sentence(Min(rise(), Budget()), Thrift())
+
+
+def test_a_budget_is_refused_where_another_policy_may_set_a_larger_t() -> None:
+    for name, whole in (("Max", Max), ("Switch", Switch.after_sentence)):
+        for budget in (Budget(), Min(Budget(), rise())):
+            for parts in ((budget, rise()), (rise(), budget)):
+                with pytest.raises(UsageError, match=f"{name} is given a budget, .* use Min"):
+                    whole(*parts)
+
+
+class Counting(Plain):
+    """Told of all that a policy can be told of."""
+
+    def __init__(self) -> None:
+        self.rounds, self.begun, self.checked = 0, 0, 0
+
+    def start(self, begun: Any) -> None:
+        self.begun += len(begun.requests)
+
+    def observe(self, outcome: Any) -> None:
+        self.rounds += 1
+
+    def check(self, *given: Any) -> None:
+        self.checked += 1
+
+    def doubts(self) -> list[str]:
+        return [f"{self.begun} texts begun"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rounds = state["rounds"]
+
+
+def test_parts_are_told_what_the_whole_is_told() -> None:
+    part, again = Counting(), Counting()
+    whole = Min(Max(part, Constant(0.1)), rise())
+    with pytest.warns(UserWarning, match=f"{len(PROMPTS)} texts begun"):
+        decode(whole, batch_size=4)
+    assert (part.begun, part.checked) == (len(PROMPTS), 1)
+    assert part.rounds > 0
+    Min(Max(again, Constant(0.1)), rise()).load_state_dict(whole.state_dict())
+    assert again.rounds == part.rounds
+    with pytest.raises(UsageError, match="Min of 3 policies is given a state of policies; it is another's"):
+        Min(again, Plain(), rise()).load_state_dict(whole.state_dict())
+
+
+def test_rounds_are_only_told_to_those_who_listen() -> None:
+    deaf = Min(rise(), EntropyScaled(0.2, 1.0))
+    assert not deaf.listens
+    assert not Switch(deaf, rise(), when=lambda state: state.emitted > 10).listens
+
+    class Curious(EntropyScaled):
+        def observe(self, outcome: Any) -> None:
+            pass
+
+    for part in (Counting(), Curious(0.2, 1.0), EntropyScaled(0.2, 1.0, "last")):
+        assert Min(deaf, Max(rise(), part)).listens
+    assert Min(deaf, Switch.after_sentence(rise(), deaf)).listens
+
+
+class Telling(Plain):
+    def __init__(self, **facts: float) -> None:
+        self._facts = facts
+
+    def facts(self) -> dict[str, float | torch.Tensor]:
+        return dict(self._facts)
+
+
+def test_what_parts_tell_of_a_round_the_whole_tells_and_clashes_are_numbered() -> None:
+    assert Min(Telling(spent=1.0), Constant(0.1)).facts() == {"spent": 1.0}
+    assert Max(Telling(a=1.0, b=2.0), rise(), Telling(a=3.0)).facts() == {"part 1 a": 1.0, "b": 2.0, "part 3 a": 3.0}
+
+
+def test_a_subclass_of_a_composition_is_made_whole_and_is_no_shape() -> None:
+    class My(Min):
+        def __init__(self, *policies: ThresholdPolicy) -> None:
+            super().__init__(*policies)
+            self.mine = True
+
+    mine = My(rise(), Constant(0.1))
+    assert type(mine) is My
+    assert mine.mine
+    assert mine.identity is None
+    torch.testing.assert_close(answers(mine, range(5)), answers(Min(rise(), Constant(0.1)), range(5)))
+
+
+@pytest.mark.parametrize("whole", [Min, Max, Switch])
+def test_errors_name_what_the_user_wrote(whole: Any) -> None:
+    class Wrong(Own):
+        def scales(self, state: RoundState) -> torch.Tensor:
+            return torch.full_like(state.base, math.nan)
+
+    more = [lambda state: state.emitted >= 0] if whole is Switch else []
+    with pytest.raises(ThresholdError, match=f"from {whole.__name__} in round"):
+        decode(whole(rise(), Wrong(), *more))
+
+
+def test_compositions_of_shapes_can_be_copied_and_pickled() -> None:
+    policy = Min(rise(), Max(Constant(0.1), rise()))
+    for again in (deepcopy(policy), loads(dumps(policy))):
+        assert (type(again), again.identity) == (type(policy), policy.identity)
+
+
+def test_what_one_part_computes_of_a_round_the_others_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = 0
+    entropy = divergence.entropy
+
+    def counting(logits: torch.Tensor) -> torch.Tensor:
+        nonlocal computed
+        computed += 1
+        return entropy(logits)
+
+    monkeypatch.setattr("fsd_decoding.policies.threshold.entropy", counting)
+    policy = Min(Max(EntropyScaled(0.1, 2.0), EntropyScaled(0.2, 1.0)), EntropyScaled(0.3, 3.0), Plain())
+    policy.thresholds(Texts(range(3), 0.1).round())
+    assert computed == 1

@@ -1,0 +1,293 @@
+"""The profile: what it refuses, what a file keeps, and what may be chosen from it later."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.profiles import (
+    FRONT,
+    NOT_FASTER,
+    SD_SUFFICES,
+    TOO_SLOW,
+    UNCERTIFIED,
+    UNTESTED,
+    profile,
+    simultaneous,
+    values,
+)
+
+# The schema
+
+
+OUTCOMES = (UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT)
+
+
+def test_outcomes_say_whether_the_wish_was_met() -> None:
+    assert profile().met
+    assert [profile(outcome).met for outcome in OUTCOMES] == [False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"surprise": 1}, "surprise"),
+        ({"speed.chosen": float("nan")}, "finite number"),
+        ({"speed.chosen": float("inf")}, "finite number"),
+        ({"threshold": -1e-9}, "greater than or equal to 0"),
+        ({"accuracy.target": 1.5}, "less than or equal to 1"),
+        ({"created": "2026-01-02T03:04:05"}, "timezone"),
+        ({"curve.1.lower_bound": 0.9}, "tuning part has no lower_bound"),
+        ({"certificate.harm": 0.01}, "harm is 0.01, the counts make it"),
+        ({"certificate.difference": 0.5}, "difference is 0.5, the counts make it"),
+        ({"truncation": {"max_new_tokens": 9, "texts": 5, "target": 0, "chosen": 6}}, "6 texts are truncated, of 5"),
+        ({"curve.4.problems": 699}, "counts add up to 700, problems says 699"),
+        ({"certificate.problems": 699}, "counts add up to 700, problems says 699"),
+        ({"certificate.retention": 0.99}, "the counts make it"),
+        ({"certificate.lower_bound": None}, "certified, but without a lower_bound"),
+        ({"certificate.wanted": 0.995}, "lower_bound 0.9899 is below wanted 0.995"),
+        ({"certificate.confidence": 1.0}, "less than 1"),
+        ({"certificate.accuracy": 0.9}, "accuracy is 0.9, the counts make it"),
+        ({"certificate.acc": "absolute"}, "accuracy_lower_bound 0.9117 is below wanted 0.98"),
+        ({"certificate.acc": "absolute", "certificate.accuracy_lower_bound": None}, "without a accuracy_lower_bound"),
+        ({"certificate.guarantee": "none"}, "certified, but guarantee is 'none'"),
+        ({"certificate.delta": 0.05}, "attempt 1 may be tested at 0.0303964 at most"),
+        ({"certificate.attempt": 2}, "attempt 2 may be tested at 0.00759909 at most"),
+        ({"certificate.seeds": 2}, "counts add up to 700, problems says 700 with 2 seeds each"),
+        ({"curve.4.seeds": 3}, "counts add up to 700, problems says 700 with 3 seeds each"),
+        ({"curve.3.simultaneous": True}, "simultaneous, but without a lower_bound"),
+        ({"lossy": False}, "only null is lossless"),
+        ({**UNCERTIFIED, "lossy": True}, "only null is lossless"),
+        ({"certificate.certified": False}, "certified is False with outcome 'certified'"),
+        ({"outcome": "not-certified"}, "certified is True with outcome 'not-certified'"),
+        ({"outcome": "not-certified", "certificate.certified": False}, "belongs in estimate"),
+        ({"threshold": None, "lossy": False}, "with threshold None"),
+        ({**UNTESTED, "threshold": None, "lossy": False}, "with threshold None"),
+        ({**UNTESTED, "certificate.guarantee": "population"}, "'untested' with guarantee 'population'"),
+        ({"speed.wanted": 61.6}, "'certified', but 61.5 tokens/s is below wanted 61.6"),
+        ({**SD_SUFFICES, "speed.wanted": 52.0}, "'lossless-suffices', but 51.0 tokens/s is below wanted 52.0"),
+        ({**TOO_SLOW, "speed.wanted": None}, "no speed was wanted"),
+        ({"speed.intervals.sd": [51.0, 50.0]}, "is no interval"),
+        ({"speed.timed": 0}, "timed is 0, but there are intervals"),
+        ({"numerical_churn.outcomes_flipped": 2}, "only a changed text flips"),
+        ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
+        ({"outcome": "splendid"}, "Input should be 'certified'"),
+        ({"data.split": "random"}, "content-hash"),
+        ({"schema_version": 4}, "Input should be 3"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        profile(changes)
+
+
+def test_each_bound_and_count_may_be_of_several_seeds() -> None:
+    pairs = {"certificate.problems": 350, "certificate.seeds": 2, "curve.4.problems": 350, "curve.4.seeds": 2}
+    assert profile(pairs).certificate.seeds == 2
+
+
+def test_absolute_accuracy_is_certified_by_its_own_bound() -> None:
+    assert profile({"certificate.acc": "absolute", "certificate.wanted": 0.91}).met
+
+
+def test_what_was_not_measured_may_be_left_out() -> None:
+    content = values()
+    for name in ("sd_draft_length", "seeds", "costs", "numerical_churn", "acceptance", "effort"):
+        del content[name]
+    assert ThresholdProfile.model_validate(content).effort is None
+
+
+@pytest.mark.parametrize(("rule", "lossless"), [("fsd", "coupled"), ("fsd-coupled", "coupled")])
+def test_without_a_threshold_the_lossless_rule_runs(rule: str, lossless: str) -> None:
+    assert profile({"rule": rule}).effective_rule == rule
+    assert profile({**UNCERTIFIED, "rule": rule}).effective_rule == lossless
+
+
+def test_where_sd_suffices_it_runs_at_its_own_draft_length() -> None:
+    made = profile(SD_SUFFICES)
+    assert (made.effective_rule, made.effective_draft_length) == ("sd", 4)
+    assert profile(TOO_SLOW).effective_draft_length == 4
+    assert profile({**SD_SUFFICES, "sd_draft_length": None}).effective_draft_length == 5
+
+
+# The file
+
+
+@given(threshold=st.floats(min_value=0, max_value=1, exclude_min=True), seed=st.integers())
+def test_a_file_keeps_every_bit(tmp_path_factory: pytest.TempPathFactory, threshold: float, seed: int) -> None:
+    made = profile({"threshold": threshold, "seed": seed})
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    made.save(path)
+    assert ThresholdProfile.load(path) == made
+
+
+def test_file_is_plain_json_with_the_promised_names(tmp_path: Path) -> None:
+    profile(UNCERTIFIED).save(tmp_path / "deep" / "profile.json")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    text = (tmp_path / "deep" / "profile.json").read_text(encoding="utf-8")
+    content = json.loads(text, parse_constant=refuse)
+    assert content.keys() >= {
+        *("schema_version", "task", "rule", "divergence", "threshold", "draft_length", "lossy", "curve"),
+        *("certificate", "speed", "outcome", "seeds", "sd_draft_length", "costs", "numerical_churn"),
+        *("acceptance", "effort"),
+    }
+    assert content["certificate"].keys() >= {
+        *("certified", "wanted", "retention", "lower_bound", "confidence"),
+        *("both_right", "lost", "gained", "both_wrong", "problems"),
+    }
+    assert content["speed"].keys() >= {"target", "sd", "chosen"}
+    assert content["threshold"] is None
+
+
+def test_saving_replaces_whole_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("old")
+    path.chmod(0o644)
+    profile().save(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["profile.json"]
+    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
+
+
+def test_saving_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"file/profile\.json' cannot be written"):
+        profile().save(tmp_path / "file" / "profile.json")
+    (tmp_path / "folder" / "profile.json").mkdir(parents=True)
+    with pytest.raises(UsageError, match="cannot be written"):
+        profile().save(tmp_path / "folder" / "profile.json")
+    assert [entry.name for entry in (tmp_path / "folder").iterdir()] == ["profile.json"]
+
+
+def without(key: str) -> str:
+    content = values()
+    del content[key]
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot be read: No such file"),
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[1]", "holds no JSON object"),
+        (without("schema_version"), "is not a profile: schema_version is None"),
+        (json.dumps(values({"schema_version": 4})), "schema_version 4, this reads up to 3; upgrade"),
+        (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
+        (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
+        ("[" * 100_000, "is not JSON"),
+        (without("rule"), "rule: Field required"),
+        (json.dumps(values({"curve.1.accuracy": "high", "rule": 3})), r"rule: .*\(and 1 more\)"),
+        (json.dumps(values({"speed.sd": float("nan")})), "speed.sd: Input should be a finite number"),
+        (json.dumps(values({"lossy": False})), "lossy is False"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, content: str | None, complaint: str) -> None:
+    path = tmp_path / "profile.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=complaint) as raised:
+        ThresholdProfile.load(path)
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+# Choosing later
+
+
+def second_certified(threshold: float, bound: float) -> dict[str, Any]:
+    point = {**values()["curve"][3], "threshold": threshold, "lower_bound": bound, "tokens_per_round": 5.6}
+    return {"curve": [*values()["curve"], point]}
+
+
+def test_one_bound_certifies_whatever_is_asked_below_it() -> None:
+    for wanted in (0.9, 0.98, 0.9899):
+        chosen = profile().at(min_acc=wanted)
+        assert (chosen.threshold, chosen.draft_length, chosen.certified) == (0.0625, 5, True)
+    above = profile().at(min_acc=0.99, certified=False)
+    assert (above.threshold, above.certified) == (0.0625, False)  # measured .998, which is no claim
+    assert (above.retention, above.lower_bound, above.forecast) == (652 / 653, 0.9899, 61.5)
+
+
+def test_what_is_not_certified_is_handed_out_only_where_that_is_asked_for() -> None:
+    """The message says what there is, so that asking for that is granted, and how to get the rest."""
+    best = r"fsd-coupled js <= 0.0625 at L = 5 \(retention 0.9899, 61.5 tokens/s\)"
+    out = "; ask for less, or certified=False takes what merely measured so"
+    with pytest.raises(UsageError, match=rf"^min_acc is 0.99, but the certified point that keeps most is {best}{out}$"):
+        profile().at(min_acc=0.99)
+    with pytest.raises(UsageError, match=rf"^min_speed is 65, but the certified point that is fastest is {best}{out}$"):
+        profile().at(min_speed=65)
+    with pytest.raises(UsageError, match=r"^min_acc is 0.9, and no point of the curve is certified; certified=False"):
+        profile(UNTESTED).at(min_acc=0.9)
+
+
+def test_of_several_bounds_only_the_certified_claim_stays_one() -> None:
+    both = profile(second_certified(0.07, 0.985))
+    assert both.at(min_acc=0.98).threshold == 0.0625
+    assert both.at(min_acc=0.98).certified
+    with pytest.raises(UsageError, match=r"retention 0.98, 61.5"):
+        both.at(min_acc=0.985)
+    assert not both.at(min_acc=0.985, certified=False).certified
+    assert both.at(min_speed=61).threshold == profile().at(min_speed=61).threshold == 0.0625
+    with pytest.raises(UsageError, match=r"the measured point that keeps most is .*; ask for less$"):
+        profile().at(min_acc=0.999, certified=False)  # 1.0 was sd's
+
+
+def test_of_simultaneous_bounds_any_may_be_chosen() -> None:
+    front = profile(FRONT)
+    for wanted, threshold in ((0.98, 0.03), (0.97, 0.0625), (0.9, 0.0625), (0.86, 0.25)):
+        chosen = front.at(min_acc=wanted)
+        assert (chosen.threshold, chosen.certified) == (threshold, True)
+    assert not front.at(min_acc=0.986, certified=False).certified
+    assert (front.at(min_speed=60).threshold, front.at(min_speed=60).certified) == (0.0625, True)
+
+
+def test_a_bound_of_its_own_beside_simultaneous_ones_certifies_only_its_claim() -> None:
+    mixed = profile({"curve": [*values()["curve"], simultaneous(0.03, 1.0, 0.985, 57.0)]})
+    assert (mixed.at(min_acc=0.98).threshold, mixed.at(min_acc=0.98).certified) == (0.0625, True)
+    assert (mixed.at(min_acc=0.985).threshold, mixed.at(min_acc=0.985).certified) == (0.03, True)
+    assert mixed.at(min_speed=61).threshold == 0.0625
+
+
+def test_a_certified_accuracy_says_nothing_of_retention_among_others() -> None:
+    claimed = {"certificate.acc": "absolute", "certificate.wanted": 0.91}
+    assert not profile(second_certified(0.07, 0.9) | claimed).at(min_acc=0.905, certified=False).certified
+    assert profile(claimed).at(min_acc=0.9899).certified  # the one bound holds all the same
+
+
+def test_without_a_test_nothing_chosen_is_certified() -> None:
+    assert not profile(UNTESTED).at(min_acc=0.9, certified=False).certified
+    bounded = profile({**UNTESTED, "curve": values()["curve"]})
+    assert not bounded.at(min_acc=0.9, certified=False).certified
+    assert not bounded.at(min_speed=60, certified=False).certified
+
+
+def test_by_speed_the_most_accurate_of_the_fast_is_chosen() -> None:
+    assert profile().at(min_speed=10).threshold == 0.0625
+    fastest = profile().at(min_speed=65, certified=False)
+    assert (fastest.threshold, fastest.certified) == (0.25, False)
+    # On the tuning part .0625 made 62 tokens/s; on the certification part 61.5, and that counts.
+    assert profile().at(min_speed=61.8, certified=False).threshold == 0.25
+
+
+def test_what_no_point_reaches_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"min_acc is 1.1, but the certified point"):
+        profile().at(min_acc=1.1)
+    with pytest.raises(UsageError, match=r"the measured point that is fastest is .*, 70 tokens/s"):
+        profile().at(min_speed=71, certified=False)
+    with pytest.raises(UsageError, match="exactly one"):
+        profile().at()
+    with pytest.raises(UsageError, match="exactly one"):
+        profile().at(min_acc=0.9, min_speed=3)

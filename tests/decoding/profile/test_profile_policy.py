@@ -1,0 +1,169 @@
+"""Profiles of policies that move T: what they keep, what may be chosen from them, and who follows."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fsd_calib.report.diff import differences
+from fsd_calib.report.verdict import verdict
+from fsd_decoding.adaptive import EntropyScaled, Min, Schedule, policy_named
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.hf.generate import fsd_generate
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.drift import WINDOW
+from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.profile.policy import PolicyInfo, brief
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.followers import following
+from support.profiles import TOO_SLOW, profile, values
+from support.tiny import llama, word_tokenizer
+from support.traces import refusal
+
+RISING, FALLING = Schedule(0.5, 2.0, over=4), Schedule(2.0, 0.5, over=4)
+ACCEPTS_ALL = 2.0  # of D at most ln 2, scaled by a quarter at least
+PROMPTS = [[3 + i % 20, 4, 5 + i // 20] for i in range(WINDOW)]
+
+
+def info(policy: ScalePolicy) -> dict[str, Any]:
+    assert policy.identity is not None
+    return PolicyInfo.of(policy.identity).model_dump()
+
+
+def point(number: int, policy: ScalePolicy | None, **changes: Any) -> dict[str, Any]:
+    return {**values()["curve"][number], "policy": policy and info(policy), **changes}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [RISING, EntropyScaled(0.1, -2.0, "draft"), Min(RISING, FALLING.at(0.3))],
+    ids=["schedule", "entropy", "min"],
+)
+def test_a_file_keeps_a_policy_so_that_it_can_be_built_again(policy: ScalePolicy, tmp_path: Path) -> None:
+    made = profile({"policy": info(policy), "curve": [*values()["curve"], point(1, policy)]})
+    made.save(tmp_path / "profile.json")
+    loaded = ThresholdProfile.load(tmp_path / "profile.json")
+    assert loaded == made
+    assert loaded.policy is not None
+    assert loaded.policy.identity == policy.identity == policy_named(loaded.policy.identity).identity
+    assert loaded.policy.at(0.3).threshold == 0.3
+    assert type(loaded.policy.at(0.3)) is type(policy)
+
+
+def test_many_numbers_are_told_apart_by_a_digest() -> None:
+    first, second = (Schedule.through([(i, 0.1 + (i == at)) for i in range(9)]) for at in (3, 4))
+    assert brief(RISING.identity or "") == "schedule (points [[0, 0.25], [4, 1.0]])"
+    assert brief(first.identity or "") != brief(second.identity or "")
+    assert max(len(brief(policy.identity or "")) for policy in (first, second)) < 25
+
+
+# Choosing
+
+
+def test_shapes_are_not_mixed_up_at_equal_thresholds() -> None:
+    """The certified one is the rising one; what the falling one lost at a smaller T says nothing of it."""
+    curve = [
+        point(4, RISING, lower_bound=0.98), point(4, FALLING, lower_bound=0.981, forecast=70.0),
+        point(3, FALLING, rule="fsd-coupled", threshold=0.01, retention=0.5),
+        point(1, RISING, threshold=0.1, retention=0.995, forecast=80.0),
+    ]  # fmt: skip
+    made = profile({"policy": info(RISING), "curve": curve})
+    chosen = made.at(min_acc=0.98)
+    assert (chosen.policy, chosen.certified) == (PolicyInfo.of(RISING.identity or ""), True)
+    fastest = made.at(min_speed=75, certified=False)
+    assert (fastest.threshold, fastest.certified) == (0.1, False)
+    assert made.at(min_acc=0.99, certified=False).threshold == 0.1  # not refuted by another shape
+    assert isinstance(chosen.moved, ScalePolicy)
+    assert (chosen.moved.identity, chosen.moved.threshold) == (RISING.identity, 0.0625)
+    assert profile().at(min_acc=0.98).moved == 0.0625
+
+
+# Following
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    return llama(seed=0), llama(seed=1)
+
+
+@pytest.fixture(scope="module")
+def own(pair: tuple[Any, Any]) -> dict[str, Any]:
+    return {
+        "target": ModelInfo.of(pair[0]).model_dump(), "draft": ModelInfo.of(pair[1]).model_dump(), "dtype": "float64",
+        "tokenizer": tokenizer_fingerprint(word_tokenizer()), "threshold": 0.3, "policy": info(RISING),
+        "acceptance": None,
+    }  # fmt: skip
+
+
+def test_a_decoder_is_given_the_policy_with_its_threshold(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
+    decoder, plain = following(pair, own), following(pair, own | {"policy": None})
+    assert decoder.generate(PROMPTS[:20], 12) == plain.generate(PROMPTS[:20], 12, threshold=RISING.at(0.3))
+    assert decoder.generate(PROMPTS[:20], 12) != plain.generate(PROMPTS[:20], 12)
+
+
+def test_generate_of_transformers_follows_too(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
+    inputs = torch.tensor(PROMPTS[:12])
+    rows = pair[0].generate(
+        inputs, max_new_tokens=12, do_sample=False, pad_token_id=0, custom_generate=fsd_generate, draft_model=pair[1],
+        fsd_profile=profile(own),
+    )  # fmt: skip
+    expected = following(pair, own).generate(PROMPTS[:12], 12)
+    for row, result in zip(rows[:, 3:].tolist(), expected, strict=True):
+        assert row[: len(result.tokens)] == result.tokens
+
+
+def test_without_a_threshold_nothing_is_moved(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="certifies no threshold"):
+        decoder = following(pair, own | TOO_SLOW)
+    assert (decoder.rule, decoder.adaptive) == ("coupled", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"policy.name": "poetry"}, "unknown policy 'poetry'; known: "), ({"policy.version": 9}, "is of version 9")],
+)
+def test_a_policy_that_is_unknown_here_is_never_followed_as_a_constant(
+    pair: tuple[Any, Any], own: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(lambda: following(pair, own | changes))
+
+
+def test_what_a_reader_does_not_know_it_refuses(tmp_path: Path) -> None:
+    """As `policy` is to readers older than it."""
+    (tmp_path / "profile.json").write_text(json.dumps(values({"surprise": info(RISING)})))
+    with pytest.raises(UsageError, match="surprise: Extra inputs are not permitted"):
+        ThresholdProfile.load(tmp_path / "profile.json")
+
+
+def drifted(decoder: SpeculativeDecoder, **settings: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decoder.generate(PROMPTS, 6, batch_size=WINDOW, **settings)
+    return [str(one.message) for one in caught]
+
+
+def test_drift_counts_what_the_policy_made_alone(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
+    """The profile's own texts accepted half of what was drafted, these nearly all."""
+    unlike = own | {"threshold": ACCEPTS_ALL, "acceptance": {"texts": 700, "mean": 0.5, "deviation": 0.1}}
+    decoder = following(pair, unlike)
+    for other in (ACCEPTS_ALL, FALLING.at(ACCEPTS_ALL), RISING.at(1.9)):
+        assert drifted(decoder, threshold=other) == []
+    assert len(drifted(decoder)) == 1
+
+
+# Reporting
+
+
+def test_the_report_and_differences_name_it() -> None:
+    made, other = (profile({"policy": info(policy)}) for policy in (RISING, FALLING))
+    assert "moved by schedule (points [[0, 0.25], [4, 1.0]])" in verdict(made)
+    found = differences(made, other)
+    assert {one.section for one in found} == {"settings"}
+    assert {one.name for one in found} == {"policy.parameters.points"}

@@ -1,0 +1,132 @@
+"""Schemas of profiles: the present one as committed, and files of older ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.io import SCHEMA_VERSION, upgraded
+from fsd_decoding.profile.schema import schema_text
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.json_schema import faults
+from support.paths import FILES
+from support.profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
+
+OLD = FILES / "profile-1.json"  # as schema 1 wrote it
+EARLIER = FILES / "profile-2.json"  # of a real calibration, before its schema's later fields
+
+
+def committed(version: int) -> str:
+    return (resources.files("fsd_decoding") / "schemas" / f"profile-{version}.json").read_text(encoding="utf-8")
+
+
+def old() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(OLD.read_text(encoding="utf-8"))
+    return content
+
+
+def not_granted(wanted_speed: float | None) -> dict[str, Any]:
+    content = old() | {"threshold": None, "lossy": False}
+    content["certificate"]["certified"] = False
+    content["speed"]["wanted"] = wanted_speed
+    return content
+
+
+def test_the_committed_schema_is_the_present_one() -> None:
+    assert json.loads(committed(SCHEMA_VERSION)) == json.loads(schema_text()), (
+        "make it anew: python -m fsd_decoding.profile.schema > decoding/fsd_decoding/schemas/"
+        f"profile-{SCHEMA_VERSION}.json; where files written before would no longer load, count SCHEMA_VERSION up"
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT])
+def test_what_is_saved_fits_the_schema(changes: dict[str, Any]) -> None:
+    assert faults(json.loads(profile(changes).model_dump_json()), json.loads(committed(SCHEMA_VERSION))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"outcome": "splendid"}, "$.outcome"),
+        ({"speed.sd": "fast"}, "$.speed.sd"),
+        ({"accuracy.target": 1.5}, "$.accuracy.target"),
+        ({"surprise": 1}, "$.surprise"),
+        ({"speed.intervals.sd": [50.0]}, "$.speed.intervals"),
+        ({"schema_version": 1}, "$.schema_version"),
+    ],
+)
+def test_the_schema_refuses(changes: dict[str, Any], fault: str) -> None:
+    assert fault in " ".join(faults(values(changes), json.loads(committed(SCHEMA_VERSION))))
+
+
+def test_the_schema_of_old_files_still_describes_them() -> None:
+    schema = json.loads(committed(1))
+    assert faults(old(), schema) == []
+    assert faults(values(), schema)  # the present one is another
+    broken = copy.deepcopy(old())
+    del broken["rule"]
+    assert faults(broken, schema) == ["$.rule is missing"]
+
+
+def test_old_files_load() -> None:
+    loaded = ThresholdProfile.load(OLD)
+    assert (loaded.schema_version, loaded.outcome, loaded.met) == (3, "certified", True)
+    assert (loaded.threshold, loaded.sd_draft_length, loaded.seeds) == (0.0625, 5, 1)
+    assert (loaded.certificate.acc, loaded.certificate.guarantee) == ("retention", "population")
+    assert (loaded.acceptance, loaded.effort, loaded.certificate.attempt) == (None, None, None)
+    kept = old()
+    del kept["schema_version"]
+    assert json.loads(loaded.model_dump_json()).items() >= {k: kept[k] for k in ("rule", "threshold", "seed")}.items()
+    assert loaded.certificate.level == pytest.approx(0.05)
+
+
+def test_files_of_schema_2_load_and_mean_the_same() -> None:
+    content, loaded = json.loads(EARLIER.read_text(encoding="utf-8")), ThresholdProfile.load(EARLIER)
+    assert faults(content, json.loads(committed(2))) == []
+    assert [p.forecast for p in loaded.curve] == [p.pop("tokens_per_second") for p in content["curve"]]
+    assert _kept(content | {"schema_version": 3}, json.loads(loaded.model_dump_json())) == []
+    assert (loaded.effective_rule, loaded.effective_draft_length, loaded.lossy) == ("fsd-coupled", 2, True)
+    assert (loaded.threshold, loaded.certificate.certified) == (0.9942314547331697, True)
+    assert loaded.at(min_acc=0.7).certified
+
+
+def _kept(before: Any, now: Any, name: str = "$") -> list[str]:
+    """Where `now` does not hold what `before` does; it may hold more."""
+    if isinstance(before, dict):
+        return [fault for key in before for fault in _kept(before[key], now.get(key), f"{name}.{key}")]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = zip(before, now, strict=True)
+        return [fault for i, (b, n) in enumerate(pairs) for fault in _kept(b, n, f"{name}.{i}")]
+    return [] if before == now else [f"{name} was {before!r} and is {now!r}"]
+
+
+@pytest.mark.parametrize(("speed", "outcome"), [(None, "not-certified"), (90.0, "too-slow")])
+def test_old_files_without_a_threshold_load(tmp_path: Path, speed: float | None, outcome: str) -> None:
+    (tmp_path / "profile.json").write_text(json.dumps(not_granted(speed)))
+    loaded = ThresholdProfile.load(tmp_path / "profile.json")
+    assert loaded.outcome == outcome
+    assert not loaded.met
+
+
+def test_upgrading_changes_nothing_it_was_given_and_the_present_schema_not_at_all() -> None:
+    content = old()
+    upgraded(content)
+    assert content == old()
+    assert upgraded(values()) == values()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [({"schema_version": 1}, "created: Field required"), (old() | {"speed": 3}, "speed: Input should be")],
+)
+def test_a_bad_old_file_is_one_line(tmp_path: Path, content: dict[str, Any], complaint: str) -> None:
+    (tmp_path / "profile.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=complaint) as raised:
+        ThresholdProfile.load(tmp_path / "profile.json")
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,143 @@
+"""Sampling settings against transformers' own `generate`, and the contexts that processors see."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, NoRepeatNGramLogitsProcessor
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.sampling import Sampling
+from support.tiny import EOS, VOCABULARY, llama, word_tokenizer
+
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return llama(seed=1)
+
+
+@pytest.fixture(scope="module")
+def decoder(target: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder(target, llama(seed=2, layers=1), word_tokenizer())
+
+
+def round_of(rows: int = 4, positions: int = 3, slots: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (B, N, V), texts with rubbish behind them (B, slots), positions (B, N); every row of its own length."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(rows, positions, VOCABULARY, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(VOCABULARY, (rows, slots), generator=generator)
+    return logits, tokens, 1 + torch.arange(rows)[:, None] * 2 + torch.arange(positions)
+
+
+SETTINGS = [
+    {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": penalty}
+    for temperature, top_k, top_p, min_p, penalty in product(
+        [0.6, 1.0], [None, 7], [None, 0.8], [None, 0.1], [1.0, 1.3, 0.8]
+    )
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_combination_is_transformers_own_in_its_order(target: Any, settings: dict[str, Any]) -> None:
+    """`generate` builds its processors from the same settings; each position gets its real prefix."""
+    config = GenerationConfig(do_sample=True, **{**settings, "top_k": settings["top_k"] or 0})
+    processors = target._get_logits_processor(config, input_ids_seq_length=1)
+    logits, tokens, positions = round_of()
+    before = logits.clone()
+    found = Sampling(**settings).warp(logits, tokens, positions)
+    for row, n in product(range(4), range(3)):
+        expected = processors(tokens[row : row + 1, : positions[row, n]], logits[row, n : n + 1].clone())[0]
+        torch.testing.assert_close(found[row, n], expected, rtol=1e-12, atol=0)
+    assert torch.equal(logits, before)
+
+
+def test_greedy_without_a_penalty_leaves_logits_alone() -> None:
+    logits, tokens, positions = round_of()
+    assert Sampling().warp(logits, tokens, positions) is logits
+
+
+@pytest.mark.parametrize("rule", ["target", "sd", "coupled", "ensemble"])
+@pytest.mark.parametrize("penalty", [1.3, 0.7])
+def test_greedy_honours_the_penalty_as_transformers_does(
+    decoder: SpeculativeDecoder, penalty: float, rule: str
+) -> None:
+    prompts = [[5], [9, 2, 9], [11, 3, 4, 30, 8]]
+    found = decoder.generate(
+        prompts, NEW, rule=rule, threshold=-1.0, repetition_penalty=penalty, draft_length=4, batch_size=2
+    )
+    for prompt, result in zip(prompts, found, strict=True):
+        assert result.tokens == generated(decoder.target, prompt, repetition_penalty=penalty)
+    assert [r.tokens for r in found] != [r.tokens for r in decoder.generate(prompts, NEW, rule="target")]
+
+
+def test_other_processors_see_the_real_prefix(target: Any) -> None:
+    """`generate` without repeated pairs of tokens, prompt included."""
+    sampling = Sampling(processors=(NoRepeatNGramLogitsProcessor(2),))
+    pair = SpeculativeDecoder(target, llama(seed=2, layers=1), word_tokenizer(), sampling=sampling)
+    prompts = [[5, 6, 5, 6, 5], [9, 2, 9]]
+    found = pair.generate(prompts, NEW, rule="coupled", draft_length=3)
+    for prompt, result in zip(prompts, found, strict=True):
+        assert result.tokens == generated(target, prompt, no_repeat_ngram_size=2)
+
+
+class Recording(LogitsProcessor):
+    """Keeps what it was called with, and spoils it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], list[float]]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        assert input_ids.shape[0] == scores.shape[0] == 1
+        self.calls.append((input_ids[0].tolist(), scores[0].tolist()))
+        return scores.mul_(0)
+
+
+def test_processors_come_between_penalty_and_warpers() -> None:
+    recording = Recording()
+    logits, tokens, positions = round_of()
+    before = logits.clone()
+    settings = {"temperature": 0.5, "repetition_penalty": 1.3}
+    warped = Sampling(**settings, top_k=5, processors=(recording,)).warp(logits, tokens, positions)
+    assert not warped.any()
+    Sampling(processors=(Recording(),)).warp(logits, tokens, positions)
+    assert torch.equal(logits, before)
+    penalised = Sampling(repetition_penalty=1.3).warp(logits, tokens, positions)
+    assert recording.calls == [
+        (tokens[row, : positions[row, n]].tolist(), penalised[row, n].tolist())
+        for row, n in product(range(4), range(3))
+    ]
+
+
+def generated(model: Any, prompt: list[int], **settings: Any) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, **settings)
+    written: list[int] = out[0, len(prompt) :].tolist()
+    return written[: next((i for i, t in enumerate(written) if t in EOS), len(written))]
+
+
+@pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        ("temperature is -1", {"temperature": -1.0}),
+        ("temperature is nan", {"temperature": math.nan}),
+        ("top_k is 0; it must be at least 1", {"temperature": 1.0, "top_k": 0}),
+        (r"top_p is 1.5; it must be in \(0, 1\]", {"temperature": 1.0, "top_p": 1.5}),
+        (r"min_p is 0; it must be in \(0, 1\]", {"temperature": 1.0, "min_p": 0}),
+        (r"min_p is nan; it must be in \(0, 1\]", {"temperature": 1.0, "min_p": math.nan}),
+        ("repetition_penalty is 0; it must be a positive number", {"repetition_penalty": 0}),
+        ("repetition_penalty is inf; it must be a positive number", {"repetition_penalty": math.inf}),
+        ("top_k is 3 at temperature 0", {"top_k": 3}),
+        ("min_p is 0.1 at temperature 0", {"min_p": 0.1}),
+    ],
+)
+def test_bad_settings_are_named(message: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=message):
+        Sampling(**settings)

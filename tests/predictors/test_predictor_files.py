@@ -1,0 +1,217 @@
+"""A predictor's folder: what is loaded is what was saved, and nothing else is ever loaded."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickletools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fsd_decoding import divergence
+from fsd_decoding.errors import UsageError
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.parts import ModelInfo
+from fsd_predictors import files
+from fsd_predictors.facts import Facts, Problems, Quality, of_manifest
+from fsd_predictors.features.features import FEATURES, ROLES, Array
+from fsd_predictors.features.share_scale import Knots, ShareScale
+from fsd_predictors.models.calibration import calibrated
+from fsd_predictors.models.registry import MODELS
+from fsd_predictors.predictor import Predictor
+from support.tiny import word_tokenizer
+from support.tiny_pair import related
+from support.traces import manifest
+
+MODELS_IN_HAND = related(seed=1, spread=0.05)
+TOKENIZER = word_tokenizer()
+QUICK = {"head": {"steps": 5}, "boosted": {"trees": 10}}  # what it learns does not matter here
+SCALE = ShareScale({"js": Knots(np.array([0.01, 0.2]), np.array([-1.0, 3.0]))})
+
+
+def rows(features: int, seed: int = 0) -> tuple[Array, Array]:
+    random = np.random.default_rng(seed)
+    given = random.normal(size=(400, features))
+    return given, given[:, 0] + given[:, 1] + random.normal(size=400) > 0
+
+
+def facts(**changes: Any) -> Facts:
+    target, draft = (ModelInfo.of(model) for model in MODELS_IN_HAND)
+    values: dict[str, Any] = {
+        **of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
+        "kind": "boosted", "rule": "fsd-coupled", "divergences": ("js",), "seed": 0, "rows": {"accepting": 400},
+        "problems": Problems(training=30, calibration=10, evaluation=10), "features": dict.fromkeys(ROLES, FEATURES),
+        "parameters": {"accepting": {"trees": 7}}, "versions": {"python": "3"}, "falling": 0,
+        "reached": (Quality(forecast="a", divergence="js", threshold=-1.0, rows=9, accepted=0.5, auc=None,
+                            probability_auc=0.1, entropy_auc=None, error=1 / 3),),
+    }  # fmt: skip
+    return Facts(**values | changes)
+
+
+def predictor(kind: str = "boosted", **changes: Any) -> Predictor:
+    accepting, following = (
+        calibrated(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES))), *rows(len(FEATURES), seed=seed))
+        for seed in (1, 3)
+    )
+    return Predictor(accepting, following, SCALE, facts(kind=kind, **changes))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_loaded_is_what_was_saved(kind: str, tmp_path: Path) -> None:
+    saved = predictor(kind)
+    saved.save(tmp_path / "new" / "folder", {"card.md": b"# card"})
+    loaded = Predictor.load(tmp_path / "new" / "folder")
+    assert loaded.facts == saved.facts
+    assert loaded.fingerprint == saved.fingerprint
+    assert loaded.scale.to_json() == saved.scale.to_json()
+    given, _ = rows(len(FEATURES), seed=2)
+    for mine, theirs in ((saved.accepting, loaded.accepting), (saved.next, loaded.next)):
+        assert np.array_equal(mine.predict_proba(given), theirs.predict_proba(given))
+
+
+def test_the_fingerprint_is_of_all_but_the_card(tmp_path: Path) -> None:
+    saved = predictor()
+    saved.save(tmp_path, {"card.md": b"# card"})
+    (tmp_path / "card.md").write_text("a remark of mine")
+    assert Predictor.load(tmp_path).fingerprint == saved.fingerprint
+    others = [predictor(seed=1), replace(saved, accepting=predictor().next), predictor(rule="fsd")]
+    assert len({saved.fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+def test_no_file_is_a_pickle(tmp_path: Path) -> None:
+    predictor().save(tmp_path)
+    for path in tmp_path.iterdir():
+        with pytest.raises(ValueError, match=r"."):
+            pickletools.dis(path.read_bytes(), out=io.StringIO())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_altered_file_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    predictor(kind).save(tmp_path)
+    for path in sorted(tmp_path.iterdir()):
+        whole = path.read_bytes()
+        place = len(whole) // 2
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(UsageError, match=rf"{path.name}.*(was altered|is not JSON)"):
+            Predictor.load(tmp_path)
+        path.unlink()
+        with pytest.raises(UsageError, match=rf"{path.name} cannot be read \(No such file"):
+            Predictor.load(tmp_path)
+        path.write_bytes(whole)
+    Predictor.load(tmp_path)
+
+
+def test_another_number_in_the_description_is_refused(tmp_path: Path) -> None:
+    predictor().save(tmp_path)
+    path = tmp_path / "predictor.json"
+    path.write_text(path.read_text().replace('"trees": 7', '"trees": 8'))
+    with pytest.raises(UsageError, match=r"predictor\.json was altered since it was written"):
+        Predictor.load(tmp_path)
+
+
+def resealed(folder: Path, **changes: Any) -> None:
+    """Changes what predictor.json says, and its checksum with it."""
+    content = json.loads((folder / "predictor.json").read_text()) | changes
+    (folder / "predictor.json").write_text(json.dumps(content | {"sha256": files.checksum(content)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"schema_version": 2}, "has schema_version 2, this reads up to 1; upgrade fsd-calib"),
+        ({"schema_version": "1"}, "is no predictor's, schema_version is '1'"),
+        ({"facts": {}}, "is not valid: kind: Field required"),
+        ({"models": {}}, "is not valid: KeyError"),
+        ({"models": {"accepting": {"kind": "oracle"}, "next": {}}}, "is not valid: KeyError"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    predictor().save(tmp_path)
+    resealed(tmp_path, **changes)
+    with pytest.raises(UsageError) as refusal:
+        Predictor.load(tmp_path)
+    assert complaint in str(refusal.value)
+
+
+def test_no_folder_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"predictor\.json cannot be read \(No such file"):
+        Predictor.load(tmp_path / "nowhere")
+
+
+def test_a_predictor_takes_the_place_of_another_and_of_nothing_else(tmp_path: Path) -> None:
+    first, second = predictor(seed=1), predictor(seed=2)
+    first.save(tmp_path, {"card.md": b"1", "old.png": b"1"})
+    second.save(tmp_path, {"card.md": b"2"})
+    assert Predictor.load(tmp_path).fingerprint == second.fingerprint
+    assert names(tmp_path) == ["accepting.txt", "card.md", "next.txt", "predictor.json"]
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is no predictor's; choose another --out"):
+        first.save(tmp_path)
+    assert Predictor.load(tmp_path).fingerprint == second.fingerprint
+
+
+def test_what_fails_in_between_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = predictor(seed=1)
+    first.save(tmp_path)
+    before = names(tmp_path)
+    full = OSError(28, "No space left on device")
+
+    def sync(file: Any) -> None:
+        raise full
+
+    monkeypatch.setattr("fsd_collectors.store.folder.sync", sync)
+    with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\); free space or choose"):
+        predictor(seed=2).save(tmp_path)
+    assert names(tmp_path) == before
+    assert Predictor.load(tmp_path).fingerprint == first.fingerprint
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        predictor().save(tmp_path / "file")
+
+
+def test_its_own_models_and_rule_pass() -> None:
+    for rule in ("fsd-coupled", "coupled"):  # the second is the first at T < 0
+        predictor().check(*MODELS_IN_HAND, TOKENIZER, rule, "js")
+
+
+@pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "sd", "target", "typical"])
+def test_another_rule_is_refused(rule: str) -> None:
+    with pytest.raises(UsageError, match=f"is for rule 'fsd-coupled', not '{rule}'"):
+        predictor().check(*MODELS_IN_HAND, TOKENIZER, rule, "js")
+
+
+def test_others_than_it_was_trained_on_are_refused_by_name() -> None:
+    target, draft = MODELS_IN_HAND
+    mine = predictor()
+    with pytest.raises(UsageError, match=r"predictor's target is .* with fingerprint .*, this target has"):
+        mine.check(draft, draft, TOKENIZER, "fsd-coupled", "js")
+    with pytest.raises(UsageError, match=r"predictor's draft is .* with fingerprint .*, this draft has"):
+        mine.check(target, target, TOKENIZER, "fsd-coupled", "js")
+    with pytest.raises(UsageError, match="predictor is of another tokenizer"):
+        mine.check(target, draft, word_tokenizer(39), "fsd-coupled", "js")
+    with pytest.raises(UsageError, match="knows divergences js, not 'tv'"):
+        mine.check(target, draft, TOKENIZER, "fsd-coupled", "tv")
+
+
+def test_divergences_of_other_formulas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = predictor(divergence_version=divergence.DIVERGENCE_VERSION + 1)
+    with pytest.raises(UsageError, match="predictor's divergences are version 2, these are version 1; train again"):
+        mine.check(*MODELS_IN_HAND, TOKENIZER, "fsd-coupled", "js")
+
+
+def test_a_predictor_of_other_features_is_refused(tmp_path: Path) -> None:
+    swapped = {"accepting": FEATURES, "next": (*FEATURES[:-2], *reversed(FEATURES[-2:]))}
+    predictor(features=swapped).save(tmp_path / "other")
+    with pytest.raises(UsageError, match="reads other features than this version has; train again"):
+        Predictor.load(tmp_path / "other")

@@ -1,0 +1,283 @@
+"""Rows to train on: what a plain loop over rounds and tokens makes of the same traces, how many, and which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsd_collectors.replay.blocks import blocks
+from fsd_collectors.replay.cases import cases
+from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, lay
+from fsd_decoding.errors import UsageError
+from fsd_predictors.datasets.examples import CEILING, Examining
+from fsd_predictors.datasets.rows import Rows, training_rows
+from fsd_predictors.datasets.sample import Sample
+from fsd_predictors.features.draft_distribution import MEASURED
+from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, Place, known
+from fsd_predictors.features.share_scale import NEVER, ShareScale
+from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.features.traced import COLUMNS, remembered
+from support.in_memory import Facts, InMemory
+
+Row = dict[str, Any]
+ENDS = 3  # the token that ends texts
+KINDS = TokenKinds(np.arange(8) % 5.0, (np.arange(8) == ENDS).astype(np.float64))
+SHAPES = [f"{model}_{name}" for model in ("draft", "target") for name in MEASURED]
+DRAFT = SHAPES[: len(MEASURED)]
+FUZZY = {"fsd": None, "fsd-sd": "sd_accepts", "fsd-coupled": "same_token"}
+
+
+def random_texts(count: int, longest: int, seed: int = 0) -> list[list[Row]]:
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            {
+                "problem": 100 + number, "drafted": int(rng.integers(8)), "same_token": bool(rng.random() < 0.5),
+                "sd_accepts": bool(rng.random() < 0.5), "js": float(rng.choice([rng.random(), math.inf], p=[0.9, 0.1])),
+                "tv": float(rng.random()), **dict(zip(SHAPES, rng.random(len(SHAPES)).tolist(), strict=True)),
+                "draft_hidden": rng.random(3).astype(np.float16),
+            }
+            for _ in range(rng.integers(1, longest + 1))
+        ]
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def traces_of(texts: Sequence[Sequence[Row]]) -> InMemory:
+    return InMemory(texts, manifest=Facts(divergences=("js", "tv")))
+
+
+TEXTS = random_texts(40, 30)
+TRACES = traces_of(TEXTS)
+SCALE = ShareScale.of_traces(TRACES, ["js", "tv"])
+
+
+def accepts(row: Row, rule: str, divergence: str, threshold: float) -> bool:
+    exact = FUZZY[rule]
+    return (exact is not None and row[exact]) or (math.isfinite(row[divergence]) and row[divergence] <= threshold)
+
+
+def by_hand(
+    text: Sequence[Row], lengths: Sequence[int], rule: str, divergence: str, threshold: float
+) -> Iterator[tuple[str, list[Any], bool]]:
+    """What is forecast, by what, and whether it came true; with `lengths` of the drafts that begin at each place."""
+    at, history = 0, list(NO_HISTORY)
+    while at < len(text):
+        share, index = SCALE.of(divergence, threshold), float(SCALE.index(divergence))
+        place = Place(float(at), share, index, tuple(history[:3]), *history[3:])
+        drafts = text[at : at + lengths[at]]
+        agreed = [accepts(row, rule, divergence, threshold) for row in drafts]
+        accepted = next((i for i, yes in enumerate(agreed) if not yes), len(drafts))
+        steps: list[Drafted] = []
+        for i, row in enumerate(drafts[: accepted + 1]):
+            token = row["drafted"]
+            shape = [row[name] for name in DRAFT]
+            steps.append(Drafted(*shape, *(float(of[token]) for of in (KINDS.kind, KINDS.ends))))
+            yield "accepting", known(steps, place), agreed[i]
+            if token == ENDS and agreed[i]:
+                yield "next", known(steps, place), False
+            if agreed[i] and token != ENDS and at + i + 1 < len(text):
+                yield "next", known(steps, place), accepts(text[at + i + 1], rule, divergence, threshold)
+            if token == ENDS:
+                break
+        alone = [row[divergence] for row in drafts[:accepted] if not accepts(row, rule, divergence, -1.0)]
+        last = drafts[accepted][divergence] if accepted < len(drafts) else math.inf
+        history = [float(accepted), *history[:2], max(alone, default=0.0), last if math.isfinite(last) else 0.0]
+        at += accepted + 1
+
+
+def in_order(rows: Sequence[Sequence[Any]]) -> list[list[float]]:
+    return sorted([float(value) for value in row] for row in rows)
+
+
+def expected(
+    texts: Sequence[Sequence[Row]], length: int, rule: str, points: Sequence[tuple[str, float]]
+) -> dict[str, list[list[float]]]:
+    """Rows with their answers behind them, in some order."""
+    found: dict[str, list[list[Any]]] = {"accepting": [], "next": []}
+    for name, threshold in points:
+        for text in texts:
+            for forecast, values, accepted in by_hand(text, [length] * len(text), rule, name, threshold):
+                found[forecast].append([*values, accepted])
+    return {forecast: in_order(rows) for forecast, rows in found.items()}
+
+
+def told(rows: Rows) -> dict[str, list[list[float]]]:
+    pairs = {"accepting": (rows.accepting, rows.accepted), "next": (rows.next, rows.next_accepted)}
+    return {forecast: in_order(np.column_stack(pair).tolist()) for forecast, pair in pairs.items()}
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(sorted(FUZZY)),
+    st.sampled_from(["js", "tv"]),
+    st.sampled_from([-1.0, 0.3, 0.8, math.inf]),
+    st.integers(1, 7),
+)
+def test_examples_are_those_of_a_loop_over_rounds(
+    seed: int, rule: str, divergence: str, threshold: float, length: int
+) -> None:
+    texts = random_texts(5, 20, seed)
+    (case,) = cases(traces_of(texts), [rule], [divergence], [threshold], None)
+    (block,) = blocks(traces_of(texts), [*COLUMNS, *case.columns])
+    examining = Examining(case, block, SCALE, KINDS)
+    policy = RoundPolicy((), lambda begins: begins.lanes.most, NO_HISTORY, remembered)
+    found: dict[str, list[list[Any]]] = {"accepting": [], "next": []}
+    for laid in lay(case, block, lanes_of(block, np.array([threshold]), np.array([length])), policy):
+        for one in examining(laid, np.arange(len(laid.lanes))):
+            found[one.forecast] += np.column_stack([one.values, one.accepted]).tolist()
+    expectation = expected(texts, length, rule, [(divergence, threshold)])
+    for forecast in ("accepting", "next"):
+        assert np.allclose(in_order(found[forecast]), expectation[forecast], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("rule", sorted(FUZZY))
+def test_rows_are_the_examples_of_every_text_at_every_threshold_asked_for(rule: str) -> None:
+    """Drafts of one token: chance has no say in them."""
+    asked = {"tv": [-1.0, 0.4], "js": [0.2]}
+    rows = training_rows(TRACES, rule, SCALE, KINDS, most=1, thresholds=asked)
+    expectation = expected(TEXTS, 1, rule, [(name, each) for name, scale in asked.items() for each in scale])
+    assert rows.accepting.shape == (len(rows.accepted), len(FEATURES))
+    assert rows.next.shape == (len(rows.next_accepted), len(FEATURES))
+    for forecast, found in told(rows).items():
+        assert np.allclose(found, expectation[forecast], rtol=1e-6, atol=0)
+
+
+def test_thresholds_are_drawn_over_the_whole_scale_and_below_zero() -> None:
+    rows = training_rows(traces_of(random_texts(300, 4)), "fsd-coupled", SCALE, KINDS, thresholds=5)
+    share, divergence, position, step = (
+        rows.accepting[:, FEATURES.index(name)] for name in ("share", "divergence", "position", "step")
+    )
+    for index, name in enumerate(SCALE.divergences):
+        first = share[(position == 0) & (step == 1) & (divergence == index)]
+        assert len(first) == 300 * 5
+        assert (first == NEVER).sum() == 300
+        drawn = first[first > NEVER]
+        counts = np.histogram(drawn, bins=4, range=(math.log(0.1 / 0.9), SCALE.ends(name)[1]))[0]
+        assert counts.tolist() == pytest.approx([300] * 4, abs=3)  # one in each quarter a text, but for rounding
+        assert len(np.unique(drawn)) > 1000
+
+
+def test_drafts_have_all_lengths_and_rounds_their_history() -> None:
+    bold = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, most=6, thresholds={"js": [0.9]})
+    last = {name: bold.accepting[:, i].max() for i, name in enumerate(FEATURES)}
+    assert last["step"] == 6
+    assert (last["accepted_1_back"], last["accepted_3_back"]) == (6, 6)
+    assert last["spared"] > 0
+    assert last["refused"] > 0
+
+
+def test_problems_that_are_not_there_are_refused() -> None:
+    with pytest.raises(UsageError, match="chooses no rows"):
+        training_rows(TRACES, "fsd", SCALE, KINDS, problems=[1])
+
+
+def same(one: Rows, other: Rows) -> bool:
+    pairs = ((getattr(one, field.name), getattr(other, field.name)) for field in fields(Rows))
+    return all(np.array_equal(a, b) if a is not None else b is None for a, b in pairs)
+
+
+def test_the_seed_decides() -> None:
+    of_seed = [training_rows(TRACES, "fsd-coupled", SCALE, KINDS, seed=seed, limit=200) for seed in (1, 1, 2)]
+    assert same(of_seed[0], of_seed[1])
+    assert not same(of_seed[0], of_seed[2])
+
+
+def test_chosen_problems_alone_give_rows() -> None:
+    rows = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, problems=[103, 117], seed=3)
+    alone = training_rows(traces_of([TEXTS[3], TEXTS[17]]), "fsd-coupled", SCALE, KINDS, seed=3)
+    assert same(rows, alone)
+    assert set(rows.problem.tolist()) == {103, 117} >= set(rows.next_problem.tolist())
+
+
+def test_rows_know_their_problem_and_the_state_behind_them() -> None:
+    rows = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, hidden=True)
+    assert rows.hidden is not None
+    assert rows.next_hidden is not None
+    for values, problems, states in (
+        (rows.accepting, rows.problem, rows.hidden),
+        (rows.next, rows.next_problem, rows.next_hidden),
+    ):
+        assert len(values) == len(problems) == len(states)
+        for row, problem, state in list(zip(values, problems, states, strict=True))[::97]:
+            told = dict(zip(FEATURES, row.tolist(), strict=True))
+            source = TEXTS[problem - 100][int(told["position"] + told["step"]) - 1]
+            assert source["draft_entropy"] == told["entropy"]
+            assert np.array_equal(source["draft_hidden"], state)
+
+
+def test_the_ceiling_knows_what_the_target_says_of_the_place_that_is_forecast() -> None:
+    plain, rows = (training_rows(TRACES, "fsd-coupled", SCALE, KINDS, ceiling=each) for each in (False, True))
+    assert np.array_equal(plain.next, rows.next[:, : -len(CEILING)])
+    for values, ahead, problems in ((rows.accepting, 0, rows.problem), (rows.next, 1, rows.next_problem)):
+        assert values.shape[1] == len(FEATURES) + len(CEILING)
+        for row, problem in list(zip(values, problems, strict=True))[::97]:
+            at = int(row[FEATURES.index("position")] + row[FEATURES.index("step")]) - 1 + ahead
+            text = TEXTS[problem - 100]
+            assert row[-len(CEILING) :].tolist() == [text[min(at, len(text) - 1)][name] for name in CEILING]
+
+
+def test_of_too_many_rows_whole_rounds_are_kept() -> None:
+    """Few of either kind: a round's first row is there whenever a later one is."""
+    asked: dict[str, Any] = {"thresholds": {"js": [0.5]}, "seed": 5}
+    everything = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, **asked)
+    some = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, limit=150, **asked)
+    assert 100 < len(some.accepting) <= 150
+    assert 0 < len(some.next) <= len(some.accepting) < len(everything.accepting)
+    everywhere = {tuple(row) for row in everything.accepting.tolist()}
+    position, step = (FEATURES.index(name) for name in ("position", "step"))
+    begun = {
+        (problem, row[position]) for problem, row in zip(some.problem, some.accepting, strict=True) if row[step] == 1
+    }
+    for problem, row in zip(some.problem, some.accepting, strict=True):
+        assert tuple(row.tolist()) in everywhere
+        assert (problem, row[position]) in begun
+
+
+def test_every_group_has_one_chance_to_be_sampled() -> None:
+    """1,000 groups of two rows, in 40 additions, for 300 rows: each half of them expects 75 groups."""
+    sample, rng = Sample(300), np.random.default_rng(0)
+    for part in range(40):
+        groups = np.repeat(np.arange(25 * part, 25 * (part + 1)), 2)
+        keys = np.repeat(rng.random(25), 2)
+        sample.add("rows", keys, {"group": groups})
+    assert sample.below < 1.0  # it did not wait for the end to give rows up
+    kept, counts = np.unique(sample.columns("rows")["group"], return_counts=True)
+    assert (counts == 2).all()
+    assert len(kept) == 150
+    assert 45 <= (kept < 500).sum() <= 105  # six standard deviations of a hypergeometric count: false alarms 1e-7
+
+
+def test_where_nothing_is_accepted_b_has_no_rows() -> None:
+    rows = training_rows(TRACES, "fsd", SCALE, KINDS, thresholds=1)
+    assert not rows.accepted.any()
+    assert rows.next.shape == (0, len(FEATURES))
+    assert len(rows.next_accepted) == len(rows.next_problem) == 0
+
+
+@pytest.mark.parametrize(
+    ("traces", "rule", "asked", "complaint"),
+    [
+        (replace(TRACES, manifest=Facts(way="on-policy")), "fsd", {}, "are on-policy; replay needs"),
+        (replace(TRACES, manifest=Facts()), "fsd", {}, "no divergence 'tv', only js"),
+        (TRACES, "fsd", {"thresholds": {"ag": [0.1]}}, "knows divergences js, tv, not 'ag'"),
+        (TRACES, "fsd", {"thresholds": 0}, "thresholds=0; it must be 1 or more"),
+        (TRACES, "fsd", {"most": 0}, r"draft lengths are \[0\]"),
+        (TRACES, "coupled", {}, "rule 'coupled' has no threshold"),
+        (TRACES, "typical", {}, "rule 'typical' cannot be replayed"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    traces: InMemory, rule: str, asked: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UsageError, match=complaint) as refused:
+        training_rows(traces, rule, SCALE, KINDS, **asked)
+    assert "\n" not in str(refused.value)

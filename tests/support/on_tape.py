@@ -1,0 +1,40 @@
+"""Decoders whose rounds are captured on a tape, and what they left behind.
+
+Knows the tape, rooms and how a decoder is built. Knows nothing of rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.engine import kv_pool
+from fsd_decoding.graphs.capture import Captured
+from support.tiny_pair import ragged_prompts
+
+NEW = 40
+PROMPTS = ragged_prompts(9)
+
+
+def again(decoder: SpeculativeDecoder, draft: Any = None) -> SpeculativeDecoder:
+    return SpeculativeDecoder(decoder.target, draft or decoder.draft, decoder.tokenizer, compile="capture")
+
+
+def graphs(decoder: SpeculativeDecoder) -> int:
+    """How many steps were captured in the rooms at hand."""
+    return sum(len(room.call) for room in free(decoder) if isinstance(room.call, Captured))
+
+
+def free(decoder: SpeculativeDecoder) -> list[kv_pool.Room]:
+    return [room for some in decoder._rooms._free.values() for room in some]
+
+
+def same(ours: SpeculativeDecoder, theirs: SpeculativeDecoder, temperature: float = 0.0, **how: Any) -> None:
+    """Decodes with both; a batch that shrinks, which graphs do not, rounds its last bits anew."""
+    settings: dict[str, Any] = {"threshold": 0.2, "draft_length": 3, "batch_size": 4} | how
+    for a, b in zip(*(d.generate(PROMPTS, NEW, temperature, **settings) for d in (ours, theirs)), strict=True):
+        assert replace(a, interval=(0.0, 0.0)) == replace(b, interval=(0.0, 0.0))
+        assert a.interval == pytest.approx(b.interval, rel=1e-9)

@@ -1,0 +1,34 @@
+"""Gradings for the tests of the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fsd_calib.certification.outcomes import Outcomes, Paired
+
+
+def paired(outcomes: Outcomes, rng: np.random.Generator | None = None) -> Paired:
+    """One seed a problem, shuffled where there is a generator."""
+    o = outcomes
+    kind = np.repeat(np.arange(4), [o.both_right, o.lost, o.gained, o.both_wrong])
+    if rng is not None:
+        rng.shuffle(kind)
+    return Paired((kind <= 1)[:, None], (kind % 2 == 0)[:, None])
+
+
+def first(whole: Paired, problems: int) -> Paired:
+    return Paired(whole.target[:problems], whole.fuzzy[:problems])
+
+
+class Portions:
+    """Growing prefixes of one candidate, that note how many problems were asked for."""
+
+    def __init__(self, whole: Paired, sizes: Sequence[int] = ()) -> None:
+        self.whole, self.sizes, self.decoded = whole, [*sizes, whole.problems], 0
+
+    def __iter__(self) -> Iterator[Paired]:
+        for size in self.sizes:
+            self.decoded = size
+            yield first(self.whole, size)

@@ -1,0 +1,82 @@
+"""Rounds, forecasts and traces that tests of stopping rules share. Knows how rules are asked, and no rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.divergence import divergence
+from fsd_decoding.engine.result import Result
+from fsd_predictors.features.draft_distribution import MEASURED, measure
+from fsd_predictors.features.features import NO_HISTORY, Array, Drafted, Place
+from fsd_predictors.features.token_kinds import TokenKinds
+from fsd_predictors.stopping.rule import Kept, Round
+from support.in_memory import InMemory
+from support.tiny import EOS, word_tokenizer
+
+KINDS = TokenKinds.of(word_tokenizer(), EOS)
+UNENDING = TokenKinds.of(word_tokenizer(), [])
+
+
+class Linear:
+    """A forecast from some features, by place; the logistic function of their weighted sum."""
+
+    def __init__(self, weights: dict[int, float], offset: float = 0.0) -> None:
+        self._weights, self._offset = weights, offset
+
+    def probability(self, values: Sequence[float]) -> float:
+        assert all(isinstance(value, float) and math.isfinite(value) for value in values)
+        return 1 / (1 + math.exp(-self._offset - sum(weight * values[at] for at, weight in self._weights.items())))
+
+    def predict_proba(self, x: Array) -> Array:
+        assert x.dtype == np.float64
+        return np.array([[1 - p, p] for p in map(self.probability, x.tolist())])
+
+
+def random_round(rng: np.random.Generator, steps: int, rows: int, kept: Kept) -> Round:
+    """Of `rows` rows; floats below 1, token kinds 0 to 3, about one token in five ends a text."""
+
+    def drawn() -> Any:
+        return rng.random(rows)
+
+    place = Place.behind([drawn() for _ in NO_HISTORY], rng.integers(0, 50, rows) * 1.0, drawn(), np.zeros(rows))
+    drafted = [
+        Drafted(*(drawn() for _ in MEASURED), kind=rng.integers(0, 4, rows) * 1.0, ends=(drawn() < 0.2) * 1.0)  # type: ignore[misc]
+        for _ in range(steps)
+    ]
+    return Round(place, tuple(value + 0.1 * drawn() for value in kept), drafted)
+
+
+def row_of(known: Any, row: int) -> Any:
+    """One row of it, in floats."""
+    if isinstance(known, np.ndarray):
+        return float(known[row])
+    if isinstance(known, (list, tuple)):
+        return type(known)(row_of(one, row) for one in known)
+    if isinstance(known, (Drafted, Place, Round)):
+        return type(known)(**{name: row_of(value, row) for name, value in vars(known).items()})
+    return known
+
+
+@torch.inference_mode()
+def traced(decoder: SpeculativeDecoder, prompt: list[int], alone: Result) -> InMemory:
+    """The target's own greedy text with the draft's proposal at every place, worked out without the engine."""
+    ids = torch.tensor([prompt + alone.tokens])
+    new = slice(len(prompt) - 1, len(prompt) - 1 + alone.emitted)
+    p, q = (model(ids).logits[0, new] for model in (decoder.target, decoder.draft))
+    drafted, d = q.argmax(-1), divergence("js", p, q)
+    rows = zip(p.argmax(-1).tolist(), drafted.tolist(), d.tolist(), measure(q, drafted).tolist(), strict=True)
+    return InMemory(
+        [
+            [
+                {"same_token": y == x, "sd_accepts": y == x, "js": js, "drafted": x}
+                | dict(zip((f"draft_{name}" for name in MEASURED), shape, strict=True))
+                for y, x, js, shape in rows
+            ]
+        ]
+    )

@@ -1,0 +1,26 @@
+"""Keys and results that a test writes down, for the cache. Knows no models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsd_calib.measuring.cache_key import Key
+from fsd_calib.measuring.result_cache import Asked
+from fsd_decoding.engine.result import Result
+
+
+def key(dtype: str = "float32", divergence: str = "js", **changes: Any) -> Key:
+    models = {role: {"fingerprint": role, "dtype": dtype} for role in ("target", "draft")}
+    values: dict[str, Any] = {
+        "rule": "fsd-coupled", "draft_length": 5, "divergence": {"name": divergence}, "models": models,
+        "sampling": {}, "seed": None, "max_new_tokens": 256, "stop": [], "engine": {},
+    }  # fmt: skip
+    return Key(**values | changes)
+
+
+def result(text: str = "four", lo: float = 0.1, hi: float = 0.3, tokens: int = 7) -> Result:
+    return Result(text, list(range(tokens)), 3, 15, 5, 1, (lo, hi), "eos")
+
+
+KEY = key()
+ASKED = Asked(5, "2 + 2")

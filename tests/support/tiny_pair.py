@@ -1,0 +1,43 @@
+"""Two related tiny models and prompts for them: a draft that agrees with its target about as often as not.
+
+Knows `tiny.py` and how a decoder is built. Knows nothing of rules.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from support.tiny import VOCABULARY, llama, word_tokenizer
+
+
+def related(seed: int, spread: float, **changes: Any) -> tuple[Any, Any]:
+    """A target, and a copy of it whose every weight is off by about `spread` of itself."""
+    target, draft = (llama(seed, **changes) for _ in range(2))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.mul_(1 + spread * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    return target, draft
+
+
+def saved(folder: Path) -> tuple[Path, Path]:
+    """Where a target and a draft lie that processes may load."""
+    for name, model in zip(("target", "draft"), related(seed=1, spread=0.05), strict=True):
+        model.save_pretrained(folder / name)
+        word_tokenizer().save_pretrained(folder / name)
+    return folder / "target", folder / "draft"
+
+
+def tiny_decoder(seed: int = 0) -> SpeculativeDecoder:
+    return SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=seed)
+
+
+def ragged_prompts(count: int) -> list[list[int]]:
+    """Prompts of 1 to 12 tokens."""
+    rng = Random(0)
+    return [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 12))] for _ in range(count)]

@@ -1,0 +1,46 @@
+"""A task for the tiny models: questions that are token ids in words. Knows what collecting asks of a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from fsd_collectors.split import Part
+from support.tiny import VOCABULARY
+
+
+@dataclass(frozen=True)
+class TinyProblem:
+    id: int
+    question: str
+    part: Part | None = None
+
+    @property
+    def prompt(self) -> str:
+        return self.question
+
+
+@dataclass(frozen=True)
+class TinyTask:
+    """Right is a text of an even number of words."""
+
+    problems: tuple[TinyProblem, ...]
+    max_new_tokens: int = 12
+    stop: tuple[str, ...] = ()
+    name: str = "tiny"
+    source: str = "tests"
+
+    @property
+    def fingerprint(self) -> str:
+        return repr([problem.question for problem in self.problems])
+
+    def grade(self, problem: TinyProblem, text: str) -> bool:
+        return len(text.split()) % 2 == 0
+
+
+def tiny_task(count: int, max_new_tokens: int = 12, stop: tuple[str, ...] = ()) -> TinyTask:
+    """Questions of 1 to 12 words."""
+    rng = Random(0)
+    words = [" ".join(f"w{rng.randrange(20, VOCABULARY)}" for _ in range(rng.randint(1, 12))) for _ in range(count)]
+    problems = tuple(TinyProblem(1000 + i, question) for i, question in enumerate(words))
+    return TinyTask(problems, max_new_tokens, stop)

@@ -1,0 +1,26 @@
+"""Traces of the tiny models, along the target, as a predictor is trained on; they take half a second.
+
+Knows how they are collected. About a third of the problems are of the tuning part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fsd_calib import collect_traces
+from fsd_collectors.store.reading import Traces
+from support.tiny import word_tokenizer
+from support.tiny_pair import related
+from support.tiny_task import tiny_task
+
+TOKENIZER = word_tokenizer()
+
+
+def tiny_traces(out: Path, problems: int = 300, spread: float = 0.05, **settings: Any) -> Traces:
+    """spread: how far the draft is from the target; 0: it is the target."""
+    target, draft = related(seed=1, spread=spread)
+    common: dict[str, Any] = {"tokenizer": TOKENIZER, "divergences": ("js", "tv"), "batch_size": 64}
+    return collect_traces(
+        tiny_task(problems, max_new_tokens=24), target=target, draft=draft, out=out, **common | settings
+    )

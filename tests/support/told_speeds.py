@@ -1,0 +1,46 @@
+"""Costs and speeds of a calibration as they are told, where a clock would make a test a matter of luck."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fsd_calib.calibration import prepare
+from fsd_calib.calibration.run_facts import Timings
+from fsd_calib.calibration.timing import Timed, Timer
+from fsd_calib.certification.holdout import Opened
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.speed import Run, TimedSpeeds
+from fsd_collectors.replay.cost import CostModel
+
+_PIECES = 20
+_PACES = {"target": 50.0, "sd": 100.0}  # tokens/s
+_COSTS = CostModel(draft_step=0.2, verify=1.0, position=0.01)
+
+
+def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -> None:
+    """Fuzzy settings make `over_sd` times the tokens/s of `sd`, pieces of work differing by up to `spread` of it.
+
+    By the costs of a round they are expected to be faster, so that they are tried.
+    """
+
+    def timed(timer: Timer, configurations: Sequence[Configuration], opened: Opened | None = None) -> Timed:
+        paces = {c: _PACES.get(c.rule, 100.0 * over_sd) for c in configurations}
+        tokens = {kind: np.full(_PIECES, 100.0) for kind in paces}
+        seconds = {kind: 100.0 / pace * _uneven(spread * (kind.rule not in _PACES)) for kind, pace in paces.items()}
+        speeds = TimedSpeeds([Run(tokens, seconds)], _PIECES, timer.wish.confidence)
+        return Timed(speeds, "tuning" if opened is None else "certification")
+
+    monkeypatch.setattr(Timer, "time", timed)
+    tell_costs(monkeypatch)
+
+
+def tell_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a round costs, with every draft."""
+    monkeypatch.setattr(prepare, "_timings", lambda bench, wish, space: Timings((_COSTS,) * len(space.drafts), 0.01))
+
+
+def _uneven(spread: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return 1 + spread * np.linspace(-1, 1, _PIECES)

@@ -1,0 +1,159 @@
+"""Simulated worlds to search in: problems that are lost at known shares, and rounds by a formula.
+
+Knows the truth that a search is to find. A text changes at points of its own, so decodings answer for intervals, and
+`fresh` counts those that a cache of intervals would not have had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fsd_calib.certification.power import power
+from fsd_calib.certification.sequence import Outcomes
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
+from fsd_calib.search.bar import Bar
+from fsd_calib.search.max_speed import KeepAccuracy
+from fsd_calib.search.space import logit
+from fsd_calib.tasks import Problem
+from fsd_collectors.replay import CostModel
+
+COSTS = CostModel(draft_step=0.006, verify=0.010)
+TOKENS = 100
+EXACT = 0.3  # the share of tokens that a rule accepts whatever T is
+TARGET = Configuration("target", "js", 1)
+LOWEST, HIGHEST = logit(0.1), logit(0.9995)
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(1000 + i, f"{i}?", f"{i}?", str(i), "tuning") for i in range(count)]
+
+
+def tokens_a_round(share: float, draft_length: int) -> float:
+    accepts = EXACT + (1 - EXACT) * share
+    return (1 - accepts ** (draft_length + 1)) / (1 - accepts)
+
+
+@dataclass(eq=False)
+class Formula:
+    """A forecast that is off by `drift` at most, as replay is. A threshold is the share itself, whatever D."""
+
+    lowest: float = LOWEST
+    highest: float = HIGHEST
+    drift: float = 0.0
+
+    def threshold(self, arm: Configuration, logit_share: float) -> float:
+        return 1 / (1 + math.exp(-logit_share))
+
+    def tokens_per_second(self, configuration: Configuration) -> float:
+        share, length = configuration.threshold or 0.0, configuration.draft_length
+        rounds = TOKENS / tokens_a_round(share, length) * (1 - self.drift * share**20)
+        return float(COSTS.tokens_per_second(TOKENS, rounds, rounds * length))
+
+    def measured(self, measurement: Measurement) -> float:
+        return float(COSTS.tokens_per_second(measurement.tokens, measurement.rounds, measurement.drafted))
+
+
+@dataclass
+class World:
+    """`Decode` over problems with a loss point each: from there on, in logit(u), its answer is wrong.
+
+    losses: the law of loss points, (count, random) -> (count,). shifts: by divergence or policy, added to them.
+    lapses: a share of problems that are also wrong in one interval below their point, which makes curves uneven.
+    """
+
+    count: int = 600
+    seed: int = 0
+    accuracy: float = 0.8
+    spread: float = 2.0
+    middle: float = 9.5
+    gained: float = 0.01
+    lapses: float = 0.0
+    shifts: dict[str, float] = field(default_factory=dict)
+    calls: list[tuple[Configuration, int]] = field(default_factory=list)
+    before: Callable[[Configuration], None] = lambda configuration: None
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(self.seed)
+        self.right = random.random(self.count) < self.accuracy
+        self.lost = random.logistic(self.middle, self.spread / 2, self.count)
+        self.found = np.where(random.random(self.count) < self.gained, random.uniform(2, 6, self.count), np.inf)
+        self.lapse = np.where(random.random(self.count) < self.lapses, random.uniform(0, 6, self.count), np.inf)
+        self.changes = np.sort(random.normal(6, 2.5, (self.count, 4)), axis=1)  # of texts, right or wrong
+        self.pace = random.lognormal(0, 0.1, self.count)
+        self.seen: set[tuple[object, ...]] = set()
+
+    def bench(self) -> Bench:
+        return Bench(self, problems(self.count), "tuning")
+
+    def target(self) -> Measurement:
+        return Bench(self, problems(self.count), "tuning").measure(TARGET)
+
+    def correct(self, configuration: Configuration) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        if configuration.rule == "target":
+            return self.right
+        at = self._place(configuration)
+        lapsed = (self.lapse <= at) & (at < self.lapse + 0.5)
+        return np.where(self.right, (at < self.lost) & ~lapsed, at >= self.found)
+
+    def retention(self, configuration: Configuration) -> float:
+        return float(self.correct(configuration).sum() / self.right.sum())
+
+    def __call__(self, configuration: Configuration, asked: Sequence[Problem]) -> list[Seeds]:
+        self.before(configuration)
+        if configuration.rule != "target":
+            self.calls.append((configuration, len(asked)))
+        correct = self.correct(configuration)
+        return [
+            (self._decoding(configuration, problem.id - 1000, bool(correct[problem.id - 1000])),) for problem in asked
+        ]
+
+    def _decoding(self, configuration: Configuration, i: int, correct: bool) -> Decoding:
+        if configuration.threshold is None:
+            return Decoding(correct, "", TOKENS, TOKENS, 0, 0)
+        at = self._place(configuration)
+        self.seen.add((configuration.arm, i, int(np.searchsorted(self.changes[i], at))))
+        length = configuration.draft_length
+        rounds = max(round(TOKENS * self.pace[i] / tokens_a_round(configuration.threshold, length)), 1)
+        return Decoding(correct, "", TOKENS, rounds, rounds * length, TOKENS - rounds)
+
+    def _place(self, configuration: Configuration) -> float:
+        """In logit(u), as if nothing were shifted."""
+        assert configuration.threshold is not None
+        shifts = (self.shifts.get(name or "", 0.0) for name in (configuration.divergence, configuration.policy))
+        return logit(configuration.threshold) - sum(shifts)
+
+    @property
+    def decoded(self) -> int:
+        """Problems, over all trials, without any reuse."""
+        return sum(count for _, count in self.calls)
+
+    @property
+    def fresh(self) -> int:
+        """Problems, over all trials, with reuse by interval."""
+        return len(self.seen)
+
+
+def chance(wanted: float, certification: int) -> Callable[[Measurement, Measurement], float]:
+    """Of passing at .95 on so many problems."""
+
+    def of(fuzzy: Measurement, target: Measurement) -> float:
+        seen = Outcomes.of(target.correct[:, 0].tolist(), fuzzy.correct[:, 0].tolist())
+        return power(problems=certification, accuracy=target.accuracy, churn=seen.churn, retention=seen.retention,
+                     wanted=wanted, delta=0.05)  # fmt: skip
+
+    return of
+
+
+def keep(world: World, wanted: float = 0.98, certification: int = 1319) -> KeepAccuracy:
+    """The goal to keep so much of what this world's target solves, beside lossless decoding at its best length."""
+    target = world.target()
+    bar = Bar(wanted, target.accuracy, world.count, certification, 0.05)
+    arms = [Configuration("fsd-coupled", "js", length, 0.0) for length in range(1, 9)]
+    lossless = max(map(Formula().tokens_per_second, arms))
+    return KeepAccuracy(chance(wanted, certification), f"{wanted:.0%}", bar, lossless)
