@@ -21,7 +21,7 @@ import numpy as np
 from fsd_calib.certification.power import power
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.search.space import Space
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_collectors.split import CERTIFICATION_SHARE, tuning_and_certification
 from lib.calibration.pooled import FOLDER, Counted, Pool, PooledForecast, Whole
 from lib.calibration.pooled_calibration import Spent, calibrated, draw, level

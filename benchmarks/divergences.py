@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.tasks import Problem, Task
+from fsd_calib.tasks.base import Problem, Task
 from fsd_data import pair_paths
 from fsd_decoding import divergence
 from fsd_decoding.engine.result import Result

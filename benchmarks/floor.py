@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.tasks import Task
 from fsd_calib.tasks.answers import final_number
+from fsd_calib.tasks.base import Task
 from fsd_data import pair_paths
 from lib.common.machine import facts
 

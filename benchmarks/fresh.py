@@ -12,7 +12,7 @@ from pathlib import Path
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, load_task
 from fsd_calib.certification.score_test import lower_bound
 from fsd_calib.certification.sequence import Outcomes
-from fsd_calib.tasks import Problem, Task
+from fsd_calib.tasks.base import Problem, Task
 
 
 def graded(decoder: SpeculativeDecoder, task: Task, problems: list[Problem], rule: str | None) -> list[bool]:

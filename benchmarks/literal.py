@@ -24,7 +24,7 @@ from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.interleaved import measure_speeds
 from fsd_calib.progress import Silent
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_data import pair_paths
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.calibration.pooled import Pool, PooledForecast

@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.tasks import Task
+from fsd_calib.tasks.base import Task
 from fsd_data import pair_paths
 from fsd_decoding.models.runner import ModelRunner
 

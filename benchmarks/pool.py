@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import torch
 
 from fsd_calib import CostModel, SpeculativeDecoder, load_task
-from fsd_calib.tasks import Problem, Task
+from fsd_calib.tasks.base import Problem, Task
 from fsd_data import pair_paths
 from lib.common.machine import facts
 from lib.decoding.rounds import RoundClock

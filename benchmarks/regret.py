@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.search.space import Space
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from lib.calibration import surfaces
 from lib.calibration.pooled import FOLDER, TARGET, Counted, Pool, PooledForecast
 from lib.calibration.pooled_calibration import Spent, calibrated

@@ -9,7 +9,7 @@ from fsd_decoding.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from fsd_calib import adaptive
     from fsd_calib.calibration.api import calibrate
-    from fsd_calib.tasks import load_task
+    from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry.observer import Telemetry
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.replay.cost import CostModel
@@ -53,7 +53,7 @@ __getattr__, __dir__ = lazy_exports(
         "calibrate": "fsd_calib.calibration.api",
         "collect_traces": "fsd_collectors.collection.run",
         "fsd_generate": "fsd_decoding.hf.generate",
-        "load_task": "fsd_calib.tasks",
+        "load_task": "fsd_calib.tasks.registry",
         "load_traces": "fsd_collectors.store.reading",
         "replay": "fsd_collectors.replay.replaying",
         "sweep": "fsd_collectors.replay.replaying",

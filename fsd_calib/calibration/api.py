@@ -24,7 +24,8 @@ from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.search.space import Space
 from fsd_calib.storage.user_folders import default_cache, default_state
-from fsd_calib.tasks import Task, load_task
+from fsd_calib.tasks.base import Task
+from fsd_calib.tasks.registry import load_task
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError

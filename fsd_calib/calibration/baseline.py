@@ -20,7 +20,7 @@ from filelock import FileLock
 from fsd_calib.calibration.session import Workbench
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.collection.run import collect_traces
 from fsd_collectors.store.reading import Traces

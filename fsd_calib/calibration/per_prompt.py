@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_collectors.replay.blocks import Traces
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError

@@ -17,7 +17,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Bench, CachedDecode
 from fsd_calib.measuring.result_cache import Store
 from fsd_calib.progress import Progress
-from fsd_calib.tasks import Task
+from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.parts import parts_of
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder

@@ -17,7 +17,7 @@ from fsd_calib.measuring.interleaved import MachineLoad, machine_load, measure_s
 from fsd_calib.measuring.speed import ForecastSpeeds, Speeds
 from fsd_calib.measuring.timing_job import Job, Sources, timed_afresh
 from fsd_calib.search.forecast import Forecast
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import is_source

@@ -12,7 +12,7 @@ from fsd_calib.certification.sequence import Claim, Evidence, Paired, Verdict, b
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Bench, Decode
 from fsd_calib.measuring.measurement import Measurement, Seeds
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_decoding.errors import UsageError
 
 # MERGED: """Tells the ledger which tuning problems have a say in a choice, before they have it."""

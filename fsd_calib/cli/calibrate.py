@@ -37,7 +37,7 @@ from fsd_calib.cli.options import (
     several,
     whole_numbers,
 )
-from fsd_calib.tasks import TASKS, task_kind
+from fsd_calib.tasks.registry import TASKS, task_kind
 from fsd_decoding.errors import UsageError
 
 NAME = "fsd-calibrate"
@@ -292,7 +292,7 @@ def _way(timing: str, no_timing: bool) -> Any:
 
 
 def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, target: str) -> str:
-    from fsd_calib.tasks import load_task
+    from fsd_calib.tasks.registry import load_task
     from fsd_decoding.loading import load_tokenizer
 
     return load_task(task, seed, limit, data, load_tokenizer(target)).problems[0].prompt

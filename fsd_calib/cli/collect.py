@@ -33,7 +33,7 @@ from fsd_calib.cli.options import (
     TopPOption,
     given_or_default,
 )
-from fsd_calib.tasks import TASKS, task_kind
+from fsd_calib.tasks.registry import TASKS, task_kind
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def command(
     check_writable(folder, ())
 
     from fsd_calib.progress import stderr_progress
-    from fsd_calib.tasks import load_task
+    from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces
     from fsd_decoding.loading import load_tokenizer
 

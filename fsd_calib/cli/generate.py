@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import leave, quiet_transformers, say
-from fsd_calib.tasks import TASKS, task_kind
+from fsd_calib.tasks.registry import TASKS, task_kind
 
 if TYPE_CHECKING:
     from fsd_decoding.engine.result import Result

@@ -14,7 +14,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.measuring.result_cache import Asked, Kept, Store
 from fsd_calib.progress import Advance, Progress, Silent
-from fsd_calib.tasks import Problem, Task
+from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.split import Part
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder

@@ -17,7 +17,7 @@ from fsd_calib.measuring.interleaved import measure_speeds
 from fsd_calib.measuring.result_cache import Store
 from fsd_calib.measuring.speed import TimedSpeeds, over_processes
 from fsd_calib.progress import Progress
-from fsd_calib.tasks import Problem, Task
+from fsd_calib.tasks.base import Problem, Task
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError

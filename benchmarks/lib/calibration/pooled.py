@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fsd_calib import CostModel, load_task
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 
 FOLDER = Path(__file__).parents[2] / "results" / "pool"
 TARGET = Configuration("target", "js", 1)

@@ -26,7 +26,7 @@ from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.max_speed import KeepAccuracy
 from fsd_calib.search.search import Searched, freeze, search
 from fsd_calib.search.space import Space
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from lib.calibration.pooled import TARGET, Counted, Pool
 
 TRIALS = 30

@@ -14,7 +14,7 @@ import optuna
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Bench
 from fsd_calib.search.space import Space
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from lib.calibration.pooled import TARGET, Counted
 
 _TABLE = 20  # thresholds

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_decoding.engine.result import Result
 
 Decode = Callable[[float, Sequence[Problem]], list[Result]]

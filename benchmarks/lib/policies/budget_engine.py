@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_data import pair_paths
 from fsd_decoding.adaptive import Constant, DivergenceBudget, EntropyScaled, Min, SpeedBudget, Switch
 from fsd_decoding.decoder import Threshold

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from fsd_calib import SpeculativeDecoder
 from fsd_calib.measuring.round_costs import measure_costs
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_collectors.replay.cost import CostModel
 from fsd_data import pair_paths
 from fsd_decoding.adaptive import policy_named

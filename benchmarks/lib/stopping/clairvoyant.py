@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified
 from lib.stopping.decode import Contestant, Setting

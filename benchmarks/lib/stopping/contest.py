@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from lib.stopping.decode import Array
 
 By = TypeVar("By", contravariant=True)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsd_calib import SpeculativeDecoder
-from fsd_calib.tasks import Problem, Task
+from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.engine.result import Result
 from fsd_decoding.observers.round_record import Observer

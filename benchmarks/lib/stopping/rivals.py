@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import product
 
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_collectors.replay.cost import CostModel
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.stopping.baselines import AdaEdl, Confidence, Heuristic, Svip

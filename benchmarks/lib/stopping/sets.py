@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from fsd_calib.tasks import Task, load_task
+from fsd_calib.tasks.base import Task
+from fsd_calib.tasks.registry import load_task
 
 _TRAINING, _TUNING, _TEST = 71_001, 71_002, 71_004  # seeds
 

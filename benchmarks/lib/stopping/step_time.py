@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fsd_calib.tasks import Problem
+from fsd_calib.tasks.base import Problem
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified, answered
 from lib.stopping.decode import Contestant, Setting

@@ -13,7 +13,7 @@ from typing import Any
 
 from fsd_calib import SpeculativeDecoder, collect_traces
 from fsd_calib.measuring.round_costs import measure_costs
-from fsd_calib.tasks import Task
+from fsd_calib.tasks.base import Task
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_data import pair_paths

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fsd_calib import SpeculativeDecoder, collect_traces, load_task
-from fsd_calib.tasks import Task
+from fsd_calib.tasks.base import Task
 from fsd_collectors.collection.along_target import Completion, trace_completions
 from fsd_collectors.collection.measures import Measures
 from fsd_data import pair_paths

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fsd_calib import SpeculativeDecoder, collect_traces, load_task
-from fsd_calib.tasks import Task
+from fsd_calib.tasks.base import Task
 from fsd_collectors.replay import replay
 from fsd_collectors.store.reading import Traces
 from fsd_data import pair_paths

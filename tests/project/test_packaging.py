@@ -2,81 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
-from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 
 from support.paths import ROOT
+from support.sources import package_folders
 
-MAY_IMPORT = {
-    "fsd_calib": {"fsd_predictors", "fsd_collectors", "fsd_decoding", "fsd_data"},
-    "fsd_predictors": {"fsd_collectors", "fsd_decoding"},
-    "fsd_collectors": {"fsd_decoding"},
-    "fsd_decoding": set(),
-    "fsd_data": set(),
-}
 HEAVY = {"torch", "transformers", "optuna", "lightgbm", "matplotlib", "pandas", "datasets"}
-
-
-def package_folders() -> dict[str, Path]:
-    found = [path for pattern in ("fsd_*", "*/fsd_*") for path in ROOT.glob(pattern)]
-    return {path.name: path for path in found if path.is_dir() and path.name.isidentifier()}
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the project by its dotted name."""
-    found = {}
-    for package in package_folders().values():
-        for path in package.rglob("*.py"):
-            parts = path.relative_to(package.parent).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
-    """The project's own modules that a file imports anywhere in it, inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("fsd_"))
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: line {node.lineno} imports relatively"
-            origin = node.module or ""
-            names = (f"{origin}.{alias.name}" for alias in node.names)
-            yield from (name if name in known else origin for name in names if name.startswith("fsd_"))
-
-
-def import_graph() -> dict[str, set[str]]:
-    known = modules()
-    return {name: set(imported(path, known)) for name, path in known.items()}
-
-
-def test_every_package_is_known_to_the_rule() -> None:
-    assert set(package_folders()) == set(MAY_IMPORT)
-
-
-def test_imports_go_one_way() -> None:
-    wrong = [
-        f"{module} imports {other}"
-        for module, others in import_graph().items()
-        for other in others
-        if (package := module.split(".")[0]) != (origin := other.split(".")[0]) and origin not in MAY_IMPORT[package]
-    ]
-    assert not wrong
-
-
-def test_no_module_imports_itself_in_a_circle() -> None:
-    TopologicalSorter(import_graph()).prepare()  # raises CycleError, naming the circle
-
-
 APPS = ["calibrate", "collect", "generate", "profile", "traces", "train"]
 
 
@@ -84,7 +22,7 @@ APPS = ["calibrate", "collect", "generate", "profile", "traces", "train"]
 def test_help_answers_without_heavy_imports(app: str) -> None:
     code = f"""
 import sys
-from fsd_calib.{app} import main
+from fsd_calib.cli.{app} import main
 sys.argv = ["{app}", "--help"]
 try:
     main()
@@ -141,10 +79,10 @@ def test_wheel_holds_all_sources_and_the_pair(wheel_names: set[str]) -> None:
         if path.is_file() and (path.suffix in {".py", ".typed"} or {"pair", "schemas"} & set(path.parts))
     }
     assert wanted <= wheel_names
-    assert {f"{package}/py.typed" for package in MAY_IMPORT} <= wheel_names
+    assert {f"{package}/py.typed" for package in package_folders()} <= wheel_names
 
 
 @pytest.mark.slow
 def test_wheel_adds_no_generic_name(wheel_names: set[str]) -> None:
     top = {name.split("/")[0] for name in wheel_names}
-    assert {name for name in top if not name.endswith(".dist-info")} == set(MAY_IMPORT)
+    assert {name for name in top if not name.endswith(".dist-info")} == set(package_folders())
