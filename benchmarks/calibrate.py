@@ -167,16 +167,16 @@ def report(pool: Pool, forecast: PooledForecast, wanted: Sequence[float], runs: 
 
 def printed(found: Mapping[str, Any]) -> str:
     lines: list[str] = []
-    for wish in found["wishes"]:
-        best = {name: f"{speed:.0f}" for name, speed in wish["best"].items()}
+    for goal in found["wishes"]:
+        best = {name: f"{speed:.0f}" for name, speed in goal["best"].items()}
         lines += [
             "",
-            f"retention {wish['wanted']} wanted; tokens/s: lossless {best['lossless']}, the fastest that keeps it "
+            f"retention {goal['wanted']} wanted; tokens/s: lossless {best['lossless']}, the fastest that keeps it "
             f"{best['to_tune']}, the fastest of these that is certified more often than not {best['to_certify']}",
             "",
             "| way | decodings | tokens | of the table's | speed, of the best | chose | kept too little |",
             "| --- | --- | --- | --- | --- | --- | --- |",
-            *(_row(name, way) for name, way in wish["ways"].items()),
+            *(_row(name, way) for name, way in goal["ways"].items()),
         ]
     return "\n".join(lines)
 

@@ -56,7 +56,7 @@ class Measured:
     curves: dict[str, Curve]
 
 
-class Bench:
+class Evaluator:
     """The pair on one part at one temperature."""
 
     def __init__(self, part: Part, temperature: float) -> None:
@@ -92,9 +92,9 @@ class Bench:
 class OfBench(Texts):
     """All problems of a bench under one divergence."""
 
-    def __init__(self, bench: Bench, name: str) -> None:
-        super().__init__(lambda t, problems: bench.decode(name, "fsd-coupled", t, problems), bench.problems)
-        self._bench = bench
+    def __init__(self, evaluator: Evaluator, name: str) -> None:
+        super().__init__(lambda t, problems: evaluator.decode(name, "fsd-coupled", t, problems), evaluator.problems)
+        self._bench = evaluator
 
     def around_levels(self, candidates: Sequence[float]) -> list[float]:
         """Of the candidates those close around the tokens a round of `_PLACED`."""
@@ -120,19 +120,21 @@ Thresholds = Mapping[str, Sequence[float]]
 
 def tune(temperature: float, names: Sequence[str], part: Part) -> Measured:
     """Curves of the divergences, their thresholds placed around the levels."""
-    bench = Bench(part, temperature)
-    rejected = bench.rejected(names)
+    evaluator = Evaluator(part, temperature)
+    rejected = evaluator.rejected(names)
     curves = {}
     for name, candidates in rejected.items():
-        texts = OfBench(bench, name)
+        texts = OfBench(evaluator, name)
         curves[name] = texts.curve(texts.around_levels(candidates))
-    return Measured(bench.target_right(), curves)
+    return Measured(evaluator.target_right(), curves)
 
 
 def test(temperature: float, thresholds: Thresholds, part: Part) -> Measured:
     """Curves of the divergences that have thresholds."""
-    bench = Bench(part, temperature)
-    return Measured(bench.target_right(), {n: OfBench(bench, n).curve(given) for n, given in thresholds.items()})
+    evaluator = Evaluator(part, temperature)
+    return Measured(
+        evaluator.target_right(), {n: OfBench(evaluator, n).curve(given) for n, given in thresholds.items()}
+    )
 
 
 def each_temperature(run: Callable[..., Measured], *asked: Iterable[Any]) -> list[Measured]:

@@ -21,7 +21,7 @@ import numpy as np
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.search.candidates import contenders, sequence
 from fsd_calib.search.forecast import placed
 from fsd_calib.search.prospects import Prospects
@@ -41,7 +41,7 @@ class Case:
 
     arena: Arena
     known: Tuned
-    bench: Bench
+    evaluator: Evaluator
     truth: Half
     wanted: float
 
@@ -49,7 +49,7 @@ class Case:
     def prospects(self) -> Prospects:
         known = self.known
         return contenders(
-            known.searched.tried, self.arena.space, known.bench, known.alone, self.arena.forecast, known.goal.bar,
+            known.searched.tried, self.arena.space, known.evaluator, known.alone, self.arena.forecast, known.objective.bar,
             known.lossless,
         )  # fmt: skip
 
@@ -70,7 +70,7 @@ class Case:
 
     def passes(self, configuration: Configuration, delta: float, test: Any = "score") -> bool:
         claim = Claim(self.wanted, test=test, problems=_CERTIFICATION)
-        alone, fuzzy = (self.bench.measure(c) for c in (TARGET, configuration))
+        alone, fuzzy = (self.evaluator.measure(c) for c in (TARGET, configuration))
         return claim.p_value(Paired(alone.correct, fuzzy.correct)) <= delta
 
 
@@ -162,7 +162,7 @@ def compared(arena: Arena, wanted: float, seed: int) -> dict[str, tuple[float, b
     """By procedure: certified tokens/s over the oracle's, and whether anything certified keeps less than wanted."""
     decode, tuning, certify, truth = arena.drawn(seed, _CERTIFICATION)
     known = tuned(decode, arena.forecast, arena.space, tuning, _CERTIFICATION, wanted, CONFIDENCE)
-    case = Case(arena, known, Bench(decode, certify, "certification"), truth, wanted)
+    case = Case(arena, known, Evaluator(decode, certify, "certification"), truth, wanted)
     found: dict[str, tuple[float, bool]] = {}
     for name, procedure in PROCEDURES.items():
         truths = [truth.truth(configuration) for configuration in procedure(case, level(CONFIDENCE))]
@@ -174,12 +174,12 @@ def compared(arena: Arena, wanted: float, seed: int) -> dict[str, tuple[float, b
 def report(arenas: Mapping[str, Callable[[int], Arena]], wanted: Sequence[float], runs: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, arena in arenas.items():
-        for wish in wanted:
-            made = [compared(arena(seed), wish, seed) for seed in range(runs)]
+        for goal in wanted:
+            made = [compared(arena(seed), goal, seed) for seed in range(runs)]
             for procedure in PROCEDURES:
                 ratios, false = (np.array(x) for x in zip(*(run[procedure] for run in made), strict=True))
                 rows.append({
-                    "pool": name, "wanted": wish, "procedure": procedure, "runs": runs, "mean": float(ratios.mean()),
+                    "pool": name, "wanted": goal, "procedure": procedure, "runs": runs, "mean": float(ratios.mean()),
                     "median": float(np.median(ratios)), "tenth": float(np.quantile(ratios, 0.1)),
                     "false": float(false.mean()),
                 })  # fmt: skip

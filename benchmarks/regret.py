@@ -145,9 +145,9 @@ def report(
     rows: list[dict[str, Any]] = []
     for name, arena in arenas.items():
         for certification in sizes:
-            for wish in wanted:
-                made = [arena(seed).run(wish, certification, seed) for seed in range(runs)]
-                rows.append({"pool": name, "certification": certification, "wanted": wish, **described(made)})
+            for goal in wanted:
+                made = [arena(seed).run(goal, certification, seed) for seed in range(runs)]
+                rows.append({"pool": name, "certification": certification, "wanted": goal, **described(made)})
                 print(_row(rows[-1]), flush=True)
     return rows
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding import noise
-from fsd_decoding.tensors import sent
+from fsd_decoding.tensors import to_device
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Batch:
         """Fills `rows` (R,) with requests; returns the length of the longest prompt."""
         device = self.tokens.device
         longest = max(len(r.prompt) for r in requests)
-        self.tokens[rows, :longest] = sent([r.prompt + [0] * (longest - len(r.prompt)) for r in requests], device)
-        self.lengths[rows] = sent([len(r.prompt) for r in requests], device)
+        self.tokens[rows, :longest] = to_device([r.prompt + [0] * (longest - len(r.prompt)) for r in requests], device)
+        self.lengths[rows] = to_device([len(r.prompt) for r in requests], device)
         self.keys[rows] = noise.problem_keys(seed, [r.key for r in requests]).to(device, non_blocking=True)
-        self.thresholds[rows] = sent([r.threshold for r in requests], device, torch.float64)
-        self.draft_lengths[rows] = sent([r.draft_length for r in requests], device)
+        self.thresholds[rows] = to_device([r.threshold for r in requests], device, torch.float64)
+        self.draft_lengths[rows] = to_device([r.draft_length for r in requests], device)
         return longest
 
     def resize(self, lengths: Sequence[int]) -> None:
         """Sets every row's length: this is how a row grows, is rolled back and is emptied."""
-        self.lengths.copy_(sent(lengths, self.lengths.device))
+        self.lengths.copy_(to_device(lengths, self.lengths.device))
 
     def keep(self, rows: Tensor) -> None:
         """Gives up all rows but these (R,), which are numbered anew in this order."""

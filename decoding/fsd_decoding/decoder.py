@@ -16,7 +16,7 @@ from fsd_decoding.acceptance.rules import Rule, rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import Engine, Settings
-from fsd_decoding.engine.kv_pool import Models, Rooms
+from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, keeping
 from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels.dispatch import prepare
@@ -64,7 +64,7 @@ class SpeculativeDecoder:
         policy: Policy | None = None,
         drift: Drift | None = None,
     ) -> None:
-        self._rooms = Rooms(compile)
+        self._pool = KVCachePool(compile)
         check_pair(target, draft)
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
         self.rule, self.seed, self.drift = rule_named(rule).name, seed, drift
@@ -319,8 +319,8 @@ class SpeculativeDecoder:
         longest += max(r.draft_length for r in requests) + 1  # all rows draft the most
         models = Models(self.target, self.draft, self._vocabulary)
         graphs = not settings.sampling.processors  # what those do fits none
-        room = self._rooms.room(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
-        return Engine(room, settings)
+        caches = self._pool.caches(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
+        return Engine(caches, settings)
 
     @property
     def _vocabulary(self) -> int:

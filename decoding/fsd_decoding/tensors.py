@@ -33,7 +33,7 @@ class lazy(Generic[Value]):  # noqa: N801  # read as the property it is
         return value
 
 
-def sent(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of them on the device, where the host does not wait for what that has still to do."""
     made = torch.tensor(numbers, dtype=dtype)
     return (made.pin_memory() if device.type == "cuda" else made).to(device, non_blocking=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fsd_calib.calibration.goal import Acc, Guarantee, Test, Wish
+from fsd_calib.calibration.goal import Acc, Goal, Guarantee, Test
 from fsd_calib.calibration.plan import Plan
-from fsd_calib.calibration.policy_families import CONSTANT, Asked, check_policies, moves
+from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
 from fsd_calib.calibration.prepare import Prepared, prepared
 from fsd_calib.calibration.run import find
-from fsd_calib.calibration.session import opened
-from fsd_calib.calibration.timing import TimingAsked, Way
+from fsd_calib.calibration.session import open_session
+from fsd_calib.calibration.timing import TimingRequest, Way
 from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.search.space import Space
@@ -46,7 +46,7 @@ def calibrate(
     min_speed: float | None = None, pareto: bool = False, acc: Acc = "retention", confidence: float = 0.95,
     guarantee: Guarantee = "population", test: Test = "score", serve_batch: int = 1,
     rule: str | Sequence[str] = "fsd-coupled", divergence: str | Sequence[str] = DIVERGENCES,
-    draft_length: int | Sequence[int] | None = None, policy: Asked | Sequence[Asked] = CONSTANT,
+    draft_length: int | Sequence[int] | None = None, policy: PolicyChoice | Sequence[PolicyChoice] = CONSTANT,
     predictor: Path_ | None = None, temperature: float = 0.0,
     top_k: int | None = None, top_p: float | None = None, seeds: int = 1, limit: int | None = None,
     data: Path_ | None = None, seed: int = 0, batch_size: int = 32, device: str | None = None,
@@ -84,11 +84,11 @@ def calibrate(
         UsageError: bad input, models that cannot be used together, a target that solves nothing, or fewer problems
             than could show what is wished for.
     """
-    wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)
+    goal = Goal(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)
     lengths = None if draft_length is None else _several(draft_length)
     space = Space(_several(rule), _several(divergence), draft_lengths(predictor) if lengths is None else lengths)
     return Calibration(
-        task, target, draft, wish, space, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
+        task, target, draft, goal, space, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
         seeds=seeds, limit=limit, data=data, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
         out=None if out is None else Path(out), cache=None if cache is None else Path(cache),
         state=None if state is None else Path(state), storage=storage, trials=trials, progress=progress or Silent(),
@@ -111,7 +111,7 @@ class Calibration:
     task: str | Task
     target: Any
     draft: Any
-    wish: Wish
+    goal: Goal
     space: Space
     tokenizer: Any = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -129,7 +129,7 @@ class Calibration:
     trials: int = 30
     progress: Progress = field(default_factory=Silent)
     predictor: Path_ | None = None
-    policies: tuple[Asked, ...] = (CONSTANT,)
+    policies: tuple[PolicyChoice, ...] = (CONSTANT,)
     timing: Way = "run"
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Calibration:
         if len(drafts) > 1 and (self.predictor is not None or "per-prompt" in self.policies):
             what = "a predictor" if self.predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
-        self._timing.check(self.wish)
+        self._timing.check(self.goal)
         if self.predictor is not None and any(map(moves, self.policies)):
             raise UsageError(
                 f"a predictor ends drafts by the T they are given, and policy {_listed(self.policies)} judges them by "
@@ -184,9 +184,9 @@ class Calibration:
         space = replace(self.space, drafts=tuple(drafts) or (None,))
         seeds = self.seeds if self.sampling.temperature else 1
         cache, state = self.cache or default_cache(), self.state or default_state()
-        with opened(decoder, task, self.batch_size, seeds, cache, self.progress, state, drafts) as bench:
+        with open_session(decoder, task, self.batch_size, seeds, cache, self.progress, state, drafts) as session:
             yield prepared(
-                bench, self.wish, space, self.policies, self.trials, self.storage, self.out, self.predictor,
+                session, self.goal, space, self.policies, self.trials, self.storage, self.out, self.predictor,
                 self._timing,
             )  # fmt: skip
 
@@ -197,8 +197,8 @@ class Calibration:
         )  # fmt: skip
 
     @property
-    def _timing(self) -> TimingAsked:
-        return TimingAsked(self.timing, Sources(self.target, _drafts(self.draft), self.device, self.dtype))
+    def _timing(self) -> TimingRequest:
+        return TimingRequest(self.timing, Sources(self.target, _drafts(self.draft), self.device, self.dtype))
 
 
 def _drafts(draft: Any) -> tuple[Any, ...]:
@@ -233,5 +233,5 @@ def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
-def _listed(policies: Sequence[Asked]) -> str:
+def _listed(policies: Sequence[PolicyChoice]) -> str:
     return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in policies)

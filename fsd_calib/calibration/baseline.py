@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
-from fsd_calib.calibration.session import Workbench
+from fsd_calib.calibration.session import Session
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.tasks.base import Problem
@@ -50,49 +50,49 @@ class Baseline:
         )
 
 
-def measure_baseline(bench: Workbench, lossless: Configuration, first: int) -> Baseline:
+def measure_baseline(session: Session, lossless: Configuration, first: int) -> Baseline:
     """On the first so many tuning problems. UsageError: the target solves none of them."""
-    alone = bench.tuning.measure(bench.configuration("target"), first)
+    alone = session.tuning.measure(session.configuration("target"), first)
     if not alone.correct.any():
         raise UsageError(
-            f"the target solves none of {alone.problems} {bench.task.name} problems, so retention is "
+            f"the target solves none of {alone.problems} {session.task.name} problems, so retention is "
             "undefined; look at --show-prompt, or use another target"
         )
-    return Baseline(alone, bench.tuning.measure(lossless, first))
+    return Baseline(alone, session.tuning.measure(lossless, first))
 
 
 @contextmanager
 def traces_along_target(
-    bench: Workbench, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None = None
+    session: Session, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None = None
 ) -> Iterator[Traces]:
     """Of these tuning problems, with the draft's hidden state where it is asked for; they stay in the cache for later
     runs. Another process collecting the same is waited for."""
-    decoder, task = bench.decoder, replace(bench.task, problems=tuple(problems))
+    decoder, task = session.decoder, replace(session.task, problems=tuple(problems))
     sampling = decoder.sampling
-    with _trace_folder(bench, divergences, problems, hidden) as folder:
+    with _trace_folder(session, divergences, problems, hidden) as folder:
         traces = collect_traces(
             task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder,
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, divergences=divergences,
-            on=decoder.criterion.on, hidden=hidden, seed=decoder.seed, batch_size=bench.batch_size,
-            progress=bench.progress,
+            on=decoder.criterion.on, hidden=hidden, seed=decoder.seed, batch_size=session.batch_size,
+            progress=session.progress,
         )  # fmt: skip
-        _remember(traces, bench)
+        _remember(traces, session)
         yield traces
 
 
 @contextmanager
 def _trace_folder(
-    bench: Workbench, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None
+    session: Session, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None
 ) -> Iterator[Path]:
     """A folder of its own for all that makes other traces; what it holds is checked against these models again."""
-    if bench.cache is None:
+    if session.cache is None:
         with TemporaryDirectory() as temporary:
             yield Path(temporary)
         return
-    facts = [bench.identity, *divergences, bench.batch_size, hidden]
+    facts = [session.identity, *divergences, session.batch_size, hidden]
     facts += [problem.id for problem in problems]
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    folder = bench.cache / "traces" / name
+    folder = session.cache / "traces" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
         _set_aside_if_damaged(folder)
@@ -116,13 +116,13 @@ def _set_aside_if_damaged(folder: Path) -> None:
         )
 
 
-def _remember(traces: Traces, bench: Workbench) -> None:
+def _remember(traces: Traces, session: Session) -> None:
     """The target's texts need not be decoded again."""
-    problems, alone = {p.id: p for p in bench.tuning.problems}, bench.configuration("target")
+    problems, alone = {p.id: p for p in session.tuning.problems}, session.configuration("target")
     columns = ["problem", "text", "tokens", "finish_reason", "rounds"]
     for row in traces.completions.to_table(columns=columns).to_pylist():
         result = Result(
             row["text"], row["tokens"], row["rounds"], drafted=0, accepted=0, bonus=0, interval=(-math.inf, math.inf),
             finish_reason=row["finish_reason"],
         )  # fmt: skip
-        bench.decode.remember(alone, problems[row["problem"]], result)
+        session.decode.remember(alone, problems[row["problem"]], result)

@@ -16,7 +16,7 @@ Test = Literal["score", "betting"]
 
 
 @dataclass(frozen=True)
-class Wish:
+class Goal:
     """Exactly one of an accuracy to keep, a speed to reach (tokens/s of one stream), and the whole front.
 
     Args:

@@ -5,7 +5,7 @@ Knows a wish, the size of the certification part and the level of the attempt. K
 
 from __future__ import annotations
 
-from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import power, seeds_worth
@@ -16,20 +16,20 @@ from fsd_calib.search.max_speed import Chance
 _HALF = 0.5  # where all is decoded, or nothing is tested, what counts is the mean: no room for chance is kept
 
 
-def claim_of(wish: Wish, problems: int) -> Claim:
+def claim_of(goal: Goal, problems: int) -> Claim:
     """What is to be shown on so many certification problems. Where nothing is to be tested, what would be."""
-    guarantee = "population" if wish.guarantee == "none" else wish.guarantee
-    return Claim(wish.min_acc, wish.acc, guarantee, wish.test, problems)
+    guarantee = "population" if goal.guarantee == "none" else goal.guarantee
+    return Claim(goal.min_acc, goal.acc, guarantee, goal.test, problems)
 
 
-def chance_of(wish: Wish, problems: int, delta: float) -> Chance:
+def chance_of(goal: Goal, problems: int, delta: float) -> Chance:
     """Of passing on so many certification problems at the level `delta`."""
-    wanted, level = wish.min_acc, _level(wish, delta)
+    wanted, level = goal.min_acc, _level(goal, delta)
     assert wanted is not None
 
     def chance(fuzzy: Measurement, alone: Measurement) -> float:
         seen = Paired(alone.correct, fuzzy.correct)
-        shown = seen.against_perfect() if wish.acc == "absolute" else seen
+        shown = seen.against_perfect() if goal.acc == "absolute" else seen
         return power(
             problems=round(problems * seeds_worth(shown, wanted)), accuracy=shown.target_accuracy, churn=shown.churn,
             retention=shown.retention, wanted=wanted, delta=level,
@@ -38,15 +38,15 @@ def chance_of(wish: Wish, problems: int, delta: float) -> Chance:
     return chance
 
 
-def bar_of(wish: Wish, problems: int, delta: float, alone: Measurement) -> Bar:
+def bar_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> Bar:
     """What `chance_of` says where a setting was measured, as far as a normal law says it where none was.
 
     Args:
         alone: the target on the tuning part.
     """
-    assert wish.min_acc is not None
-    return Bar(wish.min_acc, alone.accuracy, alone.problems, problems, _level(wish, delta), wish.acc == "absolute")
+    assert goal.min_acc is not None
+    return Bar(goal.min_acc, alone.accuracy, alone.problems, problems, _level(goal, delta), goal.acc == "absolute")
 
 
-def _level(wish: Wish, delta: float) -> float:
-    return delta if wish.guarantee == "population" else _HALF
+def _level(goal: Goal, delta: float) -> float:
+    return delta if goal.guarantee == "population" else _HALF

@@ -193,16 +193,16 @@ class _Odds:
 
     def prospect(self, truth: float, problems: int) -> Prospect:
         share = self.claim.wanted
-        bound, _ = _crossing(lambda wish: self.chance(problems, truth, wish) < CHANCE, 0.0, truth)
+        bound, _ = _crossing(lambda goal: self.chance(problems, truth, goal) < CHANCE, 0.0, truth)
         if share is None:
             return Prospect(truth, None, None, bound)
         return Prospect(truth, self.chance(problems, truth, share), self.needed(truth, problems), bound)
 
-    def chance(self, problems: int, truth: float, wish: float) -> float:
+    def chance(self, problems: int, truth: float, goal: float) -> float:
         """That so many problems show `wish`."""
         if self.claim.guarantee == "dataset":  # all of it is decoded, so nothing is left to chance
-            return float(truth >= wish and problems > 0)
-        return power(problems=problems, wanted=wish, delta=self.delta, **self._population(truth))
+            return float(truth >= goal and problems > 0)
+        return power(problems=problems, wanted=goal, delta=self.delta, **self._population(truth))
 
     def needed(self, truth: float, problems: int) -> int | None:
         assert self.claim.wanted is not None

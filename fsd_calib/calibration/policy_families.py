@@ -13,7 +13,7 @@ import numpy as np
 
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.per_prompt import facts_of, per_prompt_shapes
-from fsd_calib.calibration.session import Workbench
+from fsd_calib.calibration.session import Session
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import quantiles
 from fsd_collectors.replay.blocks import Traces, blocks
@@ -30,12 +30,12 @@ _LOOKED_AT = (0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.987, 0.992, 0.995, 0.998
 """Shares of drafted tokens accepted where it is asked which problems a T loses: close where most are lost."""
 _TEXTS = (0.5, 1.0)  # typical texts that a schedule takes from one to the other
 
-Asked = str | ScalePolicy
+PolicyChoice = str | ScalePolicy
 Shaped = Mapping[str | None, ScalePolicy | None]  # by identity, what moves T; None: nothing does
-Family = Callable[[Workbench, Space, Traces], Sequence[ScalePolicy | None]]
+Family = Callable[[Session, Space, Traces], Sequence[ScalePolicy | None]]
 
 
-def check_policies(asked: Sequence[Asked]) -> None:
+def check_policies(asked: Sequence[PolicyChoice]) -> None:
     """UsageError: one is neither a family's name nor a policy that a profile can hold."""
     if not asked:
         raise UsageError(f"policy is empty; give one or more of {', '.join(FAMILIES)}")
@@ -47,12 +47,12 @@ def check_policies(asked: Sequence[Asked]) -> None:
             raise UsageError(f"policy is {one!r:.60}; it must be one of {', '.join(FAMILIES)}")
 
 
-def moves(asked: Asked) -> bool:
+def moves(asked: PolicyChoice) -> bool:
     """Whether T differs from the one searched for."""
     return asked != CONSTANT and not isinstance(asked, Constant)
 
 
-def shapes(asked: Sequence[Asked], bench: Workbench, space: Space, traces: Traces) -> Shaped:
+def shapes(asked: Sequence[PolicyChoice], session: Session, space: Space, traces: Traces) -> Shaped:
     """All that is to be tried.
 
     Args:
@@ -61,7 +61,7 @@ def shapes(asked: Sequence[Asked], bench: Workbench, space: Space, traces: Trace
     """
     made: list[ScalePolicy | None] = []
     for one in asked:
-        made += FAMILIES[one](bench, space, traces) if isinstance(one, str) else [one if moves(one) else None]
+        made += FAMILIES[one](session, space, traces) if isinstance(one, str) else [one if moves(one) else None]
     return {None if policy is None else _identity(policy): policy for policy in made}
 
 
@@ -106,11 +106,11 @@ def _parts(policy: ThresholdPolicy) -> Sequence[ThresholdPolicy]:
     return policy.policies if isinstance(policy, Composed) else ()
 
 
-def _constant(bench: Workbench, space: Space, traces: Traces) -> list[None]:
+def _constant(session: Session, space: Space, traces: Traces) -> list[None]:
     return [None]
 
 
-def _schedules(bench: Workbench, space: Space, traces: Traces) -> list[ScalePolicy]:
+def _schedules(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
     """Strict at first or strict at last."""
     typical = _typical_length(traces)
     return [
@@ -125,24 +125,24 @@ def _typical_length(traces: Traces) -> float:
     return float(np.median(np.concatenate([block.ends - block.starts for block in blocks(traces, [])])))
 
 
-def _by_entropy(bench: Workbench, space: Space, traces: Traces) -> list[ScalePolicy]:
+def _by_entropy(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
     """Looser where the target is unsure, since there other tokens would do as well. The draft's doubt is left out, and
     being stricter where there is doubt: every further shape costs decodings."""
     return [EntropyScaled(1.0, slope) for slope in _SLOPES]
 
 
-def _by_prompt(bench: Workbench, space: Space, traces: Traces) -> list[ScalePolicy]:
+def _by_prompt(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
     """Trained on the whole tuning part, under the space's first rule and divergence.
 
     UsageError: too few problems are lost at any T to learn from.
     """
-    problems, arm = bench.tuning.problems, space.families[0][len(space.draft_lengths) // 2]
+    problems, arm = session.tuning.problems, space.families[0][len(space.draft_lengths) // 2]
     scale = quantiles(traces, arm.divergence, _LOOKED_AT)
     few = len(problems) <= TRACED  # then they are all in these traces, which nobody may open twice
-    with nullcontext(traces) if few else traces_along_target(bench, space.divergences, problems) as whole:
-        facts = facts_of(whole, bench.decoder, problems)
+    with nullcontext(traces) if few else traces_along_target(session, space.divergences, problems) as whole:
+        facts = facts_of(whole, session.decoder, problems)
     thresholds = scale[np.isfinite(scale) & (scale > 0)].tolist()
-    return [*per_prompt_shapes(bench.tuning.decode, arm, thresholds, problems, facts)]
+    return [*per_prompt_shapes(session.tuning.decode, arm, thresholds, problems, facts)]
 
 
 FAMILIES: Mapping[str, Family] = {

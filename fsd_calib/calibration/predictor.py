@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
-from fsd_calib.calibration.session import Workbench
+from fsd_calib.calibration.session import Session
 from fsd_calib.search.space import Space
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.replay import CostModel, RoundPolicy
@@ -64,26 +64,26 @@ class EarlyStop:
     info: EarlyStopInfo
 
 
-def choose(source: str | os.PathLike[str], bench: Workbench, space: Space, folder: Path | None) -> Chosen:
+def choose(source: str | os.PathLike[str], session: Session, space: Space, folder: Path | None) -> Chosen:
     """The predictor in a folder, or with "auto" one trained on the tuning part, beside the profile in `folder`.
 
     Raises:
         UsageError: there is none, or it is of other models, rules, divergences or sampling; too few problems to train.
     """
     if os.fspath(source) == AUTO:
-        place = (folder or _in_cache(bench, space)) / "predictor"
-        chosen = Chosen(_trained(place, bench, space), place, given=False)
+        place = (folder or _in_cache(session, space)) / "predictor"
+        chosen = Chosen(_trained(place, session, space), place, given=False)
     else:
         chosen = Chosen(Predictor.load(source), Path(source), given=True)
-    _check(chosen.predictor, bench, space)
+    _check(chosen.predictor, session, space)
     return chosen
 
 
 def stopping_early(
-    chosen: Chosen, traces: Traces, costs: CostModel, bench: Workbench, space: Space, folder: Path | None
+    chosen: Chosen, traces: Traces, costs: CostModel, session: Session, space: Space, folder: Path | None
 ) -> EarlyStop:
     """Policies that weigh these costs. λ is found by replay on the traces; `folder` is where the profile will lie."""
-    most, tokenizer = max(space.draft_lengths), bench.decoder.tokenizer
+    most, tokenizer = max(space.draft_lengths), session.decoder.tokenizer
     stoppers = {
         divergence: Stopper.fitted(chosen.predictor, divergence, tokenizer, traces, costs, most)
         for divergence in space.divergences
@@ -94,45 +94,45 @@ def stopping_early(
         rates={divergence: RatesInfo(shares=s.rates.shares, tokens_per_second=s.rates.tokens_per_second)
                for divergence, s in stoppers.items()},
     )  # fmt: skip
-    decoding = {divergence: stopper.in_loop(bench.decoder.draft) for divergence, stopper in stoppers.items()}
+    decoding = {divergence: stopper.in_loop(session.decoder.draft) for divergence, stopper in stoppers.items()}
     return EarlyStop(decoding, {divergence: stopper.in_replay() for divergence, stopper in stoppers.items()}, info)
 
 
-def _trained(folder: Path, bench: Workbench, space: Space) -> Predictor:
+def _trained(folder: Path, session: Session, space: Space) -> Predictor:
     """On tuning problems that do not forecast speed, nor are timed where there is one stream.
 
     One that was trained on the same is taken as it is.
     """
     if len(space.rules) > 1:
         raise UsageError(f"rules are {', '.join(space.rules)}; a predictor is for one rule: give one of them")
-    problems = bench.tuning.problems[TRACED:]
+    problems = session.tuning.problems[TRACED:]
     if len(problems) < LEAST:
         raise UsageError(
-            f"there are {len(bench.tuning.problems)} tuning problems; training a predictor takes {TRACED + LEAST} at "
+            f"there are {len(session.tuning.problems)} tuning problems; training a predictor takes {TRACED + LEAST} at "
             "least: give more problems, or a predictor's folder"
         )
-    bench.tuned.mark(problems)
-    with traces_along_target(bench, space.divergences, problems) as traces:
+    session.tuned.mark(problems)
+    with traces_along_target(session, space.divergences, problems) as traces:
         if (folder / "predictor.json").exists():
             earlier = Predictor.load(folder)
             made_from = earlier.facts.traces, earlier.facts.rule, earlier.facts.divergences
             if made_from == (traces.manifest.run, space.rules[0], space.divergences):
                 return earlier
         return train(
-            traces, folder, rule=space.rules[0], divergences=space.divergences, seed=bench.decoder.seed,
-            tokenizer=bench.decoder.tokenizer, progress=bench.progress,
+            traces, folder, rule=space.rules[0], divergences=space.divergences, seed=session.decoder.seed,
+            tokenizer=session.decoder.tokenizer, progress=session.progress,
         )  # fmt: skip
 
 
-def _in_cache(bench: Workbench, space: Space) -> Path:
+def _in_cache(session: Session, space: Space) -> Path:
     """Where no profile is written. UsageError: nothing is kept at all."""
-    if bench.cache is None:
+    if session.cache is None:
         raise UsageError("predictor is 'auto', and there is neither out nor a cache to keep it in; give one of them")
-    return bench.cache / "predictors" / hashlib.sha256(f"{bench.identity} {space}".encode()).hexdigest()[:16]
+    return session.cache / "predictors" / hashlib.sha256(f"{session.identity} {space}".encode()).hexdigest()[:16]
 
 
-def _check(predictor: Predictor, bench: Workbench, space: Space) -> None:
-    decoder = bench.decoder
+def _check(predictor: Predictor, session: Session, space: Space) -> None:
+    decoder = session.decoder
     for rule in space.rules:
         for divergence in space.divergences:
             predictor.check(decoder.target, decoder.draft, decoder.tokenizer, rule, divergence)

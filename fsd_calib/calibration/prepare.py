@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 
 from fsd_calib.calibration.baseline import TRACED, measure_baseline, traces_along_target
-from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
-from fsd_calib.calibration.policy_families import Asked, Shaped, shapes
+from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
 from fsd_calib.calibration.run_facts import Costs, RunFacts, Timings, begun
-from fsd_calib.calibration.session import Workbench
-from fsd_calib.calibration.timing import Timer, TimingAsked
+from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.holdout import TESTS_VERSION
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.round_costs import measure_costs
@@ -48,8 +48,8 @@ _USUAL_LENGTH = 5  # tokens drafted where a batch's time is taken
 class Prepared:
     """sds: lossless decoding as replay finds it fastest (draft length, draft), the best first."""
 
-    bench: Workbench
-    wish: Wish
+    session: Session
+    goal: Goal
     space: Space
     facts: RunFacts
     forecast: Forecast
@@ -62,7 +62,7 @@ class Prepared:
 
     @property
     def alone(self) -> Configuration:
-        return self.bench.configuration("target")
+        return self.session.configuration("target")
 
     def costs_of(self, configuration: Configuration) -> Costs:
         """Of the configuration's draft."""
@@ -74,62 +74,62 @@ class Prepared:
 
 
 def prepared(
-    bench: Workbench,
-    wish: Wish,
+    session: Session,
+    goal: Goal,
     space: Space,
-    policies: Sequence[Asked],
+    policies: Sequence[PolicyChoice],
     trials: int,
     storage: str | None,
     folder: Path | None,
     predictor: str | os.PathLike[str] | None,
-    timing: TimingAsked,
+    timing: TimingRequest,
 ) -> Prepared:
     """Raises UsageError where these problems are too few for the wish, whatever the outcomes."""
-    _check_enough(wish, bench, *bench.sealed.at_best(wish.confidence))
-    timing.check_enough(bench, wish.serve_batch)
-    chosen = None if predictor is None else choose(predictor, bench, space, folder)
+    _check_enough(goal, session, *session.holdout.at_best(goal.confidence))
+    timing.check_enough(session, goal.serve_batch)
+    chosen = None if predictor is None else choose(predictor, session, space, folder)
     hidden = None if chosen is None else chosen.reads
-    with _traced(bench, space, hidden) as traces:
+    with _traced(session, space, hidden) as traces:
         first = space.drafts[0]
-        baseline = measure_baseline(bench, bench.configuration(_LOSSLESS, _USUAL_LENGTH, first), _HANDFUL)
-        judge(wish, baseline.alone.accuracy, baseline.numerical_churn, bench.progress)
-        shaped = shapes(policies, bench, space, traces[first])
+        baseline = measure_baseline(session, session.configuration(_LOSSLESS, _USUAL_LENGTH, first), _HANDFUL)
+        judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
+        shaped = shapes(policies, session, space, traces[first])
         space = replace(space, policies=tuple(shaped))
-        name = _name(bench, wish, space, chosen)
-        if wish.guarantee != "none":
-            bench = bench.certifying(name, () if chosen is None else chosen.trained())
-        facts = begun(folder, name, bench.sealed, partial(_timings, bench, wish, space))
-        check = partial(_check_enough, wish, bench, bench.sealed.problems, facts.level(wish.confidence))
+        name = _name(session, goal, space, chosen)
+        if goal.guarantee != "none":
+            session = session.certifying(name, () if chosen is None else chosen.trained())
+        facts = begun(folder, name, session.holdout, partial(_timings, session, goal, space))
+        check = partial(_check_enough, goal, session, session.holdout.problems, facts.level(goal.confidence))
         check()
         costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
-        early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], bench, space, folder)
+        early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], session, space, folder)
         forecast = _forecast(traces, space, costs, early, shaped)
-        sds = _fastest_for_sd(bench, traces, costs, 1 if timing.way == "none" else 2)
+        sds = _fastest_for_sd(session, traces, costs, 1 if timing.way == "none" else 2)
     if early is not None:
-        bench = bench.stopping_early(early.policies)
+        session = session.stopping_early(early.policies)
     family = space.families[0]
     fuzzy = family[len(family) // 2]
     fuzzy = fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE)))
-    handful = Handful.of(baseline.alone, baseline.lossless, bench.tuning.measure(fuzzy, _HANDFUL))
+    handful = Handful.of(baseline.alone, baseline.lossless, session.tuning.measure(fuzzy, _HANDFUL))
     check(handful.accuracy)
-    each = baseline.alone.tokens / (handful.problems * bench.decode.seeds)
-    served = each / forecast.measured(baseline.lossless) / wish.serve_batch
+    each = baseline.alone.tokens / (handful.problems * session.decode.seeds)
+    served = each / forecast.measured(baseline.lossless) / goal.serve_batch
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
-    timer = Timer(bench, wish, timing, forecast, stops)
-    efforts = _efforts(bench, facts, *timer.effort(served))
-    claim = claim_of(wish, bench.sealed.problems)
-    plan = make_plan(claim, handful, bench.sealed.problems, facts.level(wish.confidence), efforts)
+    timer = Timer(session, goal, timing, forecast, stops)
+    efforts = _efforts(session, facts, *timer.effort(served))
+    claim = claim_of(goal, session.holdout.problems)
+    plan = make_plan(claim, handful, session.holdout.problems, facts.level(goal.confidence), efforts)
     if storage is None and folder is not None:
         storage = str(folder / "study.log")
     return Prepared(
-        bench, wish, space, facts, forecast, sds, timer, plan, trials, storage, early.info if early else None
+        session, goal, space, facts, forecast, sds, timer, plan, trials, storage, early.info if early else None
     )
 
 
-def _name(bench: Workbench, wish: Wish, space: Space, chosen: Chosen | None) -> str:
+def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None) -> str:
     """Of everything that decides how a calibration goes: the same command has the same name again."""
-    asked = [[p.id, p.prompt, p.reference, p.part] for p in bench.task.problems]
-    facts = {"identity": bench.identity, "wish": asdict(wish), "space": asdict(space), "problems": asked,
+    asked = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
+    facts = {"identity": session.identity, "wish": asdict(goal), "space": asdict(space), "problems": asked,
              "tests": TESTS_VERSION}  # fmt: skip
     if chosen is not None:
         facts["predictor"] = chosen.predictor.fingerprint
@@ -137,13 +137,13 @@ def _name(bench: Workbench, wish: Wish, space: Space, chosen: Chosen | None) -> 
 
 
 @contextmanager
-def _traced(bench: Workbench, space: Space, hidden: Width | None) -> Iterator[dict[str | None, Traces]]:
+def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[dict[str | None, Traces]]:
     """The first tuning problems, read by each draft."""
-    problems = bench.tuning.problems[:TRACED]
+    problems = session.tuning.problems[:TRACED]
     with ExitStack() as opened:
         yield {
             draft: opened.enter_context(
-                traces_along_target(bench.with_draft(draft), space.divergences, problems, hidden)
+                traces_along_target(session.with_draft(draft), space.divergences, problems, hidden)
             )
             for draft in space.drafts
         }
@@ -164,26 +164,26 @@ def _forecast(
     })  # fmt: skip
 
 
-def _timings(bench: Workbench, wish: Wish, space: Space) -> Timings:
-    costs = tuple(_costs(bench.with_draft(draft), wish) for draft in space.drafts)
-    lossless = bench.configuration(_LOSSLESS, _USUAL_LENGTH, space.drafts[0])
-    batch = bench.tuning.problems[: bench.batch_size]
+def _timings(session: Session, goal: Goal, space: Space) -> Timings:
+    costs = tuple(_costs(session.with_draft(draft), goal) for draft in space.drafts)
+    lossless = session.configuration(_LOSSLESS, _USUAL_LENGTH, space.drafts[0])
+    batch = session.tuning.problems[: session.batch_size]
     began = time.perf_counter()
-    bench.decode.emitted(lossless, batch, bench.batch_size)
+    session.decode.emitted(lossless, batch, session.batch_size)
     return Timings(costs, (time.perf_counter() - began) / len(batch))
 
 
-def _costs(bench: Workbench, wish: Wish) -> CostModel:
-    problems = bench.tuning.problems[:_COSTED]
+def _costs(session: Session, goal: Goal) -> CostModel:
+    problems = session.tuning.problems[:_COSTED]
     return measure_costs(
-        bench.decoder, [p.prompt for p in problems], [p.id for p in problems], bench.task.max_new_tokens,
-        bench.task.stop, batch_size=wish.serve_batch, progress=bench.progress,
+        session.decoder, [p.prompt for p in problems], [p.id for p in problems], session.task.max_new_tokens,
+        session.task.stop, batch_size=goal.serve_batch, progress=session.progress,
     ).model  # fmt: skip
 
 
-def _efforts(bench: Workbench, facts: RunFacts, timed: int, timed_seconds: float) -> tuple[Effort, ...]:
-    seeds = bench.decode.seeds
-    tuning, certification = seeds * len(bench.tuning.problems), seeds * bench.sealed.problems
+def _efforts(session: Session, facts: RunFacts, timed: int, timed_seconds: float) -> tuple[Effort, ...]:
+    seeds = session.decode.seeds
+    tuning, certification = seeds * len(session.tuning.problems), seeds * session.holdout.problems
     return expected_efforts(
         tuning=tuning,
         certification=certification,
@@ -196,15 +196,15 @@ def _efforts(bench: Workbench, facts: RunFacts, timed: int, timed_seconds: float
     )
 
 
-def _check_enough(wish: Wish, bench: Workbench, problems: int, level: float, accuracy: float = 1.0) -> None:
+def _check_enough(goal: Goal, session: Session, problems: int, level: float, accuracy: float = 1.0) -> None:
     """Where nothing is tested, nothing is too little."""
-    if wish.guarantee != "none":
-        out = bench.sealed.whole - problems
-        check_enough(claim_of(wish, problems), problems, level, accuracy, bench.decode.seeds, out)
+    if goal.guarantee != "none":
+        out = session.holdout.whole - problems
+        check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out)
 
 
 def _fastest_for_sd(
-    bench: Workbench, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel], count: int
+    session: Session, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel], count: int
 ) -> tuple[Configuration, ...]:
     """By replay, of all drafts and lengths the best first. Costs are known to some per cent, so where speeds are timed
     two of them are."""
@@ -212,5 +212,5 @@ def _fastest_for_sd(
     for draft, seen in traces.items():
         frame = sweep(seen, ["sd"], draft_lengths=_SD_LENGTHS, costs=costs[draft])
         for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
-            speeds[bench.configuration("sd", int(length), draft)] = float(speed)
+            speeds[session.configuration("sd", int(length), draft)] = float(speed)
     return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])

@@ -20,10 +20,10 @@ from fsd_calib.certification.sequence import Evidence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Interval, Speeds
-from fsd_calib.search.max_accuracy import ReachSpeed
-from fsd_calib.search.max_speed import Chance, KeepAccuracy
-from fsd_calib.search.objective import Goal, retention
-from fsd_calib.search.pareto import Front, Spot, chosen_from, few
+from fsd_calib.search.max_accuracy import MaxAccuracy
+from fsd_calib.search.max_speed import Chance, MaxSpeed
+from fsd_calib.search.objective import Objective, retention
+from fsd_calib.search.pareto import ParetoFront, Spot, chosen_from, few
 from fsd_calib.search.search import freeze, search, tell_recounted
 from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.threshold_profile import Outcome, ThresholdProfile
@@ -45,31 +45,31 @@ class Meter:
     def mark(self) -> None:
         """A step ends here."""
         before = sum(self.steps, Work())
-        total = self.ready.bench.decode.work
+        total = self.ready.session.decode.work
         self.steps.append(Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields}))
 
 
 def find(ready: Prepared) -> ThresholdProfile:
     """Does the long work. What is on the certification part is decoded after the choice is frozen."""
     meter = Meter(ready)
-    baseline = measure_baseline(ready.bench, ready.lossless, _BASELINE)
+    baseline = measure_baseline(ready.session, ready.lossless, _BASELINE)
     if baseline.alone.problems > ready.plan.handful.problems:  # otherwise it was judged already
-        judge(ready.wish, baseline.alone.accuracy, baseline.numerical_churn, ready.bench.progress)
-    wanted = ready.wish.min_speed
+        judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
+    wanted = ready.goal.min_speed
     if wanted is not None:
         timed = _timed(ready)
         if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
             meter.mark()
             return _exported(ready, Found("lossless-suffices"), baseline, timed, meter)
-    alone = ready.bench.tuning.measure(ready.alone)
+    alone = ready.session.tuning.measure(ready.alone)
     meter.mark()
-    goal = _goal(ready, baseline, alone)
-    frozen, trials = _searched(ready, goal, alone)
-    if isinstance(goal, ReachSpeed) and not frozen:
-        frontier, more = _searched(ready, Front(), alone)
+    objective = _objective(ready, baseline, alone)
+    frozen, trials = _searched(ready, objective, alone)
+    if isinstance(objective, MaxAccuracy) and not frozen:
+        frontier, more = _searched(ready, ParetoFront(), alone)
         frozen, trials = frontier[-1:], trials + more
     meter.mark()
-    found = _decided(ready, goal, frozen, baseline)
+    found = _decided(ready, objective, frozen, baseline)
     found.trials = trials
     meter.mark()
     return _exported(ready, found, baseline, _timed(ready, found.chosen, found.opened), meter)
@@ -93,10 +93,10 @@ def _exported(ready: Prepared, found: Found, baseline: Baseline, timed: Timed, m
     outcome, chosen = _timely(ready, found, timed.speeds, sd), found.chosen
     if chosen is None or (outcome == "lossless-suffices" and ready.alone in found.evidence):
         chosen = sd
-    (found.opened or ready.bench.tuning).measure(sd, _SD)
-    ready.bench.tuning.measure(sd, _SD)  # for its forecast
+    (found.opened or ready.session.tuning).measure(sd, _SD)
+    ready.session.tuning.measure(sd, _SD)  # for its forecast
     for configuration in (ready.alone, chosen):
-        ready.bench.tuning.measure(configuration)
+        ready.session.tuning.measure(configuration)
     single = ready.timer.single([ready.alone, sd, chosen], found.opened)
     return to_profile(
         Findings(
@@ -108,7 +108,7 @@ def _exported(ready: Prepared, found: Found, baseline: Baseline, timed: Timed, m
 def _timely(ready: Prepared, found: Found, speeds: Speeds[Configuration], sd: Configuration) -> Outcome:
     """A setting that is slower than was asked for is no success; nor is a lossy one that may be no faster than `sd`,
     where `sd` does what was asked."""
-    wanted = ready.wish.min_speed
+    wanted = ready.goal.min_speed
     if found.chosen is None or found.outcome not in ("certified", "untested"):
         return found.outcome
     if speeds.ratio(found.chosen, sd).low <= 1 and _lossless_meets(ready, speeds.of(sd)):
@@ -118,69 +118,79 @@ def _timely(ready: Prepared, found: Found, speeds: Speeds[Configuration], sd: Co
 
 def _lossless_meets(ready: Prepared, sd: Interval) -> bool:
     """Whether lossless decoding, at this speed, does what was asked, as far as that was to be shown."""
-    wish = ready.wish
-    if wish.min_speed is not None:
-        return sd.value >= wish.min_speed
-    return bool(_lossless_rung(ready)) if wish.acc == "absolute" else _asks_for_no_gain(ready)
+    goal = ready.goal
+    if goal.min_speed is not None:
+        return sd.value >= goal.min_speed
+    return bool(_lossless_rung(ready)) if goal.acc == "absolute" else _asks_for_no_gain(ready)
 
 
 def _asks_for_no_gain(ready: Prepared) -> bool:
     """Whether losing nothing is all that is asked for."""
-    wish = ready.wish
-    return wish.min_acc is not None and wish.min_acc <= 1 and wish.acc == "retention"
+    goal = ready.goal
+    return goal.min_acc is not None and goal.min_acc <= 1 and goal.acc == "retention"
 
 
 def _fastest_sd(ready: Prepared, speeds: Speeds[Configuration]) -> Configuration:
     return max(ready.sds, key=lambda sd: speeds.of(sd).value)
 
 
-def _goal(ready: Prepared, baseline: Baseline, alone: Measurement) -> Goal:
-    wish, problems = ready.wish, ready.bench.sealed.problems
-    if wish.min_acc is not None:
-        level = ready.facts.level(wish.confidence)
-        asked = f"keeping {wish.acc} {wish.min_acc:g}, {wish.guarantee}, {problems} at {level:.6g}"
-        bar = bar_of(wish, problems, level, alone)
-        return KeepAccuracy(_chance(ready), asked, bar, ready.forecast.measured(baseline.lossless))
-    return ReachSpeed(wish.min_speed) if wish.min_speed is not None else Front()
+def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objective:
+    goal, problems = ready.goal, ready.session.holdout.problems
+    if goal.min_acc is not None:
+        level = ready.facts.level(goal.confidence)
+        asked = f"keeping {goal.acc} {goal.min_acc:g}, {goal.guarantee}, {problems} at {level:.6g}"
+        bar = bar_of(goal, problems, level, alone)
+        return MaxSpeed(_chance(ready), asked, bar, ready.forecast.measured(baseline.lossless))
+    return MaxAccuracy(goal.min_speed) if goal.min_speed is not None else ParetoFront()
 
 
 def _chance(ready: Prepared) -> Chance:
-    return chance_of(ready.wish, ready.bench.sealed.problems, ready.facts.level(ready.wish.confidence))
+    return chance_of(ready.goal, ready.session.holdout.problems, ready.facts.level(ready.goal.confidence))
 
 
-def _searched(ready: Prepared, goal: Goal, alone: Measurement) -> tuple[list[Configuration], int]:
+def _searched(ready: Prepared, objective: Objective, alone: Measurement) -> tuple[list[Configuration], int]:
     """What is frozen, safest first, and how many trials that took. A study for each attempt and goal."""
-    bench, name = ready.bench.tuning, study_name(ready, goal)
+    session, name = ready.session.tuning, study_name(ready, objective)
     searched = search(
-        bench, alone, ready.forecast, ready.space, goal, ready.storage, name, ready.trials, ready.bench.progress
+        session,
+        alone,
+        ready.forecast,
+        ready.space,
+        objective,
+        ready.storage,
+        name,
+        ready.trials,
+        ready.session.progress,
     )
     for line in searched.skipped:
-        ready.bench.progress.note(line)
+        ready.session.progress.note(line)
     for tried in searched.tried:  # in an earlier process or by another worker too: the curve shows them all
-        bench.measure(tried.configuration, tried.problems)
-    frozen = freeze(searched, ready.space, bench, alone, ready.forecast, goal)
+        session.measure(tried.configuration, tried.problems)
+    frozen = freeze(searched, ready.space, session, alone, ready.forecast, objective)
     for configuration in frozen:  # what is worth a test is told by all of the part
-        bench.measure(configuration)
-    tell_recounted(searched, bench, alone, ready.forecast, ready.storage, name)
+        session.measure(configuration)
+    tell_recounted(searched, session, alone, ready.forecast, ready.storage, name)
     return frozen, len(searched.tried)
 
 
-def _decided(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline) -> Found:
+def _decided(ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline) -> Found:
     """Tests what is worth an attempt, and no more."""
-    asked = [*_lossless_rung(ready), *_worth_testing(ready, goal, frozen, baseline)]
-    if isinstance(goal, Front):
-        return Found("front") if ready.wish.guarantee == "none" or not asked else _bounded(ready, _spread(ready, asked))
+    asked = [*_lossless_rung(ready), *_worth_testing(ready, objective, frozen, baseline)]
+    if isinstance(objective, ParetoFront):
+        return Found("front") if ready.goal.guarantee == "none" or not asked else _bounded(ready, _spread(ready, asked))
     if not asked:
-        return _nothing_to_test(ready, goal, frozen, baseline)
-    if ready.wish.guarantee == "none":
+        return _nothing_to_test(ready, objective, frozen, baseline)
+    if ready.goal.guarantee == "none":
         return Found(*_named(ready, "untested", asked[-1]))
     return _tested(ready, asked)
 
 
-def _nothing_to_test(ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline) -> Found:
+def _nothing_to_test(
+    ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline
+) -> Found:
     if _asks_for_no_gain(ready) and not _faster(ready, frozen, baseline):
         return Found("lossless-suffices")
-    return Found("too-slow" if isinstance(goal, ReachSpeed) else "not-certified", next(iter(frozen), None))
+    return Found("too-slow" if isinstance(objective, MaxAccuracy) else "not-certified", next(iter(frozen), None))
 
 
 def _tested(ready: Prepared, asked: Sequence[Configuration]) -> Found:
@@ -195,7 +205,7 @@ def _tested(ready: Prepared, asked: Sequence[Configuration]) -> Found:
 
 def _fastest(ready: Prepared, passed: Sequence[Configuration]) -> list[Configuration]:
     """Of what is certified jointly those that may be the fastest by the clock, as rounds and their costs tell."""
-    speeds = {c: ready.forecast.measured(ready.bench.tuning.measure(c)) for c in passed if c != ready.alone}
+    speeds = {c: ready.forecast.measured(ready.session.tuning.measure(c)) for c in passed if c != ready.alone}
     close = [c for c in speeds if speeds[c] >= _CLOSE * max(speeds.values())]
     return sorted(close, key=lambda c: -speeds[c])[:_CONTEST] or list(passed)
 
@@ -207,8 +217,8 @@ def _bounded(ready: Prepared, asked: Sequence[Configuration]) -> Found:
 
 def _opened(ready: Prepared, asked: Sequence[Configuration]) -> Opened:
     """From here on the attempt is spent."""
-    claim = claim_of(ready.wish, ready.bench.sealed.problems)
-    return ready.bench.sealed.open(asked, ready.alone, claim, ready.wish.confidence, ready.facts.run)
+    claim = claim_of(ready.goal, ready.session.holdout.problems)
+    return ready.session.holdout.open(asked, ready.alone, claim, ready.goal.confidence, ready.facts.run)
 
 
 def _named(ready: Prepared, outcome: Outcome, best: Configuration) -> tuple[Outcome, Configuration | None]:
@@ -224,37 +234,37 @@ def _lossless_rung(ready: Prepared) -> list[Configuration]:
 
     `sd` has its law, so what holds of the target's texts holds of `sd`; of these very draws only where it is greedy.
     """
-    wish = ready.wish
-    others = wish.guarantee == "dataset" and not ready.bench.decoder.sampling.greedy
-    if wish.acc == "retention" or others or wish.min_acc is None:
+    goal = ready.goal
+    others = goal.guarantee == "dataset" and not ready.session.decoder.sampling.greedy
+    if goal.acc == "retention" or others or goal.min_acc is None:
         return []
-    alone = ready.bench.tuning.measure(ready.alone)
+    alone = ready.session.tuning.measure(ready.alone)
     return [ready.alone] if _chance(ready)(alone, alone) >= _EVEN else []
 
 
 def _worth_testing(
-    ready: Prepared, goal: Goal, frozen: Sequence[Configuration], baseline: Baseline
+    ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline
 ) -> list[Configuration]:
     """Those with a chance to be what was asked for; others would only spend an attempt."""
-    if isinstance(goal, KeepAccuracy):
-        least = goal.wanted if ready.wish.guarantee == "none" else HOPELESS
-        alone = ready.bench.tuning.measure(ready.alone)
+    if isinstance(objective, MaxSpeed):
+        least = objective.wanted if ready.goal.guarantee == "none" else HOPELESS
+        alone = ready.session.tuning.measure(ready.alone)
         faster = _faster(ready, frozen, baseline)
-        return [c for c in faster if goal.chance(ready.bench.tuning.measure(c), alone) >= least]
-    if isinstance(goal, ReachSpeed):
-        return [c for c in frozen if ready.forecast.measured(ready.bench.tuning.measure(c)) >= goal.wanted]
+        return [c for c in faster if objective.chance(ready.session.tuning.measure(c), alone) >= least]
+    if isinstance(objective, MaxAccuracy):
+        return [c for c in frozen if ready.forecast.measured(ready.session.tuning.measure(c)) >= objective.wanted]
     return _faster(ready, frozen, baseline)
 
 
 def _faster(ready: Prepared, frozen: Sequence[Configuration], baseline: Baseline) -> list[Configuration]:
     """Than lossless decoding, as far as rounds and their costs tell."""
     lossless = ready.forecast.measured(baseline.lossless)
-    return [c for c in frozen if ready.forecast.measured(ready.bench.tuning.measure(c)) > lossless]
+    return [c for c in frozen if ready.forecast.measured(ready.session.tuning.measure(c)) > lossless]
 
 
 def _spread(ready: Prepared, front: Sequence[Configuration]) -> list[Configuration]:
     """Few enough to be bounded together: first where users choose, spread in retention and speed."""
-    alone, seen = ready.bench.tuning.measure(ready.alone), [ready.bench.tuning.measure(c) for c in front]
+    alone, seen = ready.session.tuning.measure(ready.alone), [ready.session.tuning.measure(c) for c in front]
     spots = [Spot(retention(m, alone), ready.forecast.measured(m)) for m in seen]
     return [front[i] for i in few(spots, _FRONT, chosen_from(alone.problems))]
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
 
 from fsd_calib.certification.attempt_ledger import Run, attempt_level
-from fsd_calib.certification.holdout import Sealed
+from fsd_calib.certification.holdout import Holdout
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.parts import Amount, Natural, Part
 
@@ -60,11 +60,11 @@ class RunFacts(Part):
         return Run(self.name, self.model_dump_json())
 
 
-def begun(folder: Path | None, name: str, sealed: Sealed, measure: Callable[[], Timings]) -> RunFacts:
+def begun(folder: Path | None, name: str, holdout: Holdout, measure: Callable[[], Timings]) -> RunFacts:
     """Of the run `name`, as this folder has it, else as the ledger has it; where neither knows it, it begins now."""
 
     def found() -> RunFacts:
-        return _remembered(sealed, name) or _measured(name, measure, sealed.next_attempt)
+        return _remembered(holdout, name) or _measured(name, measure, holdout.next_attempt)
 
     if folder is None:
         return found()
@@ -81,8 +81,8 @@ def _measured(name: str, measure: Callable[[], Timings], attempt: int) -> RunFac
     )  # fmt: skip
 
 
-def _remembered(sealed: Sealed, name: str) -> RunFacts | None:
-    facts = sealed.facts_of(name)
+def _remembered(holdout: Holdout, name: str) -> RunFacts | None:
+    facts = holdout.facts_of(name)
     if facts is None:
         return None
     try:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fsd_calib.certification.attempt_ledger import Ledger
-from fsd_calib.certification.holdout import Sealed, Tuned
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.holdout import Holdout, Tuned
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench, CachedDecode
-from fsd_calib.measuring.result_cache import Store
+from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.parts import parts_of
@@ -28,20 +28,20 @@ _LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
 
 
 @dataclass(frozen=True)
-class Workbench:
+class Session:
     decoder: SpeculativeDecoder  # of the first draft
     task: Task
-    decode: CachedDecode
+    decode: CachedDecoder
     identity: str  # what decides texts beside prompts and what is searched: both models, sampling, seeds, versions
-    tuning: Bench
+    tuning: Evaluator
     tuned: Tuned
-    sealed: Sealed
+    holdout: Holdout
     batch_size: int
     cache: Path | None  # folder; None keeps nothing
     progress: Progress
     drafts: Mapping[str, SpeculativeDecoder] = field(default_factory=dict)  # by name, where there are several
 
-    def with_draft(self, name: str | None) -> Workbench:
+    def with_draft(self, name: str | None) -> Session:
         """The same where `decoder` drafts with the model of that name; None: with the only one."""
         if name is None:
             return self
@@ -52,25 +52,25 @@ class Workbench:
         """The decoder that runs a configuration."""
         return self.with_draft(configuration.draft).decoder
 
-    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Workbench:
+    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Session:
         """The same, where fuzzy rules' drafts follow their divergence's policy; nothing is measured yet."""
         decode, names = self.decode.stopping_early(policies), {d: policy.identity for d, policy in policies.items()}
         how = f"stopping drafts by {json.dumps(names, sort_keys=True)} "
         return replace(
-            self, decode=decode, identity=self.identity + how, sealed=self.sealed.decoded_by(decode, how),
-            tuning=Bench(self.tuned.before(decode), self.tuning.problems, self.tuning.part),
+            self, decode=decode, identity=self.identity + how, holdout=self.holdout.decoded_by(decode, how),
+            tuning=Evaluator(self.tuned.before(decode), self.tuning.problems, self.tuning.part),
         )  # fmt: skip
 
-    def certifying(self, run: str, trained: Collection[int]) -> Workbench:
+    def certifying(self, run: str, trained: Collection[int]) -> Session:
         """The same, its certification part for the run of that name, see `Sealed.of_run`."""
-        sealed = self.sealed.of_run(run, trained)
-        out = self.sealed.problems - sealed.problems
+        holdout = self.holdout.of_run(run, trained)
+        out = self.holdout.problems - holdout.problems
         if out:
             self.progress.note(
-                f"{out} of {self.sealed.problems} certification problems were tuned"
+                f"{out} of {self.holdout.problems} certification problems were tuned"
                 f"{' or trained' if trained else ''} on before and are left out"
             )
-        return replace(self, sealed=sealed)
+        return replace(self, holdout=holdout)
 
     def configuration(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Configuration:
         """Of a rule without a threshold."""
@@ -78,10 +78,10 @@ class Workbench:
 
 
 @contextmanager
-def opened(
+def open_session(
     decoder: SpeculativeDecoder, task: Task, batch_size: int, seeds: int, cache: Path | None, progress: Progress,
     state: Path | None, drafts: Mapping[str, SpeculativeDecoder] | None = None,
-) -> Iterator[Workbench]:  # fmt: skip
+) -> Iterator[Session]:  # fmt: skip
     """A workbench whose files are closed in the end.
 
     Args:
@@ -96,21 +96,21 @@ def opened(
     for note in parts.notes:
         progress.note(note)
     family = ModelInfo.of(decoder.target).fingerprint
-    with Store(cache and cache / "decodings.sqlite") as store, Ledger(state and state / _LEDGER) as ledger:
+    with ResultCache(cache and cache / "decodings.sqlite") as store, AttemptLedger(state and state / _LEDGER) as ledger:
         if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
             progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
         ledger.tuned_on_repeats(family, parts.repeats)
-        decode = CachedDecode(decoder, task, store, batch_size, progress, seeds, drafts)
+        decode = CachedDecoder(decoder, task, store, batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         identity = " and ".join(_identity(decoder, decode, name) for name in names)
         tuned = Tuned(ledger, family)
-        sealed = Sealed(Bench(decode, parts.certification, "certification"), ledger, family, identity)
-        yield Workbench(
-            decoder, task, decode, identity, Bench(tuned.before(decode), parts.tuning, "tuning"), tuned, sealed,
+        holdout = Holdout(Evaluator(decode, parts.certification, "certification"), ledger, family, identity)
+        yield Session(
+            decoder, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
             batch_size, cache, progress, drafts or {},
         )  # fmt: skip
 
 
-def _identity(decoder: SpeculativeDecoder, decode: CachedDecode, draft: str | None) -> str:
+def _identity(decoder: SpeculativeDecoder, decode: CachedDecoder, draft: str | None) -> str:
     drafting = Configuration(rule_named(decoder.rule).lossless, decoder.divergence, 1, draft=draft)
     return f"{decode.key(drafting).json} with {decode.seeds} seeds "

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 import torch
 
-from fsd_calib.calibration.goal import Wish
-from fsd_calib.calibration.session import Workbench
+from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import Opened
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.interleaved import MachineLoad, machine_load, measure_speeds, pieces
@@ -38,7 +38,7 @@ _MOST, _MOST_OF_SEVERAL = 51, 40  # of one stream, and of each of several
 
 
 @dataclass(frozen=True)
-class TimingAsked:
+class TimingRequest:
     """What a user asks for, and where the models come from.
 
     Raises:
@@ -58,23 +58,23 @@ class TimingAsked:
                     "cannot load: give its path or hub id, or time with 'run'"
                 )
 
-    def check(self, wish: Wish) -> None:
+    def check(self, goal: Goal) -> None:
         """UsageError: the wish's answer is a timing, and nothing is to be timed."""
-        if self.way == "none" and wish.min_speed is not None:
+        if self.way == "none" and goal.min_speed is not None:
             raise UsageError(
-                f"--min-speed is {wish.min_speed:g}, and whether that is reached is timed, which --no-timing forbids; "
+                f"--min-speed is {goal.min_speed:g}, and whether that is reached is timed, which --no-timing forbids; "
                 "leave one of the two out"
             )
 
-    def check_enough(self, bench: Workbench, streams: int) -> None:
+    def check_enough(self, session: Session, streams: int) -> None:
         """UsageError: too few for so many streams; better now than after the work."""
         if self.way != "none":
-            pieces(bench.tuning.problems[: problems_to_time(problems_of(bench), streams)], streams)
+            pieces(session.tuning.problems[: problems_to_time(problems_of(session), streams)], streams)
 
 
-def problems_of(bench: Workbench) -> int:
+def problems_of(session: Session) -> int:
     """In both parts."""
-    return len(bench.tuning.problems) + bench.sealed.problems
+    return len(session.tuning.problems) + session.holdout.problems
 
 
 def problems_to_time(problems: int, streams: int) -> int:
@@ -108,9 +108,9 @@ class Timer:
         early_stop: the folder of the predictor that ends drafts early, and what it weighs.
     """
 
-    bench: Workbench
-    wish: Wish
-    asked: TimingAsked
+    session: Session
+    goal: Goal
+    asked: TimingRequest
     forecast: Forecast
     early_stop: tuple[Path, EarlyStopInfo] | None = None
 
@@ -124,19 +124,19 @@ class Timer:
             return self._untimed()
         load = machine_load()
         if load is not None and load.busy:
-            self.bench.progress.note(
+            self.session.progress.note(
                 f"the machine is busy (load {load.average:.1f} on {load.cores} cores as timing begins): speeds may "
                 "come out low"
             )
-        part, problems = self._problems(self.wish.serve_batch, opened)
-        return Timed(self._speeds(configurations, problems, self.wish.serve_batch), part, load)
+        part, problems = self._problems(self.goal.serve_batch, opened)
+        return Timed(self._speeds(configurations, problems, self.goal.serve_batch), part, load)
 
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
         """By the clock, on tuning problems that no printed speed is of, since the fastest of several was lucky too; the
         first where nothing is to be timed, or too few problems are left for it."""
-        streams = self.wish.serve_batch
+        streams = self.goal.serve_batch
         count = self._count(streams)
-        others = self.bench.tuning.problems[count : 2 * count]  # the first so many may give what is printed
+        others = self.session.tuning.problems[count : 2 * count]  # the first so many may give what is printed
         if self.asked.way == "none" or len(configurations) == 1 or len(others) < _FEWEST_OTHERS * streams:
             return configurations[0]
         speeds = self._speeds(configurations, others, streams)
@@ -144,14 +144,14 @@ class Timer:
 
     def foretold(self, configuration: Configuration) -> float:
         """Its forecast: tokens/s of one stream by the rounds it took on all tuning problems that it was decoded on."""
-        return self.forecast.measured(self.bench.tuning.counted(configuration))
+        return self.forecast.measured(self.session.tuning.counted(configuration))
 
     def single(self, configurations: Sequence[Configuration], opened: Opened | None) -> Speeds[Configuration] | None:
         """With one stream, on fewer problems of the same part, beside the several that are served; None: one is
         served, or nothing is to be timed."""
         if not self._single:
             return None
-        _, problems = self._problems(self.wish.serve_batch, opened)
+        _, problems = self._problems(self.goal.serve_batch, opened)
         return self._speeds(configurations, problems[: self._single], 1)
 
     def effort(self, seconds: float) -> tuple[int, float]:
@@ -159,8 +159,8 @@ class Timer:
         Alone it takes at most as long as all of them side by side."""
         if self.asked.way == "none":
             return 0, 0.0
-        streams, single = self.wish.serve_batch, self._single
-        there_are = max(len(self.bench.tuning.problems), self.bench.sealed.problems)
+        streams, single = self.goal.serve_batch, self._single
+        there_are = max(len(self.session.tuning.problems), self.session.holdout.problems)
         served = min(self._count(streams), there_are)
         processes = _PROCESSES if self.asked.way == "careful" else 1
         each = seconds * (served + single * streams) / (served + single)
@@ -169,22 +169,22 @@ class Timer:
     @property
     def _single(self) -> int:
         """Problems timed with one stream beside several."""
-        if self.asked.way == "none" or self.wish.serve_batch == 1:
+        if self.asked.way == "none" or self.goal.serve_batch == 1:
             return 0
         return min(self._count(1), _SINGLE)
 
     def _count(self, streams: int) -> int:
-        return problems_to_time(problems_of(self.bench), streams)
+        return problems_to_time(problems_of(self.session), streams)
 
     def _problems(self, streams: int, opened: Opened | None) -> tuple[Part, Sequence[Problem]]:
         """Of the tuning part where the other is sealed, or too small."""
         count = self._count(streams)
-        tuning, certification = self.bench.tuning.problems[:count], () if opened is None else opened.problems[:count]
+        tuning, certification = self.session.tuning.problems[:count], () if opened is None else opened.problems[:count]
         return ("tuning", tuning) if len(certification) < len(tuning) else ("certification", certification)
 
     def _untimed(self) -> Timed:
         def told(configuration: Configuration) -> float:
-            self.bench.tuning.measure(configuration, _COUNTED)
+            self.session.tuning.measure(configuration, _COUNTED)
             return self.foretold(configuration)
 
         return Timed(ForecastSpeeds[Configuration](told), "tuning")
@@ -192,24 +192,24 @@ class Timer:
     def _speeds(
         self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int
     ) -> Speeds[Configuration]:
-        bench = self.bench
+        session = self.session
         if self.asked.way == "careful":
-            models = [bench.decoder.target, bench.decoder.draft, *(d.draft for d in bench.drafts.values())]
-            return timed_afresh(self._job(configurations, problems, streams), _PROCESSES, models, bench.progress)
+            models = [session.decoder.target, session.decoder.draft, *(d.draft for d in session.drafts.values())]
+            return timed_afresh(self._job(configurations, problems, streams), _PROCESSES, models, session.progress)
 
         def emitted(configuration: Configuration, piece: Sequence[Problem]) -> int:
-            return bench.decode.emitted(configuration, piece, streams)
+            return session.decode.emitted(configuration, piece, streams)
 
         return measure_speeds(
-            emitted, configurations, problems, streams=streams, confidence=self.wish.confidence,
-            progress=bench.progress,
+            emitted, configurations, problems, streams=streams, confidence=self.goal.confidence,
+            progress=session.progress,
         )  # fmt: skip
 
     def _job(self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int) -> Job:
-        decoder, task = self.bench.decoder, self.bench.task
+        decoder, task = self.session.decoder, self.session.task
         return Job(
             sources=self.asked.sources, sampling=decoder.sampling, criterion=decoder.criterion, seed=decoder.seed,
             problems=problems, max_new_tokens=task.max_new_tokens, stop=task.stop, configurations=configurations,
-            keys=[self.bench.decode.key(c).json for c in configurations], early_stop=self.early_stop, streams=streams,
-            confidence=self.wish.confidence, threads=torch.get_num_threads(),
+            keys=[self.session.decode.key(c).json for c in configurations], early_stop=self.early_stop, streams=streams,
+            confidence=self.goal.confidence, threads=torch.get_num_threads(),
         )  # fmt: skip

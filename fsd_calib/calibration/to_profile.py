@@ -81,27 +81,27 @@ class Findings:
 
     def measured(self, configuration: Configuration) -> Measurement:
         """On the certification part where it was decoded there, else on the tuning part."""
-        for bench in ([self.opened] if self.opened else []) + [self.ready.bench.tuning]:
-            found = [m for m in bench.measured() if m.configuration == configuration]
+        for session in ([self.opened] if self.opened else []) + [self.ready.session.tuning]:
+            found = [m for m in session.measured() if m.configuration == configuration]
             if found:
                 return found[0]
         raise ValueError(f"{configuration} was measured nowhere")
 
     def alone(self, like: Measurement) -> Measurement:
         """The target on the same problems."""
-        bench = self.opened if self.opened and like.part == "certification" else self.ready.bench.tuning
-        return bench.measure(self.ready.alone, like.problems)
+        session = self.opened if self.opened and like.part == "certification" else self.ready.session.tuning
+        return session.measure(self.ready.alone, like.problems)
 
 
 def to_profile(found: Findings) -> ThresholdProfile:
     """The profile of a calibration; a threshold only where the wish was granted, or its test waived."""
     ready, chosen = found.ready, found.chosen
-    decoder = ready.bench.draft_of(found.followed)
+    decoder = ready.session.draft_of(found.followed)
     fuzzy = found.measured(chosen)
     return ThresholdProfile(
         created=ready.facts.started,
         outcome=found.outcome,
-        task=ready.bench.task.name,
+        task=ready.session.task.name,
         data=_data(ready),
         target=ModelInfo.of(decoder.target),
         draft=ModelInfo.of(decoder.draft),
@@ -117,7 +117,7 @@ def to_profile(found: Findings) -> ThresholdProfile:
         sd_draft=_other_draft(found, found.sd),
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
-        seeds=ready.bench.decode.seeds,
+        seeds=ready.session.decode.seeds,
         lossy=found.lossy,
         curve=list(_curve(found)),
         certificate=_certificate(found),
@@ -127,12 +127,12 @@ def to_profile(found: Findings) -> ThresholdProfile:
         ),
         speed=_speed(found),
         estimate=_estimate(found, fuzzy),
-        costs=CostInfo(**ready.costs_of(found.followed).model_dump(), batch=ready.wish.serve_batch),
+        costs=CostInfo(**ready.costs_of(found.followed).model_dump(), batch=ready.goal.serve_batch),
         numerical_churn=found.baseline.numerical_churn,
-        truncation=_truncation(ready.bench.task.max_new_tokens, found.alone(fuzzy), fuzzy),
+        truncation=_truncation(ready.session.task.max_new_tokens, found.alone(fuzzy), fuzzy),
         acceptance=_acceptance(fuzzy) if found.lossy else None,  # of what decoders of the profile run
         other_drafts=tuple(
-            ModelInfo.of(other.draft) for other in ready.bench.drafts.values() if other.draft is not decoder.draft
+            ModelInfo.of(other.draft) for other in ready.session.drafts.values() if other.draft is not decoder.draft
         ),
         early_stop=ready.early_stop,
         effort=_effort(found),
@@ -143,19 +143,19 @@ def to_profile(found: Findings) -> ThresholdProfile:
 
 
 def _data(ready: Prepared) -> DataInfo:
-    given = any(problem.part is not None for problem in ready.bench.task.problems)
+    given = any(problem.part is not None for problem in ready.session.task.problems)
     return DataInfo(
-        source=ready.bench.task.source,
-        fingerprint=ready.bench.task.fingerprint,
+        source=ready.session.task.source,
+        fingerprint=ready.session.task.fingerprint,
         split="given" if given else "content-hash",
-        tuning=len(ready.bench.tuning.problems),
-        certification=ready.bench.sealed.problems,
+        tuning=len(ready.session.tuning.problems),
+        certification=ready.session.holdout.problems,
     )
 
 
 def _certificate(found: Findings) -> Certificate:
     """Of the chosen configuration; without counts where nothing was decoded on the certification part."""
-    wish, opened, (evidence, lossless) = found.ready.wish, found.opened, found.certifying
+    goal, opened, (evidence, lossless) = found.ready.goal, found.opened, found.certifying
     shown = {} if evidence is None else {
         "retention": evidence.paired.retention if evidence.paired.target.any() else None,
         "lower_bound": evidence.lower_bound,
@@ -164,13 +164,13 @@ def _certificate(found: Findings) -> Certificate:
         "problems": evidence.paired.problems,
         "lossless": lossless,
         **asdict(evidence.outcomes),
-        **({} if lossless or opened is None else _beside(evidence.paired, opened, wish.confidence)),
+        **({} if lossless or opened is None else _beside(evidence.paired, opened, goal.confidence)),
     }  # fmt: skip
     nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
     return Certificate.model_validate(
         {
-            **nothing, **shown, "certified": found.outcome == "certified", "wanted": wish.min_acc, "acc": wish.acc,
-            "confidence": wish.confidence, "guarantee": wish.guarantee, "seeds": found.ready.bench.decode.seeds,
+            **nothing, **shown, "certified": found.outcome == "certified", "wanted": goal.min_acc, "acc": goal.acc,
+            "confidence": goal.confidence, "guarantee": goal.guarantee, "seeds": found.ready.session.decode.seeds,
             "method": _method(found),
             "attempt": opened.attempt.number if opened else None,
             "delta": opened.delta if opened else None,
@@ -205,11 +205,11 @@ def _method(found: Findings) -> str:
 
 
 def _speed(found: Findings) -> Speed:
-    wish, timed, single = found.ready.wish, found.timed, found.single
+    goal, timed, single = found.ready.goal, found.timed, found.single
     load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
     return Speed.model_validate(
         {
-            **_figures(found, timed.speeds), **load, "batch": wish.serve_batch, "wanted": wish.min_speed,
+            **_figures(found, timed.speeds), **load, "batch": goal.serve_batch, "wanted": goal.min_speed,
             "part": timed.part, "processes": timed.speeds.processes, "forecast": _forecasts(found),
             "single": None if single is None else _figures(found, single),
         }
@@ -231,7 +231,7 @@ def _figures(found: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
         return told
     made |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
     ends = {name: (speed.low, speed.high) for name, speed in made.items()}
-    return told | {"intervals": {**ends, "confidence": found.ready.wish.confidence}}
+    return told | {"intervals": {**ends, "confidence": found.ready.goal.confidence}}
 
 
 def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
@@ -261,8 +261,8 @@ def _effort(found: Findings) -> Effort:
 
 def _curve(found: Findings) -> Iterator[CurvePoint]:
     """Every configuration on every part it was decoded on, against the target on the same problems of the part."""
-    for bench in [found.ready.bench.tuning] + ([found.opened] if found.opened else []):
-        for measured in sorted(bench.measured(), key=_order):
+    for session in [found.ready.session.tuning] + ([found.opened] if found.opened else []):
+        for measured in sorted(session.measured(), key=_order):
             fuzzy = measured.configuration.threshold is not None
             yield _point(found, measured, found.evidence.get(measured.configuration) if fuzzy else None)
 
@@ -288,7 +288,7 @@ def _point(found: Findings, measured: Measurement, evidence: Evidence | None) ->
         source=measured.part,
         counts=Counts(**asdict(paired.outcomes)) if tested else None,
         simultaneous=tested is not None and found.outcome == "front",
-        seeds=found.ready.bench.decode.seeds,
+        seeds=found.ready.session.decode.seeds,
     )
 
 

@@ -41,7 +41,7 @@ def next_number(entries: Sequence[Entry], asked: Numbers) -> int:
 __all__ = ["Attempt", "Ledger", "Run"]
 
 
-class Ledger:
+class AttemptLedger:
     """A ledger in a file, or in memory for who keeps none.
 
     A family is a target, by its fingerprint: drafts, divergences, T and the name of the task are choices. Problems are
@@ -167,7 +167,7 @@ class Ledger:
 class Attempt:
     """One attempt on a certification part, decided once. `number`: 1 is the first on its problems."""
 
-    def __init__(self, ledger: Ledger, entry: Entry) -> None:
+    def __init__(self, ledger: AttemptLedger, entry: Entry) -> None:
         self.number, self.verdict = entry.number, entry.verdict
         self._ledger, self._entry = ledger, entry
         self._decided = False

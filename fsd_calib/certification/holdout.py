@@ -7,10 +7,10 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, astuple
 
-from fsd_calib.certification.attempt_ledger import Attempt, Ledger, Run
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run
 from fsd_calib.certification.sequence import Claim, Evidence, Paired, Verdict, bound_together, certify_sequence
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench, Decode
+from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
 from fsd_calib.tasks.base import Problem
 from fsd_decoding.errors import UsageError
@@ -23,7 +23,7 @@ _PORTIONS = 8  # of the part, between looks at whether a decision can still chan
 _LEAST = 2  # problems
 
 
-class Sealed:
+class Holdout:
     """Hands out the certification part once the frozen sequence is in the ledger.
 
     Args:
@@ -33,9 +33,11 @@ class Sealed:
         whole: how many problems there were before some were left out; None: this many.
     """
 
-    def __init__(self, bench: Bench, ledger: Ledger, family: str, identity: str, whole: int | None = None) -> None:
-        self._bench, self._ledger, self._family, self._identity = bench, ledger, family, identity
-        self.whole = len(bench.problems) if whole is None else whole
+    def __init__(
+        self, evaluator: Evaluator, ledger: AttemptLedger, family: str, identity: str, whole: int | None = None
+    ) -> None:
+        self._bench, self._ledger, self._family, self._identity = evaluator, ledger, family, identity
+        self.whole = len(evaluator.problems) if whole is None else whole
 
     @property
     def problems(self) -> int:
@@ -58,7 +60,7 @@ class Sealed:
         """What the ledger remembers of the run of that name; None: nothing."""
         return self._ledger.facts_of(self._family, run)
 
-    def of_run(self, run: str, trained: Collection[int] = ()) -> Sealed:
+    def of_run(self, run: str, trained: Collection[int] = ()) -> Holdout:
         """The part for the run of that name, without problems that had a say in a choice.
 
         A run whose attempt is decided has the problems of that attempt again, whatever was tuned on since.
@@ -80,11 +82,11 @@ class Sealed:
                 f"{self.problems - len(left)} of {self.problems} certification problems were tuned or trained on "
                 f"before, which leaves {len(left)} to certify on; give others"
             )
-        return self._with(Bench(self._bench.decode, left, self._bench.part))
+        return self._with(Evaluator(self._bench.decode, left, self._bench.part))
 
-    def decoded_by(self, decode: Decode, how: str) -> Sealed:
+    def decoded_by(self, decode: Decode, how: str) -> Holdout:
         """The same part in the hands of another decoding, which makes other attempts of it."""
-        return self._with(Bench(decode, self._bench.problems, self._bench.part), how)
+        return self._with(Evaluator(decode, self._bench.problems, self._bench.part), how)
 
     def open(
         self,
@@ -104,8 +106,8 @@ class Sealed:
         attempt = self._ledger.open(self._family, self._bench.problems, told, run)
         return Opened(self._bench, frozen, alone, claim, attempt, attempt.level(confidence))
 
-    def _with(self, bench: Bench, how: str = "") -> Sealed:
-        return Sealed(bench, self._ledger, self._family, self._identity + how, self.whole)
+    def _with(self, evaluator: Evaluator, how: str = "") -> Holdout:
+        return Holdout(evaluator, self._ledger, self._family, self._identity + how, self.whole)
 
 
 class Opened:
@@ -113,7 +115,7 @@ class Opened:
 
     def __init__(
         self,
-        bench: Bench,
+        evaluator: Evaluator,
         frozen: Sequence[Configuration],
         alone: Configuration,
         claim: Claim,
@@ -121,7 +123,7 @@ class Opened:
         delta: float,
     ) -> None:
         self.frozen, self.alone, self.claim, self.attempt, self.delta = tuple(frozen), alone, claim, attempt, delta
-        self._bench = bench
+        self._bench = evaluator
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -176,7 +178,7 @@ def _fingerprint(problems: Sequence[Problem]) -> str:
 class Tuned:
     """What this process told of one family; a problem is told once."""
 
-    def __init__(self, ledger: Ledger, family: str) -> None:
+    def __init__(self, ledger: AttemptLedger, family: str) -> None:
         self._ledger, self._family = ledger, family
         self._told: set[int] = set()
 

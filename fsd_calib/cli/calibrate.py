@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.cli.console import (
     NOT_MET,
     RunInterruptedError,
@@ -235,7 +235,7 @@ def command(
     if show_prompt:
         print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
         return
-    wish = Wish(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
+    goal = Goal(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
     way = _way(timing, no_timing)
     check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds})
     lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
@@ -263,7 +263,7 @@ def command(
     quiet_transformers()
     large, small = _models(task, target, draft)
     calibration = Calibration(
-        task, large, small, wish, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
+        task, large, small, goal, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
         sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
         batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, state=state, storage=storage,
         progress=stderr_progress(), predictor=predictor, policies=policies, timing=way,

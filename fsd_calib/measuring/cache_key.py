@@ -53,7 +53,7 @@ class Asking(Protocol):
 
 
 @dataclass(frozen=True)
-class Key:
+class CacheKey:
     """Only what has a say: a rule that does not draft has no draft, greedy decoding no seed.
 
     A policy belongs to fuzzy rules: what they are compared with is lossless decoding as it is. One that moves T is
@@ -106,7 +106,7 @@ class Key:
         return None if identity is None else policy_named(identity)
 
 
-class Keys:
+class CacheKeys:
     """The keys of one decoder's configurations on one task. Reads the models' fingerprints once, when it is made.
 
     Args:
@@ -127,7 +127,7 @@ class Keys:
         self._decoder, self._task, self._policies = decoder, task, policies or {}
         self._models = _models(decoder)
 
-    def of(self, configuration: Configuration, seed: int) -> Key:
+    def of(self, configuration: Configuration, seed: int) -> CacheKey:
         """UsageError: the configuration has a threshold and its rule none, or the other way round."""
         rule, criterion, sampling = rule_named(configuration.rule), self._decoder.criterion, self._decoder.sampling
         if rule.fuzzy != (configuration.threshold is not None):
@@ -139,7 +139,7 @@ class Keys:
         if configuration.policy is not None:
             measure[_SCALED] = configuration.policy
         support = {"within_support": criterion.within_support}
-        return Key(
+        return CacheKey(
             rule=rule.name,
             draft_length=configuration.draft_length if rule.drafts else None,
             divergence=(measure | support if rule.bounds_divergence else support) if rule.fuzzy else None,

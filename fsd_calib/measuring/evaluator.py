@@ -9,10 +9,10 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fsd_calib.measuring.cache_key import Key, Keys
+from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
-from fsd_calib.measuring.result_cache import Asked, Kept, Store
+from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
 from fsd_calib.progress import Advance, Progress, Silent
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.split import Part
@@ -32,7 +32,7 @@ Decode = Callable[[Configuration, Sequence[Problem]], Sequence[Seeds]]
 """Decodings of problems, in their order, graded."""
 
 
-class Bench:
+class Evaluator:
     """The problems of one part, in one order."""
 
     def __init__(self, decode: Decode, problems: Sequence[Problem], part: Part) -> None:
@@ -56,7 +56,7 @@ class Bench:
         return [self.counted(c) for c, done in self._done.items() if done]
 
 
-class CachedDecode:
+class CachedDecoder:
     """A `bench.Decode`: what the cache does not answer is decoded, each result kept as soon as it is finished.
 
     Grades are not kept but given anew, so that a mended grader takes effect.
@@ -72,7 +72,7 @@ class CachedDecode:
         self,
         decoder: SpeculativeDecoder,
         task: Task,
-        store: Store,
+        store: ResultCache,
         batch_size: int = 32,
         progress: Progress | None = None,
         seeds: int = 1,
@@ -84,7 +84,7 @@ class CachedDecode:
         self._batch_size, self._progress = batch_size, progress or Silent()
         self._seeds = range(decoder.seed, decoder.seed + (1 if decoder.sampling.greedy else seeds))
         self._policies: Mapping[str, StopPolicy] = {}
-        self._keys = {name: Keys(one, task) for name, one in self._decoders.items()}
+        self._keys = {name: CacheKeys(one, task) for name, one in self._decoders.items()}
         self.decoded = self.decoded_tokens = 0
         self.reused = self.reused_tokens = 0
 
@@ -101,15 +101,15 @@ class CachedDecode:
             reused_tokens=self.reused_tokens,
         )  # fmt: skip
 
-    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> CachedDecode:
+    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> CachedDecoder:
         """The same under policies, by divergence, which fuzzy rules' drafts follow; counts begin anew."""
         made = copy.copy(self)
         made._policies = policies
-        made._keys = {name: Keys(one, self._task, policies) for name, one in self._decoders.items()}
+        made._keys = {name: CacheKeys(one, self._task, policies) for name, one in self._decoders.items()}
         made.decoded = made.decoded_tokens = made.reused = made.reused_tokens = 0
         return made
 
-    def key(self, configuration: Configuration) -> Key:
+    def key(self, configuration: Configuration) -> CacheKey:
         """Of its decodings with the first seed."""
         return self._key(configuration, self._seeds[0])
 
@@ -119,7 +119,7 @@ class CachedDecode:
         Raises:
             UsageError: see `Keys.of`, `SpeculativeDecoder.generate` and `Store`. What was finished is kept.
         """
-        asked = [Asked(problem.id, problem.prompt) for problem in problems]
+        asked = [CacheQuery(problem.id, problem.prompt) for problem in problems]
         keys = {seed: self._key(configuration, seed) for seed in self._seeds}
         known = {seed: self._store.find(key, asked, configuration.threshold) for seed, key in keys.items()}
         missing = {seed: [i for i in range(len(asked)) if i not in found] for seed, found in known.items()}
@@ -134,29 +134,29 @@ class CachedDecode:
 
     def emitted(self, configuration: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
         """Tokens of the problems decoded anew, so many at once: for whoever holds a watch. Nothing is kept."""
-        prompts = [Asked(problem.id, problem.prompt) for problem in problems]
+        prompts = [CacheQuery(problem.id, problem.prompt) for problem in problems]
         results = self._generate(configuration, self._seeds[0], prompts, batch_size)
         return sum(result.emitted for result in results)
 
     def remember(self, configuration: Configuration, problem: Problem, result: Result) -> None:
         """Keeps what was decoded elsewhere with the first seed, where it is not there yet."""
-        key, asked = self.key(configuration), Asked(problem.id, problem.prompt)
+        key, asked = self.key(configuration), CacheQuery(problem.id, problem.prompt)
         if not self._store.find(key, [asked], configuration.threshold):
             self._store.add(key, asked, configuration.threshold, result)
 
-    def _key(self, configuration: Configuration, seed: int) -> Key:
+    def _key(self, configuration: Configuration, seed: int) -> CacheKey:
         return self._keys[configuration.draft].of(configuration, seed)
 
     def _decode(
         self,
         configuration: Configuration,
-        key: Key,
+        key: CacheKey,
         seed: int,
-        asked: Sequence[Asked],
+        asked: Sequence[CacheQuery],
         indices: Sequence[int],
         advance: Advance,
-    ) -> dict[int, Kept]:
-        done: dict[int, Kept] = {}
+    ) -> dict[int, CachedText]:
+        done: dict[int, CachedText] = {}
 
         def keep(place: int, result: Result) -> None:
             index = indices[place]
@@ -173,7 +173,7 @@ class CachedDecode:
         self,
         configuration: Configuration,
         seed: int,
-        asked: Sequence[Asked],
+        asked: Sequence[CacheQuery],
         batch_size: int,
         on_finish: Callable[[int, Result], None] | None = None,
     ) -> list[Result]:
@@ -190,10 +190,10 @@ class CachedDecode:
         made.policy = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
         return made
 
-    def _count_reused(self, found: Sequence[Kept]) -> None:
+    def _count_reused(self, found: Sequence[CachedText]) -> None:
         self.reused += len(found)
         self.reused_tokens += sum(kept.tokens for kept in found)
 
-    def _graded(self, problem: Problem, kept: Kept) -> Decoding:
+    def _graded(self, problem: Problem, kept: CachedText) -> Decoding:
         counts = (kept.tokens, kept.rounds, kept.drafted, kept.accepted)
         return Decoding(self._task.grade(problem, kept.text), kept.text, *counts)

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-from fsd_calib.measuring.cache_key import Key
+from fsd_calib.measuring.cache_key import CacheKey
 from fsd_calib.storage.sqlite_file import DamageError, Schema, errors_named, identity, lock, opened, set_aside
 from fsd_decoding.engine.result import Result
 
@@ -46,7 +46,7 @@ _FIND = f"""
 _ADD = f"INSERT INTO decodings (key, problem, prompt, {_KEPT}, digest) VALUES ({', '.join('?' * 12)})"
 
 
-class Asked(NamedTuple):
+class CacheQuery(NamedTuple):
     """A prompt, and the id that is the key of its noise."""
 
     id: int
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedText:
     """What a prompt became, at every threshold in [lo, hi). `threshold` None: the rule has none."""
 
     threshold: float | None
@@ -73,7 +73,7 @@ class Kept:
         return cls(_plain(threshold), lo, hi, result.text, *counts)
 
 
-class Store:
+class ResultCache:
     """A cache in a file, or in memory. Every row that it gives out is bit for bit what was added.
 
     Where the file turns out damaged, at any time, a warning names it, it is set aside as `<name>.damaged-<n>`, and
@@ -87,16 +87,16 @@ class Store:
         self._path = path
         self._open()
 
-    def find(self, key: Key, prompts: Sequence[Asked], threshold: float | None) -> dict[int, Kept]:
+    def find(self, key: CacheKey, prompts: Sequence[CacheQuery], threshold: float | None) -> dict[int, CachedText]:
         """Index of a prompt -> what it becomes at `threshold`, for those that are known.
 
         A row answers for its own threshold, and for those that lie inside its interval by `key.margin`.
         """
         return self._on_file(lambda connection: _found(connection, key, prompts, _plain(threshold)))
 
-    def add(self, key: Key, asked: Asked, threshold: float | None, result: Result) -> Kept:
+    def add(self, key: CacheKey, asked: CacheQuery, threshold: float | None, result: Result) -> CachedText:
         """Keeps a result of decoding at `threshold`; once this returns, no kill takes it away."""
-        kept = Kept.of(result, threshold)
+        kept = CachedText.of(result, threshold)
         self._on_file(lambda connection: _insert(connection, key, asked, kept))
         return kept
 
@@ -157,8 +157,8 @@ class Store:
 
 
 def _found(
-    connection: sqlite3.Connection, key: Key, prompts: Sequence[Asked], threshold: float | None
-) -> dict[int, Kept]:
+    connection: sqlite3.Connection, key: CacheKey, prompts: Sequence[CacheQuery], threshold: float | None
+) -> dict[int, CachedText]:
     found = {}
     ends: tuple[float | None, float | None] = (None, None)  # nothing compares to NULL
     if threshold is not None:
@@ -172,27 +172,27 @@ def _found(
     return found
 
 
-def _insert(connection: sqlite3.Connection, key: Key, asked: Asked, kept: Kept) -> None:
+def _insert(connection: sqlite3.Connection, key: CacheKey, asked: CacheQuery, kept: CachedText) -> None:
     place, values = _place(key, asked), _values(kept)
     connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key.hash, key.json))
     connection.execute(_ADD, (*place, *values, _digest(place, values)))
 
 
-def _place(key: Key, asked: Asked) -> tuple[bytes, int, bytes]:
+def _place(key: CacheKey, asked: CacheQuery) -> tuple[bytes, int, bytes]:
     return key.hash, asked.id, _hash(asked.prompt.encode())
 
 
-def _values(kept: Kept) -> tuple[Any, ...]:
+def _values(kept: CachedText) -> tuple[Any, ...]:
     return astuple(kept)
 
 
-def _sound(place: tuple[bytes, int, bytes], row: tuple[Any, ...]) -> Kept:
+def _sound(place: tuple[bytes, int, bytes], row: tuple[Any, ...]) -> CachedText:
     """DamageError where the row is not what was added."""
     *values, digest = row
     if digest != _digest(place, values):
         raise DamageError("a row's digest is not that of its values")
     threshold, lo, hi, text, *counts = values
-    return Kept(threshold, lo, hi, text.decode(), *counts)
+    return CachedText(threshold, lo, hi, text.decode(), *counts)
 
 
 def _digest(place: tuple[bytes, int, bytes], values: Sequence[Any]) -> bytes:

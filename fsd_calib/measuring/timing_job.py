@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import CachedDecode
+from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.interleaved import measure_speeds
-from fsd_calib.measuring.result_cache import Store
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.measuring.speed import TimedSpeeds, over_processes
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Problem, Task
@@ -86,7 +86,7 @@ def timed_afresh(job: Job, processes: int, models: Sequence[Any], progress: Prog
 def timed(job: Job) -> TimedSpeeds[Configuration]:
     """What a fresh process does."""
     torch.set_num_threads(job.threads)
-    with Store(None) as store:
+    with ResultCache(None) as store:
         decode = _decode(job, store)
         if [decode.key(configuration).json for configuration in job.configurations] != list(job.keys):
             raise UsageError("the models or versions here are no longer those that were calibrated")
@@ -99,12 +99,12 @@ def timed(job: Job) -> TimedSpeeds[Configuration]:
         )
 
 
-def _decode(job: Job, store: Store) -> CachedDecode:
+def _decode(job: Job, store: ResultCache) -> CachedDecoder:
     decoder = _decoder(job, job.sources.target, job.sources.drafts[0])
     named = {c.draft for c in job.configurations} - {None}  # by what they are loaded from
     drafts = {name: _decoder(job, decoder.target, name, decoder.tokenizer) for name in named if name is not None}
     task = Task("timed", tuple(job.problems), job.max_new_tokens, job.stop, "", grader=_ungraded)
-    decode = CachedDecode(decoder, task, store, drafts=drafts)
+    decode = CachedDecoder(decoder, task, store, drafts=drafts)
     if job.early_stop is None:
         return decode
     from fsd_predictors.from_profile import stop_policy

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search import outcome_shifts
 from fsd_calib.search.bar import Bar, Floats
@@ -35,7 +35,7 @@ _ALIKE = 0.995  # of a speed: a setting that was measured already is as good as 
 def contenders(
     tried: Sequence[Tried],
     space: Space,
-    bench: Bench,
+    evaluator: Evaluator,
     target: Measurement,
     forecast: Forecast,
     bar: Bar,
@@ -48,11 +48,11 @@ def contenders(
     settings = every(space, forecast).corrected(tried, forecast)
     for _ in range(_ROUNDS):
         for point in _fastest(Prospects(settings, [*whole.values(), *partly], bar, lossless), whole):
-            whole[point] = _seen(point, bench.measure(placed(forecast, point)), target)
+            whole[point] = _seen(point, evaluator.measure(placed(forecast, point)), target)
     if not whole:
         likeliest = _likeliest(tried, bar, lossless)
-        whole[likeliest] = _seen(likeliest, bench.measure(placed(forecast, likeliest)), target)
-    speeds = [forecast.measured(bench.measure(placed(forecast, point))) for point in whole]
+        whole[likeliest] = _seen(likeliest, evaluator.measure(placed(forecast, likeliest)), target)
+    speeds = [forecast.measured(evaluator.measure(placed(forecast, point))) for point in whole]
     return Prospects(settings_at(whole, speeds), [*whole.values(), *partly], bar, lossless)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, first_as_fast
 from fsd_calib.search.history import History, Tried
-from fsd_calib.search.objective import Evidence, Judged, retention
+from fsd_calib.search.objective import Assessment, PairedMeasurement, retention
 from fsd_calib.search.space import Point, Space
 
 _MARGIN = 1.03  # over what is wanted, because timings are noisy
@@ -29,7 +29,7 @@ _DEVIATIONS = 2.5
 
 
 @dataclass(frozen=True)
-class ReachSpeed:
+class MaxAccuracy:
     """Feasible from 3 % above `wanted` tokens/s on; the higher the retention, the better."""
 
     wanted: float
@@ -82,14 +82,14 @@ class ReachSpeed:
         aim = self._aim(arm, history, forecast)
         return None if not own and aim is not None and aim > rival - _SLACK else (low, high)
 
-    def judge(self, seen: Evidence, forecast: Forecast) -> Judged:
+    def judge(self, seen: PairedMeasurement, forecast: Forecast) -> Assessment:
         speed = forecast.measured(seen.fuzzy)
         shortfall = self.needed - speed
         error = speed * _relative_error(seen.fuzzy) * math.sqrt(1 - seen.fuzzy.problems / seen.whole)
-        return Judged(retention(seen.fuzzy, seen.target), shortfall, abs(shortfall) >= _DEVIATIONS * error)
+        return Assessment(retention(seen.fuzzy, seen.target), shortfall, abs(shortfall) >= _DEVIATIONS * error)
 
     def freeze(
-        self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
+        self, tried: Sequence[Tried], space: Space, evaluator: Evaluator, target: Measurement, forecast: Forecast
     ) -> list[Configuration]:
         """One: of each arm's smallest threshold that is fast enough the most accurate; where none is, the fastest."""
         smallest: dict[Configuration, Tried] = {}
@@ -97,7 +97,7 @@ class ReachSpeed:
             smallest[t.arm] = t
         if not smallest:
             return [t.configuration for t in sorted(tried, key=lambda t: -t.tokens_per_second)[:1]]
-        whole = [bench.measure(t.configuration) for t in smallest.values()]
+        whole = [evaluator.measure(t.configuration) for t in smallest.values()]
         enough = [m for m in whole if forecast.measured(m) >= self.needed] or whole
         return [max(enough, key=lambda m: (m.accuracy, forecast.measured(m))).configuration]
 

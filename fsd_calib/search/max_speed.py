@@ -13,14 +13,14 @@ from functools import lru_cache
 import numpy as np
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search import outcome_shifts
 from fsd_calib.search.bar import Bar
 from fsd_calib.search.candidates import contenders, sequence
 from fsd_calib.search.forecast import Forecast, placed
 from fsd_calib.search.history import History, Seen, Tried
-from fsd_calib.search.objective import Evidence, Judged
+from fsd_calib.search.objective import Assessment, PairedMeasurement
 from fsd_calib.search.prospects import Prospects, every, settings_at
 from fsd_calib.search.space import Point, Space
 
@@ -32,7 +32,7 @@ _GAIN = 0.001  # of the speed expected: what a trial must be expected to add
 
 
 @dataclass(frozen=True)
-class KeepAccuracy:
+class MaxSpeed:
     """Feasible where the chance of passing is at least `wanted`; the faster, the better.
 
     Args:
@@ -62,11 +62,11 @@ class KeepAccuracy:
             return "the trials ran out"
         return f"no trial of it was expected to add {_GAIN:.1%} to the speed that can be certified"
 
-    def judge(self, seen: Evidence, forecast: Forecast) -> Judged:
+    def judge(self, seen: PairedMeasurement, forecast: Forecast) -> Assessment:
         chance = self.chance(seen.fuzzy, seen.target)
-        return Judged(forecast.measured(seen.fuzzy), self.wanted - chance, self._is_settled(seen, chance))
+        return Assessment(forecast.measured(seen.fuzzy), self.wanted - chance, self._is_settled(seen, chance))
 
-    def _is_settled(self, seen: Evidence, chance: float) -> bool:
+    def _is_settled(self, seen: PairedMeasurement, chance: float) -> bool:
         """Whether the problems still to come would have to be unusually good or bad to turn the decision."""
         fuzzy, target = seen.fuzzy, seen.target
         more, fewer = outcome_shifts.swing(outcome_shifts.flips(fuzzy, target), fuzzy.problems, seen.whole, _DEVIATIONS)
@@ -75,13 +75,13 @@ class KeepAccuracy:
         return self.chance(outcome_shifts.better(fuzzy, target, fewer), target) < self.wanted
 
     def freeze(
-        self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
+        self, tried: Sequence[Tried], space: Space, evaluator: Evaluator, target: Measurement, forecast: Forecast
     ) -> list[Configuration]:
         """The sequence with the highest certified speed to be expected. Where none is worth a test, the likeliest of
         those that are faster than lossless decoding, as an estimate; empty where none is."""
         if not tried:
             return []
-        prospects = contenders(tried, space, bench, target, forecast, self.bar, self.lossless)
+        prospects = contenders(tried, space, evaluator, target, forecast, self.bar, self.lossless)
         faster = np.flatnonzero(prospects.settings.speeds > self.lossless).tolist()
         chosen = sequence(prospects) or sorted(faster, key=lambda i: -prospects.chances[i])[:1]
         return [placed(forecast, prospects.settings.point(i)) for i in chosen]

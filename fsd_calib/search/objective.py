@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.history import History, Tried
 from fsd_calib.search.space import Point, Space
 
 
-class Judged(NamedTuple):
+class Assessment(NamedTuple):
     """value: to be maximised. shortfall: feasible where <= 0. settled: whether the rest of the tuning part would
     hardly change that."""
 
@@ -22,7 +22,7 @@ class Judged(NamedTuple):
     settled: bool
 
 
-class Evidence(NamedTuple):
+class PairedMeasurement(NamedTuple):
     """fuzzy, target: on the same problems. whole: how many the tuning part has."""
 
     fuzzy: Measurement
@@ -30,7 +30,7 @@ class Evidence(NamedTuple):
     whole: int
 
 
-class Goal(Protocol):
+class Objective(Protocol):
     @property
     def asked(self) -> str:
         """In words that differ where two studies must not be mixed."""
@@ -44,10 +44,10 @@ class Goal(Protocol):
         """Of an arm that was never tried."""
         ...
 
-    def judge(self, seen: Evidence, forecast: Forecast) -> Judged: ...
+    def judge(self, seen: PairedMeasurement, forecast: Forecast) -> Assessment: ...
 
     def freeze(
-        self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
+        self, tried: Sequence[Tried], space: Space, evaluator: Evaluator, target: Measurement, forecast: Forecast
     ) -> list[Configuration]: ...
 
 

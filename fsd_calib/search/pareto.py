@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, speed_at
 from fsd_calib.search.history import History, Tried
-from fsd_calib.search.objective import Evidence, Judged, retention
+from fsd_calib.search.objective import Assessment, PairedMeasurement, retention
 from fsd_calib.search.space import Point, Space, logit
 
 # MERGED: """Steps between points of a front, in retention and in speed: the widest, and how to leave points out evenly.
@@ -110,7 +110,7 @@ _NARROW = 0.01  # in logit(u): no threshold in between tells anything new
 
 
 @dataclass(frozen=True)
-class Front:
+class ParetoFront:
     """Thresholds spread in retention and speed, each at the draft length that replay finds fastest there.
 
     First where users choose, then the rest. Everything is feasible, and every trial takes the whole tuning part:
@@ -134,11 +134,11 @@ class Front:
     def why_not(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
         return "by replay another draft length is faster at every threshold, or the trials ran out"
 
-    def judge(self, seen: Evidence, forecast: Forecast) -> Judged:
-        return Judged(retention(seen.fuzzy, seen.target), 0.0, settled=False)
+    def judge(self, seen: PairedMeasurement, forecast: Forecast) -> Assessment:
+        return Assessment(retention(seen.fuzzy, seen.target), 0.0, settled=False)
 
     def freeze(
-        self, tried: Sequence[Tried], space: Space, bench: Bench, target: Measurement, forecast: Forecast
+        self, tried: Sequence[Tried], space: Space, evaluator: Evaluator, target: Measurement, forecast: Forecast
     ) -> list[Configuration]:
         return [t.configuration for t in contenders(tried)]
 

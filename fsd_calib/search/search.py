@@ -18,12 +18,12 @@ from pathlib import PurePath
 from optuna.study import Study
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.history import History, Tried
-from fsd_calib.search.objective import Goal
+from fsd_calib.search.objective import Objective
 from fsd_calib.search.sampler import NothingLeftError, ProposingSampler, history_of
 from fsd_calib.search.space import Space
 from fsd_calib.search.study import add_attributes, opened_study
@@ -43,11 +43,11 @@ class Searched:
 
 
 def search(
-    bench: Bench,
+    evaluator: Evaluator,
     target: Measurement,
     forecast: Forecast,
     space: Space,
-    goal: Goal,
+    objective: Objective,
     storage: str | None,
     name: str,
     trials: int,
@@ -65,34 +65,39 @@ def search(
     Raises:
         UsageError: the storage cannot be opened, or holds a study of that name for something else.
     """
-    sampler = ProposingSampler(lambda history: goal.propose(history, space, forecast), space, forecast.lowest,
+    sampler = ProposingSampler(lambda history: objective.propose(history, space, forecast), space, forecast.lowest,
                                forecast.highest)  # fmt: skip
-    trying = Trying(bench, target, forecast, goal, space, progress)
-    identity = _identity(space, goal, bench)
+    trying = Trying(evaluator, target, forecast, objective, space, progress)
+    identity = _identity(space, objective, evaluator)
     with (
         opened_study(storage, name, identity, sampler) as study,
         progress.step(f"searching, at most {trials} trials", trials) as advance,
     ):
         history = _loop(study, trying, trials, advance)
-    why_not = partial(goal.why_not, history=history, space=space, forecast=forecast)
+    why_not = partial(objective.why_not, history=history, space=space, forecast=forecast)
     return Searched(history.tried, _skipped(history, space, why_not))
 
 
 def freeze(
-    searched: Searched, space: Space, bench: Bench, target: Measurement, forecast: Forecast, goal: Goal
+    searched: Searched,
+    space: Space,
+    evaluator: Evaluator,
+    target: Measurement,
+    forecast: Forecast,
+    objective: Objective,
 ) -> list[Configuration]:
     """What to put to the test, safest first; from the tuning part alone. Thresholds between two that were tried may
     be measured for it. Empty where nothing was tried."""
-    return goal.freeze(searched.tried, space, bench, target, forecast)
+    return objective.freeze(searched.tried, space, evaluator, target, forecast)
 
 
 def tell_recounted(
-    searched: Searched, bench: Bench, target: Measurement, forecast: Forecast, storage: str | None, name: str
+    searched: Searched, evaluator: Evaluator, target: Measurement, forecast: Forecast, storage: str | None, name: str
 ) -> None:
     """Adds to the study what freezing counted on the whole tuning part, where no trial did: `recounted 1` and so on, as
     attributes of the study, since those of a finished trial are final. In memory nobody looks at it."""
     known = {(t.configuration, t.problems) for t in searched.tried}
-    whole = [m for m in bench.measured() if m.configuration.threshold is not None and m.problems == target.problems]
+    whole = [m for m in evaluator.measured() if m.configuration.threshold is not None and m.problems == target.problems]
     later = [m for m in whole if (m.configuration, m.problems) not in known]
     if storage is not None and later:
         told = [setting(m.configuration) | shown(m, target, forecast) for m in later]
@@ -108,7 +113,7 @@ def _loop(study: Study, trying: Trying, trials: int, advance: Advance) -> Histor
         advance(len(history.tried) - shown)
         shown = len(history.tried)
         wanted = shown + len(history.running) < trials
-        if wanted and trying.goal.propose(history, trying.space, trying.forecast) is not None:
+        if wanted and trying.objective.propose(history, trying.space, trying.forecast) is not None:
             study.optimize(trying, n_trials=1, catch=(NothingLeftError,))
         elif history.running:
             time.sleep(_POLL)
@@ -134,7 +139,11 @@ def _named(family: Configuration) -> str:
     return f"{family.rule} by {family.divergence}{moved}{drafting}"
 
 
-def _identity(space: Space, goal: Goal, bench: Bench) -> dict[str, str]:
+def _identity(space: Space, objective: Objective, evaluator: Evaluator) -> dict[str, str]:
     """What must agree for trials to be of one search."""
-    ids = hashlib.sha256(json.dumps([problem.id for problem in bench.problems]).encode()).hexdigest()[:12]
-    return {"space": json.dumps(asdict(space)), "goal": goal.asked, "problems": f"{len(bench.problems)} of {ids}"}
+    ids = hashlib.sha256(json.dumps([problem.id for problem in evaluator.problems]).encode()).hexdigest()[:12]
+    return {
+        "space": json.dumps(asdict(space)),
+        "goal": objective.asked,
+        "problems": f"{len(evaluator.problems)} of {ids}",
+    }

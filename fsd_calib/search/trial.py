@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 from optuna.trial import Trial
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress
 from fsd_calib.search import outcome_shifts
 from fsd_calib.search.forecast import Forecast
-from fsd_calib.search.objective import Evidence, Goal, Judged, retention
+from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement, retention
 from fsd_calib.search.space import Space
 from fsd_decoding.profile.policy import brief
 
@@ -27,26 +27,26 @@ _FIRST = 128  # problems; fewer settle nothing
 class Raced(NamedTuple):
     """A judgement, and the partial estimates it rests on."""
 
-    judged: Judged
-    seen: Evidence
+    judged: Assessment
+    seen: PairedMeasurement
 
 
 def race(
-    bench: Bench,
+    evaluator: Evaluator,
     configuration: Configuration,
     target: Measurement,
-    goal: Goal,
+    objective: Objective,
     forecast: Forecast,
     advance: Advance,
 ) -> Raced:
     """On portions, each twice the last, until the goal finds the matter settled or none is left."""
-    whole, before = len(bench.problems), 0
+    whole, before = len(evaluator.problems), 0
     for problems in _portions(whole):
-        fuzzy = bench.measure(configuration, problems)
+        fuzzy = evaluator.measure(configuration, problems)
         advance(problems - before)
         before = problems
-        seen = Evidence(fuzzy, target.first(problems), whole)
-        judged = goal.judge(seen, forecast)
+        seen = PairedMeasurement(fuzzy, target.first(problems), whole)
+        judged = objective.judge(seen, forecast)
         if judged.settled:
             break
     return Raced(judged, seen)
@@ -67,18 +67,18 @@ _DASHBOARD_KEY: Final = "constraints"  # where Optuna 4 kept constraints, and wh
 class Trying:
     """Optuna's objective."""
 
-    bench: Bench
+    evaluator: Evaluator
     target: Measurement
     forecast: Forecast
-    goal: Goal
+    objective: Objective
     space: Space
     progress: Progress
 
     def __call__(self, trial: Trial) -> float:
         configuration = self._configuration(trial)
         _write(trial, setting(configuration))
-        with self.progress.step(f"trying {configuration}", len(self.bench.problems)) as advance:
-            raced = race(self.bench, configuration, self.target, self.goal, self.forecast, advance)
+        with self.progress.step(f"trying {configuration}", len(self.evaluator.problems)) as advance:
+            raced = race(self.evaluator, configuration, self.target, self.objective, self.forecast, advance)
         self._write_down(trial, raced)
         return raced.judged.value
 

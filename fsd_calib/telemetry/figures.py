@@ -13,7 +13,7 @@ import numpy as np
 
 from fsd_calib.telemetry.tables import divergences_line, facts_of, unit
 from fsd_collectors.report.page import Drawn
-from fsd_collectors.report.panels import DARK, LIGHT, Key, Layout, Theme, panels, png
+from fsd_collectors.report.panels import DARK, LIGHT, Layout, LegendEntry, Theme, panels, png
 from fsd_decoding.observers.round_log import Way
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ def _panels(table: pd.DataFrame, ways: Sequence[Way]) -> list[_Panel]:
 
 def _figure(shown: pd.DataFrame, drawn: Sequence[_Panel], theme: Theme) -> Figure:
     keys = {
-        "dashes": Key("drafted", theme.ink, dashed=True),
-        "line": Key("mean (T: and least to most)", theme.first),
-        "dots": Key("largest accepted for D ≤ T alone", theme.second, dots=True),
+        "dashes": LegendEntry("drafted", theme.ink, dashed=True),
+        "line": LegendEntry("mean (T: and least to most)", theme.first),
+        "dots": LegendEntry("largest accepted for D ≤ T alone", theme.second, dots=True),
     }
     by_title = {panel.title: panel for panel in drawn}
 

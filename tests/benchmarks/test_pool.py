@@ -135,9 +135,9 @@ def test_a_threshold_that_was_never_decoded_is_refused(pool: Pool) -> None:
 @pytest.mark.slow
 def test_the_comparison_of_costs_runs(pool: Pool) -> None:
     """What it measures is in `benchmarks/results/calibrate.json`; here that it adds up."""
-    (wish,) = report(pool, PooledForecast.read(pool), (0.97,), 1, Size(problems=600))["wishes"]
-    ways = wish["ways"]
+    (goal,) = report(pool, PooledForecast.read(pool), (0.97,), 1, Size(problems=600))["wishes"]
+    ways = goal["ways"]
     assert set(ways) == {"baseline", "search", "certificate", "table", "bisection", "tpe"}
     assert ways["table"]["decodings"]["median"] == 20 * 600
     assert ways["search"]["tokens"]["median"] < ways["table"]["tokens"]["median"]
-    assert wish["best"]["lossless"] <= wish["best"]["to_certify"] <= wish["best"]["to_tune"]
+    assert goal["best"]["lossless"] <= goal["best"]["to_certify"] <= goal["best"]["to_tune"]

@@ -22,7 +22,7 @@ from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import Judged, evaluate, survival
+from fsd_predictors.training.evaluation import Forecasts, evaluate, survival
 from fsd_predictors.training.importances import importance
 from support.tiny import word_tokenizer
 from support.tiny_traces import TOKENIZER, tiny_traces
@@ -139,7 +139,7 @@ def test_survival_multiplies_forecasts_and_counts_whole_drafts(given: Traces) ->
 def test_a_perfect_forecast_and_a_wrong_one() -> None:
     truth = np.arange(3000) % 3 == 0
     chance = np.where(truth, 0.9, 0.1)
-    judged = Judged(chance, truth, np.repeat([1.0, 2.0], 1500), 1 - chance, chance)
+    judged = Forecasts(chance, truth, np.repeat([1.0, 2.0], 1500), 1 - chance, chance)
     evaluation = evaluate({"a": {("js", -1.0): judged}})
     (quality,) = evaluation.reached
     assert (quality.auc, quality.probability_auc, quality.entropy_auc) == (1.0, 0.0, 0.0)
@@ -153,7 +153,7 @@ def test_a_perfect_forecast_and_a_wrong_one() -> None:
 
 def test_one_class_has_no_order() -> None:
     rows = np.full(50, 0.5)
-    (quality,) = evaluate({"b": {("tv", 0.5): Judged(rows, np.ones(50, bool), rows * 2, rows, rows)}}).reached
+    (quality,) = evaluate({"b": {("tv", 0.5): Forecasts(rows, np.ones(50, bool), rows * 2, rows, rows)}}).reached
     assert quality.auc is None
     assert quality.error == pytest.approx(0.5)
 

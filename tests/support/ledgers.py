@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsd_calib.certification.attempt_ledger import Attempt, Ledger
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger
 from fsd_calib.certification.ledger_file import ById
 
 OURS, OTHERS = "target", "another target"
@@ -14,5 +14,5 @@ def these(ids: Iterable[int]) -> list[ById]:
     return [ById(one) for one in ids]
 
 
-def opened(ledger: Ledger, family: str, ids: Iterable[int], frozen: str) -> Attempt:
+def opened(ledger: AttemptLedger, family: str, ids: Iterable[int], frozen: str) -> Attempt:
     return ledger.open(family, these(ids), frozen)

@@ -25,11 +25,11 @@ def again(decoder: SpeculativeDecoder, draft: Any = None) -> SpeculativeDecoder:
 
 def graphs(decoder: SpeculativeDecoder) -> int:
     """How many steps were captured in the rooms at hand."""
-    return sum(len(room.call) for room in free(decoder) if isinstance(room.call, Captured))
+    return sum(len(caches.call) for caches in free(decoder) if isinstance(caches.call, Captured))
 
 
-def free(decoder: SpeculativeDecoder) -> list[kv_pool.Room]:
-    return [room for some in decoder._rooms._free.values() for room in some]
+def free(decoder: SpeculativeDecoder) -> list[kv_pool.PooledCaches]:
+    return [caches for some in decoder._pool._free.values() for caches in some]
 
 
 def same(ours: SpeculativeDecoder, theirs: SpeculativeDecoder, temperature: float = 0.0, **how: Any) -> None:

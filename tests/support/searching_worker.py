@@ -25,7 +25,7 @@ GOAL = keep(world())
 
 
 def searched(storage: str | None, of: World, trials: int = 60) -> Searched:
-    return search(of.bench(), of.target(), Formula(), SPACE, GOAL, storage, "study", trials, Silent())
+    return search(of.evaluator(), of.target(), Formula(), SPACE, GOAL, storage, "study", trials, Silent())
 
 
 def main(storage: str, seconds: float) -> None:
@@ -36,7 +36,7 @@ def main(storage: str, seconds: float) -> None:
         time.sleep(seconds)
 
     of.before = say
-    done = search(of.bench(), target, Formula(), SPACE, GOAL, storage, "study", 60, Silent())
+    done = search(of.evaluator(), target, Formula(), SPACE, GOAL, storage, "study", 60, Silent())
     print("done", len(done.tried), flush=True)
 
 

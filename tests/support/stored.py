@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsd_calib.measuring.cache_key import Key
-from fsd_calib.measuring.result_cache import Asked
+from fsd_calib.measuring.cache_key import CacheKey
+from fsd_calib.measuring.result_cache import CacheQuery
 from fsd_decoding.engine.result import Result
 
 
-def key(dtype: str = "float32", divergence: str = "js", **changes: Any) -> Key:
+def key(dtype: str = "float32", divergence: str = "js", **changes: Any) -> CacheKey:
     models = {role: {"fingerprint": role, "dtype": dtype} for role in ("target", "draft")}
     values: dict[str, Any] = {
         "rule": "fsd-coupled", "draft_length": 5, "divergence": {"name": divergence}, "models": models,
         "sampling": {}, "seed": None, "max_new_tokens": 256, "stop": [], "engine": {},
     }  # fmt: skip
-    return Key(**values | changes)
+    return CacheKey(**values | changes)
 
 
 def result(text: str = "four", lo: float = 0.1, hi: float = 0.3, tokens: int = 7) -> Result:
@@ -23,4 +23,4 @@ def result(text: str = "four", lo: float = 0.1, hi: float = 0.3, tokens: int = 7
 
 
 KEY = key()
-ASKED = Asked(5, "2 + 2")
+ASKED = CacheQuery(5, "2 + 2")

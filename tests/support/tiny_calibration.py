@@ -36,23 +36,23 @@ def far_apart() -> tuple[Any, Any]:
 
 
 def run(
-    out: Path, cache: Path, problems: int = 240, pair: tuple[Any, Any] | None = None, **wish: Any
+    out: Path, cache: Path, problems: int = 240, pair: tuple[Any, Any] | None = None, **goal: Any
 ) -> ThresholdProfile:
     """Its ledger lies in the cache's folder too, unless `state` names another."""
     torch.set_num_threads(1)
     target, draft = pair or related(seed=1, spread=0.05)
     settings: dict[str, Any] = {
-        "min_acc": 0.7, "draft_length": (2, 4), "divergence": ("js", "tv"), "state": cache, **wish,
+        "min_acc": 0.7, "draft_length": (2, 4), "divergence": ("js", "tv"), "state": cache, **goal,
     }  # fmt: skip
     return calibrate(
         task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=out, cache=cache, **settings
     )
 
 
-def run_surely(out: Path, cache: Path, **wish: Any) -> ThresholdProfile:
+def run_surely(out: Path, cache: Path, **goal: Any) -> ThresholdProfile:
     """Something is certified, however busy the machine is."""
     asked: dict[str, Any] = {"min_acc": 0.5, "serve_batch": 8, "draft_length": 4, "divergence": "js", "trials": 4}
-    return run(out, cache, pair=far_apart(), **asked | wish)
+    return run(out, cache, pair=far_apart(), **asked | goal)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -
         paces = {c: _PACES.get(c.rule, 100.0 * over_sd) for c in configurations}
         tokens = {kind: np.full(_PIECES, 100.0) for kind in paces}
         seconds = {kind: 100.0 / pace * _uneven(spread * (kind.rule not in _PACES)) for kind, pace in paces.items()}
-        speeds = TimedSpeeds([Run(tokens, seconds)], _PIECES, timer.wish.confidence)
+        speeds = TimedSpeeds([Run(tokens, seconds)], _PIECES, timer.goal.confidence)
         return Timed(speeds, "tuning" if opened is None else "certification")
 
     monkeypatch.setattr(Timer, "time", timed)
@@ -39,7 +39,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -
 
 def tell_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a round costs, with every draft."""
-    monkeypatch.setattr(prepare, "_timings", lambda bench, wish, space: Timings((_COSTS,) * len(space.drafts), 0.01))
+    monkeypatch.setattr(prepare, "_timings", lambda session, goal, space: Timings((_COSTS,) * len(space.drafts), 0.01))
 
 
 def _uneven(spread: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

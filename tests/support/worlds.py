@@ -15,10 +15,10 @@ import numpy as np
 from fsd_calib.certification.power import power
 from fsd_calib.certification.sequence import Outcomes
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.search.bar import Bar
-from fsd_calib.search.max_speed import KeepAccuracy
+from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.space import logit
 from fsd_calib.tasks import Problem
 from fsd_collectors.replay import CostModel
@@ -88,11 +88,11 @@ class World:
         self.pace = random.lognormal(0, 0.1, self.count)
         self.seen: set[tuple[object, ...]] = set()
 
-    def bench(self) -> Bench:
-        return Bench(self, problems(self.count), "tuning")
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self, problems(self.count), "tuning")
 
     def target(self) -> Measurement:
-        return Bench(self, problems(self.count), "tuning").measure(TARGET)
+        return Evaluator(self, problems(self.count), "tuning").measure(TARGET)
 
     def correct(self, configuration: Configuration) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         if configuration.rule == "target":
@@ -150,10 +150,10 @@ def chance(wanted: float, certification: int) -> Callable[[Measurement, Measurem
     return of
 
 
-def keep(world: World, wanted: float = 0.98, certification: int = 1319) -> KeepAccuracy:
+def keep(world: World, wanted: float = 0.98, certification: int = 1319) -> MaxSpeed:
     """The goal to keep so much of what this world's target solves, beside lossless decoding at its best length."""
     target = world.target()
     bar = Bar(wanted, target.accuracy, world.count, certification, 0.05)
     arms = [Configuration("fsd-coupled", "js", length, 0.0) for length in range(1, 9)]
     lossless = max(map(Formula().tokens_per_second, arms))
-    return KeepAccuracy(chance(wanted, certification), f"{wanted:.0%}", bar, lossless)
+    return MaxSpeed(chance(wanted, certification), f"{wanted:.0%}", bar, lossless)

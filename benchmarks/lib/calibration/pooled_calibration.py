@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.pass_probability import bar_of, chance_of
 from fsd_calib.calibration.run import HOPELESS
-from fsd_calib.certification.attempt_ledger import Ledger
-from fsd_calib.certification.holdout import Sealed
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.sequence import Claim
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import Forecast
-from fsd_calib.search.max_speed import KeepAccuracy
+from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.search import Searched, freeze, search
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
@@ -80,10 +80,10 @@ def level(confidence: float) -> float:
 class Tuned:
     """What a search knows in the end, before anything is frozen. lossless: tokens/s of the lossless rule."""
 
-    bench: Bench
+    evaluator: Evaluator
     alone: Measurement
     searched: Searched
-    goal: KeepAccuracy
+    objective: MaxSpeed
     lossless: float
     baseline: Spent
 
@@ -98,15 +98,15 @@ def tuned(
     confidence: float,
 ) -> Tuned:
     """The baseline and the search, for so many certification problems."""
-    bench = Bench(decode, tuning, "tuning")
-    lossless = _lossless(bench, space, forecast)
-    alone = bench.measure(TARGET)
+    evaluator = Evaluator(decode, tuning, "tuning")
+    lossless = _lossless(evaluator, space, forecast)
+    alone = evaluator.measure(TARGET)
     baseline = Spent.by(decode)
-    wish, delta = Wish(min_acc=wanted, confidence=confidence), level(confidence)
-    bar = bar_of(wish, certification, delta, alone)
-    goal = KeepAccuracy(chance_of(wish, certification, delta), f"retention {wanted}", bar, lossless)
-    searched = search(bench, alone, forecast, space, goal, None, "pool", TRIALS, Silent())
-    return Tuned(bench, alone, searched, goal, lossless, baseline)
+    goal, delta = Goal(min_acc=wanted, confidence=confidence), level(confidence)
+    bar = bar_of(goal, certification, delta, alone)
+    objective = MaxSpeed(chance_of(goal, certification, delta), f"retention {wanted}", bar, lossless)
+    searched = search(evaluator, alone, forecast, space, objective, None, "pool", TRIALS, Silent())
+    return Tuned(evaluator, alone, searched, objective, lossless, baseline)
 
 
 def calibrated(
@@ -120,22 +120,22 @@ def calibrated(
 ) -> Calibrated:
     """As `fsd-calibrate` has its steps, and with its defaults."""
     known = tuned(decode, forecast, space, tuning, len(certification), wanted, confidence)
-    bench, goal = known.bench, known.goal
+    evaluator, objective = known.evaluator, known.objective
     frozen = [
         configuration
-        for configuration in freeze(known.searched, space, bench, known.alone, forecast, goal)
-        if forecast.measured(bench.measure(configuration)) > known.lossless
-        and goal.chance(bench.measure(configuration), known.alone) >= HOPELESS
+        for configuration in freeze(known.searched, space, evaluator, known.alone, forecast, objective)
+        if forecast.measured(evaluator.measure(configuration)) > known.lossless
+        and objective.chance(evaluator.measure(configuration), known.alone) >= HOPELESS
     ]
     until_frozen = Spent.by(decode)
-    passed = _passed(Bench(decode, certification, "certification"), tuning, frozen, wanted, confidence)
+    passed = _passed(Evaluator(decode, certification, "certification"), tuning, frozen, wanted, confidence)
     held = [t for t in known.searched.tried if t.feasible]
     return Calibrated(
         tuning=tuning,
         certification=certification,
         tuned=max(held, key=lambda t: t.tokens_per_second).configuration if held else None,
         frozen=frozen,
-        certified=max(passed, key=lambda c: forecast.measured(bench.measure(c)), default=None),
+        certified=max(passed, key=lambda c: forecast.measured(evaluator.measure(c)), default=None),
         trials=len(known.searched.tried),
         baseline=known.baseline,
         search=until_frozen - known.baseline,
@@ -143,20 +143,20 @@ def calibrated(
     )
 
 
-def _lossless(bench: Bench, space: Space, forecast: Forecast) -> float:
+def _lossless(evaluator: Evaluator, space: Space, forecast: Forecast) -> float:
     """Tokens/s of the lossless rule, whose churn is the floor of all, at the draft length that suits it best."""
     arms = [Configuration("coupled", space.divergences[0], length) for length in space.draft_lengths]
     best = max(arms, key=lambda arm: forecast.tokens_per_second(replace(arm, rule=space.rules[0], threshold=0.0)))
-    return forecast.measured(bench.measure(best, _BASELINE))
+    return forecast.measured(evaluator.measure(best, _BASELINE))
 
 
 def _passed(
-    bench: Bench, tuning: Sequence[Problem], frozen: Sequence[Configuration], wanted: float, confidence: float
+    evaluator: Evaluator, tuning: Sequence[Problem], frozen: Sequence[Configuration], wanted: float, confidence: float
 ) -> Sequence[Configuration]:
     if not frozen:
         return ()
-    with Ledger(None) as ledger:
+    with AttemptLedger(None) as ledger:
         ledger.tuned_on("pool", tuning)
-        claim = Claim(wanted, problems=len(bench.problems))
-        verdict = Sealed(bench, ledger, "pool", "").open(frozen, TARGET, claim, confidence).decide()
+        claim = Claim(wanted, problems=len(evaluator.problems))
+        verdict = Holdout(evaluator, ledger, "pool", "").open(frozen, TARGET, claim, confidence).decide()
     return () if verdict.passed is None else frozen[: verdict.passed + 1]

@@ -12,7 +12,7 @@ import numpy as np
 import optuna
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
 from lib.calibration.pooled import TARGET, Counted
@@ -26,7 +26,7 @@ class Looked:
     """Problems on which settings are judged by what they show."""
 
     def __init__(self, decode: Counted, problems: Sequence[Problem], wanted: float) -> None:
-        self._bench, self._wanted, self._decode = Bench(decode, problems, "tuning"), wanted, decode
+        self._bench, self._wanted, self._decode = Evaluator(decode, problems, "tuning"), wanted, decode
         self._solved = self._bench.measure(TARGET).correct.sum()
         self.good: dict[Configuration, float] = {}  # tokens/s of those that hold
 

@@ -23,7 +23,7 @@ from fsd_data import pair_paths
 from fsd_decoding.adaptive import Constant, DivergenceBudget, EntropyScaled, Min, SpeedBudget, Switch
 from fsd_decoding.decoder import Threshold
 from fsd_decoding.engine.result import Result
-from fsd_decoding.engine.threshold_control import Adapting
+from fsd_decoding.engine.threshold_control import ThresholdControl
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 from fsd_decoding.profile.parts import ModelInfo
@@ -162,14 +162,14 @@ class Asking:
         self.seconds = 0.0
 
     def __enter__(self) -> Asking:
-        self._own = {name: getattr(Adapting, name) for name in ("start", "adapt", "judged", "observe")}
+        self._own = {name: getattr(ThresholdControl, name) for name in ("start", "adapt", "judged", "observe")}
         for name, method in self._own.items():
-            setattr(Adapting, name, self._timed(method))
+            setattr(ThresholdControl, name, self._timed(method))
         return self
 
     def __exit__(self, *_: object) -> None:
         for name, method in self._own.items():
-            setattr(Adapting, name, method)
+            setattr(ThresholdControl, name, method)
 
     def _timed(self, method: Callable[..., None]) -> Callable[..., None]:
         def timed(*arguments: Any) -> None:

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from fsd_calib import collect_traces
 from fsd_calib.calibration.per_prompt import facts_of, per_prompt_shapes
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import CachedDecode
-from fsd_calib.measuring.result_cache import Store
+from fsd_calib.measuring.evaluator import CachedDecoder
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 from lib.policies.world import BATCH, RULE, World
@@ -25,13 +25,13 @@ FIXED: Mapping[str, Sequence[ScalePolicy]] = {
 def trained(world: World, divergence: str, draft_length: int, thresholds: Sequence[float]) -> list[str]:
     """Identities of `PerPrompt`, fitted on the training problems alone."""
     decoder, task = world.decoder(divergence), world.sets.training
-    with TemporaryDirectory() as folder, Store(None) as store:
+    with TemporaryDirectory() as folder, ResultCache(None) as store:
         traces = collect_traces(
             task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer,
             out=Path(folder) / "traces", divergences=(divergence,),
         )  # fmt: skip
         facts = facts_of(traces, decoder, task.problems)
-        decode = CachedDecode(decoder, task, store, BATCH)
+        decode = CachedDecoder(decoder, task, store, BATCH)
         configuration = Configuration(RULE, divergence, draft_length)
         shapes = per_prompt_shapes(decode, configuration, thresholds, task.problems, facts)
     return [shape.identity or "" for shape in shapes]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_collectors.report.histogram import BINS, Histogram
-from fsd_collectors.report.panels import Key, Theme, divergence_panels
+from fsd_collectors.report.panels import LegendEntry, Theme, divergence_panels
 from fsd_collectors.report.summary import DivergenceSummary, Summary
 from fsd_collectors.report.tables import number, percent, threshold
 from fsd_decoding.errors import UsageError
@@ -79,8 +79,8 @@ def distributions(summary: Summary, theme: Theme) -> Figure:
     """Histograms of D where the argmaxes agree and where they differ, each group by itself."""
     agree = summary.means["same_argmax"].total
     keys = [
-        Key(f"argmaxes agree ({percent(agree, summary.counted)} of tokens)", theme.first),
-        Key(f"argmaxes differ ({percent(summary.counted - agree, summary.counted)})", theme.second),
+        LegendEntry(f"argmaxes agree ({percent(agree, summary.counted)} of tokens)", theme.first),
+        LegendEntry(f"argmaxes differ ({percent(summary.counted - agree, summary.counted)})", theme.second),
     ]
 
     def draw(axes: Axes, name: str) -> None:
@@ -106,9 +106,9 @@ def distributions(summary: Summary, theme: Theme) -> Figure:
 def acceptance(summary: Summary, theme: Theme) -> Figure:
     """Share of drafted tokens accepted against T: by D alone, and where x = y is accepted too."""
     keys = [
-        Key("x = y or D ≤ T (fsd-coupled)", theme.first),
-        Key("D ≤ T alone (fsd)", theme.second),
-        Key(f"x = y alone, lossless ({_exact(summary)})", theme.ink, dashed=True),
+        LegendEntry("x = y or D ≤ T (fsd-coupled)", theme.first),
+        LegendEntry("D ≤ T alone (fsd)", theme.second),
+        LegendEntry(f"x = y alone, lossless ({_exact(summary)})", theme.ink, dashed=True),
     ]
 
     def draw(axes: Axes, name: str) -> None:
@@ -134,7 +134,7 @@ def rounds(swept: pd.DataFrame, theme: Theme) -> Figure:
 
     lengths = sorted(swept["draft_length"].unique())
     keys = [
-        Key(f"L = {length}", to_hex(colormaps["viridis"](at)))
+        LegendEntry(f"L = {length}", to_hex(colormaps["viridis"](at)))
         for length, at in zip(lengths, np.linspace(*theme.lengths, len(lengths)), strict=True)
     ]
     lossless = swept[swept["rule"] == "coupled"].set_index("draft_length")["tokens_per_round"]
@@ -149,7 +149,7 @@ def rounds(swept: pd.DataFrame, theme: Theme) -> Figure:
         axes.set_ylim(bottom=1)
 
     names = list(fuzzy["divergence"].unique())
-    keys_shown = [*keys, Key("lossless (T < 0)", theme.ink, dashed=True)]
+    keys_shown = [*keys, LegendEntry("lossless (T < 0)", theme.ink, dashed=True)]
     heading = "Tokens per round at threshold T, by draft length L"
     return divergence_panels(
         names, draw, heading, keys_shown, ("threshold T on D", "tokens per round (fsd-coupled)"), theme

@@ -51,7 +51,7 @@ DARK = Theme("#14171c", "#e4e7eb", "#3a4048", "#56b4e9", "#f0843c", (0.25, 1.0))
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """An entry of the legend."""
 
     label: str
@@ -79,7 +79,7 @@ def panels(
     titles: Mapping[str, str],
     draw: Draw,
     heading: str,
-    legend: Sequence[Key],
+    legend: Sequence[LegendEntry],
     axes_say: tuple[str, str],
     theme: Theme,
     layout: Layout,
@@ -97,7 +97,12 @@ def panels(
 
 
 def divergence_panels(
-    names: Sequence[str], draw: Draw, heading: str, legend: Sequence[Key], axes_say: tuple[str, str], theme: Theme
+    names: Sequence[str],
+    draw: Draw,
+    heading: str,
+    legend: Sequence[LegendEntry],
+    axes_say: tuple[str, str],
+    theme: Theme,
 ) -> Figure:
     """`draw` fills one panel for each divergence, along a log scale."""
 
@@ -168,7 +173,7 @@ def _empty(count: int, layout: Layout) -> tuple[Figure, list[Axes]]:
     return figure, grid[:count]
 
 
-def _say(figure: Figure, heading: str, legend: Sequence[Key], axes_say: tuple[str, str]) -> None:
+def _say(figure: Figure, heading: str, legend: Sequence[LegendEntry], axes_say: tuple[str, str]) -> None:
     """Title, legend and what the axes mean, once for all panels."""
     from matplotlib.lines import Line2D
 

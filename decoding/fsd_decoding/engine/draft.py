@@ -16,7 +16,7 @@ from fsd_decoding.batch import Batch
 from fsd_decoding.drafters.base import Drafter
 from fsd_decoding.policies.stopping import Answer, DraftState, RowFacts, StopPolicy, answered
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.tensors import sent
+from fsd_decoding.tensors import to_device
 
 # MERGED: """When draft steps are taken under a stop policy: as they are asked for, or one ahead of the question.
 #
@@ -132,24 +132,24 @@ def draft_until(
     most = [row.request.draft_length if row else 0 for row in rows]
     counts, going = [0] * len(rows), [True] * len(rows)
 
-    def those(answer: Answer) -> list[bool]:
+    def select_active(answer: Answer) -> list[bool]:
         """Rows that were going on, and are in the answer."""
         return [was and chosen for was, chosen in zip(going, answered(answer, len(rows)), strict=True)]
 
     for step in range(draft_length):
         going = [was and step < L for was, L in zip(going, most, strict=True)]
         with steps.seen(step) as logits:
-            going = those(policy.goes_on(DraftState(batch, logits, rows, going)))
+            going = select_active(policy.goes_on(DraftState(batch, logits, rows, going)))
         if not any(going):
             break
         counts = [count + drafts for count, drafts in zip(counts, going, strict=True)]
         with steps.seen(step + 1) as logits:
             withheld = policy.withholds(DraftState(batch, logits, rows, going))
-            dropped = None if withheld is None else those(withheld)
+            dropped = None if withheld is None else select_active(withheld)
         if dropped is not None:
             counts = [count - drops for count, drops in zip(counts, dropped, strict=True)]
             going = [was and not drops for was, drops in zip(going, dropped, strict=True)]
             if not any(going):
                 break
     drafted = steps.end(max(counts))  # what every row withheld need not be verified
-    return Draft(drafted, sent(counts, batch.lengths.device))
+    return Draft(drafted, to_device(counts, batch.lengths.device))

@@ -19,22 +19,21 @@ from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule
 from fsd_decoding.batch import Request
 from fsd_decoding.engine.draft import Draft, Steps, StepsAhead, draft_step, draft_steps, draft_until
-from fsd_decoding.engine.kv_pool import Room
-from fsd_decoding.engine.threshold_control import Adapting
-from fsd_decoding.engine.verify import Decided, Judged, judge, judge_and_settle, propose, settle, verify
+from fsd_decoding.engine.kv_pool import PooledCaches
+from fsd_decoding.engine.threshold_control import ThresholdControl
+from fsd_decoding.engine.verify import Decided, JudgedRound, judge, judge_and_settle, propose, settle, verify
 from fsd_decoding.errors import NumericalError, ThresholdError, UnfinishedError
-from fsd_decoding.graphs.callers import Eager, Key
+from fsd_decoding.graphs.callers import Eager, GraphKey
 from fsd_decoding.models.runner import PREFILL_CHUNK
 from fsd_decoding.observers.round_record import Observer, RoundRecord
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.tensors import sent
+from fsd_decoding.tensors import to_device
 
 FinishReason = Literal["eos", "stop", "length"]
-ENGINE_VERSION = (
-    1  # raised when a text, its rounds or its interval may come out otherwise than before: caches ask for it
-)
+ENGINE_VERSION = 1
+"""Raised when a text, its rounds or its interval may come out otherwise than before; cache keys hold it."""
 
 
 @dataclass
@@ -77,15 +76,17 @@ class Settings:
 class Engine:
     """Decodes any number of requests in a fixed number of rows, refilling a row when it finishes."""
 
-    def __init__(self, room: Room, settings: Settings) -> None:
-        self._room, self._settings = room, settings
+    def __init__(self, room: PooledCaches, settings: Settings) -> None:
+        self._caches, self._settings = room, settings
         self._batch, self._target, self._call = room.batch, room.target, room.call
         self._drafter = room.drafter if settings.rule.drafts else None
         self._rows: list[Row | None] = [None] * room.rows
         models = self._target.identity, self._drafter.identity if self._drafter else None
         self._kind = (*models, room.rows, room.slots)
-        self._adapting = Adapting(settings.adaptive, self._batch) if settings.adaptive else None
-        self._unread = 0  # tokens of the longest prompt, where all rows are new and their first round reads it too
+        self._threshold_control = ThresholdControl(settings.adaptive, self._batch) if settings.adaptive else None
+        self._pending_prompt_tokens = (
+            0  # tokens of the longest prompt, where all rows are new and their first round reads it too
+        )
 
     def run(self, requests: Sequence[Request]) -> Iterator[Row]:
         """Yields rows as they finish, in whatever order they do."""
@@ -99,14 +100,14 @@ class Engine:
         NumericalError, once they were given out: a row's logits were NaN or +inf. ThresholdError: its T was NaN.
         """
         waiting = list(reversed(requests))
-        with self._room.used():
+        with self._caches.used():
             while self._refill(waiting):
                 self._shrink()
                 decided = self._round()
                 took_part = [row for row in self._rows if row is not None]
                 errors = self._settle(decided)
                 if errors:
-                    self._room.spoil()
+                    self._caches.spoil()
                 self._batch.resize([row.length if row else 1 for row in self._rows])
                 yield took_part
                 for error in errors:
@@ -120,15 +121,15 @@ class Engine:
         new = [waiting.pop() for _ in free]
         for i, request in zip(free, new, strict=True):
             self._rows[i] = Row(request, *self._widest(request.threshold))
-        rows = sent(free, self._batch.lengths.device)
+        rows = to_device(free, self._batch.lengths.device)
         longest = self._batch.put(rows, new, self._settings.seed)
-        if self._adapting is not None:
-            self._adapting.start(rows, new)
+        if self._threshold_control is not None:
+            self._threshold_control.start(rows, new)
         prompts = self._batch.tokens[rows]
         if self._drafter is not None:
             self._drafter.prefill(rows, prompts, longest - 1)
         if longest <= PREFILL_CHUNK and len(new) == sum(row is not None for row in self._rows):
-            self._unread = longest
+            self._pending_prompt_tokens = longest
         else:
             self._target.prefill(rows, prompts, longest - 1)
         return True
@@ -148,13 +149,13 @@ class Engine:
         if not self._call.reshapes or 2 * len(taken) > len(self._rows):
             return
         self._rows = [self._rows[i] for i in taken]
-        rows = sent(taken, self._batch.lengths.device)
+        rows = to_device(taken, self._batch.lengths.device)
         self._batch.keep(rows)
         self._target.cache.keep(rows)
         if self._drafter is not None:
             self._drafter.keep(rows)
-        if self._adapting is not None:
-            self._adapting.keep(rows)
+        if self._threshold_control is not None:
+            self._threshold_control.keep(rows)
 
     def _round(self) -> Decided:
         """Drafts, verifies and judges one round of all rows; one copy to the host at its end."""
@@ -169,19 +170,19 @@ class Engine:
 
     def _judge(self, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float) -> Tensor:
         """What became of the drafts, for `Decided.of`; told to whoever observes, or chooses T."""
-        settings, batch, adapting = self._settings, self._batch, self._adapting
+        settings, batch, control = self._settings, self._batch, self._threshold_control
         proposing = (settings.criterion, settings.sampling)
-        if settings.observer is None and adapting is None:
-            key = Key((self._kind, len(draft.logits), settings.rule.name), (proposing, settings.policy is None))
+        if settings.observer is None and control is None:
+            key = GraphKey((self._kind, len(draft.logits), settings.rule.name), (proposing, settings.policy is None))
             given = (settings.rule, *proposing, logits, draft.logits, draft.counts)
             return self._call(key, judge_and_settle, batch, *given)
         own = logits if self._call.keeps else logits.clone()  # whoever looks may keep them
         proposal = propose(batch, *proposing, own, draft.logits)
-        if adapting is not None:
-            adapting.adapt(proposal, draft.counts)
+        if control is not None:
+            control.adapt(proposal, draft.counts)
         judged = judge(settings.rule, proposal, draft.counts)
-        if adapting is not None:
-            adapting.judged(judged)
+        if control is not None:
+            control.judged(judged)
         if settings.observer is not None:
             settings.observer(self._record(judged, draft_seconds, verify_seconds))
         return settle(judged, batch)
@@ -191,27 +192,29 @@ class Engine:
         if drafter is None:
             return Draft([], torch.zeros_like(batch.lengths))
         if policy is None:
-            key = Key((self._kind, most), (sampling, reach))
+            key = GraphKey((self._kind, most), (sampling, reach))
             return Draft(self._call(key, draft_steps, drafter, batch, sampling, most, reach), batch.draft_lengths)
         call = Eager() if policy.watches else self._call.uncompiled
 
         def take(step: int) -> Tensor:
-            return call(Key((self._kind, step), (sampling, reach)), draft_step, drafter, batch, sampling, step, reach)
+            return call(
+                GraphKey((self._kind, step), (sampling, reach)), draft_step, drafter, batch, sampling, step, reach
+            )
 
         return draft_until(policy, self._rows, batch, most, self._steps(policy, take, most))
 
     def _steps(self, policy: StopPolicy, take: Callable[[int], Tensor], most: int) -> Steps:
-        if self._room.side is None or policy.watches or not policy.looks:
+        if self._caches.side is None or policy.watches or not policy.looks:
             return Steps(take, most)
-        return StepsAhead(take, most, self._room.side)
+        return StepsAhead(take, most, self._caches.side)
 
     def _verify(self, drafts: int, reach: int) -> Tensor:
-        if not self._unread:
-            return self._call(Key((self._kind, drafts), reach), verify, self._target, self._batch, drafts, reach)
-        unread, self._unread = self._unread, 0
+        if not self._pending_prompt_tokens:
+            return self._call(GraphKey((self._kind, drafts), reach), verify, self._target, self._batch, drafts, reach)
+        unread, self._pending_prompt_tokens = self._pending_prompt_tokens, 0
         return verify(self._target, self._batch, drafts, reach, unread)
 
-    def _record(self, judged: Judged, draft_seconds: float, verify_seconds: float) -> RoundRecord:
+    def _record(self, judged: JudgedRound, draft_seconds: float, verify_seconds: float) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]
         outcome = (judged.proposal, judged.verdict, judged.drafted.clone(), judged.accepted)
         who = (self._settings.rule, self._settings.adaptive)
@@ -231,8 +234,8 @@ class Engine:
             if row.finish_reason is not None:
                 self._rows[i] = None
                 self._batch.draft_lengths[i] = 0
-        if self._adapting is not None:
-            self._adapting.observe(kept)
+        if self._threshold_control is not None:
+            self._threshold_control.observe(kept)
         return errors
 
     def _emit(self, row: Row, decided: Decided, i: int) -> int:

@@ -67,7 +67,7 @@ class Models:
 
 
 @dataclass
-class Room:
+class PooledCaches:
     """One engine's at a time."""
 
     models: Models
@@ -80,7 +80,7 @@ class Room:
     left: Any = None  # a mark behind the last work done here
 
     @classmethod
-    def of(cls, models: Models, rows: int, slots: int, call: Caller) -> Room:
+    def of(cls, models: Models, rows: int, slots: int, call: Caller) -> PooledCaches:
         target = ModelRunner(models.target, rows, slots, models.vocabulary)
         side = SideStream(target.device) if target.device.type == "cuda" else None
         return cls(models, Batch(rows, slots, target.device), target, call, side)
@@ -93,7 +93,7 @@ class Room:
     def slots(self) -> int:
         return self.target.slots
 
-    def entered(self, drafts: bool) -> Room:
+    def entered(self, drafts: bool) -> PooledCaches:
         """Empty. UsageError: a model is no longer fit."""
         self.models.check(self.slots, drafts)
         if self.side is not None and self.left is not None:
@@ -113,7 +113,7 @@ class Room:
             raise
         except torch.OutOfMemoryError:
             if self.kept is not None:
-                self.kept.rooms.clear()
+                self.kept.pool.clear()
             raise
         self._leave()
 
@@ -125,25 +125,27 @@ class Room:
         kept, self.kept = self.kept, None
         if kept is not None:
             self.left = self.side.mark() if self.side is not None else None
-            kept.rooms.setdefault(kept.key, []).append(self)
+            kept.pool.setdefault(kept.key, []).append(self)
 
 
 @dataclass(frozen=True)
 class _Kept:
     """A place among rooms that nobody uses."""
 
-    rooms: dict[_Key, list[Room]]
+    pool: dict[_Key, list[PooledCaches]]
     key: _Key
 
 
-class Rooms:
+class KVCachePool:
     """Makes rooms. One whose steps are captured is kept when it is left: its graphs hold for its addresses alone."""
 
     def __init__(self, compile: bool | Literal["capture"]) -> None:
         self._compile, self._call = compile, caller(compile)
-        self._free: dict[_Key, list[Room]] = {}
+        self._free: dict[_Key, list[PooledCaches]] = {}
 
-    def room(self, models: Models, requests: int, batch_size: int, longest: int, drafts: bool, graphs: bool) -> Room:
+    def caches(
+        self, models: Models, requests: int, batch_size: int, longest: int, drafts: bool, graphs: bool
+    ) -> PooledCaches:
         """For so many requests, `batch_size` of them at a time, whose texts grow to `longest` tokens.
 
         drafts: whether the draft is asked. graphs: whether what is done there fits any.
@@ -152,21 +154,21 @@ class Rooms:
         rows, slots = call.rows(requests, batch_size), call.size(longest)
         place = models.place() if isinstance(call, Captured) else None
         if place is None:
-            return Room.of(models, rows, slots, call).entered(drafts)
+            return PooledCaches.of(models, rows, slots, call).entered(drafts)
         key = rows, place
-        room = (self._found(key, slots) or Room.of(models, rows, slots, call)).entered(drafts)
-        room.kept = _Kept(self._free, key)
-        return room
+        caches = (self._found(key, slots) or PooledCaches.of(models, rows, slots, call)).entered(drafts)
+        caches.kept = _Kept(self._free, key)
+        return caches
 
-    def _found(self, key: _Key, slots: int) -> Room | None:
+    def _found(self, key: _Key, slots: int) -> PooledCaches | None:
         """One that was left; those too small for it, and those of models that were exchanged, are given up."""
         for other in [other for other in list(self._free) if other[1] != key[1]]:
             self._free.pop(other, None)
-        rooms = self._free.get(key, [])
+        pool = self._free.get(key, [])
         with suppress(IndexError):  # there is none left, or another thread was faster
-            while (room := rooms.pop()).slots < slots:
+            while (caches := pool.pop()).slots < slots:
                 pass
-            return room
+            return caches
         return None
 
     def _caller(self, models: Models) -> Caller:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsd_decoding.acceptance.proposal import Proposal
 from fsd_decoding.batch import Batch, Request
-from fsd_decoding.engine.verify import Judged
+from fsd_decoding.engine.verify import JudgedRound
 from fsd_decoding.policies.threshold import (
     Begun,
     RoundOutcome,
@@ -21,10 +21,10 @@ from fsd_decoding.policies.threshold import (
     ThresholdPolicy,
     checked,
 )
-from fsd_decoding.tensors import sent
+from fsd_decoding.tensors import to_device
 
 
-class Adapting:
+class ThresholdControl:
     """One policy during one stream of requests."""
 
     def __init__(self, policy: ThresholdPolicy, batch: Batch) -> None:
@@ -33,12 +33,12 @@ class Adapting:
         self._begins = batch.lengths.clone()  # (B,) length of each prompt
         self._first = True
         self._state: RoundState | None = None
-        self._judged: Judged | None = None
+        self._judged: JudgedRound | None = None
 
     def start(self, rows: Tensor, requests: Sequence[Request]) -> None:
         """Texts begin in `rows` (R,)."""
         self._memory.forget(rows)
-        self._begins[rows] = sent([len(r.prompt) for r in requests], rows.device)
+        self._begins[rows] = to_device([len(r.prompt) for r in requests], rows.device)
         self._policy.start(Begun(rows, requests, self._memory, self._first))
         self._first = False
 
@@ -52,7 +52,7 @@ class Adapting:
         else:
             proposal.adapted = checked(policy.thresholds(state), policy, state)
 
-    def judged(self, judged: Judged) -> None:
+    def judged(self, judged: JudgedRound) -> None:
         """What is shown to the policy once the round is over."""
         self._judged = judged
 
@@ -63,7 +63,7 @@ class Adapting:
         state, judged = self._state, self._judged
         assert state is not None
         assert judged is not None
-        told = sent(kept, self._begins.device)
+        told = to_device(kept, self._begins.device)
         bounds = judged.proposal.bounds
         self._policy.observe(RoundOutcome(state, bounds, judged.verdict, judged.accepted, told))
 

@@ -22,7 +22,7 @@ from fsd_decoding.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRound:
     """What became of a round's drafts."""
 
     proposal: Proposal
@@ -58,15 +58,15 @@ def propose(
     )
 
 
-def judge(rule: Rule, proposal: Proposal, drafted: Tensor) -> Judged:
+def judge(rule: Rule, proposal: Proposal, drafted: Tensor) -> JudgedRound:
     """`drafted` (B,): of the proposal's L tokens, those that count."""
     verdict = rule.judge(proposal)
     span = torch.arange(proposal.drafted.shape[1], device=drafted.device)
     agreed = verdict.accepted & (span < drafted[:, None])
-    return Judged(proposal, verdict, drafted, agreed.cumprod(1).sum(1))
+    return JudgedRound(proposal, verdict, drafted, agreed.cumprod(1).sum(1))
 
 
-def settle(judged: Judged, batch: Batch) -> Tensor:
+def settle(judged: JudgedRound, batch: Batch) -> Tensor:
     """Writes what every position emits if the round gets that far, and packs what `Decided.of` unpacks."""
     proposal, verdict = judged.proposal, judged.verdict
     span = _span(batch, proposal.positions.shape[1])

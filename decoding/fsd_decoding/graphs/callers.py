@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Key:
+class GraphKey:
     """Whatever beside tensors' values makes two calls of a function differ.
 
     shape: what of it the shapes of results depend on; rest: all else.
@@ -49,7 +49,7 @@ class Caller(Protocol):
     def rows(self, requests: int, batch_size: int) -> int:
         """How many rows to decode so many requests in."""
 
-    def __call__(self, key: Key, function: Callable[..., Value], *args: Any) -> Value: ...
+    def __call__(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value: ...
 
 
 class Eager:
@@ -93,7 +93,7 @@ class Graphs:
     def rows(self, requests: int, batch_size: int) -> int:
         return min(batch_size, power_of_two(requests))
 
-    def __call__(self, key: Key, function: Callable[..., Value], *args: Any) -> Value:
+    def __call__(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value:
         place = (function, key)
         if place not in self._graphs:
             self._graphs[place] = _graph(function, self._backend)

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fsd_decoding.graphs.callers import Caller, Eager, Key, power_of_two
-from fsd_decoding.graphs.host_sync import Looked
+from fsd_decoding.graphs.callers import Caller, Eager, GraphKey, power_of_two
+from fsd_decoding.graphs.host_sync import HostSyncDetector
 from fsd_decoding.graphs.tracing import capturing
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -64,7 +64,7 @@ class Captured:
     def rows(self, requests: int, batch_size: int) -> int:
         return min(batch_size, power_of_two(requests))
 
-    def __call__(self, key: Key, function: Callable[..., Any], *args: Any) -> Any:
+    def __call__(self, key: GraphKey, function: Callable[..., Any], *args: Any) -> Any:
         place = function, key
         step = self._steps.pop(place, "new")
         if step == "once":
@@ -84,25 +84,25 @@ class Captured:
         """How many graphs there are."""
         return sum(isinstance(step, _Step) for step in self._steps.values())
 
-    def _tried(self, key: Key, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[_State, Any]:
+    def _tried(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[_State, Any]:
         """The first call, and what it says of the next."""
         if not isinstance(self._inner, Eager):
             return "once", self._done(key, function, args)  # what was compiled as a whole looks at nothing
-        with Looked() as looked:
+        with HostSyncDetector() as looked:
             made = self._done(key, function, args)
         if looked.at is None:
             return "once", made
         _warn(function, f"{looked.at} waits for a value")
         return "never", made
 
-    def _replayed(self, step: _Step, key: Key, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _replayed(self, step: _Step, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         for own, given in zip(step.inputs, _tensors(args), strict=True):
             if own is not given:
                 own.copy_(given)
         step.replay()
         return self._results[function, key.shape]
 
-    def _captured(self, key: Key, function: Callable[..., Any], args: tuple[Any, ...]) -> _Step | None:
+    def _captured(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> _Step | None:
         try:
             with capturing():
                 replay = self._capture(lambda: self._done(key, function, args))
@@ -113,7 +113,7 @@ class Captured:
             return None
         return _Step(_tensors(args), args, replay)
 
-    def _done(self, key: Key, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _done(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Calls the step, and puts what it returns where results of its shape lie."""
         made, shape = self._inner(key, function, *args), (function, key.shape)
         if shape not in self._results:

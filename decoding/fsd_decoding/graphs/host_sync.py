@@ -16,7 +16,7 @@ _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torc
 _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-class Looked(TorchDispatchMode):
+class HostSyncDetector(TorchDispatchMode):
     """Within, notes the first operation by which host and device wait for each other."""
 
     def __init__(self) -> None:

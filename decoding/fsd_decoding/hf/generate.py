@@ -104,8 +104,8 @@ def fsd_generate(
         given = _from_profile(fsd_profile, given, model, draft_model, fsd_tokenizer, sampling)
     decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, **given)
     prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
-    room = (stopping_criteria.max_length or 0) - input_ids.shape[1]
-    requests = decoder.requests(prompts, room, None, None, None, None)
+    caches = (stopping_criteria.max_length or 0) - input_ids.shape[1]
+    requests = decoder.requests(prompts, caches, None, None, None, None)
     stops = StopsOfGenerate(stopping_criteria, input_ids)
     check_clock(stopping_criteria, sampling, len(requests))
     pad = _pad(generation_config, stops, requests)

@@ -17,7 +17,7 @@ from fsd_decoding.acceptance.rules import Rule
 from fsd_decoding.batch import Request
 from fsd_decoding.divergence import entropy, log_softmax, unchecked
 from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.tensors import lazy, sent
+from fsd_decoding.tensors import lazy, to_device
 
 
 @dataclass
@@ -42,7 +42,7 @@ class RoundRecord:
     @lazy
     def active(self) -> Tensor:
         """(B,) bool: rows with a request."""
-        return sent([request is not None for request in self.requests], self.drafted.device)
+        return to_device([request is not None for request in self.requests], self.drafted.device)
 
     @property
     def proposed(self) -> Tensor:

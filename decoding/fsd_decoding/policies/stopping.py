@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsd_decoding.batch import Batch, Request
 from fsd_decoding.errors import UsageError
-from fsd_decoding.tensors import lazy, sent
+from fsd_decoding.tensors import lazy, to_device
 
 Answer = Tensor | Sequence[bool]
 """One truth value a row: (B,) bool, on any device, or a list."""
@@ -43,7 +43,7 @@ class DraftState:
     @lazy
     def drafting(self) -> Tensor:
         """The same on the batch's device: (B,) bool."""
-        return sent(self.going, self.batch.lengths.device)
+        return to_device(self.going, self.batch.lengths.device)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class StopPolicy:
         return None
 
 
-class Asked(StopPolicy):
+class FunctionStopPolicy(StopPolicy):
     """A function as a policy."""
 
     def __init__(self, goes_on: Callable[[DraftState], Answer]) -> None:
@@ -107,7 +107,7 @@ def as_policy(given: StopPolicy | Callable[[DraftState], Answer]) -> StopPolicy:
         return given
     if not callable(given):
         raise UsageError(f"policy is {given!r:.80}; it must be a StopPolicy, or a function of a DraftState")
-    return Asked(given)
+    return FunctionStopPolicy(given)
 
 
 def answered(answer: object, rows: int) -> Sequence[bool]:

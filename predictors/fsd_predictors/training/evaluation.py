@@ -39,7 +39,7 @@ STEPS = 8  # of a draft, that are told one by one
 
 
 @dataclass(frozen=True)
-class Judged:
+class Forecasts:
     """n forecasts at one point, what came true, and where in the draft: (n,) each. probability, entropy: of q there."""
 
     forecast: Array
@@ -48,8 +48,8 @@ class Judged:
     probability: Array
     entropy: Array
 
-    def where(self, chosen: Array) -> Judged:
-        return Judged(*(getattr(self, field.name)[chosen] for field in fields(self)))
+    def where(self, chosen: Array) -> Forecasts:
+        return Forecasts(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Evaluation:
     curves: Mapping[Name, Sequence[Curve]]
 
 
-def evaluate(judged: Mapping[Name, Mapping[Point, Judged]]) -> Evaluation:
+def evaluate(judged: Mapping[Name, Mapping[Point, Forecasts]]) -> Evaluation:
     """By T, by step, and as curves."""
     return Evaluation(
         tuple(_quality(name, point, each) for name, points in judged.items() for point, each in points.items()),
@@ -81,7 +81,7 @@ def evaluate(judged: Mapping[Name, Mapping[Point, Judged]]) -> Evaluation:
     )
 
 
-def _quality(name: Name, point: Point, each: Judged) -> Quality:
+def _quality(name: Name, point: Point, each: Forecasts) -> Quality:
     return Quality(
         forecast=name, divergence=point[0], threshold=point[1], rows=len(each.forecast),
         accepted=float(each.accepted.mean()), auc=_auc(each.accepted, each.forecast),
@@ -90,8 +90,8 @@ def _quality(name: Name, point: Point, each: Judged) -> Quality:
     )  # fmt: skip
 
 
-def _by_step(name: Name, judged: Sequence[Judged]) -> Iterator[StepQuality]:
-    pooled = Judged(*(np.concatenate([getattr(each, field.name) for each in judged]) for field in fields(Judged)))
+def _by_step(name: Name, judged: Sequence[Forecasts]) -> Iterator[StepQuality]:
+    pooled = Forecasts(*(np.concatenate([getattr(each, field.name) for each in judged]) for field in fields(Forecasts)))
     for step in np.unique(pooled.step[pooled.step <= STEPS]).tolist():
         part = pooled.where(pooled.step == step)
         yield StepQuality(
@@ -100,7 +100,7 @@ def _by_step(name: Name, judged: Sequence[Judged]) -> Iterator[StepQuality]:
         )  # fmt: skip
 
 
-def _curve(point: Point, each: Judged) -> Curve:
+def _curve(point: Point, each: Forecasts) -> Curve:
     name, threshold = point
     label = f"{name}, lossless" if threshold < 0 else f"{name} ≤ {threshold:.3g}"
     return Curve(label, *bins(each.accepted, each.forecast))
@@ -111,7 +111,7 @@ def _auc(accepted: Array, by: Array) -> float | None:
     return None if accepted.all() or not accepted.any() else auc(accepted, by)
 
 
-def survival(model: AcceptanceModel, first: Array, problem: Array, point: Point, texts: Texts, steps: int) -> Judged:
+def survival(model: AcceptanceModel, first: Array, problem: Array, point: Point, texts: Texts, steps: int) -> Forecasts:
     """S at every step of r rounds, by the features of their first tokens (r, features) and their problems (r,).
 
     Beside it, for probability and entropy, stand the product and the sum of theirs. A round ends with its text, behind
@@ -133,7 +133,7 @@ def survival(model: AcceptanceModel, first: Array, problem: Array, point: Point,
         alive &= accepted[rows]
         told.append(tuple(each[going] for each in (chance, alive, np.full(len(base), step + 1), probability, entropy)))
         going &= now.ends == 0
-    return Judged(*(np.concatenate(column) for column in zip(*told, strict=True)))
+    return Forecasts(*(np.concatenate(column) for column in zip(*told, strict=True)))
 
 
 def _place(first: Array) -> Place:
@@ -150,7 +150,7 @@ def _column(first: Array, name: str) -> Array:
 
 def judged(
     accepting: AcceptanceModel, following: AcceptanceModel, laid: Mapping[Point, Rows], texts: Texts
-) -> dict[Name, dict[Point, Judged]]:
+) -> dict[Name, dict[Point, Forecasts]]:
     """Forecasts a, b and S on the rounds laid at each point."""
     return {
         "a": {point: _of_a(accepting, rows) for point, rows in laid.items()},
@@ -159,21 +159,21 @@ def judged(
     }
 
 
-def _of_a(model: AcceptanceModel, rows: Rows) -> Judged:
+def _of_a(model: AcceptanceModel, rows: Rows) -> Forecasts:
     step, probability = (rows.accepting[:, FEATURES.index(name)] for name in ("step", "probability"))
     return _judged(model, rows.accepting, rows.accepted, step, probability)
 
 
-def _of_b(model: AcceptanceModel, rows: Rows) -> Judged:
+def _of_b(model: AcceptanceModel, rows: Rows) -> Forecasts:
     step, probability = (rows.next[:, FEATURES.index(name)] for name in ("step", "probability"))
     return _judged(model, rows.next, rows.next_accepted, step + 1, probability)
 
 
-def _of_s(model: AcceptanceModel, rows: Rows, point: Point, texts: Texts) -> Judged:
+def _of_s(model: AcceptanceModel, rows: Rows, point: Point, texts: Texts) -> Forecasts:
     first = rows.accepting[:, FEATURES.index("step")] == 1
     return survival(model, rows.accepting[first], rows.problem[first], point, texts, STEPS)
 
 
-def _judged(model: AcceptanceModel, given: Array, accepted: Array, step: Array, probability: Array) -> Judged:
+def _judged(model: AcceptanceModel, given: Array, accepted: Array, step: Array, probability: Array) -> Forecasts:
     entropy = np.asarray(given[:, FEATURES.index("entropy")])
-    return Judged(model.predict_proba(given)[:, 1], accepted, step, probability, entropy)
+    return Forecasts(model.predict_proba(given)[:, 1], accepted, step, probability, entropy)

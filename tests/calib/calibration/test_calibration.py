@@ -14,10 +14,10 @@ import pytest
 
 from fsd_calib import calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Plan, check_enough
-from fsd_calib.calibration.session import Workbench, opened
-from fsd_calib.certification.attempt_ledger import Ledger
+from fsd_calib.calibration.session import Session, open_session
+from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.configuration import Configuration
@@ -34,44 +34,44 @@ from support.tiny_pair import related
 TASK = tiny_calibration.task(300)
 
 
-def planned(cache: Path, spread: float = 0.05, progress: Progress | None = None, **wish: Any) -> Plan:
+def planned(cache: Path, spread: float = 0.05, progress: Progress | None = None, **goal: Any) -> Plan:
     """Its ledger lies in the cache's folder too."""
     target, draft = related(seed=1, spread=spread)
     space = Space(("fsd-coupled",), ("js",), (2, 4))
     return Calibration(
-        TASK, target, draft, Wish(**({"min_acc": 0.7} | wish)), space, tokenizer=word_tokenizer(), cache=cache,
+        TASK, target, draft, Goal(**({"min_acc": 0.7} | goal)), space, tokenizer=word_tokenizer(), cache=cache,
         state=cache, progress=progress or Silent(),
     ).plan()  # fmt: skip
 
 
 @contextmanager
-def bench(
+def session(
     state: Path, spread: float = 0.05, temperature: float = 0.0, seeds: int = 1, name: str = "tiny"
-) -> Iterator[Workbench]:
+) -> Iterator[Session]:
     decoder = SpeculativeDecoder(
         *related(seed=1, spread=spread), word_tokenizer(), seed=0, sampling=Sampling(temperature, None, None)
     )
-    with opened(decoder, replace(TASK, name=name), 32, seeds, state, Silent(), state) as made:
+    with open_session(decoder, replace(TASK, name=name), 32, seeds, state, Silent(), state) as made:
         yield made
 
 
 def attempt(state: Path, **changes: Any) -> int:
     frozen, claim = [Configuration("fsd-coupled", "js", 2, 0.1)], Claim(0.7, problems=100)
-    with bench(state, **changes) as made:
-        return made.sealed.open(frozen, made.configuration("target"), claim, 0.95).attempt.number
+    with session(state, **changes) as made:
+        return made.holdout.open(frozen, made.configuration("target"), claim, 0.95).attempt.number
 
 
 def marked(state: Path) -> int:
     """How many of the tuning problems an attempt may not ask."""
-    with bench(state) as made, Ledger(state / "ledger.sqlite") as ledger:
+    with session(state) as made, AttemptLedger(state / "ledger.sqlite") as ledger:
         family = ModelInfo.of(made.decoder.target).fingerprint
         return int((~ledger.usable(family, made.tuning.problems, "none")).sum())
 
 
 def mark(state: Path, share: float) -> int:
     """So many of the certification problems, as if they had been tuned on."""
-    with bench(state) as made:
-        asked = {*made.sealed.ids}
+    with session(state) as made:
+        asked = {*made.holdout.ids}
         first = [p for p in TASK.problems if p.id in asked][: round(share * len(asked))]
         made.tuned.mark(first)
         return len(first)
@@ -82,8 +82,8 @@ def test_repeated_problems_count_once_and_the_user_is_told() -> None:
     again = replace(task.problems[0], id=1, question=f"{task.problems[0].question} ")
     doubled = replace(task, problems=(*task.problems, again))
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=0)
-    with opened(decoder, doubled, 32, 1, None, Lines(told), None) as bench:
-        kept = [*(problem.id for problem in bench.tuning.problems), *bench.sealed.ids]
+    with open_session(decoder, doubled, 32, 1, None, Lines(told), None) as session:
+        kept = [*(problem.id for problem in session.tuning.problems), *session.holdout.ids]
     distinct = {problem.question for problem in task.problems}
     assert len(kept) == len(distinct)
     assert 1 in kept  # the smallest of its ids
@@ -120,7 +120,7 @@ def test_a_plan_marks_what_it_decodes_under_a_threshold_and_no_more(tmp_path: Pa
     assert marked(tmp_path) == 0
     assert planned(tmp_path).handful.problems == 64
     assert marked(tmp_path) == 64
-    with bench(tmp_path) as made:
+    with session(tmp_path) as made:
         assert len(made.tuning.problems) > 64
 
 
@@ -144,20 +144,20 @@ def test_too_few_that_were_never_tuned_on_are_refused_with_the_reason(tmp_path: 
 
 
 def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
-    with bench(tmp_path / "other") as made:
-        target, ids = ModelInfo.of(made.decoder.target).fingerprint, made.sealed.ids
+    with session(tmp_path / "other") as made:
+        target, ids = ModelInfo.of(made.decoder.target).fingerprint, made.holdout.ids
     state, cache = tmp_path / "state", tmp_path / "cache"
     cache.mkdir()
     earlier_ledgers.write(cache / "attempts.sqlite", [(ids, "frozen", 1, "failed")], ids[:3], target)
-    with opened(made.decoder, TASK, 32, 1, cache, Silent(), None):
+    with open_session(made.decoder, TASK, 32, 1, cache, Silent(), None):
         assert (cache / "attempts.sqlite").exists()  # there is nothing to take it over into
     for _ in range(2):
-        with opened(made.decoder, TASK, 32, 1, cache, Silent(), state) as taking:
-            assert taking.sealed.next_attempt == 2
-            assert taking.sealed.of_run("new").problems == len(ids) - 3
+        with open_session(made.decoder, TASK, 32, 1, cache, Silent(), state) as taking:
+            assert taking.holdout.next_attempt == 2
+            assert taking.holdout.of_run("new").problems == len(ids) - 3
     assert not (cache / "attempts.sqlite").exists()
     (cache / "attempts.sqlite").write_bytes(b"damaged")
-    with pytest.raises(UsageError, match="is damaged"), opened(made.decoder, TASK, 32, 1, cache, Silent(), state):
+    with pytest.raises(UsageError, match="is damaged"), open_session(made.decoder, TASK, 32, 1, cache, Silent(), state):
         pass
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Guarantee, Wish
+from fsd_calib.calibration.goal import Goal, Guarantee
 from fsd_calib.progress import Lines
 from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
@@ -55,7 +55,7 @@ def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], guarant
     target, draft = related(seed=1, spread=0.05)
     task, told = replace(tiny_calibration.task(300), problems=problems), StringIO()
     Calibration(
-        task, target, draft, Wish(0.7, guarantee=guarantee), Space(("fsd-coupled",), ("js",), (6,)),
+        task, target, draft, Goal(0.7, guarantee=guarantee), Space(("fsd-coupled",), ("js",), (6,)),
         tokenizer=word_tokenizer(), cache=state, state=state, predictor=predictor, progress=Lines(told),
     ).plan()  # fmt: skip
     return told.getvalue()

@@ -13,11 +13,11 @@ import pytest
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.policy_families import check_policies, shapes
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import CachedDecode
-from fsd_calib.measuring.result_cache import Store
+from fsd_calib.measuring.evaluator import CachedDecoder
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Advance, Silent
 from fsd_calib.search.space import Space
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
@@ -94,8 +94,8 @@ def test_a_decoder_of_the_profile_makes_the_texts_of_the_calibration(made: Thres
     following = decoder(folder / "out" / "profile.json")
     assert made.policy is not None
     asked = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
-    with Store(folder / "cache" / "decodings.sqlite") as store:
-        cached = CachedDecode(following, TASK, store)
+    with ResultCache(folder / "cache" / "decodings.sqlite") as store:
+        cached = CachedDecoder(following, TASK, store)
         known = cached(asked, problems)
         assert cached.decoded == 0
     prompts, ids = [p.prompt for p in problems], [p.id for p in problems]
@@ -128,8 +128,8 @@ def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Pat
     following = decoder(made)
     texts = following.generate([p.prompt for p in TASK.problems[:40]], 12, ids=[p.id for p in TASK.problems[:40]])
     asked = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
-    with Store(tmp_path / "cache" / "decodings.sqlite") as store:
-        known = CachedDecode(following, TASK, store)(asked, TASK.problems[:40])
+    with ResultCache(tmp_path / "cache" / "decodings.sqlite") as store:
+        known = CachedDecoder(following, TASK, store)(asked, TASK.problems[:40])
     assert [(r.text, r.rounds) for r in texts] == [(d.text, d.rounds) for (d,) in known]
 
 
@@ -202,7 +202,7 @@ def test_a_constant_of_ones_own_moves_nothing() -> None:
     nothing: Any = None  # that a constant does not ask for
     assert shapes([Constant(0.3), "constant"], nothing, nothing, nothing) == {None: None}
     space = Space(("fsd",), ("js",), (4,))
-    Calibration(TASK, *far_apart(), Wish(min_acc=0.5), space, predictor="auto", policies=(Constant(0.3),))
+    Calibration(TASK, *far_apart(), Goal(min_acc=0.5), space, predictor="auto", policies=(Constant(0.3),))
 
 
 def test_a_predictor_and_a_policy_are_refused(tmp_path: Path) -> None:

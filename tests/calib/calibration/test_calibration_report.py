@@ -164,8 +164,8 @@ def test_a_front_is_labelled_with_the_part_it_was_measured_on(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wish", [{"acc": "absolute", "min_acc": 0.9}, {"min_acc": 1.1}])
-def test_nothing_tried_is_a_plain_outcome(tmp_path: Path, wish: dict[str, Any]) -> None:
-    made = _of_an_equal_draft(tmp_path, **wish)
+def test_nothing_tried_is_a_plain_outcome(tmp_path: Path, goal: dict[str, Any]) -> None:
+    made = _of_an_equal_draft(tmp_path, **goal)
     assert (made.outcome, made.threshold, made.estimate) == ("not-certified", None, None)
     assert made.certificate.attempt is None
     assert "Nothing was tried" in verdict(made)
@@ -202,28 +202,28 @@ def test_an_accuracy_that_the_target_only_seemed_to_have_is_denied_to_lossless_d
 
 @pytest.mark.slow
 def test_of_these_very_draws_the_targets_say_nothing_of_sds(tmp_path: Path) -> None:
-    wish: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4, "guarantee": "dataset"}
-    assert not _of_an_equal_draft(tmp_path, temperature=0.8, **wish).certificate.lossless
-    assert _of_an_equal_draft(tmp_path, **wish).certificate.lossless
+    goal: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4, "guarantee": "dataset"}
+    assert not _of_an_equal_draft(tmp_path, temperature=0.8, **goal).certificate.lossless
+    assert _of_an_equal_draft(tmp_path, **goal).certificate.lossless
 
 
 @pytest.mark.slow
 def test_an_absolute_wish_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tell(monkeypatch, 0.8)
-    wish: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4}
-    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **wish)
+    goal: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4}
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **goal)
     assert (made.outcome, made.effective_rule) == ("lossless-suffices", "sd")
     assert made.certificate.lossless
     tell(monkeypatch, 1.5)
-    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **wish)
+    made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **goal)
     assert (made.outcome, made.certificate.attempt, made.certificate.lossless) == ("certified", 1, False)
 
 
-def _of_an_equal_draft(cache: Path, task: Task | None = None, **wish: Any) -> ThresholdProfile:
+def _of_an_equal_draft(cache: Path, task: Task | None = None, **goal: Any) -> ThresholdProfile:
     target, draft = related(seed=1, spread=0.0)
     return calibrate(
         task or tiny_calibration.task(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=cache,
-        draft_length=(2, 4), divergence="js", **wish,
+        draft_length=(2, 4), divergence="js", **goal,
     )  # fmt: skip
 
 

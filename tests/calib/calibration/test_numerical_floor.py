@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 from fsd_calib import calibrate
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.goal import Wish
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import Floor, judge
 from fsd_calib.progress import Silent
 from fsd_calib.report.console import seen
@@ -31,9 +31,9 @@ class Notes(Silent):
         self.lines.append(line)
 
 
-def said(wish: Wish, flipped: int, problems: int, accuracy: float = 0.9) -> list[str]:
+def said(goal: Goal, flipped: int, problems: int, accuracy: float = 0.9) -> list[str]:
     churn = NumericalChurn(problems=problems, texts_changed=flipped + 1, outcomes_flipped=flipped)
-    judge(wish, accuracy, churn, notes := Notes())
+    judge(goal, accuracy, churn, notes := Notes())
     return notes.lines
 
 
@@ -46,47 +46,47 @@ def coarse_pair(size: float) -> tuple[Any, Any]:
 
 
 def test_the_figure_is_told_in_one_line_whatever_is_asked() -> None:
-    for wish in (Wish(min_acc=0.98), Wish(min_acc=0.98, acc="absolute"), Wish(min_speed=9.0), Wish(pareto=True)):
-        assert said(wish, 0, 64) == [
+    for goal in (Goal(min_acc=0.98), Goal(min_acc=0.98, acc="absolute"), Goal(min_speed=9.0), Goal(pareto=True)):
+        assert said(goal, 0, 64) == [
             "rounding alone (the lossless rule against the target) flipped 0 of 64 outcomes, so it flips at most 4.6% "
             "(95% confidence); it changed 1 texts"
         ]
 
 
 def test_one_unlucky_flip_refuses_no_usual_wish() -> None:
-    _, warned = said(Wish(min_acc=0.99), 1, 64)
+    _, warned = said(Goal(min_acc=0.99), 1, 64)
     assert "leaves room for 0.9% of the outcomes" in warned
     assert "1.6% were seen" in warned
-    assert len(said(Wish(min_acc=0.95), 1, 64)) == 1
+    assert len(said(Goal(min_acc=0.95), 1, 64)) == 1
 
 
 def test_a_wish_finer_than_the_floor_surely_is_is_refused_with_the_figure() -> None:
     """Of 9 in 256 the lower end is .01846 (Clopper and Pearson, one-sided 95 %); .98 leaves .018."""
     assert Floor.of(9, 256).least == pytest.approx(beta.ppf(0.05, 9, 248))
     with pytest.raises(UsageError, match=r"9 of 256, at least 1\.8% \(95% confidence\)") as refused:
-        said(Wish(min_acc=0.98), 9, 256)
+        said(Goal(min_acc=0.98), 9, 256)
     assert "\n" not in str(refused.value)
     for way_out in ("--dtype float32", "lower --min-acc", "--guarantee none"):
         assert way_out in str(refused.value)
-    assert len(said(Wish(min_acc=0.975), 9, 256)) == 2  # .0225 is within what the floor may be
-    assert len(said(Wish(min_acc=0.95), 9, 256)) == 1
+    assert len(said(Goal(min_acc=0.975), 9, 256)) == 2  # .0225 is within what the floor may be
+    assert len(said(Goal(min_acc=0.95), 9, 256)) == 1
 
 
 def test_room_is_a_share_of_problems_so_it_shrinks_with_the_targets_accuracy() -> None:
-    said(Wish(min_acc=0.95), 9, 256, accuracy=0.9)
+    said(Goal(min_acc=0.95), 9, 256, accuracy=0.9)
     with pytest.raises(UsageError):
-        said(Wish(min_acc=0.95), 9, 256, accuracy=0.3)
+        said(Goal(min_acc=0.95), 9, 256, accuracy=0.3)
 
 
 def test_more_than_the_target_keeps_must_stand_out_from_rounding_too() -> None:
-    said(Wish(min_acc=1.05), 9, 256)
+    said(Goal(min_acc=1.05), 9, 256)
     with pytest.raises(UsageError):
-        said(Wish(min_acc=1.01), 9, 256)
+        said(Goal(min_acc=1.01), 9, 256)
 
 
-@pytest.mark.parametrize("wish", [Wish(min_acc=0.89, acc="absolute"), Wish(min_acc=0.999, guarantee="none")])
-def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(wish: Wish) -> None:
-    said(wish, 60, 256)
+@pytest.mark.parametrize("wish", [Goal(min_acc=0.89, acc="absolute"), Goal(min_acc=0.999, guarantee="none")])
+def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(goal: Goal) -> None:
+    said(goal, 60, 256)
 
 
 def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
     def asked(min_acc: float, size: float) -> Calibration:
         target, draft = coarse_pair(size)
         return Calibration(
-            tiny_calibration.task(240), target, draft, Wish(min_acc=min_acc), Space(("fsd-coupled",), ("js",), (2, 4)),
+            tiny_calibration.task(240), target, draft, Goal(min_acc=min_acc), Space(("fsd-coupled",), ("js",), (2, 4)),
             tokenizer=word_tokenizer(), cache=tmp_path, progress=notes,
         )  # fmt: skip
 

@@ -16,10 +16,10 @@ from support.told_speeds import tell, tell_costs
 Made = tuple[ThresholdProfile, optuna.Study]
 
 
-def calibrated(folder: Path, **wish: Any) -> Made:
+def calibrated(folder: Path, **goal: Any) -> Made:
     """With the one study of it."""
     url = f"sqlite:///{folder}/studies.db"
-    made = tiny_calibration.run(folder / "out", folder / "cache", storage=url, **wish)
+    made = tiny_calibration.run(folder / "out", folder / "cache", storage=url, **goal)
     (name,) = optuna.get_all_study_names(url)
     return made, optuna.load_study(study_name=name, storage=url)
 

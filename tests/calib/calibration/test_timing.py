@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from fsd_calib import ThresholdProfile, adaptive, calibrate
-from fsd_calib.calibration.goal import Wish
-from fsd_calib.calibration.session import Workbench, opened
-from fsd_calib.calibration.timing import Timer, TimingAsked, Way, problems_to_time
+from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.session import Session, open_session
+from fsd_calib.calibration.timing import Timer, TimingRequest, Way, problems_to_time
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Opened
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import CachedDecode
+from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.timing_job import Sources
@@ -72,16 +72,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run", streams: int = 1) -> Iterator[Timer]:
     """Of 60 problems."""
     decoder = SpeculativeDecoder.from_pretrained(*models)
-    with opened(decoder, task or tiny_calibration.task(60), 32, 1, None, Told(), None) as bench:
-        yield Timer(bench, Wish(0.7, serve_batch=streams), TimingAsked(way, Sources(models[0], models[1:])), PerRound())
+    with open_session(decoder, task or tiny_calibration.task(60), 32, 1, None, Told(), None) as session:
+        yield Timer(
+            session, Goal(0.7, serve_batch=streams), TimingRequest(way, Sources(models[0], models[1:])), PerRound()
+        )
 
 
-def settings(bench: Workbench) -> list[Configuration]:
-    return [bench.configuration("target"), bench.configuration("sd", 2), FUZZY]
+def settings(session: Session) -> list[Configuration]:
+    return [session.configuration("target"), session.configuration("sd", 2), FUZZY]
 
 
-def decided(bench: Workbench) -> Opened:
-    made = bench.sealed.open([FUZZY], bench.configuration("target"), Claim(0.7, problems=bench.sealed.problems), 0.95)
+def decided(session: Session) -> Opened:
+    made = session.holdout.open(
+        [FUZZY], session.configuration("target"), Claim(0.7, problems=session.holdout.problems), 0.95
+    )
     made.decide()
     return made
 
@@ -95,15 +99,15 @@ def test_of_settings_certified_together_the_clock_takes_the_fastest_on_problems_
     seconds = dict(zip(contest, (3e-3, 1e-3, 2e-3), strict=True))
     seen: set[int] = set()
 
-    def slow(decode: CachedDecode, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+    def slow(decode: CachedDecoder, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
         seen.update(problem.id for problem in problems)
         time.sleep(seconds[c])
         return 1
 
-    monkeypatch.setattr(CachedDecode, "emitted", slow)
+    monkeypatch.setattr(CachedDecoder, "emitted", slow)
     with timer(models, tiny_calibration.task(200), way) as made:
         best = made.fastest(contest)
-        tuning = [problem.id for problem in made.bench.tuning.problems]
+        tuning = [problem.id for problem in made.session.tuning.problems]
     assert best == (contest[1] if way == "run" else contest[0])
     assert len(seen) == (0 if way == "none" else 12)
     assert seen <= set(tuning[12:])
@@ -112,13 +116,13 @@ def test_of_settings_certified_together_the_clock_takes_the_fastest_on_problems_
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
     """Streams and problems of what is decoded against the clock, piece by piece."""
-    seen, emitted = [], CachedDecode.emitted
+    seen, emitted = [], CachedDecoder.emitted
 
-    def watched(self: CachedDecode, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
+    def watched(self: CachedDecoder, c: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
         seen.append((batch_size, {problem.id for problem in problems}))
         return emitted(self, c, problems, batch_size)
 
-    monkeypatch.setattr(CachedDecode, "emitted", watched)
+    monkeypatch.setattr(CachedDecoder, "emitted", watched)
     return seen
 
 
@@ -138,12 +142,12 @@ def test_certification_problems_are_timed_once_they_have_decided(
     models: tuple[Path, Path], asked: list[tuple[int, set[int]]]
 ) -> None:
     with timer(models) as made:
-        before = made.time(settings(made.bench))
+        before = made.time(settings(made.session))
         assert before.part == "tuning"
-        assert set.union(*(piece for _, piece in asked)) == ids(made.bench.tuning.problems[:12])
+        assert set.union(*(piece for _, piece in asked)) == ids(made.session.tuning.problems[:12])
         asked.clear()
-        part = decided(made.bench)
-        after = made.time(settings(made.bench), part)
+        part = decided(made.session)
+        after = made.time(settings(made.session), part)
         assert after.part == "certification"
         assert set.union(*(piece for _, piece in asked)) == ids(part.problems[:12])
         assert (after.speeds.problems, after.speeds.processes) == (11, 0)
@@ -153,37 +157,37 @@ def test_a_certification_part_too_small_for_it_is_left_alone(models: tuple[Path,
     whole = tiny_calibration.task(60)
     problems = tuple(replace(p, part=PARTS[i < 11]) for i, p in enumerate(whole.problems))
     with timer(models, replace(whole, problems=problems)) as made:
-        part = decided(made.bench)
+        part = decided(made.session)
         assert len(part.problems) == 11
-        found = made.time(settings(made.bench), part)
+        found = made.time(settings(made.session), part)
         assert (found.part, found.speeds.problems) == ("tuning", 11)
 
 
 def test_several_streams_are_timed_beside_one(models: tuple[Path, Path], asked: list[tuple[int, set[int]]]) -> None:
     with timer(models, streams=4) as made:
-        several = made.time(settings(made.bench)).speeds
+        several = made.time(settings(made.session)).speeds
         assert {streams for streams, _ in asked} == {4}
         asked.clear()
-        single = made.single(settings(made.bench), None)
+        single = made.single(settings(made.session), None)
         assert {streams for streams, _ in asked} == {1}
         assert single is not None
         assert single.problems < several.problems
     with timer(models) as made:
-        assert made.single(settings(made.bench), None) is None
+        assert made.single(settings(made.session), None) is None
 
 
 def test_what_is_not_timed_is_forecast_by_its_rounds(
     models: tuple[Path, Path], asked: list[tuple[int, set[int]]]
 ) -> None:
     with timer(models, way="none", streams=4) as made:
-        for part in (None, decided(made.bench)):
-            found = made.time(settings(made.bench), part)
+        for part in (None, decided(made.session)):
+            found = made.time(settings(made.session), part)
             assert found.part == "tuning"
             assert not found.speeds.timed
-            expected = 10 * made.bench.tuning.measure(FUZZY).tokens_per_round
+            expected = 10 * made.session.tuning.measure(FUZZY).tokens_per_round
             assert found.speeds.of(FUZZY).value == made.foretold(FUZZY) == expected
-            assert found.speeds.of(made.bench.configuration("target")).value == 10
-        assert made.single(settings(made.bench), None) is None
+            assert found.speeds.of(made.session.configuration("target")).value == 10
+        assert made.single(settings(made.session), None) is None
         assert made.effort(1.0) == (0, 0.0)
     assert asked == []
 
@@ -193,7 +197,7 @@ def test_what_is_expected_is_what_is_decoded(models: tuple[Path, Path], asked: l
     """Three repeats of four settings, and once of what warms up."""
     with timer(models, tiny_calibration.task(240), streams=4) as made:
         decodings, each = made.effort(1.0)
-        four = [*settings(made.bench), made.bench.configuration("sd", 4)]
+        four = [*settings(made.session), made.session.configuration("sd", 4)]
         made.time(four)
         made.single(four, None)
         done = sum(len(piece) for _, piece in asked)
@@ -209,8 +213,8 @@ def test_a_busy_machine_is_told(models: tuple[Path, Path], busy: bool, monkeypat
     cores = len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "getloadavg", lambda: (cores + (0.4 if busy else 0.0), 0.0, 0.0))
     with timer(models) as made:
-        found = made.time(settings(made.bench))
-        progress = made.bench.progress
+        found = made.time(settings(made.session))
+        progress = made.session.progress
     assert isinstance(progress, Told)
     assert found.load == (cores + (0.4 if busy else 0.0), cores)
     assert ["the machine is busy" in note for note in progress.notes] == [True] * busy
@@ -235,9 +239,9 @@ def test_careful_timing_is_made_in_fresh_processes(
     with timer(models, way="careful") as made:
         assert made.effort(1.0) == (5 * 12 * 12, 1.0)
         monkeypatch.setattr("fsd_calib.calibration.timing._PROCESSES", 2)
-        speeds = made.time([*settings(made.bench), moved]).speeds
+        speeds = made.time([*settings(made.session), moved]).speeds
         assert (speeds.processes, speeds.problems) == (2, 11)
-        interval = speeds.ratio(FUZZY, made.bench.configuration("target"))
+        interval = speeds.ratio(FUZZY, made.session.configuration("target"))
         assert 0 < interval.low < interval.value < interval.high
         assert speeds.of(moved).value > 0
     assert asked == []
@@ -253,7 +257,7 @@ def test_other_models_than_were_calibrated_are_refused_there(tmp_path: Path) -> 
         with pytest.raises(
             UsageError, match="process 1 of 5 failed: the models or versions here are no longer"
         ) as caught:
-            made.time(settings(made.bench))
+            made.time(settings(made.session))
     assert "\n" not in str(caught.value)
 
 
@@ -265,7 +269,7 @@ def test_a_process_that_dies_ends_it_in_one_line(
     killed.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(killed))
     with timer(models, way="careful") as made, pytest.raises(UsageError) as caught:
-        made.time(settings(made.bench))
+        made.time(settings(made.session))
     assert str(caught.value).startswith("timing in fresh process 1 of 5 failed: it was killed by SIGKILL")
     assert "\n" not in str(caught.value)
 
@@ -275,13 +279,13 @@ def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
     with pytest.raises(
         UsageError, match="'careful', and the draft is a loaded LlamaForCausalLM, which a fresh process"
     ):
-        TimingAsked("careful", Sources(models[0], (loaded,)))
-    TimingAsked("run", Sources(loaded, (loaded,)))
+        TimingRequest("careful", Sources(models[0], (loaded,)))
+    TimingRequest("run", Sources(loaded, (loaded,)))
     with pytest.raises(UsageError, match="--timing is 'twice'; it must be one of run, careful, none"):
-        TimingAsked("twice", Sources(models[0], models[1:]))  # type: ignore[arg-type]
+        TimingRequest("twice", Sources(models[0], models[1:]))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--min-speed is 60, and whether that is reached is timed"):
-        TimingAsked("none", Sources(models[0], models[1:])).check(Wish(min_speed=60.0))
-    TimingAsked("none", Sources(models[0], models[1:])).check(Wish(0.7))
+        TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_speed=60.0))
+    TimingRequest("none", Sources(models[0], models[1:])).check(Goal(0.7))
 
 
 # Whole calibrations
@@ -289,8 +293,8 @@ def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
 
 def calibrated(models: tuple[Path, Path], **changes: Any) -> ThresholdProfile:
     target, draft = models
-    wish: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": "js", "trials": 6} | changes
-    return calibrate(tiny_calibration.task(240), target=target, draft=draft, **wish)
+    goal: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": "js", "trials": 6} | changes
+    return calibrate(tiny_calibration.task(240), target=target, draft=draft, **goal)
 
 
 @pytest.mark.slow

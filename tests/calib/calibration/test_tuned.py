@@ -9,8 +9,8 @@ from pathlib import Path
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.policy_families import shapes
 from fsd_calib.calibration.predictor import choose
-from fsd_calib.calibration.session import Workbench, opened
-from fsd_calib.certification.attempt_ledger import Ledger
+from fsd_calib.calibration.session import Session, open_session
+from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.progress import Silent
 from fsd_calib.search.space import Space
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -22,34 +22,34 @@ SPACE = Space(("fsd-coupled",), ("js",), (4,))
 
 
 @contextmanager
-def bench(folder: Path, problems: int) -> Iterator[Workbench]:
+def session(folder: Path, problems: int) -> Iterator[Session]:
     decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), seed=0)
-    with opened(decoder, tiny_calibration.task(problems), 32, 1, folder, Silent(), folder) as made:
+    with open_session(decoder, tiny_calibration.task(problems), 32, 1, folder, Silent(), folder) as made:
         yield made
 
 
-def marked(made: Workbench, folder: Path) -> list[bool]:
+def marked(made: Session, folder: Path) -> list[bool]:
     """Of each tuning problem, whether an attempt may not ask it."""
-    with Ledger(folder / "ledger.sqlite") as ledger:
+    with AttemptLedger(folder / "ledger.sqlite") as ledger:
         usable = ledger.usable(model_fingerprint(made.decoder.target), made.tuning.problems, "none")
         return [not free for free in usable]
 
 
 def test_traces_tell_no_outcome_and_mark_nothing(tmp_path: Path) -> None:
-    with bench(tmp_path, 60) as made, traces_along_target(made, ("js",), made.tuning.problems):
+    with session(tmp_path, 60) as made, traces_along_target(made, ("js",), made.tuning.problems):
         made.tuning.measure(made.configuration("target"))
         made.tuning.measure(made.configuration("coupled", 4))
         assert not any(marked(made, tmp_path))
 
 
 def test_problems_that_weigh_prompts_are_marked(tmp_path: Path) -> None:
-    with bench(tmp_path, 300) as made:
+    with session(tmp_path, 300) as made:
         with traces_along_target(made, ("js",), made.tuning.problems) as traces:
             shapes(["per-prompt"], made, SPACE, traces)
         assert all(marked(made, tmp_path))
 
 
 def test_problems_that_train_a_predictor_are_marked(tmp_path: Path) -> None:
-    with bench(tmp_path, 700) as made:
+    with session(tmp_path, 700) as made:
         choose("auto", made, SPACE, tmp_path)
         assert marked(made, tmp_path) == [n >= TRACED for n in range(len(made.tuning.problems))]

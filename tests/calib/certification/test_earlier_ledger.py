@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.certification.attempt_ledger import Ledger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_decoding.errors import UsageError
 from support.children import begin, kill
 from support.earlier_ledgers import Attempt, insert, write
@@ -32,20 +32,20 @@ def earlier(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with Ledger(tmp_path / "ledger.sqlite") as made:
+def ledger(tmp_path: Path) -> Iterator[AttemptLedger]:
+    with AttemptLedger(tmp_path / "ledger.sqlite") as made:
         yield made
 
 
-def number(ledger: Ledger, *ids: int, family: str = "target") -> int:
+def number(ledger: AttemptLedger, *ids: int, family: str = "target") -> int:
     return ledger.next_number(family, these(ids))
 
 
-def tuned(ledger: Ledger, family: str) -> list[int]:
+def tuned(ledger: AttemptLedger, family: str) -> list[int]:
     return [one for one in range(200) if not ledger.usable(family, these([one]), "")[0]]
 
 
-def check(ledger: Ledger) -> None:
+def check(ledger: AttemptLedger) -> None:
     """All that the earlier ledger said, by target alone."""
     assert tuned(ledger, "target") == list(range(100, 114))
     assert tuned(ledger, "another target") == [1]
@@ -54,14 +54,14 @@ def check(ledger: Ledger) -> None:
     assert [number(ledger, one, family="another target") for one in (5, 6)] == [2, 1]
 
 
-def test_what_was_tuned_on_stays_so_and_attempts_count(earlier: Path, ledger: Ledger) -> None:
+def test_what_was_tuned_on_stays_so_and_attempts_count(earlier: Path, ledger: AttemptLedger) -> None:
     assert ledger.take_over(earlier)
     check(ledger)
     assert not earlier.exists()
     assert earlier.with_name("attempts.sqlite.taken-over").read_bytes() == EARLIER.read_bytes()
 
 
-def test_numbers_and_verdicts_stay(earlier: Path, ledger: Ledger) -> None:
+def test_numbers_and_verdicts_stay(earlier: Path, ledger: AttemptLedger) -> None:
     ledger.take_over(earlier)
     found = [ledger.open("target", these(range(20)), frozen) for frozen in ("first", "second")]
     found.append(ledger.open("target", these(range(15, 30)), "third"))
@@ -71,12 +71,12 @@ def test_numbers_and_verdicts_stay(earlier: Path, ledger: Ledger) -> None:
     check(ledger)  # those asked for again count once
 
 
-def test_there_is_nothing_to_take_over(tmp_path: Path, ledger: Ledger) -> None:
+def test_there_is_nothing_to_take_over(tmp_path: Path, ledger: AttemptLedger) -> None:
     assert not ledger.take_over(tmp_path / "nowhere" / "attempts.sqlite")
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_taken_over_again_nothing_is_doubled(earlier: Path, ledger: Ledger) -> None:
+def test_taken_over_again_nothing_is_doubled(earlier: Path, ledger: AttemptLedger) -> None:
     """As when a process is killed before the file is renamed; or when an earlier version goes on with a copy."""
     ledger.take_over(earlier)
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_taken_over_again_nothing_is_doubled(earlier: Path, ledger: Ledger) -> N
     ]  # fmt: skip
 
 
-def test_what_came_to_it_since_is_added(tmp_path: Path, ledger: Ledger) -> None:
+def test_what_came_to_it_since_is_added(tmp_path: Path, ledger: AttemptLedger) -> None:
     path = tmp_path / "attempts.sqlite"
     for rows in ([("a", None)], [("a", "passed"), ("b", None)], [("a", "passed"), ("b", "failed")]):
         write(path, [(range(3), frozen, 1 + n, verdict) for n, (frozen, verdict) in enumerate(rows)])
@@ -97,7 +97,7 @@ def test_what_came_to_it_since_is_added(tmp_path: Path, ledger: Ledger) -> None:
     assert [ledger.open("target", these(range(3)), frozen).verdict for frozen in "ab"] == ["passed", "failed"]
 
 
-def test_a_ledger_that_has_rows_of_its_own_keeps_them(earlier: Path, ledger: Ledger) -> None:
+def test_a_ledger_that_has_rows_of_its_own_keeps_them(earlier: Path, ledger: AttemptLedger) -> None:
     ledger.tuned_on("target", these([113, 150]))
     own = ledger.open("target", these([0, 40]), "own", Run("run", "facts"))
     own.decide("passed")
@@ -108,7 +108,7 @@ def test_a_ledger_that_has_rows_of_its_own_keeps_them(earlier: Path, ledger: Led
     assert ledger.facts_of("target", "run") == "facts"
 
 
-def test_a_damaged_one_is_refused_and_stays(earlier: Path, ledger: Ledger) -> None:
+def test_a_damaged_one_is_refused_and_stays(earlier: Path, ledger: AttemptLedger) -> None:
     sound = EARLIER.read_bytes()
     for content in (b"", b"no database", sound[:100], sound[:-4096], b"\0" * len(sound)):
         earlier.write_bytes(content)
@@ -128,7 +128,7 @@ def test_flipped_bits_are_refused_or_change_nothing(tmp_path: Path) -> None:
         path, content = tmp_path / str(case), bytearray(sound)
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        with Ledger(None) as ledger:
+        with AttemptLedger(None) as ledger:
             try:
                 ledger.take_over(path)
             except UsageError as error:
@@ -139,7 +139,7 @@ def test_flipped_bits_are_refused_or_change_nothing(tmp_path: Path) -> None:
     assert len(said) > 5
 
 
-def test_who_has_it_open_cannot_write_to_it_any_more(earlier: Path, ledger: Ledger) -> None:
+def test_who_has_it_open_cannot_write_to_it_any_more(earlier: Path, ledger: AttemptLedger) -> None:
     connection = sqlite3.connect(earlier, isolation_level=None)
     assert connection.execute("SELECT count(*) FROM attempts").fetchone() == (5,)
     ledger.take_over(earlier)
@@ -154,7 +154,7 @@ MANY: list[Attempt] = [(range(n, n + 300), f"frozen {n}", 1 + n, None if n % 3 e
 
 def take_over(pipe: Connection, path: Path, old: Path) -> None:
     pipe.recv()
-    with Ledger(path) as ledger:
+    with AttemptLedger(path) as ledger:
         pipe.send(ledger.take_over(old))
         pipe.recv()  # waits to be killed
 
@@ -166,7 +166,7 @@ def test_two_processes_at_once_take_it_over_once(tmp_path: Path) -> None:
     for _, pipe in children:
         pipe.send("go")
     assert sorted(pipe.recv() for _, pipe in children) == [False, True]
-    with Ledger(path) as ledger:
+    with AttemptLedger(path) as ledger:
         assert [number(ledger, one) for one in (0, 150, 350, 450)] == [2, 152, 150, 50]
 
 
@@ -181,7 +181,7 @@ def test_what_is_just_being_written_to_it_is_waited_for(tmp_path: Path) -> None:
     assert not pipe.poll(0.3)
     writer.execute("COMMIT")
     assert pipe.recv()
-    with Ledger(path) as ledger:
+    with AttemptLedger(path) as ledger:
         assert number(ledger, 0) == 2
 
 
@@ -197,7 +197,7 @@ def test_killed_at_any_moment_nothing_is_forgotten_or_counted_twice(tmp_path: Pa
         time.sleep(0.015 * case)
         kill(process)
         cut += old.exists()
-        with Ledger(path) as ledger:
+        with AttemptLedger(path) as ledger:
             ledger.take_over(old)
             assert not old.exists()
             assert [number(ledger, one) for one in (0, 150, 350, 450)] == [2, 152, 150, 50]

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsd_calib.certification.attempt_ledger import Ledger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.holdout import Sealed, Tuned
+from fsd_calib.certification.holdout import Holdout, Tuned
 from fsd_calib.certification.ledger_file import ById
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks import Problem
 from fsd_decoding.errors import UsageError
@@ -43,21 +43,21 @@ class Table:
         return [(Decoding(r, "", 10, 2, 10, 8),) for r in right]
 
 
-def sealed(ledger: Ledger, table: Table | None = None, problems: Sequence[Problem] = PROBLEMS) -> Sealed:
-    return Sealed(Bench(table or Table(), problems, "certification"), ledger, "family", "these models")
+def holdout(ledger: AttemptLedger, table: Table | None = None, problems: Sequence[Problem] = PROBLEMS) -> Holdout:
+    return Holdout(Evaluator(table or Table(), problems, "certification"), ledger, "family", "these models")
 
 
 def test_a_sequence_is_decided_once(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "attempts.sqlite") as ledger:
-        opened = sealed(ledger).open([SAFE, LOOSE], ALONE, CLAIM, 0.95)
+    with AttemptLedger(tmp_path / "attempts.sqlite") as ledger:
+        opened = holdout(ledger).open([SAFE, LOOSE], ALONE, CLAIM, 0.95)
         assert opened.decide().passed == 0
         with pytest.raises(UsageError, match="attempt 1 is decided already"):
             opened.decide()
 
 
 def test_only_what_was_frozen_is_decoded() -> None:
-    with Ledger(None) as ledger:
-        opened = sealed(ledger).open([SAFE], ALONE, CLAIM, 0.95)
+    with AttemptLedger(None) as ledger:
+        opened = holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
         assert opened.measure(ALONE).problems == len(PROBLEMS)
         with pytest.raises(ValueError, match="not among the frozen ones"):
             opened.measure(LOOSE)
@@ -67,8 +67,8 @@ def test_the_same_again_is_the_same_attempt_and_another_is_the_next(tmp_path: Pa
     path = tmp_path / "attempts.sqlite"
     numbers = []
     for frozen in ([SAFE], [SAFE], [SAFE, LOOSE], [SAFE]):
-        with Ledger(path) as ledger:
-            part = sealed(ledger)
+        with AttemptLedger(path) as ledger:
+            part = holdout(ledger)
             expected = part.next_attempt
             attempt = part.open(frozen, ALONE, CLAIM, 0.95).attempt
             numbers.append((attempt.number, expected))
@@ -79,46 +79,46 @@ def test_the_same_again_is_the_same_attempt_and_another_is_the_next(tmp_path: Pa
 
 def test_other_prompts_or_models_are_another_attempt() -> None:
     others = [dataclasses.replace(problem, prompt=f"{problem.prompt}!") for problem in PROBLEMS]
-    with Ledger(None) as ledger:
-        parts = [sealed(ledger), sealed(ledger, problems=others), sealed(ledger).decoded_by(Table(), "shy")]
-        parts += [sealed(ledger, problems=PROBLEMS[::-1])]
+    with AttemptLedger(None) as ledger:
+        parts = [holdout(ledger), holdout(ledger, problems=others), holdout(ledger).decoded_by(Table(), "shy")]
+        parts += [holdout(ledger, problems=PROBLEMS[::-1])]
         numbers = [part.open([SAFE], ALONE, CLAIM, 0.95).attempt.number for part in parts]
     assert numbers == [1, 2, 3, 1]
 
 
 def test_problems_tuned_on_certify_nothing(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "attempts.sqlite") as ledger:
+    with AttemptLedger(tmp_path / "attempts.sqlite") as ledger:
         ledger.tuned_on("family", [ById(7), ById(PROBLEMS[8].key), ById(100_000)])
         with pytest.raises(UsageError, match="2 of 400 certification problems were tuned on"):
-            sealed(ledger).open([SAFE], ALONE, CLAIM, 0.95)
+            holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
 
 
 def test_they_are_left_out_and_the_rest_certifies() -> None:
     table = Table()
-    with Ledger(None) as ledger:
+    with AttemptLedger(None) as ledger:
         ledger.tuned_on("family", [ById(7), ById(PROBLEMS[8].key), ById(100_000)])
-        part = sealed(ledger, table).of_run("run", trained={9, PROBLEMS[10].key})
+        part = holdout(ledger, table).of_run("run", trained={9, PROBLEMS[10].key})
         opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95)
         assert (part.problems, part.whole, opened.decide().passed) == (396, 400, 0)
     assert not {7, 8, 9, 10} & table.asked
 
 
 def test_too_few_that_were_never_tuned_on_are_refused() -> None:
-    with Ledger(None) as ledger:
+    with AttemptLedger(None) as ledger:
         ledger.tuned_on("family", PROBLEMS[1:])
         with pytest.raises(
             UsageError, match="399 of 400 certification problems were tuned or trained on before, which"
         ):
-            sealed(ledger).of_run("run")
+            holdout(ledger).of_run("run")
 
 
 def test_a_decided_attempt_is_found_again_though_it_was_tuned_on_since() -> None:
-    def made(ledger: Ledger, run: str) -> tuple[int, int, int | None]:
-        part = sealed(ledger).of_run(run)
+    def made(ledger: AttemptLedger, run: str) -> tuple[int, int, int | None]:
+        part = holdout(ledger).of_run(run)
         opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95, Run(run, "facts"))
         return opened.attempt.number, part.problems, opened.decide().passed
 
-    with Ledger(None) as ledger:
+    with AttemptLedger(None) as ledger:
         assert made(ledger, "run") == (1, 400, 0)
         ledger.tuned_on("family", PROBLEMS[:2])
         assert made(ledger, "run") == (1, 400, 0)
@@ -127,8 +127,8 @@ def test_a_decided_attempt_is_found_again_though_it_was_tuned_on_since() -> None
 
 def test_what_cannot_pass_any_more_is_not_decoded_to_its_end() -> None:
     table = Table()
-    with Ledger(None) as ledger:
-        verdict = sealed(ledger, table).open([LOOSE, LOOSER], ALONE, CLAIM, 0.95).decide()
+    with AttemptLedger(None) as ledger:
+        verdict = holdout(ledger, table).open([LOOSE, LOOSER], ALONE, CLAIM, 0.95).decide()
     assert verdict.passed is None
     assert table.decoded[LOOSE] < len(PROBLEMS)
     assert LOOSER not in table.decoded
@@ -136,22 +136,22 @@ def test_what_cannot_pass_any_more_is_not_decoded_to_its_end() -> None:
 
 def test_a_success_leaves_the_next_attempt_no_more_than_its_own_level() -> None:
     """Who asks for more once all has passed has seen what was shown: levels that are handed on let such wishes err."""
-    with Ledger(None) as ledger:
-        assert sealed(ledger).open([SAFE], ALONE, CLAIM, 0.95).decide().passed == 0
-        second = sealed(ledger).open([SAFER], ALONE, CLAIM, 0.95)
+    with AttemptLedger(None) as ledger:
+        assert holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).decide().passed == 0
+        second = holdout(ledger).open([SAFER], ALONE, CLAIM, 0.95)
     assert second.delta == pytest.approx(0.05 * 6 / np.pi**2 / 4)
 
 
 def test_what_is_decoded_under_a_threshold_is_marked_before() -> None:
     table = Table()
-    with Ledger(None) as ledger:
+    with AttemptLedger(None) as ledger:
 
         def decode(configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
             if configuration.threshold is not None:
                 assert not ledger.usable("family", problems, "").any()
             return table(configuration, problems)
 
-        tuning = Bench(Tuned(ledger, "family").before(decode), PROBLEMS, "tuning")
+        tuning = Evaluator(Tuned(ledger, "family").before(decode), PROBLEMS, "tuning")
         tuning.measure(ALONE)
         for measured, marked in ((0, 0), (64, 64), (128, 128), (64, 128)):
             tuning.measure(SAFE, measured)
@@ -160,10 +160,10 @@ def test_what_is_decoded_under_a_threshold_is_marked_before() -> None:
 
 
 def test_a_whole_front_is_bounded_at_once() -> None:
-    with Ledger(None) as ledger:
-        part = sealed(ledger)
+    with AttemptLedger(None) as ledger:
+        part = holdout(ledger)
         opened = part.open([SAFE, LOOSE], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95)
         together = opened.bound_all()
-    with Ledger(None) as ledger:
-        alone = sealed(ledger).open([LOOSE], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95).decide().tested[0]
+    with AttemptLedger(None) as ledger:
+        alone = holdout(ledger).open([LOOSE], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95).decide().tested[0]
     assert together[1].lower_bound < alone.lower_bound  # shared by two

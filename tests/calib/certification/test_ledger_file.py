@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.certification.attempt_ledger import Ledger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
 from fsd_decoding.errors import UsageError
 from support.children import begin, kill, rest
 from support.ledgers import OURS, opened, these
 
 
 def written(path: Path) -> None:
-    with Ledger(path) as ledger:
+    with AttemptLedger(path) as ledger:
         ledger.tuned_on(OURS, these(range(1000, 1500)))
         for n in range(5):
             run = Run(f"run {n}", f"facts {n}")
@@ -28,7 +28,7 @@ def written(path: Path) -> None:
 def told(path: Path) -> object:
     """All that a ledger says, or that it is refused; nothing else may happen."""
     try:
-        with Ledger(path) as ledger:
+        with AttemptLedger(path) as ledger:
             attempts = [opened(ledger, OURS, range(100 * n, 100 * n + 500), "frozen") for n in range(5)]
             with pytest.raises(UsageError, match="500 of 500 certification problems were tuned on"):
                 opened(ledger, OURS, range(1000, 1500), "a")
@@ -76,7 +76,7 @@ def test_flipped_bits_change_nothing_that_it_says(tmp_path: Path) -> None:
 
 def test_an_entry_changed_while_it_is_open_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "ledger")
-    with Ledger(tmp_path / "ledger") as ledger:
+    with AttemptLedger(tmp_path / "ledger") as ledger:
         sqlite3.connect(tmp_path / "ledger", isolation_level=None).execute("UPDATE attempts SET number = 1")
         with pytest.raises(UsageError, match="digest"):
             opened(ledger, OURS, [1], "new")
@@ -93,7 +93,7 @@ def test_another_version_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def attempt_many(pipe: Connection, path: Path, who: str, times: int) -> None:
-    with Ledger(path) as ledger:
+    with AttemptLedger(path) as ledger:
         pipe.recv()
         for n in range(times):
             pipe.send((n, opened(ledger, OURS, [1, 2], f"{who} {n}").number))
@@ -117,6 +117,6 @@ def test_killed_at_random_moments_no_attempt_is_forgotten(tmp_path: Path) -> Non
         kill(process)
         heard += rest(pipe)
         announced |= {f"{run} {n}": number for n, number in heard}
-        with Ledger(path) as ledger:
+        with AttemptLedger(path) as ledger:
             assert {frozen: opened(ledger, OURS, [1, 2], frozen).number for frozen in announced} == announced
     assert len(set(announced.values())) == len(announced) > 10

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.cache_key import Key
+from fsd_calib.measuring.cache_key import CacheKey
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import CachedDecode
-from fsd_calib.measuring.result_cache import Store
+from fsd_calib.measuring.evaluator import CachedDecoder
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.tasks import Task
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -34,8 +34,8 @@ def configuration(policy: ScalePolicy | None, threshold: float, rule: str = "fsd
     return Configuration(rule, "js", 4, threshold, None if policy is None else policy.identity)
 
 
-def decode(store: Store, decoder: SpeculativeDecoder | None = None, batch_size: int = 8) -> CachedDecode:
-    return CachedDecode(decoder or tiny_decoder(), TASK, store, batch_size)
+def decode(store: ResultCache, decoder: SpeculativeDecoder | None = None, batch_size: int = 8) -> CachedDecoder:
+    return CachedDecoder(decoder or tiny_decoder(), TASK, store, batch_size)
 
 
 def sampled() -> SpeculativeDecoder:
@@ -48,12 +48,12 @@ def sampled() -> SpeculativeDecoder:
 def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeDecoder) -> None:
     """Shapes and thresholds in turn with one cache that holds more and more, against decoding each anew."""
     reused = 0
-    with Store(None) as store:
+    with ResultCache(None) as store:
         for t in (0.2, 0.24, 0.6, -1.0, 0.21):
             for policy in SHAPES:
                 cached, asked = decode(store, decoder), configuration(policy, t, rule)
                 found = cached(asked, TASK.problems)
-                with Store(None) as empty:
+                with ResultCache(None) as empty:
                     assert found == decode(empty, decoder, batch_size=5)(asked, TASK.problems)
                 reused += cached.reused
     assert reused >= 2 * 3 * 12  # of the closer two, half at least
@@ -68,7 +68,7 @@ def test_a_text_answers_within_its_interval_and_is_decoded_anew_at_its_ends() ->
     ends = [(problem, *r.interval) for problem, r in zip(TASK.problems, results, strict=True) if r.interval[1] < 9]
     assert len(ends) > 12
     for problem, lo, hi in ends:
-        with Store(None) as store:
+        with ResultCache(None) as store:
             cached = decode(store)
             cached(configuration(LOOSENING, threshold), [problem])
             for t, anew in ((hi, True), (math.nextafter(hi, 0), True), ((max(lo, 0.0) + hi) / 2, False)):
@@ -78,7 +78,7 @@ def test_a_text_answers_within_its_interval_and_is_decoded_anew_at_its_ends() ->
 
 
 def test_shapes_share_nothing_at_equal_thresholds() -> None:
-    with Store(None) as store:
+    with ResultCache(None) as store:
         cached, drafted = decode(store), []
         for count, policy in enumerate(SHAPES, 1):
             drafted.append([one.drafted for (one,) in cached(configuration(policy, 0.4), TASK.problems)])
@@ -89,7 +89,7 @@ def test_shapes_share_nothing_at_equal_thresholds() -> None:
 
 def test_the_lossless_rule_and_constant_thresholds_have_the_keys_they_had() -> None:
     """A cache of before holds; `scaled_by` is not there where nothing scales."""
-    with Store(None) as store:
+    with ResultCache(None) as store:
         cached = decode(store)
         assert "scaled_by" not in cached.key(configuration(None, 0.4)).json
         assert "scaled_by" in cached.key(configuration(LOOSENING, 0.4)).json
@@ -97,12 +97,12 @@ def test_the_lossless_rule_and_constant_thresholds_have_the_keys_they_had() -> N
         assert cached.key(lossless) == cached.key(Configuration("coupled", "js", 4))
 
 
-def of_shape(policy: ScalePolicy, dtype: str) -> Key:
+def of_shape(policy: ScalePolicy, dtype: str) -> CacheKey:
     return dataclasses.replace(key(dtype), divergence={"name": "js", "scaled_by": policy.identity})
 
 
-def answered(asking: Key, t: float, lo: float, hi: float) -> bool:
-    with Store(None) as store:
+def answered(asking: CacheKey, t: float, lo: float, hi: float) -> bool:
+    with ResultCache(None) as store:
         store.add(asking, ASKED, None, result(lo=lo, hi=hi))
         return bool(store.find(asking, [ASKED], t))
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fsd_calib.measuring.cache_key import Keys
+from fsd_calib.measuring.cache_key import CacheKeys
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench, CachedDecode
-from fsd_calib.measuring.result_cache import Store
+from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Advance
 from fsd_calib.tasks import Task
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -34,9 +34,9 @@ def task(**settings: Any) -> Task:
 
 
 def decode(
-    store: Store, decoder: SpeculativeDecoder | None = None, task_: Task | None = None, **settings: Any
-) -> CachedDecode:
-    return CachedDecode(decoder or tiny_decoder(), task_ or task(), store, **{"batch_size": 8, **settings})
+    store: ResultCache, decoder: SpeculativeDecoder | None = None, task_: Task | None = None, **settings: Any
+) -> CachedDecoder:
+    return CachedDecoder(decoder or tiny_decoder(), task_ or task(), store, **{"batch_size": 8, **settings})
 
 
 def sampled(seed: int = 0) -> SpeculativeDecoder:
@@ -71,12 +71,12 @@ class Noting:
 def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeDecoder) -> None:
     """Thresholds up and down with one cache that holds more and more, against decoding each anew."""
     reused = 0
-    with Store(None) as store:
+    with ResultCache(None) as store:
         for t in (0.1, 0.3, -1.0, 0.1):
             configuration = Configuration(rule, "js", 4, t)
             cached, problems = decode(store, decoder), task().problems
             found = [*cached(configuration, problems[5:12]), *cached(configuration, problems)]
-            with Store(None) as empty:
+            with ResultCache(None) as empty:
                 anew = decode(empty, decoder, batch_size=5)(configuration, problems)
             assert found == [*anew[5:12], *anew]
             assert (cached.decoded + cached.reused, cached.decoded_tokens + cached.reused_tokens) == (
@@ -87,8 +87,8 @@ def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeD
 
 
 def test_it_decodes_for_a_bench_and_grades_anew() -> None:
-    with Store(None) as store:
-        first = Bench(decode(store), task().problems, "tuning").measure(FUZZY)
+    with ResultCache(None) as store:
+        first = Evaluator(decode(store), task().problems, "tuning").measure(FUZZY)
 
         class Mended(TinyTask):
             def grade(self, problem: Any, text: str) -> bool:
@@ -96,14 +96,14 @@ def test_it_decodes_for_a_bench_and_grades_anew() -> None:
 
         mended = cast(Task, Mended(**{f.name: getattr(task(), f.name) for f in dataclasses.fields(TinyTask)}))
         cached = decode(store, task_=mended)
-        second = Bench(cached, mended.problems, "tuning").measure(FUZZY)
+        second = Evaluator(cached, mended.problems, "tuning").measure(FUZZY)
         assert (first.correct != second.correct).all()
         assert (cached.decoded, cached.reused, cached.reused_tokens) == (0, 24, first.tokens)
     assert 0 < first.accuracy < 1
 
 
 def test_seeds_are_the_decoders_and_those_after_it() -> None:
-    with Store(None) as store:
+    with ResultCache(None) as store:
         cached = decode(store, sampled(seed=3), seeds=3)
         found = cached(FUZZY, task().problems)
         assert cached.decoded == 72
@@ -120,7 +120,7 @@ def test_seeds_are_the_decoders_and_those_after_it() -> None:
 
 
 def test_greedy_decoding_has_one_seed_whichever_it_is() -> None:
-    with Store(None) as store:
+    with ResultCache(None) as store:
         assert {len(seeds) for seeds in decode(store, seeds=3)(FUZZY, task().problems)} == {1}
         again = decode(store, tiny_decoder(seed=9))
         again(FUZZY, task().problems)
@@ -129,7 +129,7 @@ def test_greedy_decoding_has_one_seed_whichever_it_is() -> None:
 
 def test_progress_is_shown_of_what_is_decoded_alone() -> None:
     noting = Noting()
-    with Store(None) as store:
+    with ResultCache(None) as store:
         cached = decode(store, sampled(), progress=noting, seeds=2)
         for first in (10, 24, 24):
             cached(FUZZY, task().problems[:first])
@@ -137,7 +137,7 @@ def test_progress_is_shown_of_what_is_decoded_alone() -> None:
 
 
 def test_what_was_finished_before_an_interrupt_is_kept() -> None:
-    with Store(None) as store:
+    with ResultCache(None) as store:
         with pytest.raises(KeyboardInterrupt):
             decode(store, progress=Noting(most=5))(FUZZY, task().problems)
         resumed = decode(store)
@@ -151,7 +151,7 @@ def test_what_was_finished_before_an_interrupt_is_kept() -> None:
 def keyed(
     configuration: Configuration = FUZZY, decoder: SpeculativeDecoder | None = None, seed: int = 0, **settings: Any
 ) -> str:
-    return Keys(decoder or tiny_decoder(), task(**settings)).of(configuration, seed).json
+    return CacheKeys(decoder or tiny_decoder(), task(**settings)).of(configuration, seed).json
 
 
 def made(target: Any = None, draft: Any = None, **settings: Any) -> SpeculativeDecoder:
@@ -209,14 +209,14 @@ def test_what_has_no_say_changes_no_key() -> None:
 
 @pytest.mark.parametrize("role", [0, 1])
 def test_models_changed_under_a_cache_are_decoded_anew(role: int) -> None:
-    with Store(None) as store:
+    with ResultCache(None) as store:
         decode(store)(FUZZY, task().problems)
         models: list[Any] = [None, None]
         models[role] = other(role)
         changed = decode(store, made(*models))
         found = changed(FUZZY, task().problems)
         assert (changed.decoded, changed.reused) == (24, 0)
-        with Store(None) as empty:
+        with ResultCache(None) as empty:
             assert found == decode(empty, made(*models))(FUZZY, task().problems)
 
 

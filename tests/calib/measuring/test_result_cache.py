@@ -11,27 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.cache_key import Key
-from fsd_calib.measuring.result_cache import Asked, Kept, Store
+from fsd_calib.measuring.cache_key import CacheKey
+from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
 from support.stored import ASKED, KEY, key, result
 
 
-def answered(threshold: float | None, *, own: float | None, lo: float, hi: float, asking: Key = KEY) -> bool:
-    with Store(None) as store:
+def answered(threshold: float | None, *, own: float | None, lo: float, hi: float, asking: CacheKey = KEY) -> bool:
+    with ResultCache(None) as store:
         store.add(asking, ASKED, own, result(lo=lo, hi=hi))
         return bool(store.find(asking, [ASKED], threshold))
 
 
 def test_a_row_comes_back_as_it_was_added() -> None:
-    with Store(None) as store:
+    with ResultCache(None) as store:
         added = store.add(KEY, ASKED, 0.2, result("vier 🙂\0\n", tokens=7))
         assert store.find(KEY, [ASKED], 0.2) == {0: added}
-        assert added == Kept(0.2, 0.1, 0.3, "vier 🙂\0\n", 8, 3, 15, 5)  # 7 tokens and the EOS
+        assert added == CachedText(0.2, 0.1, 0.3, "vier 🙂\0\n", 8, 3, 15, 5)  # 7 tokens and the EOS
 
 
 def test_prompts_are_answered_by_their_place() -> None:
-    others = [Asked(5, "2 + 3"), Asked(6, "2 + 2"), ASKED, ASKED]
-    with Store(None) as store:
+    others = [CacheQuery(5, "2 + 3"), CacheQuery(6, "2 + 2"), ASKED, ASKED]
+    with ResultCache(None) as store:
         store.add(KEY, ASKED, 0.2, result())
         assert set(store.find(KEY, others, 0.2)) == {2, 3}
         assert not store.find(key(max_new_tokens=255), others, 0.2)
@@ -96,7 +96,7 @@ def test_a_rule_without_a_threshold_is_asked_without_one() -> None:
 
 
 def test_of_overlapping_rows_the_one_of_the_very_threshold_answers() -> None:
-    with Store(None) as store:
+    with ResultCache(None) as store:
         for t in (0.15, 0.2, 0.25):
             store.add(KEY, ASKED, t, result(str(t)))
         assert store.find(KEY, [ASKED], 0.2)[0].text == "0.2"
@@ -104,15 +104,15 @@ def test_of_overlapping_rows_the_one_of_the_very_threshold_answers() -> None:
 
 
 def test_minus_zero_is_zero(tmp_path: Path) -> None:
-    with Store(tmp_path / "cache") as store:
+    with ResultCache(tmp_path / "cache") as store:
         store.add(KEY, ASKED, -0.0, result(lo=-math.inf, hi=-0.0))
         assert store.find(KEY, [ASKED], 0.0)[0].threshold == 0.0
 
 
 def test_a_thousand_problems_at_ten_thresholds_are_found_in_well_under_a_second(tmp_path: Path) -> None:
     """Among 10,000 rows; the index makes it the same among a million (0.3 s)."""
-    rows = [Asked(i, f"problem {i}" * 10) for i in range(1000)]
-    with Store(tmp_path / "cache") as store:
+    rows = [CacheQuery(i, f"problem {i}" * 10) for i in range(1000)]
+    with ResultCache(tmp_path / "cache") as store:
         for n in range(10):
             for asked in rows:
                 store.add(KEY, asked, n / 10 + 0.02, result("a text " * 40, n / 10, (n + 1) / 10))

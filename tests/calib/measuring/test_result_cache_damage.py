@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.measuring.result_cache import Asked, Kept, Store
+from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
 from fsd_calib.storage.sqlite_file import set_aside
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from support.children import begin, kill, rest
 from support.stored import ASKED, KEY, result
 
-MANY = [Asked(i, f"problem {i}") for i in range(300)]
+MANY = [CacheQuery(i, f"problem {i}") for i in range(300)]
 
 
 def texts(seed: int = 0) -> list[Result]:
@@ -28,8 +28,8 @@ def texts(seed: int = 0) -> list[Result]:
     return [result("".join(rng.choices("abc \n0123456789é", k=rng.randrange(400))), rng.random(), 2.0) for _ in MANY]
 
 
-def filled(path: Path) -> dict[int, Kept]:
-    with Store(path) as store:
+def filled(path: Path) -> dict[int, CachedText]:
+    with ResultCache(path) as store:
         return {i: store.add(KEY, a, 0.2, r) for i, (a, r) in enumerate(zip(MANY, texts(), strict=True))}
 
 
@@ -37,7 +37,7 @@ def named(path: Path) -> list[str]:
     """What opening, reading and writing the file warns of. It must work, whatever the file holds."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with Store(path) as store:
+        with ResultCache(path) as store:
             store.find(KEY, MANY, 0.2)
             store.add(KEY, ASKED, 0.9, result())
             assert store.find(KEY, [ASKED], 0.9)
@@ -54,7 +54,7 @@ def test_a_person_can_see_what_is_there(tmp_path: Path) -> None:
 
 def test_closed_and_opened_again_nothing_is_lost(tmp_path: Path) -> None:
     added = filled(tmp_path / "new folder" / "cache")
-    with Store(tmp_path / "new folder" / "cache") as store:
+    with ResultCache(tmp_path / "new folder" / "cache") as store:
         assert store.find(KEY, MANY, 0.2) == added
 
 
@@ -71,7 +71,7 @@ def test_flipped_bits_are_never_given_out(tmp_path: Path) -> None:
         asked = rng.sample(range(len(MANY)), 30)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            with Store(path) as store:
+            with ResultCache(path) as store:
                 found = store.find(KEY, [MANY[i] for i in asked], 0.2)
         assert found.items() <= {place: added[i] for place, i in enumerate(asked)}.items()
         given_out, aside = given_out + len(found), aside + noticed(path, caught)
@@ -135,7 +135,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "cache"):
         with pytest.raises(UsageError, match=r"cache of decodings '.*' cannot be used \(.*\); free or repair it"):
-            Store(path)
+            ResultCache(path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind this user")
@@ -143,12 +143,12 @@ def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
     filled(tmp_path / "cache")
     (tmp_path / "cache").chmod(0o400)
     with pytest.raises(UsageError, match="readonly"):
-        Store(tmp_path / "cache")
+        ResultCache(tmp_path / "cache")
 
 
 def test_who_has_it_open_follows_to_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "cache"
-    with Store(path) as here, Store(path) as there:
+    with ResultCache(path) as here, ResultCache(path) as there:
         here.add(KEY, ASKED, 0.2, result())
         set_aside(path)  # as another process does that found it damaged
         assert here.find(KEY, [ASKED], 0.2) == {}
@@ -161,9 +161,9 @@ def test_who_has_it_open_follows_to_the_new_file(tmp_path: Path) -> None:
 
 
 def add_and_announce(pipe: Connection, path: Path, problems: Iterable[int]) -> None:
-    with Store(path) as store:
+    with ResultCache(path) as store:
         for i in problems:
-            store.add(KEY, Asked(i, f"problem {i}"), 0.2, result(f"text {i}" * 20))
+            store.add(KEY, CacheQuery(i, f"problem {i}"), 0.2, result(f"text {i}" * 20))
             pipe.send(i)
 
 
@@ -175,8 +175,8 @@ def test_killed_at_random_moments_nothing_announced_is_lost(tmp_path: Path) -> N
         time.sleep(rng.uniform(0, 0.15))
         kill(process)
         announced += rest(pipe)
-        with Store(path) as store:  # a warning would be an error
-            found = store.find(KEY, [Asked(i, f"problem {i}") for i in announced], 0.2)
+        with ResultCache(path) as store:  # a warning would be an error
+            found = store.find(KEY, [CacheQuery(i, f"problem {i}") for i in announced], 0.2)
         assert [found[n].text for n in range(len(announced))] == [f"text {i}" * 20 for i in announced]
     assert len(announced) > 100
     assert not list(tmp_path.glob("*damaged*"))
@@ -185,8 +185,8 @@ def test_killed_at_random_moments_nothing_announced_is_lost(tmp_path: Path) -> N
 def share(pipe: Connection, path: Path, number: int) -> None:
     """Adds its own rows and some of its neighbour's, and sees everybody's in the end."""
     pipe.recv()
-    rows = [Asked(i, "p") for i in range(600)]
-    with Store(path) as store:
+    rows = [CacheQuery(i, "p") for i in range(600)]
+    with ResultCache(path) as store:
         for i in range(200 * number, 200 * number + 250):
             store.add(KEY, rows[i % 600], 0.2, result(f"text {i % 600}"))
             store.find(KEY, rows[:: 1 + i % 50], 0.2)
@@ -211,8 +211,8 @@ def add_when_told(pipe: Connection, path: Path, problem: int) -> None:
     pipe.recv()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with Store(path) as store:
-            store.add(KEY, Asked(problem, "p"), 0.2, result())
+        with ResultCache(path) as store:
+            store.add(KEY, CacheQuery(problem, "p"), 0.2, result())
     pipe.send(len(caught))
 
 
@@ -224,6 +224,6 @@ def test_damage_found_by_many_at_once_is_set_aside_once(tmp_path: Path) -> None:
         for _, pipe in children:
             pipe.send("go")
         assert sum(pipe.recv() for _, pipe in children) == 1
-        with Store(path) as store:
-            assert len(store.find(KEY, [Asked(problem, "p") for problem in range(6)], 0.2)) == 6
+        with ResultCache(path) as store:
+            assert len(store.find(KEY, [CacheQuery(problem, "p") for problem in range(6)], 0.2)) == 6
         assert not path.with_name(f"{round_}.damaged-2").exists()

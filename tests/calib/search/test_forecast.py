@@ -58,14 +58,14 @@ def test_it_grows_with_the_share_and_stays_finite(forecast: ReplayForecast) -> N
 
 
 def test_measured_speed_is_what_the_cost_model_makes_of_the_rounds(forecast: ReplayForecast) -> None:
-    seen = World(count=20).bench().measure(Configuration("fsd-coupled", "js", 3, 0.9))
+    seen = World(count=20).evaluator().measure(Configuration("fsd-coupled", "js", 3, 0.9))
     assert forecast.measured(seen) == pytest.approx(seen.tokens / (seen.rounds * (3 * 0.002 + 0.01)))
 
 
 @given(st.integers(0, 30))
 def test_luck_turns_so_many_problems(problems: int) -> None:
     world = World(count=200, middle=6)
-    fuzzy, target = world.bench().measure(Configuration("fsd", "js", 3, 0.99)), world.target()
+    fuzzy, target = world.evaluator().measure(Configuration("fsd", "js", 3, 0.99)), world.target()
     lost = int((target.correct & ~fuzzy.correct).sum())
     assert outcome_shifts.worse(fuzzy, target, problems).correct.sum() == fuzzy.correct.sum() - problems
     lucky = outcome_shifts.better(fuzzy, target, problems)
@@ -83,5 +83,5 @@ def test_nothing_is_left_to_chance_at_the_end_and_a_few_flips_are_never_certain(
 
 def test_a_formula_and_a_world_agree() -> None:
     fuzzy = Configuration("fsd-coupled", "js", 6, 0.97)
-    measured = Formula().measured(World(count=500).bench().measure(fuzzy))
+    measured = Formula().measured(World(count=500).evaluator().measure(fuzzy))
     assert measured == pytest.approx(Formula().tokens_per_second(fuzzy), rel=0.03)

@@ -16,7 +16,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import speed_at
 from fsd_calib.search.history import History, Tried
-from fsd_calib.search.pareto import CHOSEN, Front, Spot, chosen_from, contenders, few, nondominated
+from fsd_calib.search.pareto import CHOSEN, ParetoFront, Spot, chosen_from, contenders, few, nondominated
 from fsd_calib.search.search import Searched, search
 from fsd_calib.search.space import Point, Space
 from support.worlds import HIGHEST, LOWEST, Formula, World
@@ -42,7 +42,7 @@ class Dipped(World):
 
 
 def run(world: World, trials: int = 30, storage: str | None = None) -> Searched:
-    return search(world.bench(), world.target(), Formula(), SPACE, Front(), storage, "s", trials, Silent())
+    return search(world.evaluator(), world.target(), Formula(), SPACE, ParetoFront(), storage, "s", trials, Silent())
 
 
 def where_users_choose(searched: Searched) -> list[Tried]:
@@ -105,7 +105,7 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_been(stop: int, tmp_path: Pat
 def test_no_two_workers_try_the_same() -> None:
     """Nothing was finished yet: there is nothing to halve once the coarse places are taken."""
     running: list[Point] = []
-    while (point := Front().propose(History((), tuple(running)), SPACE, Formula())) is not None:
+    while (point := ParetoFront().propose(History((), tuple(running)), SPACE, Formula())) is not None:
         assert point not in running
         running.append(point)
     assert len(running) == 6

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import first_as_fast, speed_at
-from fsd_calib.search.max_accuracy import ReachSpeed
-from fsd_calib.search.objective import Goal
-from fsd_calib.search.pareto import Front, nondominated
+from fsd_calib.search.max_accuracy import MaxAccuracy
+from fsd_calib.search.objective import Objective
+from fsd_calib.search.pareto import ParetoFront, nondominated
 from fsd_calib.search.search import Searched, freeze, search
 from fsd_calib.search.space import Space, kin, logit
 from fsd_calib.search.trial import race
@@ -27,9 +27,13 @@ SEVERAL = Space(("fsd-coupled",), ("js", "kl_qp", "tv"), (2, 4, 6, 8, 10))
 SHIFTS = {"kl_qp": -0.8, "tv": 0.6}
 
 
-def run(world: World, space: Space = ONE, goal: Goal | None = None, trials: int = 60, drift: float = 0.0) -> Searched:
-    asked = goal or keep(world)
-    return search(world.bench(), world.target(), Formula(drift=drift), space, asked, None, "study", trials, Silent())
+def run(
+    world: World, space: Space = ONE, objective: Objective | None = None, trials: int = 60, drift: float = 0.0
+) -> Searched:
+    asked = objective or keep(world)
+    return search(
+        world.evaluator(), world.target(), Formula(drift=drift), space, asked, None, "study", trials, Silent()
+    )
 
 
 def expected(configuration: Configuration) -> float:
@@ -41,8 +45,8 @@ def fastest(searched: Searched) -> Configuration:
 
 
 def passes(world: World, configuration: Configuration) -> bool:
-    goal = keep(world)
-    return goal.chance(world.bench().measure(configuration), world.target()) >= goal.wanted
+    objective = keep(world)
+    return objective.chance(world.evaluator().measure(configuration), world.target()) >= objective.wanted
 
 
 def best_there_is(world: World, arm: Configuration) -> float:
@@ -72,7 +76,7 @@ def test_what_is_frozen_is_expected_to_be_nearly_as_fast_as_the_best_that_passes
     """The seeds are fixed, so there is no false alarm."""
     world = World(count=1000, seed=seed, middle=middle)
     searched = run(world)
-    frozen = freeze(searched, ONE, world.bench(), world.target(), Formula(), keep(world))
+    frozen = freeze(searched, ONE, world.evaluator(), world.target(), Formula(), keep(world))
     best = best_there_is(world, Configuration("fsd-coupled", "js", 6))
     if best > 1.05 * keep(world).lossless:
         assert expected(frozen[-1]) >= 0.93 * best
@@ -114,11 +118,11 @@ def test_a_race_stops_early_where_the_matter_is_clear_and_decides_as_the_whole_p
     wrong = 0
     for seed in range(4):
         world = World(count=1000, seed=seed)
-        bench, target, asked = world.bench(), world.target(), []
+        evaluator, target, asked = world.evaluator(), world.target(), []
         for at in range(-1, 9):
             fuzzy = Configuration("fsd-coupled", "js", 6)
             fuzzy = fuzzy.at(Formula().threshold(fuzzy, at))
-            raced = race(bench, fuzzy, target, keep(world), Formula(), lambda done: None)
+            raced = race(evaluator, fuzzy, target, keep(world), Formula(), lambda done: None)
             asked.append(raced.seen.fuzzy.problems)
             wrong += (raced.judged.shortfall <= 0) != passes(world, fuzzy)
         assert asked[-1] == 128
@@ -133,7 +137,9 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop: int, tmp_
 
     def part(trials: int) -> tuple[Searched, World]:
         world = World(count=300, seed=5, shifts=SHIFTS)
-        done = search(world.bench(), world.target(), Formula(), SEVERAL, keep(world), journal, "s", trials, Silent())
+        done = search(
+            world.evaluator(), world.target(), Formula(), SEVERAL, keep(world), journal, "s", trials, Silent()
+        )
         return done, world
 
     before, _ = part(stop)
@@ -163,27 +169,27 @@ def test_nothing_holds_and_everything_holds() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_smallest_threshold_that_is_fast_enough(seed: int) -> None:
-    world, goal = World(count=600, seed=seed, shifts=SHIFTS), ReachSpeed(135.0)
-    searched = run(world, SEVERAL, goal, drift=0.05)
+    world, objective = World(count=600, seed=seed, shifts=SHIFTS), MaxAccuracy(135.0)
+    searched = run(world, SEVERAL, objective, drift=0.05)
     assert {t.configuration.divergence for t in searched.tried if t.feasible} == set(SEVERAL.divergences)
     assert len(searched.tried) <= 12
-    (chosen,) = freeze(searched, SEVERAL, world.bench(), world.target(), Formula(), goal)
-    speed = Formula().measured(world.bench().measure(chosen))
-    assert goal.needed <= speed <= 1.02 * goal.needed
+    (chosen,) = freeze(searched, SEVERAL, world.evaluator(), world.target(), Formula(), objective)
+    speed = Formula().measured(world.evaluator().measure(chosen))
+    assert objective.needed <= speed <= 1.02 * objective.needed
     rivals = [t for t in searched.tried if t.feasible and t.problems == world.count]
     assert world.retention(chosen) >= max(t.retention for t in rivals) - 1e-9
 
 
 def test_a_speed_out_of_reach_takes_no_trial() -> None:
-    searched = run(World(), SEVERAL, ReachSpeed(1000.0))
+    searched = run(World(), SEVERAL, MaxAccuracy(1000.0))
     assert searched.tried == ()
     assert all("no threshold of it reaches 1030 tokens/s" in line for line in searched.skipped)
-    assert freeze(searched, SEVERAL, World().bench(), World().target(), Formula(), ReachSpeed(1000.0)) == []
+    assert freeze(searched, SEVERAL, World().evaluator(), World().target(), Formula(), MaxAccuracy(1000.0)) == []
 
 
 def test_the_front_has_no_point_that_another_beats() -> None:
     world = World(count=300, shifts=SHIFTS, middle=7)
-    searched = run(world, SEVERAL, Front())
+    searched = run(world, SEVERAL, ParetoFront())
     front = nondominated(searched.tried)
     assert len(front) >= 4
     assert len({(t.configuration) for t in searched.tried}) == len(searched.tried)
@@ -198,12 +204,12 @@ def test_the_front_has_no_point_that_another_beats() -> None:
 def test_the_frozen_sequence_goes_from_safe_to_fast(seed: int) -> None:
     world = World(count=1000, seed=seed, shifts=SHIFTS)
     searched = run(world, SEVERAL)
-    bench, target = world.bench(), world.target()
-    goal = keep(world)
-    frozen = freeze(searched, SEVERAL, bench, target, Formula(), goal)
-    speeds = [Formula().measured(bench.measure(c)) for c in frozen]
+    evaluator, target = world.evaluator(), world.target()
+    objective = keep(world)
+    frozen = freeze(searched, SEVERAL, evaluator, target, Formula(), objective)
+    speeds = [Formula().measured(evaluator.measure(c)) for c in frozen]
     assert speeds == sorted(set(speeds))
-    chances = [goal.chance(bench.measure(c), target) for c in frozen]
+    chances = [objective.chance(evaluator.measure(c), target) for c in frozen]
     assert chances[0] >= 0.9
     assert all(chance >= 0.3 for chance in chances[:-1])  # by what they showed; beliefs are smoother
     assert max(speeds) >= 0.98 * expected(fastest(searched))
@@ -211,10 +217,10 @@ def test_the_frozen_sequence_goes_from_safe_to_fast(seed: int) -> None:
 
 def test_where_nothing_holds_the_safest_is_frozen_and_nothing_where_nothing_was_tried() -> None:
     world = World(count=128, middle=-30)
-    goal = keep(world)
-    frozen = freeze(run(world, ONE), ONE, world.bench(), world.target(), Formula(), goal)
+    objective = keep(world)
+    frozen = freeze(run(world, ONE), ONE, world.evaluator(), world.target(), Formula(), objective)
     assert len(frozen) == 1
-    assert freeze(Searched((), ()), ONE, world.bench(), world.target(), Formula(), goal) == []
+    assert freeze(Searched((), ()), ONE, world.evaluator(), world.target(), Formula(), objective) == []
 
 
 def test_an_empty_space_is_refused() -> None:

@@ -97,7 +97,7 @@ def test_a_trial_says_in_attributes_what_was_tried_and_what_came_of_it(study: op
 def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
     """Though an infeasible one is faster."""
     url, of = place("sqlite", tmp_path), World(count=600, seed=1)
-    tried = search(of.bench(), of.target(), Formula(), SPACE, GOAL, url, "study", 12, Silent()).tried
+    tried = search(of.evaluator(), of.target(), Formula(), SPACE, GOAL, url, "study", 12, Silent()).tried
     best = max((t for t in tried if t.feasible), key=lambda t: t.value)
     assert max(t.value for t in tried) > best.value
     assert optuna.load_study(study_name="study", storage=url).best_trial.value == best.value
@@ -113,10 +113,10 @@ def test_dashboards_find_which_trials_are_infeasible(study: optuna.Study, alone:
 @pytest.mark.parametrize("kind", PLACES)
 def test_the_study_says_what_freezing_counted_on_more_problems(kind: str, tmp_path: Path) -> None:
     storage, of = place(kind, tmp_path), World(count=600, seed=1)
-    bench, target, forecast = of.bench(), of.target(), Formula()
-    found = search(bench, target, forecast, SPACE, GOAL, storage, "study", 12, Silent())
-    frozen = freeze(found, SPACE, bench, target, forecast, GOAL)
-    tell_recounted(found, bench, target, forecast, storage, "study")
+    evaluator, target, forecast = of.evaluator(), of.target(), Formula()
+    found = search(evaluator, target, forecast, SPACE, GOAL, storage, "study", 12, Silent())
+    frozen = freeze(found, SPACE, evaluator, target, forecast, GOAL)
+    tell_recounted(found, evaluator, target, forecast, storage, "study")
     opened = storage if kind == "sqlite" else journal(storage)
     said = optuna.load_study(study_name="study", storage=opened)
     whole = [t.user_attrs for t in said.trials if t.user_attrs["problems"] == of.count]
@@ -125,7 +125,7 @@ def test_the_study_says_what_freezing_counted_on_more_problems(kind: str, tmp_pa
     assert more
     for configuration in frozen:
         (one,) = [a for a in whole + more if _is_of(a, configuration)]
-        assert one["tokens_per_second"] == forecast.measured(bench.measure(configuration))
+        assert one["tokens_per_second"] == forecast.measured(evaluator.measure(configuration))
 
 
 def _is_of(attributes: dict[str, Any], configuration: Configuration) -> bool:
@@ -220,7 +220,7 @@ def test_a_study_of_another_search_is_refused_by_name(other: Space, tmp_path: Pa
     storage = place("sqlite", tmp_path)
     searched(storage, world(), trials=1)
     of = world()
-    said = refusal(lambda: search(of.bench(), of.target(), Formula(), other, GOAL, storage, "study", 5, Silent()))
+    said = refusal(lambda: search(of.evaluator(), of.target(), Formula(), other, GOAL, storage, "study", 5, Silent()))
     assert "the study 'study' in sqlite:///" in said
     assert "another space" in said
     assert "give another study name or storage" in said

@@ -59,8 +59,8 @@ def test_longer_texts_get_a_larger_room_and_shorter_ones_keep_it(captured: Specu
     slots = []
     for new in (8, 200, 8):
         captured.generate(PROMPTS[:4], new, draft_length=3)
-        (room,) = free(captured)
-        slots.append(room.slots)
+        (caches,) = free(captured)
+        slots.append(caches.slots)
     assert slots[0] < slots[1] == slots[2]
 
 
@@ -88,9 +88,9 @@ def test_a_stream_that_is_given_up_leaves_its_room(captured: SpeculativeDecoder,
     next(stream)
     assert not free(captured)
     stream.close()  # type: ignore[attr-defined]  # a generator
-    (room,) = free(captured)
+    (caches,) = free(captured)
     assert captured.generate(PROMPTS[:1], NEW) == plain.generate(PROMPTS[:1], NEW)
-    assert free(captured) == [room]
+    assert free(captured) == [caches]
 
 
 def test_memory_goes_with_its_decoder(plain: SpeculativeDecoder) -> None:
@@ -100,9 +100,9 @@ def test_memory_goes_with_its_decoder(plain: SpeculativeDecoder) -> None:
     try:
         for _ in range(2):
             ours.generate(PROMPTS[:4], NEW)
-        (room,) = free(ours)
-        cache = weakref.ref(room.target.cache)
-        del room, ours
+        (caches,) = free(ours)
+        cache = weakref.ref(caches.target.cache)
+        del caches, ours
         assert cache() is None
     finally:
         gc.enable()
@@ -173,10 +173,10 @@ def test_other_temperatures_need_graphs_but_no_more_room_for_results(
     for n in range(6):
         for _ in range(2):
             captured.generate(PROMPTS[:4], 12, 0.5 + n / 10)
-        (room,) = free(captured)
-        assert isinstance(room.call, Captured)
-        assert 0 < len(room.call) <= 8
-        results.append(len(room.call._results))
+        (caches,) = free(captured)
+        assert isinstance(caches.call, Captured)
+        assert 0 < len(caches.call) <= 8
+        results.append(len(caches.call._results))
     assert len(set(results)) == 1
 
 

@@ -21,7 +21,7 @@ from fsd_decoding.batch import Request
 from fsd_decoding.engine import verify
 from fsd_decoding.engine.draft import Steps, StepsAhead
 from fsd_decoding.engine.engine import Engine, Settings
-from fsd_decoding.engine.kv_pool import Models, Rooms
+from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.observers.recorder import Recorder
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.sampling import Sampling
@@ -94,9 +94,9 @@ def test_a_round_waits_for_the_device_once(how: str, rule: str, sampling: str, m
     monkeypatch.setattr(verify.Decided, "of", made_up)
     target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
     settings = Settings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])
-    room = Rooms(False).room(Models(target, draft, VOCABULARY), 6, 4, 64, settings.rule.drafts, graphs=True)
+    caches = KVCachePool(False).caches(Models(target, draft, VOCABULARY), 6, 4, 64, settings.rule.drafts, graphs=True)
     with Unhurried():  # type: ignore[no-untyped-call]
-        rounds = list(Engine(room, settings).rounds(requests()))
+        rounds = list(Engine(caches, settings).rounds(requests()))
     assert next(looks) == len(rounds) > 3
 
 
@@ -131,8 +131,8 @@ def test_one_step_ahead_drafts_the_same(rows: int, monkeypatch: pytest.MonkeyPat
     decoder, side = tiny_decoder(), Beside()
     how: dict[str, Any] = {"rule": "coupled", "draft_length": 5, "policy": Unsure(), "batch_size": rows}
     expected = decoder.generate(ragged_prompts(6), 30, 0.8, **how)
-    made = Rooms.room
-    monkeypatch.setattr(Rooms, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
+    made = KVCachePool.caches
+    monkeypatch.setattr(KVCachePool, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
     assert decoder.generate(ragged_prompts(6), 30, 0.8, **how) == expected
     assert side.joined >= max(result.rounds for result in expected)
 
@@ -182,7 +182,7 @@ def test_who_looks_at_nothing_or_watches_the_draft_is_asked_on_time(
 ) -> None:
     decoder, side, policy = tiny_decoder(), Beside(), Patient()
     policy.looks, policy.watches = looks, watches
-    made = Rooms.room
-    monkeypatch.setattr(Rooms, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
+    made = KVCachePool.caches
+    monkeypatch.setattr(KVCachePool, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
     decoder.generate(ragged_prompts(2), 12, policy=policy)
     assert not side.marks

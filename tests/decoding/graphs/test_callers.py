@@ -51,7 +51,7 @@ def test_captured_rounds_give_the_same_results(
 
 def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
     """Other prompts, thresholds, seeds of noise and ids: nothing that needs another graph."""
-    graphs = captured._rooms._call
+    graphs = captured._pool._call
     assert isinstance(graphs, Graphs)
     decode(captured, "fsd-coupled", 0.8)
     made = len(graphs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsd_decoding.graphs.callers import Eager, Graphs, Key
+from fsd_decoding.graphs.callers import Eager, GraphKey, Graphs
 from fsd_decoding.graphs.capture import Captured
 from lib.gpu.tape import Tape
 
@@ -41,7 +41,7 @@ def test_a_step_that_looks_is_done_as_it_is(look: str) -> None:
         return given + 1
 
     with pytest.warns(UserWarning, match="step cannot be captured, so that rounds are slower: "):
-        made = [call(Key("k", 0), step, torch.full((2,), float(n))).tolist() for n in (1, 2, 3)]
+        made = [call(GraphKey("k", 0), step, torch.full((2,), float(n))).tolist() for n in (1, 2, 3)]
     assert made == [[2, 2], [3, 3], [4, 4]]
     assert len(call) == 0
 
@@ -72,7 +72,7 @@ def test_gathering_looks_at_nothing(index: Tensor) -> None:
     call = Captured(Eager(), Tape())
     for n in range(3):
         values = torch.tensor([n, n + 1])
-        assert torch.equal(call(Key("k", 0), lambda given: given[index] * 1, values), values[index])
+        assert torch.equal(call(GraphKey("k", 0), lambda given: given[index] * 1, values), values[index])
 
 
 class Adding:
@@ -91,7 +91,7 @@ class Adding:
 def test_a_step_is_done_once_a_call() -> None:
     adding, call = Adding(), Captured(Eager(), Tape())
     for n in range(1, 6):
-        (found,) = call(Key("k", 0), adding.step, [torch.full((2,), 10.0 * n)], 1.0)
+        (found,) = call(GraphKey("k", 0), adding.step, [torch.full((2,), 10.0 * n)], 1.0)
         assert found.tolist() == [11.0 * n] * 2
     assert adding.calls == 2  # once as it is, once captured
 
@@ -99,7 +99,7 @@ def test_a_step_is_done_once_a_call() -> None:
 def test_results_of_a_kind_lie_where_they_lay_whatever_the_reach() -> None:
     adding, call = Adding(), Captured(Eager(), Tape())
     first, second, other = (
-        call(Key(kind, reach), adding.step, [torch.zeros(2)], 1.0)[0]
+        call(GraphKey(kind, reach), adding.step, [torch.zeros(2)], 1.0)[0]
         for kind, reach in (("k", 64), ("k", 128), ("l", 64))
     )
     assert first.data_ptr() == second.data_ptr() != other.data_ptr()
@@ -110,9 +110,9 @@ def test_memory_that_ran_out_is_not_hidden() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     adding, call = Adding(), Captured(Eager(), full)
-    call(Key("k", 0), adding.step, [torch.zeros(2)], 1.0)
+    call(GraphKey("k", 0), adding.step, [torch.zeros(2)], 1.0)
     with pytest.raises(torch.OutOfMemoryError):
-        call(Key("k", 0), adding.step, [torch.zeros(2)], 1.0)
+        call(GraphKey("k", 0), adding.step, [torch.zeros(2)], 1.0)
 
 
 @pytest.mark.parametrize("needed", [1, 63, 64, 65, 1000, 1024, 1025, 4100, 131_072])

@@ -13,12 +13,12 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fsd_calib.certification.attempt_ledger import Ledger
+from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.holdout import Sealed
+from fsd_calib.certification.holdout import Holdout
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.evaluator import Bench, CachedDecode
-from fsd_calib.measuring.result_cache import Store
+from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
@@ -182,8 +182,8 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
     decoder = SpeculativeDecoder(target, draft, word_tokenizer())
     problems = task(12).problems
     fuzzy, lossless = Configuration("fsd-coupled", "js", 4, 0.2), Configuration("coupled", "js", 4)
-    with Store(None) as store:
-        plain = CachedDecode(decoder, task(12), store)
+    with ResultCache(None) as store:
+        plain = CachedDecoder(decoder, task(12), store)
         shy = plain.stopping_early({"js": Shy()})
         before, after = plain(fuzzy, problems), shy(fuzzy, problems)
         assert shy.decoded == 12
@@ -197,8 +197,8 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
 
 def test_a_policy_without_a_name_cannot_be_cached() -> None:
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer())
-    with Store(None) as store, pytest.raises(UsageError, match="policy Recalling has no identity"):
-        CachedDecode(decoder, task(12), store).stopping_early({"js": Recalling()})(
+    with ResultCache(None) as store, pytest.raises(UsageError, match="policy Recalling has no identity"):
+        CachedDecoder(decoder, task(12), store).stopping_early({"js": Recalling()})(
             Configuration("fsd-coupled", "js", 4, 0.2), task(12).problems
         )
 
@@ -206,8 +206,8 @@ def test_a_policy_without_a_name_cannot_be_cached() -> None:
 def test_an_exact_threshold_is_found_again_and_its_neighbours_are_not() -> None:
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer())
     problems = task(6).problems
-    with Store(None) as store:
-        cached = CachedDecode(decoder, task(6), store).stopping_early({"js": ByThreshold()})
+    with ResultCache(None) as store:
+        cached = CachedDecoder(decoder, task(6), store).stopping_early({"js": ByThreshold()})
         for threshold, decoded in ((0.2, 6), (0.2, 6), (0.2 + 1e-9, 12), (0.3, 18), (0.2, 18)):
             cached(Configuration("fsd-coupled", "js", 4, threshold), problems)
             assert cached.decoded == decoded
@@ -218,11 +218,11 @@ def test_an_attempt_under_a_policy_is_another_attempt() -> None:
         return []
 
     frozen, alone = [Configuration("fsd-coupled", "js", 5, 0.1)], Configuration("target", "js", 1)
-    with Ledger(None) as ledger:
-        sealed = Sealed(Bench(none, task(12).problems, "certification"), ledger, "family", "models")
+    with AttemptLedger(None) as ledger:
+        holdout = Holdout(Evaluator(none, task(12).problems, "certification"), ledger, "family", "models")
         numbers = [
             of.open(frozen, alone, Claim(0.9), 0.95).attempt.number
-            for of in (sealed, sealed.decoded_by(none, "shy"), sealed, sealed.decoded_by(none, "shy"))
+            for of in (holdout, holdout.decoded_by(none, "shy"), holdout, holdout.decoded_by(none, "shy"))
         ]
     assert numbers == [1, 2, 1, 2]
 
