@@ -1,19 +1,27 @@
-"""SpeculativeDecoder: prompts in, texts out, with two models and an acceptance rule between them.
-
-Knows tokenizers, prompts, stop strings and profiles. The loop itself is `engine.py`.
-"""
+"""SpeculativeDecoder: prompts in, texts out, with two models and an acceptance rule between them."""
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Unpack, cast
 
 import torch
 
-from fsd_decoding.acceptance.proposal import Criterion, Logits
+from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule, rule_named
 from fsd_decoding.batch import Request
+from fsd_decoding.config import (
+    CallKeywords,
+    CallOverrides,
+    DecodingConfig,
+    DecodingKeywords,
+    StopPolicyLike,
+    override,
+    refuse_rest,
+    rename_former,
+)
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import Engine, Settings
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
@@ -31,51 +39,44 @@ from fsd_decoding.loading import (
 )
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
-from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy, as_policy
-from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.policies.stopping import StopPolicy, as_policy
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.profile.drift import Drift, watch
-from fsd_decoding.profile.settings import followed
+from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.requests import Prompt, check_count, check_settings, check_whole, requests_for
-from fsd_decoding.sampling import Sampling
 from fsd_decoding.text import StopStrings, TextStream
 
-Policy = StopPolicy | Callable[[DraftState], Answer]
-Threshold = float | ThresholdPolicy
+DEFAULT_DIVERGENCE, DEFAULT_THRESHOLD, DEFAULT_DRAFT_LENGTH = "js", 0.1, 5
 
 
 class SpeculativeDecoder:
-    """A causal LM and a drafter that share a tokenizer, decoding in batches. See `from_pretrained`."""
+    """A causal LM and a drafter that share a tokenizer, decoding in batches.
+
+    Args:
+        target, draft: loaded models; `from_pretrained` loads them.
+        tokenizer: of both.
+        decoding: how tokens are accepted and drawn.
+        compile: see `from_pretrained`.
+        drift: warns where texts no longer look like those that a profile was calibrated on.
+        keywords: fields of `DecodingConfig`, over those of `decoding`.
+    """
 
     def __init__(
         self,
         target: Any,
         draft: Any,
         tokenizer: Any,
+        decoding: DecodingConfig | None = None,
         *,
-        rule: str = "fsd-coupled",
-        divergence: str = "js",
-        threshold: Threshold = 0.1,
-        draft_length: int = 5,
-        seed: int = 0,
-        sampling: Sampling | None = None,
-        on: Logits = "raw",
-        within_support: bool = False,
         compile: bool | Literal["capture"] = False,
-        policy: Policy | None = None,
         drift: Drift | None = None,
+        **keywords: Unpack[DecodingKeywords],
     ) -> None:
+        config = _configured("SpeculativeDecoder", decoding, keywords)
         self._pool = KVCachePool(compile)
         check_pair(target, draft)
-        self.target, self.draft, self.tokenizer = target, draft, tokenizer
-        self.rule, self.seed, self.drift = rule_named(rule).name, seed, drift
-        self.adaptive = _movable(threshold, rule_named(rule))
-        self.threshold = threshold.threshold if isinstance(threshold, ThresholdPolicy) else threshold
-        self.draft_length = draft_length
-        self.sampling = sampling or Sampling()
-        self.criterion = Criterion(divergence, on, within_support)
-        self.policy = None if policy is None else as_policy(policy)
-        check_settings([draft_length], [self.threshold])
-        check_whole("seed", seed)
+        self.target, self.draft, self.tokenizer, self.drift = target, draft, tokenizer, drift
+        self._configure(config)
 
     @classmethod
     def from_pretrained(
@@ -84,55 +85,68 @@ class SpeculativeDecoder:
         draft: Any,
         profile: Any = None,
         *,
-        rule: str = "fsd-coupled",
-        divergence: str = "js",
-        threshold: Threshold = 0.1,
-        draft_length: int = 5,
+        decoding: DecodingConfig | None = None,
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
-        seed: int = 0,
         tokenizer: Any = None,
-        sampling: Sampling | None = None,
-        on: Logits = "raw",
-        within_support: bool = False,
-        policy: Policy | None = None,
         compile: bool | Literal["capture"] = False,
+        **keywords: Unpack[DecodingKeywords],
     ) -> SpeculativeDecoder:
         """Loads a target and a draft model.
 
         Args:
             target: hub id, path, or loaded model (then `tokenizer` is needed), on whatever device or devices.
             draft: the same, or `NGram()`, which drafts from the text itself.
-            profile: path of a profile or a `ThresholdProfile`; sets rule, divergence, threshold, draft
-                length, sampling and seed, whatever else is given.
-            rule, divergence, threshold, draft_length: DESIGN words; see `rules.py`, `divergence.py`. `threshold` may
-                be a `threshold_policy.ThresholdPolicy`, which moves it.
+            profile: path of a profile or a `ThresholdProfile`; sets the whole `DecodingConfig`, whatever else is given.
+            decoding: how tokens are accepted and drawn.
             device: "cuda" where there is one, else "cpu". dtype: the checkpoint's own. Loaded models stay as
                 they are.
-            sampling: what `generate` does when it is given no temperature; greedy.
-            on, within_support: see `proposal.Criterion`.
-            policy: says how far rows draft, up to `draft_length`; see `stop_policy.StopPolicy`.
             compile: run rounds as graphs, made anew for every batch size, draft length, rule, sampling and
                 doubling of the longest text. "capture" leaves Python out of a round, after seconds; True compiles
                 kernels too, after half a minute or more. Worth it where thousands of rounds follow. On CUDA they are
                 CUDA graphs, captured where something comes twice, and memory stays taken between calls; see
                 docs/decoding.md.
+            keywords: fields of `DecodingConfig` and of its sampling (`rule`, `divergence`, `threshold`,
+                `draft_length`, `temperature`, …), over those of `decoding`.
 
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.
         """
+        config = _configured("from_pretrained", decoding, keywords)
         place = device or default_device()
         check_device(place)
         as_dtype(dtype)
         shared = shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
         models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
-        settings: dict[str, Any] = {
-            "rule": rule, "divergence": divergence, "threshold": threshold, "draft_length": draft_length, "seed": seed,
-            "sampling": sampling, "on": on, "within_support": within_support, "policy": policy,
-        }  # fmt: skip
+        drift = None
         if profile is not None:
-            settings = followed(profile, models, shared, stacklevel=3)
-        return cls(models[0], models[1], shared, compile=compile, **settings)
+            config, drift = profile_config(profile, models, shared, stacklevel=3)
+        return cls(models[0], models[1], shared, config, compile=compile, drift=drift)
+
+    def with_config(self, **keywords: Unpack[DecodingKeywords]) -> SpeculativeDecoder:
+        """Returns a decoder under another configuration that shares models, caches and compiled graphs.
+
+        Args:
+            keywords: fields of `DecodingConfig`, over those of this decoder's.
+        """
+        other = copy.copy(self)
+        other._configure(_configured("with_config", self.decoding, keywords))
+        return other
+
+    def _configure(self, config: DecodingConfig) -> None:
+        self.decoding = config
+        rule = rule_named(_single("rule", config.rule))
+        threshold, self.threshold_policy = _threshold_and_policy(config.threshold, _moving(config.threshold_policy))
+        if self.threshold_policy is not None:
+            _check_movable(self.threshold_policy, rule)
+        self.rule, self.seed, self.sampling = rule.name, config.seed, config.sampling
+        self.threshold: float = _or(threshold, DEFAULT_THRESHOLD)
+        self.draft_length: int = _or(config.draft_length, DEFAULT_DRAFT_LENGTH)
+        divergence = _single("divergence", _or(config.divergence, DEFAULT_DIVERGENCE))
+        self.criterion = Criterion(divergence, config.on, config.within_support)
+        self.stop_policy = None if config.stop_policy is None else as_policy(cast(StopPolicyLike, config.stop_policy))
+        check_settings([self.draft_length], [self.threshold])
+        check_whole("seed", config.seed)
 
     @property
     def divergence(self) -> str:
@@ -161,44 +175,36 @@ class SpeculativeDecoder:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        rule: str | None = None,
-        threshold: Threshold | Sequence[float] | None = None,
-        draft_length: int | Sequence[int] | None = None,
+        *,
         batch_size: int = 32,
         ids: Sequence[int] | None = None,
         stop: Sequence[str] = (),
         on_finish: Callable[[int, Result], None] | None = None,
-        policy: Policy | None = None,
         observer: Observer | None = None,
+        **keywords: Unpack[CallKeywords],
     ) -> list[Result]:
         """Decodes prompts, in their order.
 
         Args:
             prompts: texts, or lists of token ids taken as they are.
             max_new_tokens: the most a text may have, EOS included; a text also ends with the models' context.
-            temperature, top_k, top_p, min_p, repetition_penalty: see `sampling.Sampling`; temperature 0 is
-                greedy. Without a temperature the profile's, and without all five its whole sampling (greedy
-                where there is no profile).
-            rule, threshold, draft_length: for this call instead of the decoder's; `threshold` and
-                `draft_length` may be one a prompt; `threshold` may be a policy instead, which moves it.
+            temperature, top_k, top_p: see `CallOverrides`; temperature 0 is greedy.
             ids: one stable integer a prompt, the key of its noise; default: its index.
             stop: strings that end a text; the text is cut before them.
             on_finish: called with a prompt's index and result as soon as it is done.
-            policy: says how far rows draft, see `stop_policy.StopPolicy`; for this call instead of the decoder's. One
-                that is for other rules is left out.
-            observer: called once a round, see `observing.Observer`.
+            observer: called once a round, see `observers.round_record.Observer`.
+            keywords: fields of `CallOverrides` (`rule`, `threshold`, `draft_length`, `min_p`, …), for this call
+                instead of the decoder's. A stop policy that is for other rules is left out.
 
         Raises:
             UsageError: an empty prompt or batch, a prompt beyond the context, or a bad setting.
             NumericalError: a model gave NaN or +inf logits. OutOfMemoryError: the batch is too large.
                 `error.finished` of both has the results until then.
         """
-        requests = self.requests(prompts, max_new_tokens, ids, rule, threshold, draft_length)
+        call = _call("generate", keywords, temperature, top_k, top_p)
+        requests = self._requests(call, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
-        sampling = self._sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        settings = self._settings(rule, sampling, stop, policy, observer, threshold)
+        settings = self.settings(call, stop, observer)
         finished: dict[int, Result] = {}
         with keeping(finished, min(batch_size, len(requests))):
             for row in self.engine(settings, requests, batch_size).run(requests):
@@ -218,21 +224,18 @@ class SpeculativeDecoder:
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        rule: str | None = None,
-        threshold: Threshold | None = None,
-        draft_length: int | None = None,
+        *,
         id: int = 0,
         stop: Sequence[str] = (),
+        **keywords: Unpack[CallKeywords],
     ) -> Iterator[str]:
         """Decodes one prompt and yields its text round by round; the pieces joined are `generate`'s text.
 
         Arguments and errors are those of `generate`.
         """
-        requests = self.requests([prompt], max_new_tokens, [id], rule, threshold, draft_length)
-        sampling = self._sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        settings = self._settings(rule, sampling, stop, threshold=threshold)
+        call = _call("stream", keywords, temperature, top_k, top_p)
+        requests = self._requests(call, [prompt], max_new_tokens, [id])
+        settings = self.settings(call, stop)
         with keeping({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
@@ -251,18 +254,17 @@ class SpeculativeDecoder:
         self,
         prompts: Sequence[Prompt],
         max_new_tokens: int,
-        ids: Sequence[int] | None,
-        rule: str | None,
-        threshold: Threshold | Sequence[float] | None,
-        draft_length: int | Sequence[int] | None,
+        ids: Sequence[int] | None = None,
+        rule: str | None = None,
+        threshold: float | Sequence[float] | None = None,
+        draft_length: int | Sequence[int] | None = None,
     ) -> list[Request]:
         """What `generate` makes of its prompts; None: the decoder's own setting."""
-        threshold = threshold.threshold if isinstance(threshold, ThresholdPolicy) else threshold
         if threshold is not None and rule is None and not rule_named(self.rule).fuzzy:
             raise UsageError(f"threshold is given, but the decoder's rule {self.rule!r} has none; give rule= too")
-        asked = rule_named(rule or self.rule)
-        if threshold is None and asked.name != self.rule and asked.fuzzy and not asked.bounds_divergence:
-            raise UsageError(f"rule {asked.name!r} measures T on a scale of its own; give threshold= too")
+        chosen = rule_named(rule or self.rule)
+        if threshold is None and chosen.name != self.rule and chosen.fuzzy and not chosen.bounds_divergence:
+            raise UsageError(f"rule {chosen.name!r} measures T on a scale of its own; give threshold= too")
         lengths = [length for m in self._models() if (length := context_length(m)) is not None]
         return requests_for(
             self.tokenizer, min(lengths, default=None), self._vocabulary, prompts, ids,
@@ -270,47 +272,59 @@ class SpeculativeDecoder:
             self.draft_length if draft_length is None else draft_length, max_new_tokens,
         )  # fmt: skip
 
-    def _sampling(self, *given: float | None) -> Sampling:
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        changed = {name: value for name, value in zip(names, given, strict=True) if value is not None}
-        kept: dict[str, Any] = {"temperature": self.sampling.temperature, "processors": self.sampling.processors}
-        return Sampling(**kept | changed) if changed else self.sampling
-
-    def _settings(
-        self,
-        rule: str | None,
-        sampling: Sampling,
-        stop: Sequence[str],
-        policy: Policy | None = None,
-        observer: Observer | None = None,
-        threshold: Threshold | Sequence[float] | None = None,
+    def settings(
+        self, call: CallOverrides | None = None, stop: Sequence[str] = (), observer: Observer | None = None
     ) -> Settings:
+        """How a call decodes its requests.
+
+        Raises:
+            UsageError: a stop string is empty, or see `policies`.
+        """
+        call = call or CallOverrides()
         if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(s and isinstance(s, str) for s in stop):
             raise UsageError(f"stop is {stop!r}; it must be a list of strings, none of them empty")
         strings = StopStrings(self.tokenizer, stop) if stop else None
         stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
-        chosen = rule_named(rule or self.rule)
-        asked = self.policy if policy is None else as_policy(policy)
-        if asked is not None and asked.rules is not None and chosen.name not in asked.rules:
-            asked = None
-        adaptive = self.adaptive_for(chosen, threshold)
-        if adaptive is not None and asked is not None and asked.reads_threshold:
+        rule, sampling = rule_named(call.rule or self.rule), call.sampling(self.sampling)
+        policies = self.policies(call)
+        return Settings(rule, self.criterion, sampling, self.eos, self.seed, stops, *policies, observer)
+
+    def policies(self, call: CallOverrides | None = None) -> tuple[StopPolicy | None, ThresholdPolicy | None]:
+        """The stop policy and the threshold policy of a call.
+
+        Raises:
+            UsageError: the rule follows no threshold policy, or the stop policy reads a T that the other one moves.
+        """
+        call = call or CallOverrides()
+        rule = rule_named(call.rule or self.rule)
+        ending, moving = self._stop_policy(call, rule), self._threshold_policy(call, rule)
+        if moving is not None and ending is not None and ending.reads_threshold:
             raise UsageError(
-                f"{type(asked).__name__} ends drafts by a T that stays, and {type(adaptive).__name__} moves it; give T "
+                f"{type(ending).__name__} ends drafts by a T that stays, and {type(moving).__name__} moves it; give T "
                 "as a number, or a profile without a predictor"
             )
-        return Settings(chosen, self.criterion, sampling, self.eos, self.seed, stops, asked, adaptive, observer)
+        return ending, moving
 
-    def adaptive_for(self, rule: Rule, threshold: Threshold | Sequence[float] | None = None) -> ThresholdPolicy | None:
-        """Who moves T in a call: the policy it is given, or the decoder's own where it is given none and no T.
+    def _requests(
+        self, call: CallOverrides, prompts: Sequence[Prompt], max_new_tokens: int, ids: Sequence[int] | None
+    ) -> list[Request]:
+        threshold, _ = _threshold_and_policy(call.threshold, call.threshold_policy)
+        return self.requests(prompts, max_new_tokens, ids, call.rule, threshold, call.draft_length)
 
-        UsageError: the rule follows none, or the policy refuses the models.
-        """
-        given = _movable(threshold, rule)
-        chosen = given if threshold is not None else self.adaptive if rule.bounds_divergence else None
-        if chosen is not None:
-            chosen.check(self._models(), self.tokenizer, rule.name, self.divergence)
-        return chosen
+    def _stop_policy(self, call: CallOverrides, rule: Rule) -> StopPolicy | None:
+        policy = self.stop_policy if call.stop_policy is None else as_policy(call.stop_policy)
+        return policy if policy is None or policy.rules is None or rule.name in policy.rules else None
+
+    def _threshold_policy(self, call: CallOverrides, rule: Rule) -> ThresholdPolicy | None:
+        """The call's own policy, or the decoder's where the call gives neither a policy nor a T."""
+        threshold, policy = _threshold_and_policy(call.threshold, call.threshold_policy)
+        if policy is not None:
+            _check_movable(policy, rule)
+        elif threshold is None and rule.bounds_divergence:
+            policy = self.threshold_policy
+        if policy is not None:
+            policy.check(self._models(), self.tokenizer, rule.name, self.divergence)
+        return policy
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         """The loop for these requests, with caches for `batch_size` of them at a time. It runs once."""
@@ -331,16 +345,66 @@ class SpeculativeDecoder:
         return [self.target] if isinstance(self.draft, DraftSource) else [self.target, self.draft]
 
 
-def _movable(threshold: object, rule: Rule) -> ThresholdPolicy | None:
-    """The policy, where it is one. UsageError: the rule has nothing for it to move."""
-    if not isinstance(threshold, ThresholdPolicy):
-        return None
+def _configured(function: str, decoding: DecodingConfig | None, keywords: Mapping[str, Any]) -> DecodingConfig:
+    """The configuration with keywords over it."""
+    given = rename_former(keywords, stacklevel=4)
+    config = (decoding or DecodingConfig()).override(given)
+    refuse_rest(function, given)
+    return config
+
+
+def _call(
+    function: str, keywords: Mapping[str, Any], temperature: float | None, top_k: int | None, top_p: float | None
+) -> CallOverrides:
+    given = rename_former(keywords, stacklevel=4)
+    call = override(CallOverrides(temperature, top_k, top_p), given)
+    refuse_rest(function, given)
+    return call
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _single(name: str, value: str | Sequence[str]) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is {value!r}; a decoder takes one name (calibrate() chooses among several)")
+    return value
+
+
+def _moving(policy: object) -> ThresholdPolicy | None:
+    if policy is None or isinstance(policy, ThresholdPolicy):
+        return policy
+    raise UsageError(
+        f"threshold_policy is {policy!r:.60}; a decoder takes a ThresholdPolicy (calibrate() searches the families)"
+    )
+
+
+def _threshold_and_policy(threshold: Any, policy: ThresholdPolicy | None) -> tuple[Any, ThresholdPolicy | None]:
+    """T, or several, and what moves it, of a `threshold` that may be a policy itself.
+
+    Raises:
+        UsageError: there are two policies, or a T beside a policy that sets T itself.
+    """
+    if isinstance(threshold, ThresholdPolicy):
+        if policy is not None:
+            names = f"{type(threshold).__name__} and {type(policy).__name__}"
+            raise UsageError(f"threshold and threshold_policy are {names}; only one policy can move T, give one")
+        threshold, policy = None, threshold
+    if policy is None:
+        return threshold, None
+    if threshold is not None and not isinstance(policy, ScalePolicy):
+        raise UsageError(f"threshold is {threshold!r:.40}, and {type(policy).__name__} sets T itself; give one of them")
+    return (policy.threshold if threshold is None else threshold), policy
+
+
+def _check_movable(policy: ThresholdPolicy, rule: Rule) -> None:
+    """UsageError: the rule has nothing for a policy to move."""
     if not rule.bounds_divergence:
         raise UsageError(
-            f"rule {rule.name!r} has no threshold on a divergence that {type(threshold).__name__} could move; give it "
+            f"rule {rule.name!r} has no threshold on a divergence that {type(policy).__name__} could move; give it "
             "a number, or another rule"
         )
-    return threshold
 
 
 def _doubt(policy: ThresholdPolicy | None, stacklevel: int) -> None:

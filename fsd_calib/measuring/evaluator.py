@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
 from fsd_calib.measuring.configuration import Configuration
@@ -185,10 +184,9 @@ class CachedDecoder:
 
     def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:
         """Its draft's decoder with another noise, divergence and policy; models and compiled graphs are shared."""
-        made, divergence = copy.copy(self._decoders[configuration.draft]), configuration.divergence
-        made.seed, made.criterion = seed, replace(made.criterion, divergence=divergence)
-        made.policy = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
-        return made
+        decoder, divergence = self._decoders[configuration.draft], configuration.divergence
+        stopping = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
+        return decoder.with_config(seed=seed, divergence=divergence, stop_policy=stopping)
 
     def _count_reused(self, found: Sequence[CachedText]) -> None:
         self.reused += len(found)

@@ -232,7 +232,7 @@ def test_decoding_under_a_stop_policy_takes_the_rounds_that_replay_says(
         return state.logits[-1][:, 0].softmax(-1).amax(-1) >= 0.6 if state.logits else torch.ones_like(state.drafting)
 
     unsure = StopPolicy(("draft_top1",), lambda of: of["draft_top1"] < 0.6)
-    decoded = decoder.generate(prompts, NEW, rule="coupled", draft_length=5, policy=sure)
+    decoded = decoder.generate(prompts, NEW, rule="coupled", draft_length=5, stop_policy=sure)
     found = [replay(trace, "coupled", draft_length=5, stops=unsure) for trace in traced]
     assert [real.rounds for real in decoded] == [one.rounds for one in found]
     free = [replay(trace, "coupled", draft_length=5) for trace in traced]
@@ -256,7 +256,7 @@ def test_decoding_under_a_length_policy_takes_the_rounds_that_replay_says(
             reached = [min(most, 1 + int((so_far >= 0.5).sum())) for so_far in products]
             return np.where((of["position"] + begin) % 2 == 0, reached, 0)
 
-        (real,) = decoder.generate([prompt], NEW, rule="coupled", draft_length=5, policy=even_and_sure)
+        (real,) = decoder.generate([prompt], NEW, rule="coupled", draft_length=5, stop_policy=even_and_sure)
         found = replay(trace, "coupled", draft_length=5, stops=LengthPolicy(("draft_top1",), lengths))
         assert real.rounds == found.rounds
 

@@ -226,7 +226,7 @@ def test_decoding_under_a_policy_that_remembers_takes_the_rounds_that_replay_say
     alone = decoder.generate(prompts, NEW, rule="target")
     traces = traced(decoder, prompts, alone, Sampling())
     (threshold,) = quantiles(traces, "js", [0.6]).tolist()
-    decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=6, policy=Growing())
+    decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=6, stop_policy=Growing())
     untouched = 0
     for own, real, text in zip(alone, decoded, traces.completions, strict=True):
         found = replay(InMemory([text]), rule, "js", threshold, 6, GROWING)

@@ -172,7 +172,7 @@ def test_the_loop_and_traces_of_the_same_text_know_the_same(rule: str, share: fl
     scale = ShareScale.of_traces(traces, ["js"])
     (threshold,) = [-1.0] if share is None else quantiles(traces, "js", [share]).tolist()
     recorder = Recorder(scale)
-    settings: dict[str, Any] = {"rule": rule, "threshold": threshold, "draft_length": MOST, "policy": recorder}
+    settings: dict[str, Any] = {"rule": rule, "threshold": threshold, "draft_length": MOST, "stop_policy": recorder}
     real = decoder.generate(prompts, NEW, **settings, **shared)
     untouched = {i for i, (a, b) in enumerate(zip(alone, real, strict=True)) if a.tokens == b.tokens}
     assert len(untouched) == 30 if share is None else len(untouched) > 4

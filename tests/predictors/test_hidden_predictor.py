@@ -123,7 +123,7 @@ def traced_states(traces: Traces, prompts: dict[int, list[int]]) -> States:
 
 def of_looking(decoder: SpeculativeDecoder, info: HiddenInfo, prompts: list[list[int]], rows: int) -> States:
     policy = Watching(decoder, info)
-    decoder.generate(prompts, NEW, rule="coupled", draft_length=MOST, policy=policy, batch_size=rows)
+    decoder.generate(prompts, NEW, rule="coupled", draft_length=MOST, stop_policy=policy, batch_size=rows)
     return policy.seen
 
 
@@ -204,7 +204,7 @@ def test_decoding_takes_the_rounds_that_replay_says(
 ) -> None:
     prompts = prompts_of(decoder, 30)
     settings: dict[str, Any] = {"rule": "fsd-coupled", "threshold": -1.0, "draft_length": MOST}
-    found = decoder.generate(list(prompts.values()), NEW, **settings, policy=stopper.in_loop(decoder.draft))
+    found = decoder.generate(list(prompts.values()), NEW, **settings, stop_policy=stopper.in_loop(decoder.draft))
     rounds = [
         replay(traces, "fsd-coupled", "js", -1.0, MOST, stopper.in_replay(), [("problem", "==", problem)]).rounds
         for problem in prompts
@@ -219,7 +219,14 @@ def test_company_changes_nothing(stopper: Stopper, decoder: SpeculativeDecoder) 
 
     def decoded(rows: int) -> list[Result]:
         found = decoder.generate(
-            some, NEW, 0.9, rule="fsd-coupled", threshold=thresholds, draft_length=MOST, policy=policy, batch_size=rows
+            some,
+            NEW,
+            0.9,
+            rule="fsd-coupled",
+            threshold=thresholds,
+            draft_length=MOST,
+            stop_policy=policy,
+            batch_size=rows,
         )
         return [replace(r, interval=(0, 0)) for r in found]
 
@@ -235,7 +242,7 @@ def hooks(decoder: SpeculativeDecoder) -> int:
 def test_no_hook_stays(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
     policy = stopper.in_loop(decoder.draft)
     assert hooks(decoder) == 0
-    decoder.generate([[2, 3]], NEW, policy=policy)
+    decoder.generate([[2, 3]], NEW, stop_policy=policy)
     assert hooks(decoder) == 0
 
 
@@ -247,7 +254,7 @@ def test_a_step_that_fails_leaves_no_hook_behind_the_next_call(
     stopper: Stopper, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = stopper.in_loop(decoder.draft)
-    expected = decoder.generate([[2, 3]], NEW, policy=policy)
+    expected = decoder.generate([[2, 3]], NEW, stop_policy=policy)
     watch = policy.goes_on
     with monkeypatch.context() as patched:
 
@@ -257,9 +264,9 @@ def test_a_step_that_fails_leaves_no_hook_behind_the_next_call(
 
         patched.setattr(policy, "goes_on", goes_on)
         with pytest.raises(KeyboardInterrupt):
-            decoder.generate([[2, 3]], NEW, policy=policy)
+            decoder.generate([[2, 3]], NEW, stop_policy=policy)
     assert hooks(decoder) == 1
-    assert decoder.generate([[2, 3]], NEW, policy=policy) == expected
+    assert decoder.generate([[2, 3]], NEW, stop_policy=policy) == expected
     assert hooks(decoder) == 0
 
 
@@ -295,7 +302,7 @@ def test_a_draft_that_shows_no_state_is_refused(stopper: Stopper, compiled: list
 def test_another_draft_than_the_decoders_is_said(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
     policy: StopPolicy = stopper.in_loop(related(seed=1, spread=0.05)[1])
     with pytest.raises(UsageError, match="the hidden state of another draft; give it the decoder's own"):
-        decoder.generate([[2, 3]], NEW, policy=policy)
+        decoder.generate([[2, 3]], NEW, stop_policy=policy)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def timed(
     def run(new: int) -> tuple[float, int, int]:
         began = time.perf_counter()
         made = decoder.generate(
-            pair.prompts[:rows], new, rule=Imposed.name, batch_size=rows, observer=observer, policy=policy
+            pair.prompts[:rows], new, rule=Imposed.name, batch_size=rows, observer=observer, stop_policy=policy
         )
         return time.perf_counter() - began, max(r.rounds for r in made), sum(r.emitted for r in made)
 

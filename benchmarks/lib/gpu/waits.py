@@ -31,7 +31,7 @@ class Ends(StopPolicy):
 def counted(decoder: SpeculativeDecoder, prompts: Sequence[str], new: int, device: str) -> dict[str, float]:
     """Waits a round of one text; 0 on a CPU, where there is nothing to wait for."""
     who: dict[str, dict[str, Any]] = {
-        "nobody": {}, "a recorder": {"observer": Recorder(["js"])}, "a stop policy": {"policy": Ends(2)},
+        "nobody": {}, "a recorder": {"observer": Recorder(["js"])}, "a stop policy": {"stop_policy": Ends(2)},
     }  # fmt: skip
     return {name: _counted(decoder, prompts[:1], new, device, how) for name, how in who.items()}
 

@@ -21,7 +21,7 @@ from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.tasks.base import Problem
 from fsd_data import pair_paths
 from fsd_decoding.adaptive import Constant, DivergenceBudget, EntropyScaled, Min, SpeedBudget, Switch
-from fsd_decoding.decoder import Threshold
+from fsd_decoding.config import Threshold
 from fsd_decoding.engine.result import Result
 from fsd_decoding.engine.threshold_control import ThresholdControl
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint

@@ -48,7 +48,7 @@ class Setting:
         return self.decoder.generate(
             [problem.prompt for problem in problems], self.task.max_new_tokens, threshold=self.threshold,
             draft_length=by.draft_length, batch_size=batch_size, ids=[problem.id for problem in problems],
-            stop=self.task.stop, policy=by.policy, observer=observer,
+            stop=self.task.stop, stop_policy=by.policy, observer=observer,
         )  # fmt: skip
 
     def right(self, problems: Sequence[Problem], results: Sequence[Result]) -> Array:

@@ -1,14 +1,13 @@
 """Fuzzy speculative decoding behind transformers' own `generate`.
 
-    model.generate(**inputs, custom_generate=fsd_generate, draft_model=draft, fsd_profile="profile.json")
+model.generate(**inputs, custom_generate=fsd_generate, draft_model=draft, fsd_profile="profile.json")
 
-Knows what `generate` hands to a callable and what it promises its user. The loop itself is `engine.py`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.batch import Request
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.engine import Row, Settings
 from fsd_decoding.engine.result import keeping
@@ -33,8 +33,8 @@ from fsd_decoding.hf.checks import (
 )
 from fsd_decoding.hf.sampling import sampling_for, sampling_of_row
 from fsd_decoding.hf.stopping import StopsOfGenerate
-from fsd_decoding.profile.drift import watch
-from fsd_decoding.profile.settings import followed
+from fsd_decoding.profile.drift import Drift, watch
+from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
 
 _TO_USER = 5  # from a helper of `fsd_generate`, past it, `generate` and torch's no_grad: who called `generate`
@@ -99,13 +99,12 @@ def fsd_generate(
     check_asked(model, generation_config, synced_gpus or argument_of_generate("synced_gpus"))
     check_inputs(input_ids, model_kwargs, streamer)
     sampling = sampling_for(logits_processor, bool(generation_config.do_sample))
-    given = _given(rule=fsd_rule, divergence=fsd_divergence, threshold=fsd_threshold, draft_length=fsd_draft_length)
-    if fsd_profile is not None:
-        given = _from_profile(fsd_profile, given, model, draft_model, fsd_tokenizer, sampling)
-    decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, **given)
+    given = {"rule": fsd_rule, "divergence": fsd_divergence, "threshold": fsd_threshold,
+             "draft_length": fsd_draft_length}  # fmt: skip
+    config, drift = _config(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling)
+    decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, config, drift=drift)
     prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
-    caches = (stopping_criteria.max_length or 0) - input_ids.shape[1]
-    requests = decoder.requests(prompts, caches, None, None, None, None)
+    requests = decoder.requests(prompts, (stopping_criteria.max_length or 0) - input_ids.shape[1])
     stops = StopsOfGenerate(stopping_criteria, input_ids)
     check_clock(stopping_criteria, sampling, len(requests))
     pad = _pad(generation_config, stops, requests)
@@ -114,24 +113,23 @@ def fsd_generate(
     return _output(sequences, rows) if generation_config.return_dict_in_generate else sequences
 
 
-def _given(**settings: Any) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _from_profile(
-    source: Any, given: dict[str, Any], model: Any, draft: Any, tokenizer: Any, sampling: Sampling
-) -> dict[str, Any]:
-    """The decoder's settings under a profile. UsageError: of other models, or contradicted by what is given."""
-    if given:
-        raise UsageError(f"fsd_{next(iter(given))} is given, but fsd_profile sets it; leave one of them out")
-    settings = followed(source, (model, draft), tokenizer, stacklevel=_TO_USER + 1)
-    if settings["sampling"] != sampling:
+def _config(
+    given: Mapping[str, Any], profile: Any, model: Any, draft: Any, tokenizer: Any, sampling: Sampling
+) -> tuple[DecodingConfig, Drift | None]:
+    """What decodes: the profile's configuration, or the one given. UsageError: of other models, or both are given."""
+    settings = {name: value for name, value in given.items() if value is not None}
+    if profile is None:
+        return DecodingConfig(**settings), None
+    if settings:
+        raise UsageError(f"fsd_{next(iter(settings))} is given, but fsd_profile sets it; leave one of them out")
+    config, drift = profile_config(profile, (model, draft), tokenizer, stacklevel=_TO_USER + 1)
+    if config.sampling != sampling:
         warnings.warn(
-            f"the profile was calibrated with {settings['sampling']}, generate runs {sampling}: its certificate says "
+            f"the profile was calibrated with {config.sampling}, generate runs {sampling}: its certificate says "
             "nothing of this",
             stacklevel=_TO_USER,
         )
-    return settings
+    return config, drift
 
 
 def _pad(config: GenerationConfig, stops: StopsOfGenerate, requests: list[Request]) -> int:
@@ -152,9 +150,9 @@ def _runs(
 ) -> Iterator[tuple[Settings, list[Request]]]:
     """All rows at once, or one by one where processors must know which row it is and how it was padded."""
     seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, ()))
-    rule = rule_named(decoder.rule)
-    policies = decoder.policy, decoder.adaptive_for(rule)
-    settings = Settings(rule, decoder.criterion, sampling, frozenset(), seed, stops, *policies)
+    settings = Settings(
+        rule_named(decoder.rule), decoder.criterion, sampling, frozenset(), seed, stops, *decoder.policies()
+    )
     if not sampling.processors:
         yield settings, requests
         return

@@ -1,7 +1,4 @@
-"""What a decoder takes over from a profile.
-
-Knows profiles and a decoder's arguments. Knows nothing of decoding.
-"""
+"""The decoding configuration that a profile sets, and the drift detector that watches decoding under it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.drift import Drift
 from fsd_decoding.profile.early_stop import early_stop
@@ -20,11 +18,15 @@ from fsd_decoding.sampling import Sampling
 _drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a target model, by what is followed
 
 
-def followed(source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int) -> dict[str, Any]:
-    """The arguments of `SpeculativeDecoder` that a profile, or the file of one, sets.
+def profile_config(
+    source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int
+) -> tuple[DecodingConfig, Drift | None]:
+    """The configuration that a profile, or the file of one, sets, and what watches for drift under it.
 
-    Warns, at `stacklevel`, where its threshold is missing or untested. UsageError: it is of other models, or what
-    moves its threshold is unknown here.
+    Warns, at `stacklevel`, where its threshold is missing or untested.
+
+    Raises:
+        UsageError: the profile is of other models, or its threshold policy is unknown here.
     """
     profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
     profile.check(models[0], models[1], tokenizer)
@@ -33,15 +35,13 @@ def followed(source: Any, models: Sequence[Any], tokenizer: Any | None, stacklev
     threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
     if isinstance(threshold, ThresholdPolicy):
         threshold.check(models, tokenizer, profile.rule, profile.divergence)
-    settings = {
-        "rule": profile.effective_rule, "threshold": threshold,
-        "draft_length": profile.effective_draft_length, "sampling": Sampling(**profile.sampling.model_dump()),
-        "policy": early_stop(profile, models[0], models[1], tokenizer),
-    }  # fmt: skip
-    return settings | {
-        "divergence": profile.divergence, "seed": profile.seed, "on": profile.logits,
-        "within_support": profile.within_support, "drift": _drift(profile, models[0], settings),
-    }  # fmt: skip
+    config = DecodingConfig(
+        rule=profile.effective_rule, divergence=profile.divergence, threshold=threshold,
+        draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
+        seed=profile.seed, stop_policy=early_stop(profile, models[0], models[1], tokenizer), on=profile.logits,
+        within_support=profile.within_support,
+    )  # fmt: skip
+    return config, _drift(profile, models[0], config)
 
 
 def doubt_of(profile: ThresholdProfile) -> str | None:
@@ -56,13 +56,17 @@ def doubt_of(profile: ThresholdProfile) -> str | None:
     return None
 
 
-def _drift(profile: ThresholdProfile, target: Any, settings: dict[str, Any]) -> Drift | None:
+def _drift(profile: ThresholdProfile, target: Any, config: DecodingConfig) -> Drift | None:
     """One for a target and profile, however often it is followed: `generate` follows it anew at every call."""
     if profile.acceptance is None:
         return None
-    plain = settings | {"threshold": profile.configuration, "policy": profile.early_stop}
+    watched: dict[str, Any] = {
+        "rule": config.rule, "threshold": config.threshold, "draft_length": config.draft_length,
+        "sampling": config.sampling, "policy": config.stop_policy,
+    }  # fmt: skip
+    plain = watched | {"threshold": profile.configuration, "policy": profile.early_stop}
     name = f"{profile.created} {profile.acceptance} {plain}"
     mine = _drifts.setdefault(target, {})
     if name not in mine:
-        mine[name] = Drift(profile.acceptance, profile.task, **settings)
+        mine[name] = Drift(profile.acceptance, profile.task, **watched)
     return mine[name]

@@ -95,7 +95,7 @@ def test_a_profile_stops_drafts_as_its_calibration_did(predictor: Path, tmp_path
     task = tiny_calibration.task(240)
     prompts, ids = [p.prompt for p in task.problems], [p.id for p in task.problems]
     early = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
-    following.policy = None
+    following.stop_policy = None
     whole = following.generate(prompts, task.max_new_tokens, stop=task.stop, ids=ids)
     assert sum(r.drafted for r in whole) == 6 * sum(r.rounds for r in whole)
     assert sum(r.drafted for r in early) < 6 * sum(r.rounds for r in early)
@@ -115,7 +115,7 @@ def test_folders_move_together_and_another_predictor_is_refused(predictor: Path,
         file.write(" ")
     shutil.rmtree(tmp_path / "missing" / "predictor")
     with pytest.warns(UserWarning, match="never tested"):
-        assert decoder(tmp_path / "moved" / "out" / "profile.json").policy is not None
+        assert decoder(tmp_path / "moved" / "out" / "profile.json").stop_policy is not None
     for name, said in (("altered", r"next\.txt"), ("missing", "predictor")):
         with pytest.warns(UserWarning, match="never tested"), pytest.raises(UsageError, match=said):
             decoder(tmp_path / name / "out" / "profile.json")

@@ -121,7 +121,9 @@ def test_a_rule_without_t_has_none(decoder: SpeculativeDecoder) -> None:
 
 
 def test_a_draft_that_may_be_empty_has_no_t_in_that_round(decoder: SpeculativeDecoder) -> None:
-    frame, results, _ = watched(decoder, batch_size=1, policy=lambda state: [len(state.logits) > 5] * len(state.rows))
+    frame, results, _ = watched(
+        decoder, batch_size=1, stop_policy=lambda state: [len(state.logits) > 5] * len(state.rows)
+    )
     assert frame.threshold.isna().all()
     assert frame.emitted.sum() == sum(r.emitted for r in results)
 

@@ -21,6 +21,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.stopping import DraftState
+from support.model_laws import continuations
 from support.tiny import VOCABULARY, llama, word_tokenizer
 
 NEW = 24
@@ -149,7 +150,7 @@ def test_no_policy_changes_a_lossless_text(
 ) -> None:
     alone = by_model.generate(prompts, NEW, temperature, rule="target")
     found = by_model.generate(
-        prompts, NEW, temperature, rule=rule, threshold=-1.0, draft_length=4, batch_size=5, policy=policy
+        prompts, NEW, temperature, rule=rule, threshold=-1.0, draft_length=4, batch_size=5, stop_policy=policy
     )
     assert texts_of(found) == texts_of(alone)
 
@@ -180,7 +181,7 @@ def test_a_policy_is_asked_before_each_step_and_obeyed(
         allowed.clear()
 
     by_model.generate(
-        prompts, NEW, 0.9, rule="fsd-coupled", threshold=0.2, draft_length=4, batch_size=5, policy=watched,
+        prompts, NEW, 0.9, rule="fsd-coupled", threshold=0.2, draft_length=4, batch_size=5, stop_policy=watched,
         observer=observe,
     )  # fmt: skip
     assert rounds > 5
@@ -193,9 +194,9 @@ def test_policies_that_amount_to_a_draft_length(
     def run(**more: Any) -> list[Result]:
         return by_model.generate(prompts, NEW, 0.9, rule=rule, threshold=0.2, **more)
 
-    equal_but_for_rounding(run(draft_length=4, policy=never), run(draft_length=4))
-    equal_but_for_rounding(run(draft_length=4, policy=after_two), run(draft_length=2))
-    for r in run(draft_length=4, policy=always):
+    equal_but_for_rounding(run(draft_length=4, stop_policy=never), run(draft_length=4))
+    equal_but_for_rounding(run(draft_length=4, stop_policy=after_two), run(draft_length=2))
+    for r in run(draft_length=4, stop_policy=always):
         assert (r.rounds, r.drafted, r.accepted, r.bonus) == (r.emitted, 0, 0, 0)
 
 
@@ -205,7 +206,7 @@ def test_sampled_sd_keeps_the_distribution_under_a_policy_that_looks_at_q() -> N
     target.generation_config.eos_token_id = []
     pair = SpeculativeDecoder(target, draft, word_tokenizer(), rule="sd", draft_length=3)
     samples, temperature = 8_000, 2.0
-    found = pair.generate([[5, 2]] * samples, 3, temperature, batch_size=4_000, policy=unlikely_token)
+    found = pair.generate([[5, 2]] * samples, 3, temperature, batch_size=4_000, stop_policy=unlikely_token)
     assert 0.05 < sum(r.accepted for r in found) / sum(r.drafted for r in found) < 0.95
     expected = continuations(target, [5, 2], temperature).flatten()
     seen = torch.zeros(6, 6, 6, dtype=torch.float64)
@@ -215,14 +216,6 @@ def test_sampled_sd_keeps_the_distribution_under_a_policy_that_looks_at_q() -> N
     pooled = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (seen.flatten(), expected * samples)]
     assert (~rare).sum() > 30
     assert chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-6
-
-
-def continuations(model: Any, prompt: list[int], temperature: float) -> Tensor:
-    """(6, 6, 6) probabilities of the next three tokens."""
-    pairs = torch.tensor([prompt + list(two) for two in itertools.product(range(6), repeat=2)])
-    p = torch.softmax(model(input_ids=pairs).logits / temperature, -1)  # (36, 4, 6)
-    first, second, third = p[0, 1], p[::6, 2], p[:, 3]
-    return first[:, None, None] * second[:, :, None] * third.view(6, 6, 6)
 
 
 @pytest.mark.parametrize("rule", ["sd", "coupled", "fsd", "fsd-coupled"])
@@ -253,7 +246,7 @@ def test_every_token_is_drafted_a_bonus_or_a_fallback(
                 whole[request.index].append(bool(0 < record.drafted[i] == record.accepted[i]))
 
     found = by_model.generate(
-        prompts, NEW, 0.9, rule=rule, threshold=0.2, draft_length=3, batch_size=5, policy=policy, observer=observe
+        prompts, NEW, 0.9, rule=rule, threshold=0.2, draft_length=3, batch_size=5, stop_policy=policy, observer=observe
     )
     for i, r in enumerate(found):
         *before, last = whole[i]
@@ -273,7 +266,7 @@ def every_third_place(state: DraftState) -> Tensor:
 def test_a_policy_that_skips_rounds_gives_each_prompt_its_own_text(
     by_model: SpeculativeDecoder, prompts: list[list[int]]
 ) -> None:
-    how: dict[str, Any] = {"rule": "fsd", "threshold": 0.2, "draft_length": 4, "policy": every_third_place}
+    how: dict[str, Any] = {"rule": "fsd", "threshold": 0.2, "draft_length": 4, "stop_policy": every_third_place}
     together = by_model.generate(prompts, NEW, **how)
     alone = [by_model.generate([prompt], NEW, ids=[i], **how)[0] for i, prompt in enumerate(prompts)]
     assert any(0 < r.drafted < 4 * r.rounds for r in alone)  # a round drafts four or none
@@ -296,7 +289,7 @@ def test_a_draft_has_read_what_rounds_without_drafting_added(
             seen += 1
 
     by_model.generate(
-        prompts[:4], NEW, rule="coupled", draft_length=2, batch_size=1, policy=every_third_place, observer=observe
+        prompts[:4], NEW, rule="coupled", draft_length=2, batch_size=1, stop_policy=every_third_place, observer=observe
     )
     assert seen > 5
 
@@ -307,10 +300,10 @@ NO_ANSWERS = [True, None, torch.ones(3), torch.ones(2, dtype=torch.bool), torch.
 @pytest.mark.parametrize("answer", NO_ANSWERS, ids=str)
 def test_a_policy_that_gives_no_truth_value_a_row_is_refused(by_model: SpeculativeDecoder, answer: Any) -> None:
     with pytest.raises(UsageError, match="the policy answered"):
-        by_model.generate([[5], [6], [7]], NEW, policy=lambda _: answer)
+        by_model.generate([[5], [6], [7]], NEW, stop_policy=lambda _: answer)
 
 
 def test_a_policy_that_answers_a_matrix_is_refused_in_one_line(by_model: SpeculativeDecoder) -> None:
     with pytest.raises(UsageError) as caught:
-        by_model.generate([[5], [6], [7]], NEW, policy=lambda _: torch.ones(3, 1))
+        by_model.generate([[5], [6], [7]], NEW, stop_policy=lambda _: torch.ones(3, 1))
     assert "\n" not in str(caught.value)

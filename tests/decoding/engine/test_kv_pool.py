@@ -109,8 +109,8 @@ def test_memory_goes_with_its_decoder(plain: SpeculativeDecoder) -> None:
 
 
 def test_a_room_is_entered_empty(captured: SpeculativeDecoder) -> None:
-    settings = captured._settings(None, captured.sampling, ())
-    asked = captured.requests(PROMPTS[:4], NEW, None, None, None, None)
+    settings = captured.settings()
+    asked = captured.requests(PROMPTS[:4], NEW)
     rounds = captured.engine(settings, asked, 4).rounds(asked)
     next(rounds)
     rounds.close()  # type: ignore[attr-defined]  # a generator
@@ -181,8 +181,8 @@ def test_other_temperatures_need_graphs_but_no_more_room_for_results(
 
 
 def test_a_round_that_broke_spoils_its_room_whoever_stops_listening(captured: SpeculativeDecoder) -> None:
-    settings = captured._settings(None, captured.sampling, ())
-    asked = captured.requests(PROMPTS[:4], NEW, None, None, None, None)
+    settings = captured.settings()
+    asked = captured.requests(PROMPTS[:4], NEW)
     hook = captured.target.get_input_embeddings().register_forward_hook(lambda module, args, out: out * float("nan"))
     try:
         rounds = captured.engine(settings, asked, 4).rounds(asked)

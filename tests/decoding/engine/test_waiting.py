@@ -63,7 +63,7 @@ def requests() -> list[Request]:
 
 HOW: dict[str, dict[str, Any]] = {
     "nobody": {},
-    "a policy": {"policy": Patient()},
+    "a policy": {"stop_policy": Patient()},
     "moving T": {"adaptive": EntropyScaled(0.2, slope=2.0)},
     "a recorder": {"observer": Recorder(["js", "tv"])},
 }
@@ -129,7 +129,7 @@ class Beside:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_one_step_ahead_drafts_the_same(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, side = tiny_decoder(), Beside()
-    how: dict[str, Any] = {"rule": "coupled", "draft_length": 5, "policy": Unsure(), "batch_size": rows}
+    how: dict[str, Any] = {"rule": "coupled", "draft_length": 5, "stop_policy": Unsure(), "batch_size": rows}
     expected = decoder.generate(ragged_prompts(6), 30, 0.8, **how)
     made = KVCachePool.caches
     monkeypatch.setattr(KVCachePool, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
@@ -184,5 +184,5 @@ def test_who_looks_at_nothing_or_watches_the_draft_is_asked_on_time(
     policy.looks, policy.watches = looks, watches
     made = KVCachePool.caches
     monkeypatch.setattr(KVCachePool, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
-    decoder.generate(ragged_prompts(2), 12, policy=policy)
+    decoder.generate(ragged_prompts(2), 12, stop_policy=policy)
     assert not side.marks

@@ -70,8 +70,8 @@ def test_other_texts_thresholds_seeds_and_ids_capture_nothing(
 
 def test_under_a_stop_policy(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
-        same(captured, plain, 0.8, policy=Unsure(), draft_length=5)
-        same(captured, plain, rule="coupled", policy=Unsure(), draft_length=5)
+        same(captured, plain, 0.8, stop_policy=Unsure(), draft_length=5)
+        same(captured, plain, rule="coupled", stop_policy=Unsure(), draft_length=5)
 
 
 def test_a_policy_that_watches_the_draft_sees_every_step(
@@ -84,7 +84,7 @@ def test_a_policy_that_watches_the_draft_sees_every_step(
         seen: list[int] = []
         hook = plain.draft.get_output_embeddings().register_forward_pre_hook(lambda *_, to=seen: to.append(1))
         try:
-            found = captured.generate(PROMPTS[:1], NEW, policy=Watching())
+            found = captured.generate(PROMPTS[:1], NEW, stop_policy=Watching())
         finally:
             hook.remove()
         assert len(seen) >= found[0].drafted

@@ -82,7 +82,7 @@ def pair() -> SpeculativeDecoder:
 
 def test_what_is_withheld_is_neither_verified_nor_followed(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     alone = pair.generate(prompts, NEW, 0.9, rule="target")
-    found = pair.generate(prompts, NEW, 0.9, rule="coupled", policy=Shy(), batch_size=5)
+    found = pair.generate(prompts, NEW, 0.9, rule="coupled", stop_policy=Shy(), batch_size=5)
     assert [r.tokens for r in found] == [r.tokens for r in alone]
     whole = pair.generate(prompts, NEW, 0.9, rule="coupled", batch_size=5)
     assert 0 < sum(r.drafted for r in found) < sum(r.drafted for r in whole)
@@ -104,7 +104,7 @@ def test_the_target_does_not_read_what_all_rows_withhold(pair: SpeculativeDecode
         lambda model, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     try:
-        (found,) = pair.generate(prompts[:1], NEW, policy=Third(), draft_length=5)
+        (found,) = pair.generate(prompts[:1], NEW, stop_policy=Third(), draft_length=5)
     finally:
         hook.remove()
     assert found.drafted == 2 * found.rounds
@@ -115,7 +115,7 @@ def test_a_policy_leaves_rules_alone_that_it_is_not_for(pair: SpeculativeDecoder
     shy = Shy()
     shy.rules = frozenset({"fsd-coupled"})
     for rule, heeded in (("sd", False), ("coupled", False), ("fsd-coupled", True)):
-        whole, early = (pair.generate(prompts, NEW, 0.9, rule=rule, policy=p) for p in (None, shy))
+        whole, early = (pair.generate(prompts, NEW, 0.9, rule=rule, stop_policy=p) for p in (None, shy))
         assert (early != whole) == heeded
 
 
@@ -125,7 +125,7 @@ def test_sd_keeps_the_distribution_where_tokens_are_withheld_for_their_q() -> No
     target.generation_config.eos_token_id = []
     decoder = SpeculativeDecoder(target, draft, word_tokenizer(), rule="sd", draft_length=3)
     samples, temperature = 8_000, 2.0
-    found = decoder.generate([[5, 2]] * samples, 2, temperature, batch_size=4_000, policy=Shy())
+    found = decoder.generate([[5, 2]] * samples, 2, temperature, batch_size=4_000, stop_policy=Shy())
     assert 0 < sum(r.drafted for r in found) < 3 * sum(r.rounds for r in found)
     seen = torch.zeros(6, 6, dtype=torch.float64)
     for r in found:
@@ -143,9 +143,9 @@ def test_sd_keeps_the_distribution_where_tokens_are_withheld_for_their_q() -> No
 def test_a_policy_that_looks_at_the_threshold_answers_for_it_alone(
     pair: SpeculativeDecoder, prompts: list[list[int]]
 ) -> None:
-    for result in pair.generate(prompts, NEW, threshold=0.2, policy=ByThreshold()):
+    for result in pair.generate(prompts, NEW, threshold=0.2, stop_policy=ByThreshold()):
         assert result.interval == (0.2, math.nextafter(0.2, 1.0))
-    widths = [r.interval[1] - r.interval[0] for r in pair.generate(prompts, NEW, threshold=0.2, policy=Shy())]
+    widths = [r.interval[1] - r.interval[0] for r in pair.generate(prompts, NEW, threshold=0.2, stop_policy=Shy())]
     assert max(widths) > 0.01
 
 
@@ -154,7 +154,7 @@ def test_a_row_remembers_its_own_rounds_and_no_others(
     pair: SpeculativeDecoder, prompts: list[list[int]], batch_size: int
 ) -> None:
     policy = Recalling()
-    found = pair.generate(prompts, NEW, policy=policy, batch_size=batch_size, draft_length=6)
+    found = pair.generate(prompts, NEW, stop_policy=policy, batch_size=batch_size, draft_length=6)
     for index, result in enumerate(found):
         told = policy.told[index]
         assert len(told) == result.rounds - 1  # the last one's is not asked for any more
@@ -170,11 +170,11 @@ def test_a_row_remembers_its_own_rounds_and_no_others(
 
 def test_a_decoders_own_policy_is_that_of_its_calls(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     decoder = SpeculativeDecoder(
-        pair.target, pair.draft, pair.tokenizer, rule="fsd-coupled", threshold=0.2, draft_length=5, policy=Shy()
+        pair.target, pair.draft, pair.tokenizer, rule="fsd-coupled", threshold=0.2, draft_length=5, stop_policy=Shy()
     )
-    assert decoder.generate(prompts, NEW) == pair.generate(prompts, NEW, policy=Shy())
+    assert decoder.generate(prompts, NEW) == pair.generate(prompts, NEW, stop_policy=Shy())
     with pytest.raises(UsageError, match="policy is 'shy'; it must be a StopPolicy, or a function"):
-        pair.generate(prompts, NEW, policy="shy")  # type: ignore[arg-type]
+        pair.generate(prompts, NEW, stop_policy="shy")  # type: ignore[arg-type]
 
 
 def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> None:
@@ -231,6 +231,6 @@ def test_results_are_of_rows_not_of_their_company(pair: SpeculativeDecoder, prom
     def counted(results: list[Result]) -> list[tuple[list[int], int, int]]:
         return [(r.tokens, r.rounds, r.drafted) for r in results]
 
-    together = pair.generate(prompts, NEW, policy=Shy(), batch_size=12)
-    alone = [pair.generate([p], NEW, policy=Shy(), ids=[i])[0] for i, p in enumerate(prompts)]
+    together = pair.generate(prompts, NEW, stop_policy=Shy(), batch_size=12)
+    alone = [pair.generate([p], NEW, stop_policy=Shy(), ids=[i])[0] for i, p in enumerate(prompts)]
     assert counted(together) == counted(alone)

@@ -113,7 +113,7 @@ class ByThreshold(StopPolicy):
 def test_a_stop_policy_that_reads_the_threshold_refuses_one_that_moves(policy: ThresholdPolicy) -> None:
     message = f"ByThreshold ends drafts by a T that stays, and {type(policy).__name__} moves it; give T as a number"
     with pytest.raises(UsageError, match=message):
-        decode(policy, policy=ByThreshold())
+        decode(policy, stop_policy=ByThreshold())
 
 
 # Bad answers

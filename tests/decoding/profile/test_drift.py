@@ -188,7 +188,7 @@ def test_streams_count_too(pair: tuple[Any, Any], unlike: dict[str, Any]) -> Non
         {"threshold": 0.9},
         {"draft_length": 3},
         {"temperature": 0.5},
-        {"policy": lambda state: state.drafting},
+        {"stop_policy": lambda state: state.drafting},
     ],
 )
 def test_other_settings_of_one_call_are_not_watched(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from test_drafting import continuations
 
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.replaying import replay
@@ -27,6 +26,7 @@ from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import StoppingRule
 from fsd_predictors.stopping.throughput import Throughput
 from support.in_memory import InMemory
+from support.model_laws import continuations
 from support.stopping import KINDS, UNENDING, Linear, traced
 from support.tiny import llama, word_tokenizer
 from support.tiny_pair import ragged_prompts, tiny_decoder
@@ -100,7 +100,7 @@ def test_decoding_takes_the_rounds_that_replay_says(
     """Round for round where nothing is substituted; what is drafted beyond a rejection replay takes from the text."""
     policy = early(rule, None if accepts == "coupled" else "js")  # replay, too, knows of no T there
     decoded = decoder.generate(
-        prompts, NEW, rule=accepts, threshold=threshold, draft_length=MOST, policy=policy, batch_size=7
+        prompts, NEW, rule=accepts, threshold=threshold, draft_length=MOST, stop_policy=policy, batch_size=7
     )
     pairs = []
     for own, real, trace in zip(alone, decoded, traces, strict=True):
@@ -127,7 +127,7 @@ def test_company_changes_nothing(
 
     def decoded(rows: int) -> list[Result]:
         given: dict[str, Any] = {"rule": accepts, "threshold": thresholds, "draft_length": MOST}
-        found = decoder.generate(some, NEW, temperature, **given, policy=early(rule), batch_size=rows)
+        found = decoder.generate(some, NEW, temperature, **given, stop_policy=early(rule), batch_size=rows)
         return [replace(r, interval=(0, 0)) for r in found]
 
     one_by_one = decoded(1)
@@ -142,7 +142,13 @@ def test_a_lossless_text_stays_the_targets(
     for temperature in (0.0, 0.9):
         own = decoder.generate(prompts[:20], NEW, temperature, rule="target")
         found = decoder.generate(
-            prompts[:20], NEW, temperature, rule="fsd-coupled", threshold=-1.0, draft_length=MOST, policy=early(rule)
+            prompts[:20],
+            NEW,
+            temperature,
+            rule="fsd-coupled",
+            threshold=-1.0,
+            draft_length=MOST,
+            stop_policy=early(rule),
         )
         assert [r.tokens for r in found] == [r.tokens for r in own]
 
@@ -150,11 +156,11 @@ def test_a_lossless_text_stays_the_targets(
 def test_where_a_step_is_worth_more_than_any_token_rounds_draft_one(
     decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Result]
 ) -> None:
-    found = decoder.generate(prompts, NEW, rule="coupled", draft_length=MOST, policy=early(throughput(1.1)))
+    found = decoder.generate(prompts, NEW, rule="coupled", draft_length=MOST, stop_policy=early(throughput(1.1)))
     assert [r.tokens for r in found] == [r.tokens for r in alone]
     assert all(r.drafted == r.rounds for r in found)
     some, more = (
-        decoder.generate(prompts, NEW, rule="coupled", draft_length=MOST, policy=early(throughput(rate=rate)))
+        decoder.generate(prompts, NEW, rule="coupled", draft_length=MOST, stop_policy=early(throughput(rate=rate)))
         for rate in (1.6, 0.4)
     )
     assert sum(r.rounds for r in some) < sum(r.drafted for r in some) < sum(r.drafted for r in more)
@@ -162,9 +168,9 @@ def test_where_a_step_is_worth_more_than_any_token_rounds_draft_one(
 
 def test_what_rests_on_a_threshold_answers_for_it_alone(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     given: dict[str, Any] = {"rule": "fsd-coupled", "threshold": 0.03, "draft_length": MOST}
-    (found,) = decoder.generate(prompts[:1], NEW, **given, policy=early(throughput()))
+    (found,) = decoder.generate(prompts[:1], NEW, **given, stop_policy=early(throughput()))
     assert found.interval == (0.03, math.nextafter(0.03, 1.0))
-    (found,) = decoder.generate(prompts[:1], NEW, **given, policy=early(Svip(0.35)))
+    (found,) = decoder.generate(prompts[:1], NEW, **given, stop_policy=early(Svip(0.35)))
     assert found.interval[0] < 0.03 < found.interval[1]
     assert early(throughput()).identity == throughput().identity
 
@@ -179,7 +185,7 @@ def test_sampled_sd_keeps_the_distribution_where_drafts_end_behind_tokens_for_wh
     b = Linear(named(FEATURES, probability=4.0, kind=0.3), -1.0)
     rule = Throughput(a, b, Rates((0.0,), (1.0,), CostModel(0.05, 3.0, 0.3)), "linear")
     policy = EarlyStop(rule, UNENDING)
-    found = pair.generate([[5, 2]] * samples, 3, temperature, batch_size=4_000, policy=policy)
+    found = pair.generate([[5, 2]] * samples, 3, temperature, batch_size=4_000, stop_policy=policy)
     drafted = sum(r.drafted for r in found) / sum(r.rounds for r in found)
     assert 1.2 < drafted < 2.8
     expected = continuations(target, [5, 2], temperature).flatten()
@@ -200,7 +206,7 @@ def test_broken_logits_are_the_engines_to_report(rule: StoppingRule, rows: int) 
     draft.model.embed_tokens.weight.data[9] = math.nan
     pair = SpeculativeDecoder(target, draft, word_tokenizer(), rule="coupled", draft_length=MOST)
     with pytest.raises(NumericalError, match=r"prompt 1 got logits that are NaN or .* in round 1;"):
-        pair.generate([[5, 4], [3, 9], [6, 2]][-rows:] if rows == 3 else [[5], [3, 9]], NEW, policy=early(rule),
+        pair.generate([[5, 4], [3, 9], [6, 2]][-rows:] if rows == 3 else [[5], [3, 9]], NEW, stop_policy=early(rule),
                       batch_size=rows)  # fmt: skip
 
 
@@ -210,7 +216,9 @@ def test_a_row_keeps_its_history_through_a_batch_that_shrinks(
     """One long text among short ones ends alone in its batch, where a row is asked in another way."""
 
     def decoded(rows: int) -> Result:
-        found = decoder.generate(prompts[:4], NEW, rule="coupled", draft_length=MOST, policy=policy, batch_size=rows)
+        found = decoder.generate(
+            prompts[:4], NEW, rule="coupled", draft_length=MOST, stop_policy=policy, batch_size=rows
+        )
         return max(found, key=lambda r: r.emitted)
 
     policy = early(Heuristic(1, MOST))

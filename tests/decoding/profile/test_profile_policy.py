@@ -122,7 +122,7 @@ def test_generate_of_transformers_follows_too(pair: tuple[Any, Any], own: dict[s
 def test_without_a_threshold_nothing_is_moved(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="certifies no threshold"):
         decoder = following(pair, own | TOO_SLOW)
-    assert (decoder.rule, decoder.adaptive) == ("coupled", None)
+    assert (decoder.rule, decoder.threshold_policy) == ("coupled", None)
 
 
 @pytest.mark.parametrize(

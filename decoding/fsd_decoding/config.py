@@ -1,0 +1,154 @@
+"""Configuration objects of decoding, and the keywords that stand for their fields."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypedDict, TypeVar
+
+from fsd_decoding.acceptance.proposal import Logits
+from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
+from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.sampling import Sampling
+
+StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
+"""A stop policy, or a function that answers as `StopPolicy.goes_on` does."""
+
+Threshold = float | ThresholdPolicy
+"""T, or what moves it."""
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_FORMER = {"policy": "stop_policy"}
+_Config = TypeVar("_Config")
+
+
+@dataclass(frozen=True)
+class DecodingConfig:
+    """Everything that decides a text besides the two models and the prompt.
+
+    A decoder takes one value of each field. `fsd_calib.calibrate` searches: a tuple is a choice, and what is None is
+    chosen among its defaults.
+
+    Args:
+        rule: acceptance rule, a name of `acceptance.rules.RULES`.
+        divergence: what T bounds, a name of `divergence.DIVERGENCES`, as `js` or `js@50`. None: `js`.
+        threshold: T; negative is lossless. None: 0.1. A `ThresholdPolicy` here is the same as in `threshold_policy`.
+        draft_length: L, tokens drafted a round. None: 5.
+        sampling: how tokens are drawn; greedy by default.
+        seed: of the noise that sampling draws with.
+        stop_policy: ends drafts early, before L tokens. For `calibrate` the folder of an acceptance predictor, or
+            "auto", which trains one.
+        threshold_policy: moves T while a text is decoded. For `calibrate` also the name of a family, as "entropy".
+        on: the logits that the divergence is computed on: "raw", or "processed" by temperature, top-k and so on.
+        within_support: reject a token that the target's processed distribution gives no probability.
+    """
+
+    rule: str | Sequence[str] = "fsd-coupled"
+    divergence: str | Sequence[str] | None = None
+    threshold: Threshold | None = None
+    draft_length: int | Sequence[int] | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    stop_policy: StopPolicyLike | str | os.PathLike[str] | None = None
+    threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None = None
+    on: Logits = "raw"
+    within_support: bool = False
+
+    def override(self, keywords: dict[str, Any]) -> DecodingConfig:
+        """Returns a copy with the fields, and those of `sampling`, that `keywords` name; removes these from there."""
+        config = override(self, keywords)
+        sampling = {name: keywords.pop(name) for name in _SAMPLING if name in keywords}
+        return replace(config, sampling=replace(config.sampling, **sampling)) if sampling else config
+
+
+@dataclass(frozen=True)
+class CallOverrides:
+    """What one call of a decoder does otherwise than the decoder's `DecodingConfig`; None: the same.
+
+    Args:
+        temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`. Where any is given, those that are not
+            take their defaults, but for the temperature, which stays the decoder's.
+        threshold, draft_length: one value, or one a prompt.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    rule: str | None = None
+    threshold: Threshold | Sequence[float] | None = None
+    draft_length: int | Sequence[int] | None = None
+    stop_policy: StopPolicyLike | None = None
+    threshold_policy: ThresholdPolicy | None = None
+
+    def sampling(self, usual: Sampling) -> Sampling:
+        """Returns the call's sampling, of a decoder whose own is `usual`."""
+        changed = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        kept: dict[str, Any] = {"temperature": usual.temperature, "processors": usual.processors}
+        return Sampling(**kept | changed) if changed else usual
+
+
+class DecodingKeywords(TypedDict, total=False):
+    """The fields of `DecodingConfig` and of its sampling, as keywords."""
+
+    rule: str | Sequence[str]
+    divergence: str | Sequence[str] | None
+    threshold: Threshold | None
+    draft_length: int | Sequence[int] | None
+    sampling: Sampling
+    seed: int
+    stop_policy: StopPolicyLike | str | os.PathLike[str] | None
+    threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None
+    on: Logits
+    within_support: bool
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    policy: Any  # the former name of `stop_policy`, and of `calibrate`'s `threshold_policy`
+
+
+class CallKeywords(TypedDict, total=False):
+    """The fields of `CallOverrides` that have no parameter of their own, as keywords."""
+
+    min_p: float | None
+    repetition_penalty: float | None
+    rule: str | None
+    threshold: Threshold | Sequence[float] | None
+    draft_length: int | Sequence[int] | None
+    stop_policy: StopPolicyLike | None
+    threshold_policy: ThresholdPolicy | None
+    policy: Any  # the former name of `stop_policy`
+
+
+def override(config: _Config, keywords: dict[str, Any]) -> _Config:
+    """Returns a copy of a dataclass with the fields that `keywords` name; removes these from there."""
+    names = [f.name for f in fields(config) if f.name in keywords]  # type: ignore[arg-type]
+    return replace(config, **{name: keywords.pop(name) for name in names})  # type: ignore[type-var]
+
+
+def rename_former(keywords: Mapping[str, Any], stacklevel: int, former: Mapping[str, str] = _FORMER) -> dict[str, Any]:
+    """Returns the keywords under their present names; warns, at `stacklevel`, of each that has a former one.
+
+    Raises:
+        UsageError: one is given under both names.
+    """
+    present = dict(keywords)
+    for old, new in former.items():
+        if old in present:
+            if new in present:
+                raise UsageError(f"{old}= and {new}= are both given; {old}= is the former name of {new}=, leave it out")
+            warnings.warn(f"{old}= is now called {new}=", DeprecationWarning, stacklevel=stacklevel)
+            present[new] = present.pop(old)
+    return present
+
+
+def refuse_rest(function: str, keywords: Mapping[str, Any]) -> None:
+    """TypeError, as Python's own: a keyword is nobody's."""
+    for name in keywords:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
