@@ -1,15 +1,14 @@
-"""Configuration objects of decoding, and the keywords that stand for their fields."""
+"""How texts are decoded, as one object: rule, divergence, threshold, draft length, sampling and policies."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypedDict, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict
 
 from fsd_decoding.acceptance.proposal import Logits
-from fsd_decoding.errors import UsageError
+from fsd_decoding.keywords import override
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import Sampling
@@ -21,8 +20,6 @@ Threshold = float | ThresholdPolicy
 """T, or what moves it."""
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_FORMER = {"policy": "stop_policy"}
-_Config = TypeVar("_Config")
 
 
 @dataclass(frozen=True)
@@ -124,31 +121,3 @@ class CallKeywords(TypedDict, total=False):
     stop_policy: StopPolicyLike | None
     threshold_policy: ThresholdPolicy | None
     policy: Any  # the former name of `stop_policy`
-
-
-def override(config: _Config, keywords: dict[str, Any]) -> _Config:
-    """Returns a copy of a dataclass with the fields that `keywords` name; removes these from there."""
-    names = [f.name for f in fields(config) if f.name in keywords]  # type: ignore[arg-type]
-    return replace(config, **{name: keywords.pop(name) for name in names})  # type: ignore[type-var]
-
-
-def rename_former(keywords: Mapping[str, Any], stacklevel: int, former: Mapping[str, str] = _FORMER) -> dict[str, Any]:
-    """Returns the keywords under their present names; warns, at `stacklevel`, of each that has a former one.
-
-    Raises:
-        UsageError: one is given under both names.
-    """
-    present = dict(keywords)
-    for old, new in former.items():
-        if old in present:
-            if new in present:
-                raise UsageError(f"{old}= and {new}= are both given; {old}= is the former name of {new}=, leave it out")
-            warnings.warn(f"{old}= is now called {new}=", DeprecationWarning, stacklevel=stacklevel)
-            present[new] = present.pop(old)
-    return present
-
-
-def refuse_rest(function: str, keywords: Mapping[str, Any]) -> None:
-    """TypeError, as Python's own: a keyword is nobody's."""
-    for name in keywords:
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

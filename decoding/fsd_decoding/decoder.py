@@ -12,22 +12,14 @@ import torch
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule, rule_named
 from fsd_decoding.batch import Request
-from fsd_decoding.config import (
-    CallKeywords,
-    CallOverrides,
-    DecodingConfig,
-    DecodingKeywords,
-    StopPolicyLike,
-    override,
-    refuse_rest,
-    rename_former,
-)
+from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords, StopPolicyLike
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import Engine, Settings
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, keeping
 from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels.dispatch import prepare
+from fsd_decoding.keywords import override, refuse_rest, rename_former
 from fsd_decoding.loading import (
     as_dtype,
     check_device,
@@ -43,8 +35,9 @@ from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.profile.drift import Drift, watch
 from fsd_decoding.profile.settings import profile_config
-from fsd_decoding.requests import Prompt, check_count, check_settings, check_whole, requests_for
+from fsd_decoding.requests import Prompt, requests_for
 from fsd_decoding.text import StopStrings, TextStream
+from fsd_decoding.validation import check_count, check_settings, check_whole
 
 DEFAULT_DIVERGENCE, DEFAULT_THRESHOLD, DEFAULT_DRAFT_LENGTH = "js", 0.1, 5
 

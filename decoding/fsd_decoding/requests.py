@@ -1,18 +1,15 @@
-"""Turns what a caller asks into requests: prompts to token ids, and how far each may go.
-
-Knows tokenizers and what is wrong with a prompt or a per-prompt setting. Knows nothing of decoding.
-"""
+"""Requests: prompts as token ids, with how far each may go and its own threshold and draft length."""
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from fsd_decoding.batch import Request
 from fsd_decoding.errors import UsageError
+from fsd_decoding.validation import check_count, check_settings, check_whole
 
 Prompt = str | list[int]
 
@@ -42,30 +39,10 @@ def requests_for(
     if context is not None and max(each_length) >= context:
         raise UsageError(f"draft_length is {max(each_length)}; it must be less than the models' context, {context}")
     encoded = [_encode(tokenizer, vocabulary, prompt, i) for i, prompt in enumerate(prompts)]
-    rooms = [_room(context, prompt, i, max_new_tokens) for i, prompt in enumerate(encoded)]
+    limits = [_limit(context, prompt, i, max_new_tokens) for i, prompt in enumerate(encoded)]
     each_length = [int(length) for length in each_length]
-    rows = zip(encoded, keys, each_threshold, each_length, rooms, strict=True)
+    rows = zip(encoded, keys, each_threshold, each_length, limits, strict=True)
     return [Request(i, *row) for i, row in enumerate(rows)]
-
-
-def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]) -> None:
-    for length in draft_lengths:
-        check_count("draft_length", length, " (rule 'target' drafts nothing)")
-    for threshold in thresholds:
-        if not isinstance(threshold, Real) or math.isnan(threshold):
-            shown = "NaN" if isinstance(threshold, Real) else repr(threshold)
-            raise UsageError(f"threshold is {shown}; it must be a number (negative is lossless)")
-
-
-def check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise UsageError(f"{name} is {value!r}; it must be a whole number")
-
-
-def check_count(name: str, value: object, hint: str = "") -> None:
-    """UsageError where `value` is no whole number of at least 1; True is none."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1{hint}")
 
 
 def _keys(ids: Any, prompts: Sequence[Prompt]) -> list[int]:
@@ -107,7 +84,7 @@ def _encode(tokenizer: Any, vocabulary: int, prompt: Prompt, index: int) -> list
     return tokens
 
 
-def _room(context: int | None, prompt: list[int], index: int, max_new_tokens: int) -> int:
+def _limit(context: int | None, prompt: list[int], index: int, max_new_tokens: int) -> int:
     """How many new tokens a prompt may have: as asked, or to the end of the models' context."""
     left = max_new_tokens if context is None else context - len(prompt)
     if left < 1:

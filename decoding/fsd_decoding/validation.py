@@ -1,9 +1,10 @@
-"""What a policy's arguments must be. Knows numbers, and no policy."""
+"""Checks of arguments: each raises a `UsageError` that names the argument, its value and the rule it breaks."""
 
 from __future__ import annotations
 
 import math
-from numbers import Real
+from collections.abc import Sequence
+from numbers import Integral, Real
 
 from fsd_decoding.errors import UsageError
 
@@ -24,3 +25,25 @@ def amount(thing: str, value: object, *, zero: bool = True) -> float:
     if not 0 <= found < math.inf or not (found or zero):
         raise UsageError(f"{thing} is {value}; {rule}")
     return found
+
+
+def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]) -> None:
+    """UsageError: a draft length is no whole number of at least 1, or a threshold no number."""
+    for length in draft_lengths:
+        check_count("draft_length", length, " (rule 'target' drafts nothing)")
+    for threshold in thresholds:
+        if not isinstance(threshold, Real) or math.isnan(threshold):
+            shown = "NaN" if isinstance(threshold, Real) else repr(threshold)
+            raise UsageError(f"threshold is {shown}; it must be a number (negative is lossless)")
+
+
+def check_whole(name: str, value: object) -> None:
+    """UsageError where `value` is no whole number; True is none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UsageError(f"{name} is {value!r}; it must be a whole number")
+
+
+def check_count(name: str, value: object, hint: str = "") -> None:
+    """UsageError where `value` is no whole number of at least 1; True is none."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1{hint}")

@@ -1,8 +1,4 @@
-"""calibrate(): from a task, two models and a wish to a profile.
-
-Knows settings and the order of the work: baseline, plan, search on the tuning part, test on the certification part,
-timing. How each step is done is in the module of its name.
-"""
+"""calibrate(): from a task, two models and a goal to a threshold profile."""
 
 from __future__ import annotations
 
@@ -10,143 +6,122 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from fsd_calib.calibration.goal import Acc, Goal, Guarantee, Test
+from fsd_calib.calibration.goal import Goal, GoalKeywords
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
-from fsd_calib.calibration.prepare import Prepared, prepared
+from fsd_calib.calibration.prepare import Prepared, prepare
 from fsd_calib.calibration.run import find
+from fsd_calib.calibration.run_config import RunConfig, RunKeywords
 from fsd_calib.calibration.session import open_session
-from fsd_calib.calibration.timing import TimingRequest, Way
+from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.measuring.timing_job import Sources
-from fsd_calib.progress import Progress, Silent
 from fsd_calib.search.space import Space
 from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.registry import load_task
 from fsd_decoding.acceptance.rules import RULES, rule_named
+from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
+from fsd_decoding.keywords import override, refuse_rest, rename_former
 from fsd_decoding.loading import shared_tokenizer
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.requests import check_count
-from fsd_decoding.sampling import Sampling
 
 DIVERGENCES = ("js", "doubt")
 DRAFT_LENGTHS = tuple(range(1, 13))
 LONGEST_DRAFT = 16  # where a predictor ends drafts early
-Path_ = str | os.PathLike[str]
+
+
+class CalibrationKeywords(DecodingKeywords, GoalKeywords, RunKeywords, total=False):
+    """The fields of the three configuration objects, as keywords."""
+
+    predictor: str | os.PathLike[str] | None  # the same as `stop_policy`
 
 
 def calibrate(
-    task: str | Task, *, target: Any, draft: Any, tokenizer: Any = None, min_acc: float | None = None,
-    min_speed: float | None = None, pareto: bool = False, acc: Acc = "retention", confidence: float = 0.95,
-    guarantee: Guarantee = "population", test: Test = "score", serve_batch: int = 1,
-    rule: str | Sequence[str] = "fsd-coupled", divergence: str | Sequence[str] = DIVERGENCES,
-    draft_length: int | Sequence[int] | None = None, policy: PolicyChoice | Sequence[PolicyChoice] = CONSTANT,
-    predictor: Path_ | None = None, temperature: float = 0.0,
-    top_k: int | None = None, top_p: float | None = None, seeds: int = 1, limit: int | None = None,
-    data: Path_ | None = None, seed: int = 0, batch_size: int = 32, device: str | None = None,
-    dtype: str | None = None, out: Path_ | None = None, cache: Path_ | None = None, state: Path_ | None = None,
-    storage: str | None = None, trials: int = 30, timing: Way = "run", progress: Progress | None = None,
-) -> ThresholdProfile:  # fmt: skip
+    task: str | Task,
+    target: Any,
+    draft: Any,
+    *,
+    goal: Goal | None = None,
+    decoding: DecodingConfig | None = None,
+    run: RunConfig | None = None,
+    tokenizer: Any = None,
+    **keywords: Unpack[CalibrationKeywords],
+) -> ThresholdProfile:
     """Finds the fastest setting that keeps `min_acc` of the target's accuracy, the most accurate one that makes
-    `min_speed` tokens/s, or the whole front, and tests it on problems that had no say in the choice.
+    `min_speed` tokens/s, or the whole Pareto front, and tests it on problems that had no say in the choice.
 
     Args:
         task: a task's name, or a `Task` whose prompts suit the target.
         target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed). Several drafts, as a list, are
             searched and certified together, in one attempt; the profile is of the one that is chosen, or,
             where nothing is granted, of the one that `sd` is best with.
-        acc, confidence, guarantee, test, serve_batch: see `wish.Wish`.
-        rule, divergence, draft_length: one, or several to choose among; by default 1 to 12 tokens drafted, or up to
-            16 with a predictor.
-        policy: how T moves over a text: a family of `shaping.FAMILIES`, whose shapes are all searched, a policy of your
-            own choice, whose T does not matter, or several. T says how loose the shape is, and is searched for.
-        predictor: folder of an acceptance predictor, which ends drafts early; or "auto", which trains one on the
-            tuning part first.
-        seeds: noise seeds a problem is decoded with; greedy decoding has no noise and takes one.
-        out: folder for `profile.json`, and for what an interrupted run goes on with; None writes none of them.
-        cache: folder of decodings and traces, shared by all runs; None is the user's own.
-        state: folder of the ledger of attempts, which must not be deleted; None is the user's own.
-        storage: Optuna's, a file or a URL; None is `study.log` in `out`.
-        trials: settings tried on the tuning part, at most.
-        timing: "run" times speeds in this process; "careful" in five fresh ones, which load the models by their paths
-            or ids; "none" not at all: then speeds are what the cost model forecasts.
+        goal: what is wanted, and how sure it is to be.
+        decoding: what is searched and how tokens are drawn. A tuple is a choice; by default the search chooses among
+            the divergences `js` and `doubt` and 1 to 12 drafted tokens, or up to 16 with a predictor. T itself is
+            always searched for. `threshold_policy` may be a family of `policy_families.FAMILIES`, all of whose
+            shapes are searched, a policy of your own, whose T does not matter, or several.
+        run: how the calibration is run, and where its files lie.
+        keywords: fields of the three (`min_acc=0.98`, `divergence="js"`, `temperature=0.6`, `limit=1500`, …), over
+            those of the objects. `predictor` is the same as `stop_policy`.
 
     Returns:
-        the profile; `profile.met` says whether the wish was.
+        the profile; `profile.met` says whether the goal was.
 
     Raises:
         UsageError: bad input, models that cannot be used together, a target that solves nothing, or fewer problems
-            than could show what is wished for.
+            than could show what is wanted.
     """
-    goal = Goal(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)
-    lengths = None if draft_length is None else _several(draft_length)
-    space = Space(_several(rule), _several(divergence), draft_lengths(predictor) if lengths is None else lengths)
-    return Calibration(
-        task, target, draft, goal, space, tokenizer=tokenizer, sampling=Sampling(temperature, top_k, top_p),
-        seeds=seeds, limit=limit, data=data, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
-        out=None if out is None else Path(out), cache=None if cache is None else Path(cache),
-        state=None if state is None else Path(state), storage=storage, trials=trials, progress=progress or Silent(),
-        predictor=predictor, policies=_several(policy), timing=timing,
-    ).run()  # fmt: skip
-
-
-def draft_lengths(predictor: Path_ | None) -> tuple[int, ...]:
-    """To choose among, where none are given."""
-    return DRAFT_LENGTHS if predictor is None else (LONGEST_DRAFT,)
+    given = rename_former(keywords, 3, {"policy": "threshold_policy"})
+    if "predictor" in given:
+        given["stop_policy"] = given.pop("predictor")
+    config = (decoding or DecodingConfig()).override(given)
+    settings = override(run or RunConfig(), given)
+    wanted = Goal.of(goal, given)
+    refuse_rest("calibrate", given)
+    return Calibration(task, target, draft, wanted, config, settings, tokenizer).run()
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """All that `calibrate` is told, and its two ways to go: `plan` stops before the long work, `run` does it.
+    """A calibration that is fully specified: `plan` stops before the long work, `run` does it.
 
-    The policies' shapes join the space once the task's texts are known.
+    Args: see `calibrate`.
+
+    Raises:
+        UsageError: the configuration is none that a calibration can search, or contradicts itself.
     """
 
     task: str | Task
     target: Any
     draft: Any
     goal: Goal
-    space: Space
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    config: RunConfig = field(default_factory=RunConfig)
     tokenizer: Any = None
-    sampling: Sampling = field(default_factory=Sampling)
-    seeds: int = 1
-    limit: int | None = None
-    data: Path_ | None = None
-    seed: int = 0
-    batch_size: int = 32
-    device: str | None = None
-    dtype: str | None = None
-    out: Path | None = None
-    cache: Path | None = None
-    state: Path | None = None
-    storage: str | None = None
-    trials: int = 30
-    progress: Progress = field(default_factory=Silent)
-    predictor: Path_ | None = None
-    policies: tuple[PolicyChoice, ...] = (CONSTANT,)
-    timing: Way = "run"
 
     def __post_init__(self) -> None:
-        for name, value in (("trials", self.trials), ("seeds", self.seeds), ("batch_size", self.batch_size)):
-            check_count(name, value)
-        check_policies(self.policies)
+        check_policies(self._policies)
+        if self.decoding.threshold is not None:
+            raise UsageError(
+                f"threshold is {self.decoding.threshold!r:.40}; a calibration finds T itself, leave it out (a policy "
+                "that moves T goes into threshold_policy)"
+            )
         drafts = _drafts(self.draft)
-        if len(drafts) > 1 and (self.predictor is not None or "per-prompt" in self.policies):
-            what = "a predictor" if self.predictor is not None else "policy per-prompt"
+        if len(drafts) > 1 and (self._predictor is not None or "per-prompt" in self._policies):
+            what = "a predictor" if self._predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
         self._timing.check(self.goal)
-        if self.predictor is not None and any(map(moves, self.policies)):
+        if self._predictor is not None and any(map(moves, self._policies)):
             raise UsageError(
-                f"a predictor ends drafts by the T they are given, and policy {_listed(self.policies)} judges them by "
+                f"a predictor ends drafts by the T they are given, and policy {_listed(self._policies)} judges them by "
                 "another; leave one of the two out"
             )
-        for rule in self.space.rules:
+        for rule in self._space.rules:
             if not rule_named(rule).bounds_divergence:
                 bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
                 raise UsageError(
@@ -154,51 +129,80 @@ class Calibration:
                 )
 
     def plan(self) -> Plan:
-        """What the wish takes and what these problems can show, from a first handful of them."""
+        """What the goal takes and what these problems can show, from a first handful of them."""
         with self._prepared() as ready:
             return ready.plan
 
-    def run(self, tell: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
-        """The profile, saved where `out` says; `tell` is told the plan before the long work."""
+    def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
+        """The profile, saved where `out` says; `show_plan` receives the plan before the long work."""
         with self._prepared() as ready:
-            tell(ready.plan)
+            show_plan(ready.plan)
             profile = find(ready)
-        if self.out is not None:
-            profile.save(self.out / "profile.json")
+        out = self.config.path("out")
+        if out is not None:
+            profile.save(out / "profile.json")
         return profile
 
     @contextmanager
     def _prepared(self) -> Iterator[Prepared]:
-        if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
+        out = self.config.path("out")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
         first, *others = _drafts(self.draft)
         tokenizer = shared_tokenizer(self.target, first, self.tokenizer)
         for other in others:
             shared_tokenizer(self.target, other, tokenizer)
-        task = self.task if isinstance(self.task, Task) else load_task(
-            self.task, self.seed, self.limit, self.data, tokenizer
-        )  # fmt: skip
         decoder = self._decoder(self.target, first, tokenizer)
         drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
         decoder = next(iter(drafts.values()), decoder)
-        space = replace(self.space, drafts=tuple(drafts) or (None,))
-        seeds = self.seeds if self.sampling.temperature else 1
-        cache, state = self.cache or default_cache(), self.state or default_state()
-        with open_session(decoder, task, self.batch_size, seeds, cache, self.progress, state, drafts) as session:
-            yield prepared(
-                session, self.goal, space, self.policies, self.trials, self.storage, self.out, self.predictor,
-                self._timing,
-            )  # fmt: skip
+        space = replace(self._space, drafts=tuple(drafts) or (None,))
+        config = replace(
+            self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state()
+        )
+        with open_session(decoder, self._task(tokenizer), config, drafts) as session:
+            yield prepare(session, self.goal, space, self._policies, self._predictor, config, self._timing)
+
+    def _task(self, tokenizer: Any) -> Task:
+        if isinstance(self.task, Task):
+            return self.task
+        return load_task(self.task, self.decoding.seed, self.config.limit, self.config.path("data"), tokenizer)
 
     def _decoder(self, target: Any, draft: Any, tokenizer: Any) -> SpeculativeDecoder:
-        return SpeculativeDecoder.from_pretrained(
-            target, draft, rule=self.space.rules[0], divergence=self.space.divergences[0], device=self.device,
-            dtype=self.dtype, seed=self.seed, tokenizer=tokenizer, sampling=self.sampling,
+        space = self._space
+        decoding = replace(
+            self.decoding, rule=space.rules[0], divergence=space.divergences[0], draft_length=None, stop_policy=None,
+            threshold_policy=None,
         )  # fmt: skip
+        return SpeculativeDecoder.from_pretrained(
+            target, draft, decoding=decoding, device=self.config.device, dtype=self.config.dtype, tokenizer=tokenizer
+        )
+
+    @property
+    def _space(self) -> Space:
+        """What is searched; the policies' shapes join it once the task's texts are known."""
+        lengths = self.decoding.draft_length
+        if lengths is None:
+            lengths = DRAFT_LENGTHS if self._predictor is None else (LONGEST_DRAFT,)
+        return Space(_several(self.decoding.rule), _several(self.decoding.divergence or DIVERGENCES), _several(lengths))
+
+    @property
+    def _policies(self) -> tuple[PolicyChoice, ...]:
+        policy = self.decoding.threshold_policy
+        return _several(CONSTANT if policy is None else policy)
+
+    @property
+    def _predictor(self) -> str | os.PathLike[str] | None:
+        given = self.decoding.stop_policy
+        if given is None or isinstance(given, (str, os.PathLike)):
+            return given
+        raise UsageError(
+            f"stop_policy is a {type(given).__name__}; a calibration takes the folder of a predictor, or 'auto'"
+        )
 
     @property
     def _timing(self) -> TimingRequest:
-        return TimingRequest(self.timing, Sources(self.target, _drafts(self.draft), self.device, self.dtype))
+        sources = Sources(self.target, _drafts(self.draft), self.config.device, self.config.dtype)
+        return TimingRequest(self.config.timing, sources)
 
 
 def _drafts(draft: Any) -> tuple[Any, ...]:

@@ -1,12 +1,13 @@
-"""What a user asks a calibration for. Knows which wishes make sense, and nothing of how they are met."""
+"""The goal of a calibration: what a user wants of speed and accuracy, and how sure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, get_args
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.keywords import override
 
 MAX_MIN_ACC = 1.2
 
@@ -35,6 +36,13 @@ class Goal:
     test: Test = "score"
     serve_batch: int = 1
 
+    @classmethod
+    def of(cls, goal: Goal | None, keywords: dict[str, Any]) -> Goal:
+        """The goal with the fields that `keywords` name, or the one that they alone make; removes these from there."""
+        if goal is not None:
+            return override(goal, keywords)
+        return cls(**{f.name: keywords.pop(f.name) for f in fields(cls) if f.name in keywords})
+
     def __post_init__(self) -> None:
         if [self.min_acc is not None, self.min_speed is not None, self.pareto].count(True) != 1:
             raise UsageError("give --min-acc, --min-speed or --pareto: exactly one says what to look for")
@@ -49,6 +57,19 @@ class Goal:
             raise UsageError(f"--confidence is {self.confidence}; it must lie between 0 and 1, as 0.95 does")
         if self.serve_batch < 1:
             raise UsageError(f"--serve-batch is {self.serve_batch}; it must be at least 1")
+
+
+class GoalKeywords(TypedDict, total=False):
+    """The fields of `Goal`, as keywords."""
+
+    min_acc: float | None
+    min_speed: float | None
+    pareto: bool
+    acc: Acc
+    confidence: float
+    guarantee: Guarantee
+    test: Test
+    serve_batch: int
 
 
 def _check_choice(option: str, value: str, known: tuple[str, ...]) -> None:

@@ -1,7 +1,4 @@
-"""All that comes before the long work: traces, costs, a first handful of problems, and the plan they make.
-
-Knows the order of these. How each is done is in the module of its name.
-"""
+"""What comes before the long work of a calibration: traces, costs, a first handful of problems, and the plan they make."""
 
 from __future__ import annotations
 
@@ -13,20 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
-from fsd_calib.calibration.baseline import TRACED, measure_baseline, traces_along_target
+from fsd_calib.calibration.baseline import TRACED, Baseline, measure_baseline, traces_along_target
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_facts import Costs, RunFacts, Timings, begun
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.holdout import TESTS_VERSION
 from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.round_costs import measure_costs
 from fsd_calib.search.forecast import DraftForecasts, Forecast, ReplayForecast
 from fsd_calib.search.space import Space, logit
@@ -56,8 +54,7 @@ class Prepared:
     sds: tuple[Configuration, ...]
     timer: Timer
     plan: Plan
-    trials: int
-    storage: str | None
+    config: RunConfig
     early_stop: EarlyStopInfo | None
 
     @property
@@ -73,23 +70,25 @@ class Prepared:
         return self.sds[0].under(_LOSSLESS)
 
 
-def prepared(
+def prepare(
     session: Session,
     goal: Goal,
     space: Space,
     policies: Sequence[PolicyChoice],
-    trials: int,
-    storage: str | None,
-    folder: Path | None,
     predictor: str | os.PathLike[str] | None,
+    config: RunConfig,
     timing: TimingRequest,
 ) -> Prepared:
-    """Raises UsageError where these problems are too few for the wish, whatever the outcomes."""
+    """Reads traces, measures costs and a first handful of problems, and plans.
+
+    Raises:
+        UsageError: these problems are too few for the goal, whatever the outcomes.
+    """
+    folder = config.path("out")
     _check_enough(goal, session, *session.holdout.at_best(goal.confidence))
     timing.check_enough(session, goal.serve_batch)
     chosen = None if predictor is None else choose(predictor, session, space, folder)
-    hidden = None if chosen is None else chosen.reads
-    with _traced(session, space, hidden) as traces:
+    with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
         baseline = measure_baseline(session, session.configuration(_LOSSLESS, _USUAL_LENGTH, first), _HANDFUL)
         judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
@@ -99,37 +98,40 @@ def prepared(
         if goal.guarantee != "none":
             session = session.certifying(name, () if chosen is None else chosen.trained())
         facts = begun(folder, name, session.holdout, partial(_timings, session, goal, space))
-        check = partial(_check_enough, goal, session, session.holdout.problems, facts.level(goal.confidence))
-        check()
+        level = facts.level(goal.confidence)
+        _check_enough(goal, session, session.holdout.problems, level)
         costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
         early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], session, space, folder)
         forecast = _forecast(traces, space, costs, early, shaped)
         sds = _fastest_for_sd(session, traces, costs, 1 if timing.way == "none" else 2)
     if early is not None:
         session = session.stopping_early(early.policies)
-    family = space.families[0]
-    fuzzy = family[len(family) // 2]
-    fuzzy = fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE)))
-    handful = Handful.of(baseline.alone, baseline.lossless, session.tuning.measure(fuzzy, _HANDFUL))
-    check(handful.accuracy)
-    each = baseline.alone.tokens / (handful.problems * session.decode.seeds)
-    served = each / forecast.measured(baseline.lossless) / goal.serve_batch
+    handful = Handful.of(baseline.alone, baseline.lossless, _first_fuzzy(session, space, forecast))
+    _check_enough(goal, session, session.holdout.problems, level, handful.accuracy)
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     timer = Timer(session, goal, timing, forecast, stops)
-    efforts = _efforts(session, facts, *timer.effort(served))
-    claim = claim_of(goal, session.holdout.problems)
-    plan = make_plan(claim, handful, session.holdout.problems, facts.level(goal.confidence), efforts)
-    if storage is None and folder is not None:
-        storage = str(folder / "study.log")
-    return Prepared(
-        session, goal, space, facts, forecast, sds, timer, plan, trials, storage, early.info if early else None
-    )
+    efforts = _efforts(session, facts, *timer.effort(_seconds_each(session, goal, baseline, forecast)))
+    plan = make_plan(claim_of(goal, session.holdout.problems), handful, session.holdout.problems, level, efforts)
+    return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, early.info if early else None)
+
+
+def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:
+    """The handful under a fuzzy setting that plausibly keeps most accuracy."""
+    family = space.families[0]
+    fuzzy = family[len(family) // 2]
+    return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _HANDFUL)
+
+
+def _seconds_each(session: Session, goal: Goal, baseline: Baseline, forecast: Forecast) -> float:
+    """What decoding one problem losslessly takes, as it will be timed."""
+    tokens = baseline.alone.tokens / (baseline.alone.problems * session.decode.seeds)
+    return tokens / forecast.measured(baseline.lossless) / goal.serve_batch
 
 
 def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None) -> str:
     """Of everything that decides how a calibration goes: the same command has the same name again."""
-    asked = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
-    facts = {"identity": session.identity, "wish": asdict(goal), "space": asdict(space), "problems": asked,
+    problems = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
+    facts = {"identity": session.identity, "wish": asdict(goal), "space": asdict(space), "problems": problems,
              "tests": TESTS_VERSION}  # fmt: skip
     if chosen is not None:
         facts["predictor"] = chosen.predictor.fingerprint

@@ -157,9 +157,9 @@ def _searched(ready: Prepared, objective: Objective, alone: Measurement) -> tupl
         ready.forecast,
         ready.space,
         objective,
-        ready.storage,
+        ready.config.study_storage,
         name,
-        ready.trials,
+        ready.config.trials,
         ready.session.progress,
     )
     for line in searched.skipped:
@@ -169,7 +169,7 @@ def _searched(ready: Prepared, objective: Objective, alone: Measurement) -> tupl
     frozen = freeze(searched, ready.space, session, alone, ready.forecast, objective)
     for configuration in frozen:  # what is worth a test is told by all of the part
         session.measure(configuration)
-    tell_recounted(searched, session, alone, ready.forecast, ready.storage, name)
+    tell_recounted(searched, session, alone, ready.forecast, ready.config.study_storage, name)
     return frozen, len(searched.tried)
 
 

@@ -1,7 +1,4 @@
-"""What a calibration works with: a decoder, the parts of a task, the cache of decodings and the ledger of attempts.
-
-Knows how these come together and where they lie. Decides nothing.
-"""
+"""What a calibration works with: decoders, the two parts of a task, the cache of decodings and the attempt ledger."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout, Tuned
 from fsd_calib.measuring.configuration import Configuration
@@ -79,19 +77,23 @@ class Session:
 
 @contextmanager
 def open_session(
-    decoder: SpeculativeDecoder, task: Task, batch_size: int, seeds: int, cache: Path | None, progress: Progress,
-    state: Path | None, drafts: Mapping[str, SpeculativeDecoder] | None = None,
-) -> Iterator[Session]:  # fmt: skip
-    """A workbench whose files are closed in the end.
+    decoder: SpeculativeDecoder,
+    task: Task,
+    config: RunConfig,
+    drafts: Mapping[str, SpeculativeDecoder] | None = None,
+) -> Iterator[Session]:
+    """A session whose files are closed in the end.
 
     Args:
         decoder: of the first draft.
-        cache, state: folders for decodings and for the ledger; None keeps none.
+        config: whose `cache` and `state` are the folders of decodings and of the ledger; None keeps none.
         drafts: where there are several, the decoders of all of them by name, the first included.
 
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
     """
+    cache, state, progress = config.path("cache"), config.path("state"), config.progress
+    seeds = 1 if decoder.sampling.greedy else config.seeds
     parts = parts_of(task)
     for note in parts.notes:
         progress.note(note)
@@ -100,14 +102,14 @@ def open_session(
         if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
             progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
         ledger.tuned_on_repeats(family, parts.repeats)
-        decode = CachedDecoder(decoder, task, store, batch_size, progress, seeds, drafts)
+        decode = CachedDecoder(decoder, task, store, config.batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         identity = " and ".join(_identity(decoder, decode, name) for name in names)
         tuned = Tuned(ledger, family)
         holdout = Holdout(Evaluator(decode, parts.certification, "certification"), ledger, family, identity)
         yield Session(
             decoder, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
-            batch_size, cache, progress, drafts or {},
+            config.batch_size, cache, progress, drafts or {},
         )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """`fsd-calibrate`: finds the threshold of a task, certifies it, and writes a profile.
 
-Knows options, their checks and exit codes; all input is checked before the long work. Knows nothing of
-searching or measuring. Heavy imports stay inside functions: `--help` must answer at once.
+Heavy imports stay inside functions, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Examples: fsd-calibrate --task arithmetic --min-acc 0.98 · fsd-calibrate --task
 Exit codes: 0 found what was asked · 2 bad input · 3 could not be certified, or the speed not
 reached (the profile then holds what was tested as an estimate, and decoders run losslessly) · 130 interrupted
 """
-_ASKED, _DATA, _DECODING = "What to ask for", DATA, DECODING
+_GOAL, _DATA, _DECODING = "Goal", DATA, DECODING
 _EARLIER = ("profile.json", "study.log")  # files of an earlier run, which this one goes on with
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
@@ -57,37 +56,37 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 def command(
     task: Annotated[
         str,
-        typer.Option(help=f"What the models are to be good at: {', '.join(TASKS)}.", rich_help_panel=_ASKED),
+        typer.Option(help=f"What the models are to be good at: {', '.join(TASKS)}.", rich_help_panel=_GOAL),
     ],
     min_acc: Annotated[
         float | None,
         typer.Option(
             help="Keep at least this share of the target's accuracy (0.98: 98 %), as fast as that allows.",
-            rich_help_panel=_ASKED,
+            rich_help_panel=_GOAL,
         ),
     ] = None,
     acc: Annotated[
         str,
         typer.Option(
             help="What --min-acc is: retention (a share of the target's accuracy) or absolute (an accuracy by itself).",
-            rich_help_panel=_ASKED,
+            rich_help_panel=_GOAL,
         ),
     ] = "retention",
     min_speed: Annotated[
         float | None,
         typer.Option(
-            help="Make at least this many tokens/s a stream, as accurately as that allows.", rich_help_panel=_ASKED
+            help="Make at least this many tokens/s a stream, as accurately as that allows.", rich_help_panel=_GOAL
         ),
     ] = None,
     serve_batch: Annotated[
-        int, typer.Option(help="Streams decoded at once where speed is measured.", rich_help_panel=_ASKED)
+        int, typer.Option(help="Streams decoded at once where speed is measured.", rich_help_panel=_GOAL)
     ] = 1,
     timing: Annotated[
         str,
         typer.Option(
             help="run: speeds are timed within this process. careful: in five fresh ones, so that intervals cover "
             "what differs between them.",
-            rich_help_panel=_ASKED,
+            rich_help_panel=_GOAL,
         ),
     ] = "run",
     no_timing: Annotated[
@@ -95,39 +94,37 @@ def command(
         typer.Option(
             "--no-timing",
             help="Time no setting: speeds are forecast from rounds and what a round costs.",
-            rich_help_panel=_ASKED,
+            rich_help_panel=_GOAL,
         ),
     ] = False,
     pareto: Annotated[
         bool,
         typer.Option(
-            "--pareto", help="Find the whole front of accuracy and speed, to choose from later.", rich_help_panel=_ASKED
+            "--pareto", help="Find the whole front of accuracy and speed, to choose from later.", rich_help_panel=_GOAL
         ),
     ] = False,
-    confidence: Annotated[
-        float, typer.Option(help="How sure the certificate is to be.", rich_help_panel=_ASKED)
-    ] = 0.95,
+    confidence: Annotated[float, typer.Option(help="How sure the certificate is to be.", rich_help_panel=_GOAL)] = 0.95,
     guarantee: Annotated[
         str,
         typer.Option(
             help="What the certificate speaks of: population (problems like these), dataset (these very ones), none "
             "(search only, test nothing).",
-            rich_help_panel=_ASKED,
+            rich_help_panel=_GOAL,
         ),
     ] = "population",
     test: Annotated[
         str,
         typer.Option(
             help="score decides on all certification problems at once, betting as soon as it can.",
-            rich_help_panel=_ASKED,
+            rich_help_panel=_GOAL,
         ),
     ] = "score",
     plan: Annotated[
         bool,
         typer.Option(
             "--plan",
-            help="Say how many problems the wish needs, what these can show and how long it takes, and stop.",
-            rich_help_panel=_ASKED,
+            help="Say how many problems the goal needs, what these can show and how long it takes, and stop.",
+            rich_help_panel=_GOAL,
         ),
     ] = False,
     target: TargetOption = None,
@@ -185,9 +182,11 @@ def command(
             rich_help_panel=_DECODING,
         ),
     ] = "js,doubt",
-    policy: Annotated[
+    threshold_policy: Annotated[
         list[str] | None,
         typer.Option(
+            "--threshold-policy",
+            "--policy",
             help="How T moves over a text: constant (the default), schedule (stricter at the beginning, or towards "
             "the end), entropy (looser where the target is unsure), per-prompt (by what the prompt and the draft's "
             "first token say, learned on the tuning part, before --plan answers too), or several; the option may be "
@@ -241,7 +240,7 @@ def command(
     lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
     folder = out if out is not None else Path("fsd-profile") / task
     check_writable(folder, _EARLIER)
-    policies = several("--policy", ",".join(policy)) if policy else ("constant",)
+    policies = several("--threshold-policy", ",".join(threshold_policy)) if threshold_policy else ("constant",)
 
     from fsd_decoding.divergence import check_name
     from fsd_decoding.loading import as_dtype, check_device
@@ -254,20 +253,24 @@ def command(
 
     from rich.console import Console
 
-    from fsd_calib.calibration.api import Calibration, draft_lengths
+    from fsd_calib.calibration.api import Calibration
+    from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.progress import stderr_progress
     from fsd_calib.report.console import print_plan, print_report
-    from fsd_calib.search.space import Space
+    from fsd_decoding.config import DecodingConfig
     from fsd_decoding.sampling import Sampling
 
     quiet_transformers()
     large, small = _models(task, target, draft)
-    calibration = Calibration(
-        task, large, small, goal, Space(several("--rule", rule), names, lengths or draft_lengths(predictor)),
-        sampling=Sampling(temperature, top_k, top_p), seeds=seeds, limit=limit, data=data, seed=seed,
-        batch_size=batch_size, device=device, dtype=dtype, out=folder, cache=cache, state=state, storage=storage,
-        progress=stderr_progress(), predictor=predictor, policies=policies, timing=way,
+    decoding = DecodingConfig(
+        rule=several("--rule", rule), divergence=names, draft_length=lengths,
+        sampling=Sampling(temperature, top_k, top_p), seed=seed, stop_policy=predictor, threshold_policy=policies,
     )  # fmt: skip
+    config = RunConfig(
+        batch_size=batch_size, device=device, dtype=dtype, limit=limit, data=data, seeds=seeds, timing=way,
+        out=folder, cache=cache, state=state, storage=storage, progress=stderr_progress(),
+    )  # fmt: skip
+    calibration = Calibration(task, large, small, goal, decoding, config)
     try:
         if plan:
             print_plan(calibration.plan())

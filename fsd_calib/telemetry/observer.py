@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_log import RoundLog
-from fsd_decoding.requests import check_count
+from fsd_decoding.validation import check_count
 
 if TYPE_CHECKING:
     import pandas as pd

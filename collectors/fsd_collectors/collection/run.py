@@ -31,8 +31,8 @@ from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.engine.result import keeping
 from fsd_decoding.errors import UnfinishedError, UsageError
 from fsd_decoding.observers.round_record import Observer
-from fsd_decoding.requests import check_count
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.validation import check_count
 
 
 def collect_traces(

@@ -21,7 +21,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
-from fsd_decoding.requests import check_settings
+from fsd_decoding.validation import check_settings
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "pyarrow")
 _ROWS = 250_000  # of a shard, should every text be as long as it may

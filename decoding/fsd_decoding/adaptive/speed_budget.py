@@ -21,8 +21,7 @@ from fsd_decoding.policies.threshold import Begun, RoundOutcome, RoundState, Thr
 from fsd_decoding.profile.curve import CurvePoint, arm_of
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.requests import check_count
-from fsd_decoding.validation import amount
+from fsd_decoding.validation import amount, check_count
 
 # MERGED: """How many tokens a round brings at each T, as a profile measured it, and which T brings so many.
 #

@@ -13,8 +13,7 @@ from torch import Tensor
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.scale import Shape, share
 from fsd_decoding.policies.threshold import Array, RoundState
-from fsd_decoding.requests import check_count
-from fsd_decoding.validation import amount
+from fsd_decoding.validation import amount, check_count
 
 
 class Schedule(Shape):

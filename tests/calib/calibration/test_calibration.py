@@ -16,13 +16,14 @@ from fsd_calib import calibrate
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Plan, check_enough
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Lines, Progress, Silent
-from fsd_calib.search.space import Space
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import ModelInfo
@@ -37,11 +38,11 @@ TASK = tiny_calibration.task(300)
 def planned(cache: Path, spread: float = 0.05, progress: Progress | None = None, **goal: Any) -> Plan:
     """Its ledger lies in the cache's folder too."""
     target, draft = related(seed=1, spread=spread)
-    space = Space(("fsd-coupled",), ("js",), (2, 4))
+    config = RunConfig(cache=cache, state=cache, progress=progress or Silent())
+    decoding = DecodingConfig(divergence="js", draft_length=(2, 4))
     return Calibration(
-        TASK, target, draft, Goal(**({"min_acc": 0.7} | goal)), space, tokenizer=word_tokenizer(), cache=cache,
-        state=cache, progress=progress or Silent(),
-    ).plan()  # fmt: skip
+        TASK, target, draft, Goal(**({"min_acc": 0.7} | goal)), decoding, config, word_tokenizer()
+    ).plan()
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def session(
     decoder = SpeculativeDecoder(
         *related(seed=1, spread=spread), word_tokenizer(), seed=0, sampling=Sampling(temperature, None, None)
     )
-    with open_session(decoder, replace(TASK, name=name), 32, seeds, state, Silent(), state) as made:
+    with open_session(decoder, replace(TASK, name=name), RunConfig(seeds=seeds, cache=state, state=state)) as made:
         yield made
 
 
@@ -82,7 +83,7 @@ def test_repeated_problems_count_once_and_the_user_is_told() -> None:
     again = replace(task.problems[0], id=1, question=f"{task.problems[0].question} ")
     doubled = replace(task, problems=(*task.problems, again))
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=0)
-    with open_session(decoder, doubled, 32, 1, None, Lines(told), None) as session:
+    with open_session(decoder, doubled, RunConfig(progress=Lines(told))) as session:
         kept = [*(problem.id for problem in session.tuning.problems), *session.holdout.ids]
     distinct = {problem.question for problem in task.problems}
     assert len(kept) == len(distinct)
@@ -149,15 +150,18 @@ def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
     state, cache = tmp_path / "state", tmp_path / "cache"
     cache.mkdir()
     earlier_ledgers.write(cache / "attempts.sqlite", [(ids, "frozen", 1, "failed")], ids[:3], target)
-    with open_session(made.decoder, TASK, 32, 1, cache, Silent(), None):
+    with open_session(made.decoder, TASK, RunConfig(cache=cache)):
         assert (cache / "attempts.sqlite").exists()  # there is nothing to take it over into
     for _ in range(2):
-        with open_session(made.decoder, TASK, 32, 1, cache, Silent(), state) as taking:
+        with open_session(made.decoder, TASK, RunConfig(cache=cache, state=state)) as taking:
             assert taking.holdout.next_attempt == 2
             assert taking.holdout.of_run("new").problems == len(ids) - 3
     assert not (cache / "attempts.sqlite").exists()
     (cache / "attempts.sqlite").write_bytes(b"damaged")
-    with pytest.raises(UsageError, match="is damaged"), open_session(made.decoder, TASK, 32, 1, cache, Silent(), state):
+    with (
+        pytest.raises(UsageError, match="is damaged"),
+        open_session(made.decoder, TASK, RunConfig(cache=cache, state=state)),
+    ):
         pass
 
 

@@ -107,7 +107,7 @@ def test_several_drafts_are_one_attempt(tmp_path: Path) -> None:
 
 def test_what_is_learned_with_one_draft_is_refused_with_two(tmp_path: Path) -> None:
     assert "policy per-prompt is learned with one draft, and 2 are given" in refusal(
-        lambda: run(tmp_path, "near", "far", policy="per-prompt")
+        lambda: run(tmp_path, "near", "far", threshold_policy="per-prompt")
     )
     assert "a predictor is learned with one draft, and 2 are given" in refusal(
         lambda: run(tmp_path, "near", "far", predictor="auto")

@@ -16,9 +16,10 @@ import pytest
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_traces
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal, Guarantee
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.progress import Lines
-from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_predictors.predictor import Predictor
@@ -55,8 +56,9 @@ def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], guarant
     target, draft = related(seed=1, spread=0.05)
     task, told = replace(tiny_calibration.task(300), problems=problems), StringIO()
     Calibration(
-        task, target, draft, Goal(0.7, guarantee=guarantee), Space(("fsd-coupled",), ("js",), (6,)),
-        tokenizer=word_tokenizer(), cache=state, state=state, predictor=predictor, progress=Lines(told),
+        task, target, draft, Goal(0.7, guarantee=guarantee),
+        DecodingConfig(divergence="js", draft_length=6, stop_policy=predictor),
+        RunConfig(cache=state, state=state, progress=Lines(told)), word_tokenizer(),
     ).plan()  # fmt: skip
     return told.getvalue()
 

@@ -19,8 +19,8 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Advance, Silent
-from fsd_calib.search.space import Space
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
 from support import tiny_calibration
 from support.tiny import word_tokenizer
@@ -32,7 +32,7 @@ WISH: dict[str, Any] = {
     "min_acc": 0.5,
     "draft_length": 4,
     "divergence": "js",
-    "policy": "schedule",
+    "threshold_policy": "schedule",
     "trials": 4,
     "serve_batch": 8,
 }
@@ -122,7 +122,7 @@ def test_an_interrupted_search_comes_to_the_same_end(made: ThresholdProfile, fol
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["entropy", "per-prompt"])
 def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Path) -> None:
-    made = run(tmp_path, policy=policy)
+    made = run(tmp_path, threshold_policy=policy)
     assert made.policy is not None
     assert (made.outcome, made.policy.name) == ("certified", policy)
     following = decoder(made)
@@ -137,7 +137,7 @@ def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Pat
 def test_a_front_of_several_families_says_which_point_is_whose(folder: Path) -> None:
     """From its points a decoder may take any, with what moves T there."""
     mixed = (Schedule(2.0, 1.0, over=6), "constant")
-    front = run(folder, policy=mixed, pareto=True, min_acc=None, trials=4)
+    front = run(folder, threshold_policy=mixed, pareto=True, min_acc=None, trials=4)
     assert {p.policy and p.policy.name for p in front.curve if p.threshold is not None} == {None, "schedule"}
     point = next(p for p in front.curve if p.policy is not None and p.source == "certification")
     only = front.model_copy(update={"curve": [point]})
@@ -187,7 +187,7 @@ class Nameless(ScalePolicy):
     ],
 )
 def test_what_is_no_policy_is_refused_before_the_work(tmp_path: Path, policy: Any, message: str) -> None:
-    assert message in refusal(lambda: run(tmp_path, policy=policy))
+    assert message in refusal(lambda: run(tmp_path, threshold_policy=policy))
     assert not list(tmp_path.iterdir())
 
 
@@ -201,8 +201,8 @@ def test_what_can_be_calibrated_is_let_through() -> None:
 def test_a_constant_of_ones_own_moves_nothing() -> None:
     nothing: Any = None  # that a constant does not ask for
     assert shapes([Constant(0.3), "constant"], nothing, nothing, nothing) == {None: None}
-    space = Space(("fsd",), ("js",), (4,))
-    Calibration(TASK, *far_apart(), Goal(min_acc=0.5), space, predictor="auto", policies=(Constant(0.3),))
+    decoding = DecodingConfig("fsd", "js", draft_length=4, stop_policy="auto", threshold_policy=Constant(0.3))
+    Calibration(TASK, *far_apart(), Goal(min_acc=0.5), decoding)
 
 
 def test_a_predictor_and_a_policy_are_refused(tmp_path: Path) -> None:

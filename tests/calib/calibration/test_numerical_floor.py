@@ -13,9 +13,10 @@ from fsd_calib import calibrate
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import Floor, judge
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.progress import Silent
 from fsd_calib.report.console import seen
-from fsd_calib.search.space import Space
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 from support import tiny_calibration
@@ -95,8 +96,9 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
     def asked(min_acc: float, size: float) -> Calibration:
         target, draft = coarse_pair(size)
         return Calibration(
-            tiny_calibration.task(240), target, draft, Goal(min_acc=min_acc), Space(("fsd-coupled",), ("js",), (2, 4)),
-            tokenizer=word_tokenizer(), cache=tmp_path, progress=notes,
+            tiny_calibration.task(240), target, draft, Goal(min_acc=min_acc),
+            DecodingConfig(divergence="js", draft_length=(2, 4)), RunConfig(cache=tmp_path, progress=notes),
+            word_tokenizer(),
         )  # fmt: skip
 
     with pytest.raises(UsageError, match="rounding alone flips more than that"):

@@ -14,6 +14,7 @@ import pytest
 
 from fsd_calib import ThresholdProfile, adaptive, calibrate
 from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest, Way, problems_to_time
 from fsd_calib.certification.claim import Claim
@@ -72,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run", streams: int = 1) -> Iterator[Timer]:
     """Of 60 problems."""
     decoder = SpeculativeDecoder.from_pretrained(*models)
-    with open_session(decoder, task or tiny_calibration.task(60), 32, 1, None, Told(), None) as session:
+    with open_session(decoder, task or tiny_calibration.task(60), RunConfig(progress=Told())) as session:
         yield Timer(
             session, Goal(0.7, serve_batch=streams), TimingRequest(way, Sources(models[0], models[1:])), PerRound()
         )

@@ -9,9 +9,9 @@ from pathlib import Path
 from fsd_calib.calibration.baseline import TRACED, traces_along_target
 from fsd_calib.calibration.policy_families import shapes
 from fsd_calib.calibration.predictor import choose
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
-from fsd_calib.progress import Silent
 from fsd_calib.search.space import Space
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import model_fingerprint
@@ -24,7 +24,7 @@ SPACE = Space(("fsd-coupled",), ("js",), (4,))
 @contextmanager
 def session(folder: Path, problems: int) -> Iterator[Session]:
     decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), seed=0)
-    with open_session(decoder, tiny_calibration.task(problems), 32, 1, folder, Silent(), folder) as made:
+    with open_session(decoder, tiny_calibration.task(problems), RunConfig(cache=folder, state=folder)) as made:
         yield made
 
 
