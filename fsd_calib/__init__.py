@@ -9,23 +9,33 @@ from fsd_decoding.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from fsd_calib import adaptive
     from fsd_calib.calibration.api import calibrate
+    from fsd_calib.calibration.goal import Goal
+    from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.tasks.registry import load_task
     from fsd_calib.telemetry.observer import Telemetry
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.replay.cost import CostModel
     from fsd_collectors.replay.replaying import replay, sweep
     from fsd_collectors.store.reading import load_traces
+    from fsd_decoding.config import DecodingConfig
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.drafters.ngram import NGram
     from fsd_decoding.hf.generate import fsd_generate
     from fsd_decoding.observers.recorder import Recorder
     from fsd_decoding.observers.round_record import together
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
+    from fsd_decoding.sampling import Sampling
+
+__version__ = "0.1.0"
 
 __all__ = [
     "CostModel",
+    "DecodingConfig",
+    "Goal",
     "NGram",
     "Recorder",
+    "RunConfig",
+    "Sampling",
     "SpeculativeDecoder",
     "Telemetry",
     "ThresholdProfile",
@@ -44,8 +54,12 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "CostModel": "fsd_collectors.replay.cost",
+        "DecodingConfig": "fsd_decoding.config",
+        "Goal": "fsd_calib.calibration.goal",
         "NGram": "fsd_decoding.drafters.ngram",
         "Recorder": "fsd_decoding.observers.recorder",
+        "RunConfig": "fsd_calib.calibration.run_config",
+        "Sampling": "fsd_decoding.sampling",
         "SpeculativeDecoder": "fsd_decoding.decoder",
         "Telemetry": "fsd_calib.telemetry.observer",
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",

@@ -28,6 +28,7 @@ def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
         return found
 
     def dir_() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        own = {name for name in vars(sys.modules[package]) if name.startswith("__")}
+        return sorted(own | set(homes))
 
     return getattr_, dir_

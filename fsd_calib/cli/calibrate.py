@@ -32,6 +32,7 @@ from fsd_calib.cli.options import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    VersionOption,
     given_or_default,
     several,
     whole_numbers,
@@ -222,6 +223,7 @@ def command(
     batch_size: Annotated[
         int, typer.Option(help="Problems decoded at once while calibrating.", rich_help_panel=_DECODING)
     ] = 32,
+    version: VersionOption = False,
 ) -> None:
     """Finds how fuzzy speculative decoding may be on a task: the threshold that is fastest while it keeps
     the accuracy you ask for (or most accurate at the speed you ask for).

@@ -1,7 +1,4 @@
-"""The options that more than one command takes, and the pair of models where none is named.
-
-Knows typer's declarations and which pair suits a task. Loads no model.
-"""
+"""Options that several commands take, and the pair of models where none is named."""
 
 from __future__ import annotations
 
@@ -50,6 +47,19 @@ SeedOption = Annotated[
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy decoding.", rich_help_panel=DECODING)]
 TopKOption = Annotated[int | None, typer.Option(help="Sample from this many tokens.", rich_help_panel=DECODING)]
 TopPOption = Annotated[float | None, typer.Option(help="Sample from this much probability.", rich_help_panel=DECODING)]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from fsd_calib import __version__
+
+        print(f"fsd-calib {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+]
 
 
 def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
