@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,12 +39,27 @@ def test_the_page_on_traces_says_what_a_column_holds(columns: Sequence[Column]) 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     broken = []
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+    for link in _links(page):
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
         if not target.exists() or (anchor and anchor not in _anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_the_readme_links_wherever_it_is_shown() -> None:
+    """It is the package's page too, where a path in the repository leads nowhere."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"\]\((?!https?:|#)([^)\s]+)\)", readme) == []
+    assert len(_links(ROOT / "README.md")) > 10
+
+
+def _links(page: Path) -> list[str]:
+    """Links into the repository, relative to the page's folder or to a heading of it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    files = re.compile(re.escape(project["urls"]["Repository"]) + r"/(?:blob|tree)/main/")
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    return [files.sub("", link) for link in links if files.match(link) or not link.startswith("http")]
 
 
 def _anchors(page: Path) -> set[str]:
