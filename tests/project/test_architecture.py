@@ -19,7 +19,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> None:
-    ours = {*package_folders(), *(path.name for path in ROOT.iterdir())}
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()}
+    ours = {*package_folders(), *(path.name for path in ROOT.iterdir())} - ignored
     named = [word for word in _code_words(page) if "/" in word and word.split("/")[0] in ours]
     assert [path for path in named if not any((folder / path).exists() for folder in _roots())] == []
 
