@@ -1,0 +1,83 @@
+"""`calibrate` takes objects or their fields as keywords, and they are the same calibration."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from fsd_calib import DecodingConfig, Goal, RunConfig, Sampling, calibrate
+from fsd_calib.calibration.api import CalibrationKeywords
+from fsd_calib.calibration.goal import GoalKeywords
+from fsd_calib.calibration.run_config import RunKeywords
+from fsd_decoding.errors import UsageError
+from support import tiny_calibration
+from support.tiny import word_tokenizer
+
+
+@pytest.mark.parametrize(("config", "keywords"), [(Goal, GoalKeywords), (RunConfig, RunKeywords)])
+def test_keywords_are_the_fields_and_of_their_types(config: Any, keywords: Any) -> None:
+    hints = get_type_hints(config)
+    assert get_type_hints(keywords) == {f.name: hints[f.name] for f in fields(config)}
+
+
+def test_no_keyword_belongs_to_two_objects() -> None:
+    names = [f.name for config in (Goal, DecodingConfig, RunConfig, Sampling) for f in fields(config)]
+    assert len(names) == len(set(names))
+    assert set(names) - {"processors", "_warpers"} | {"predictor", "policy"} == set(get_type_hints(CalibrationKeywords))
+
+
+def test_objects_and_keywords_are_the_same_attempt(tmp_path: Path) -> None:
+    models = tiny_calibration.far_apart()
+    task, tokenizer = tiny_calibration.task(160), word_tokenizer()
+    flat = calibrate(
+        task, *models, tokenizer=tokenizer, min_acc=0.5, serve_batch=8, draft_length=4, divergence="js", trials=4,
+        timing="none", out=tmp_path / "out", cache=tmp_path, state=tmp_path,
+    )  # fmt: skip
+    objects = calibrate(
+        task, *models, tokenizer=tokenizer, goal=Goal(min_acc=0.5, serve_batch=8),
+        decoding=DecodingConfig(divergence="js", draft_length=4),
+        run=RunConfig(trials=4, timing="none", out=tmp_path / "out", cache=tmp_path, state=tmp_path),
+    )  # fmt: skip
+    assert flat.certificate is not None
+    assert objects.certificate == flat.certificate
+    assert (objects.threshold, objects.draft_length) == (flat.threshold, flat.draft_length)
+
+
+def test_keywords_go_before_the_objects_fields() -> None:
+    with pytest.raises(UsageError, match=r"--min-acc is 7.*"):
+        calibrate(tiny_calibration.task(60), *tiny_calibration.far_apart(), goal=Goal(min_acc=0.5), min_acc=7)
+    with pytest.raises(UsageError, match="trials is 0; it must be a whole number of at least 1"):
+        calibrate(tiny_calibration.task(60), *tiny_calibration.far_apart(), min_acc=0.5, run=RunConfig(), trials=0)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"threshold": 0.1}, "threshold is 0.1; a calibration finds T itself"),
+        ({"stop_policy": lambda state: state.going}, "stop_policy is a function; a calibration takes the folder"),
+        ({"threshold_policy": "slow"}, "policy is 'slow'; it must be one of"),
+        ({"min_speed": 3.0}, "exactly one says what to look for"),
+    ],
+)
+def test_what_a_calibration_cannot_search_is_refused(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        calibrate(tiny_calibration.task(60), *tiny_calibration.far_apart(), **({"min_acc": 0.5} | keywords))
+
+
+def test_the_former_keyword_works_and_warns_its_caller() -> None:
+    models = tiny_calibration.far_apart()
+    with (
+        pytest.warns(DeprecationWarning, match="policy= is now called threshold_policy=") as caught,
+        pytest.raises(UsageError, match="policy is 'slow'"),
+    ):
+        calibrate(tiny_calibration.task(60), *models, min_acc=0.5, policy="slow")
+    assert caught[0].filename == __file__
+
+
+def test_an_unknown_keyword_is_a_type_error_that_names_it() -> None:
+    unknown: dict[str, Any] = {"confidense": 0.9}
+    with pytest.raises(TypeError, match=r"calibrate\(\) got an unexpected keyword argument 'confidense'"):
+        calibrate(tiny_calibration.task(60), *tiny_calibration.far_apart(), min_acc=0.5, **unknown)
