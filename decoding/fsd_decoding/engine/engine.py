@@ -1,7 +1,6 @@
 """The decoding loop: draft, verify, accept, emit, refill.
 
-Knows rows and rounds, on the host. What the device does in a round is in `drafting.py` and `verification.py`,
-what accepting means in `rules.py`, what a model is in `runner.py`; text and tokenizers are in `decoder.py`.
+This is the host's side of it, rows and rounds. What the device does in a round is in `draft.py` and `verify.py`.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ ENGINE_VERSION = 1
 
 @dataclass
 class Row:
-    """What the host knows of a request being decoded."""
+    """A request being decoded: its new tokens and counts, on the host."""
 
     request: Request
-    lo: float  # every T in [lo, hi) gives this very text (DESIGN section 9)
+    lo: float  # every T in [lo, hi) gives this text and this number of rounds (docs/decoding.md)
     hi: float
     tokens: list[int] = field(default_factory=list)  # new ones, without EOS
     rounds: int = 0
@@ -49,7 +48,7 @@ class Row:
     accepted: int = 0
     bonus: int = 0  # tokens the target added to a draft accepted whole
     finish_reason: FinishReason | None = None
-    memory: Any = None  # the stop policy's, of this row's rounds
+    memory: Any = None  # what the stop policy keeps of this row's rounds
 
     @property
     def length(self) -> int:
@@ -66,8 +65,8 @@ class Settings:
     eos: frozenset[int]
     seed: int
     stops: Callable[[Request, list[int], int], int | None] | None = None
-    """(request, its new tokens, how many of them this round brought) -> how many there are up to the one
-    that ends the text, or None where none does."""
+    """(request, its new tokens, how many of them are of this round) -> the number of tokens up to the one that ends the
+    text, or None where none does."""
     policy: StopPolicy | None = None
     adaptive: ThresholdPolicy | None = None
     observer: Observer | None = None
@@ -89,7 +88,7 @@ class Engine:
         )
 
     def run(self, requests: Sequence[Request]) -> Iterator[Row]:
-        """Yields rows as they finish, in whatever order they do."""
+        """Yields rows as they finish."""
         for rows in self.rounds(requests):
             yield from (row for row in rows if row.finish_reason is not None)
 
@@ -97,7 +96,9 @@ class Engine:
     def rounds(self, requests: Sequence[Request]) -> Iterator[list[Row]]:
         """Yields, after every round, the rows that took part in it, those that finished included.
 
-        NumericalError, once they were given out: a row's logits were NaN or +inf. ThresholdError: its T was NaN.
+        Raises:
+            NumericalError: a row's logits were NaN or +inf. ThresholdError: its T was NaN. Both after the rows of the
+                round were yielded.
         """
         waiting = list(reversed(requests))
         with self._caches.used():
@@ -114,7 +115,7 @@ class Engine:
                     raise error
 
     def _refill(self, waiting: list[Request]) -> bool:
-        """Puts waiting requests into the free rows and caches their prompts. Returns whether any row has one."""
+        """Puts waiting requests into free rows and prefills them. Returns whether any row is occupied."""
         free = [i for i, row in enumerate(self._rows) if row is None][: len(waiting)]
         if not free:
             return any(self._rows)
@@ -135,7 +136,7 @@ class Engine:
         return True
 
     def _widest(self, threshold: float) -> tuple[float, float]:
-        """The interval of T before a round; T alone where a stop policy looks at it, none where T is another's."""
+        """The interval of T before the first round: T alone where a stop policy reads it, none where a policy sets it."""
         policy, adaptive = self._settings.policy, self._settings.adaptive
         if not (adaptive is None or isinstance(adaptive, ScalePolicy)):
             return threshold, threshold
@@ -144,7 +145,7 @@ class Engine:
         return self._settings.rule.widest(threshold)
 
     def _shrink(self) -> None:
-        """Gives up empty rows, which cost what others do, once they are half of all."""
+        """Drops empty rows, which cost as much as others, once they are half of all."""
         taken = [i for i, row in enumerate(self._rows) if row is not None]
         if not self._call.reshapes or 2 * len(taken) > len(self._rows):
             return
@@ -169,14 +170,14 @@ class Engine:
         return Decided.of(self._judge(draft, logits, drafted - began, verified - drafted), len(draft.logits))
 
     def _judge(self, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float) -> Tensor:
-        """What became of the drafts, for `Decided.of`; told to whoever observes, or chooses T."""
+        """Accepts and rejects the drafts, for `Decided.of`; observers and the threshold policy see the outcome."""
         settings, batch, control = self._settings, self._batch, self._threshold_control
         proposing = (settings.criterion, settings.sampling)
         if settings.observer is None and control is None:
             key = GraphKey((self._kind, len(draft.logits), settings.rule.name), (proposing, settings.policy is None))
             given = (settings.rule, *proposing, logits, draft.logits, draft.counts)
             return self._call(key, judge_and_settle, batch, *given)
-        own = logits if self._call.keeps else logits.clone()  # whoever looks may keep them
+        own = logits if self._call.keeps else logits.clone()  # observers may keep them
         proposal = propose(batch, *proposing, own, draft.logits)
         if control is not None:
             control.adapt(proposal, draft.counts)
@@ -211,8 +212,8 @@ class Engine:
     def _verify(self, drafts: int, reach: int) -> Tensor:
         if not self._pending_prompt_tokens:
             return self._call(GraphKey((self._kind, drafts), reach), verify, self._target, self._batch, drafts, reach)
-        unread, self._pending_prompt_tokens = self._pending_prompt_tokens, 0
-        return verify(self._target, self._batch, drafts, reach, unread)
+        pending, self._pending_prompt_tokens = self._pending_prompt_tokens, 0
+        return verify(self._target, self._batch, drafts, reach, pending)
 
     def _record(self, judged: JudgedRound, draft_seconds: float, verify_seconds: float) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]
@@ -221,7 +222,7 @@ class Engine:
         return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who)
 
     def _settle(self, decided: Decided) -> list[UnfinishedError]:
-        """Emits every row's tokens and frees rows that finished. Returns what is wrong with those that are broken."""
+        """Emits every row's tokens and frees rows that finished. Returns the errors of rows that broke."""
         errors = []
         kept = [0] * len(self._rows)
         for i, row in enumerate(self._rows):
@@ -254,7 +255,7 @@ class Engine:
         return kept
 
     def _narrow(self, row: Row, decided: Decided, i: int, kept: int) -> None:
-        """Only decisions behind a token that was kept could have changed the text."""
+        """Narrows the interval by the decisions that led to kept tokens; others could not have changed the text."""
         drafted, accepted = decided.drafted[i], decided.accepted[i]
         if spared := decided.spared[i][: min(accepted, kept)]:
             row.lo = max(row.lo, spared[-1])
@@ -264,8 +265,8 @@ class Engine:
     def _cut(self, row: Row, candidates: list[int]) -> tuple[int, FinishReason | None]:
         """How many candidates the row keeps (an EOS counts as kept), and why it ends if it does."""
         settings = self._settings
-        room = row.request.max_new_tokens - len(row.tokens)
-        kept = candidates[:room]
+        left = row.request.max_new_tokens - len(row.tokens)
+        kept = candidates[:left]
         ended = next((n for n, token in enumerate(kept) if token in settings.eos), None)
         text = kept if ended is None else kept[:ended]
         if settings.stops is not None:
@@ -274,7 +275,7 @@ class Engine:
                 return stopped - len(row.tokens), "stop"
         if ended is not None:
             return ended + 1, "eos"
-        return len(kept), "length" if len(kept) == room else None
+        return len(kept), "length" if len(kept) == left else None
 
     def _error(self, row: Row, sound: bool) -> UnfinishedError:
         where = f"prompt {row.request.index} got"

@@ -173,7 +173,6 @@ class Nameless(ScalePolicy):
     [
         ("poetry", "policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
         (("schedule", 3), "policy is 3; it must be one of constant, schedule"),
-        (None, "policy is None; it must be one of constant, schedule"),
         ([["entropy"]], "policy is ['entropy']; it must be one of constant, schedule"),
         ((), "policy is empty; give one or more of constant"),
         (EntropyScaled(0.1, 2.0, "last"), "EntropyScaled(of='last') cannot be replayed"),

@@ -163,7 +163,7 @@ def test_a_front_is_labelled_with_the_part_it_was_measured_on(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wish", [{"acc": "absolute", "min_acc": 0.9}, {"min_acc": 1.1}])
+@pytest.mark.parametrize("goal", [{"acc": "absolute", "min_acc": 0.9}, {"min_acc": 1.1}])
 def test_nothing_tried_is_a_plain_outcome(tmp_path: Path, goal: dict[str, Any]) -> None:
     made = _of_an_equal_draft(tmp_path, **goal)
     assert (made.outcome, made.threshold, made.estimate) == ("not-certified", None, None)

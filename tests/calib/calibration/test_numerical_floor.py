@@ -85,7 +85,7 @@ def test_more_than_the_target_keeps_must_stand_out_from_rounding_too() -> None:
         said(Goal(min_acc=1.01), 9, 256)
 
 
-@pytest.mark.parametrize("wish", [Goal(min_acc=0.89, acc="absolute"), Goal(min_acc=0.999, guarantee="none")])
+@pytest.mark.parametrize("goal", [Goal(min_acc=0.89, acc="absolute"), Goal(min_acc=0.999, guarantee="none")])
 def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(goal: Goal) -> None:
     said(goal, 60, 256)
 
