@@ -90,7 +90,9 @@ def calibrate(
 class Calibration:
     """A calibration that is fully specified: `plan` stops before the long work, `run` does it.
 
-    Args: see `calibrate`.
+    Args:
+        task, target, draft, goal, decoding, tokenizer: see `calibrate`.
+        config: how it is run.
 
     Raises:
         UsageError: the configuration is none that a calibration can search, or contradicts itself.
@@ -206,7 +208,7 @@ class Calibration:
 
 
 def _drafts(draft: Any) -> tuple[Any, ...]:
-    """One or several. UsageError: an empty list."""
+    """The drafts as a tuple. UsageError: an empty list."""
     drafts = tuple(draft) if isinstance(draft, (list, tuple)) else (draft,)
     if not drafts:
         raise UsageError("draft is an empty list; give one draft model or more")
@@ -214,7 +216,7 @@ def _drafts(draft: Any) -> tuple[Any, ...]:
 
 
 def _named(decoders: Sequence[SpeculativeDecoder]) -> dict[str, SpeculativeDecoder]:
-    """By their drafts' names, sorted, where there are several: their order must not matter.
+    """Several decoders by their drafts' names, sorted, because the order in which drafts are given must not matter.
 
     UsageError: two are the same model or have the same name, or one has none.
     """

@@ -18,13 +18,16 @@ Test = Literal["score", "betting"]
 
 @dataclass(frozen=True)
 class Goal:
-    """Exactly one of an accuracy to keep, a speed to reach (tokens/s of one stream), and the whole front.
+    """What a calibration is to reach: an accuracy to keep, a speed (tokens/s of one stream) or the Pareto front.
 
     Args:
-        acc: what `min_acc` is: a share of the target's accuracy on the same problems, or an accuracy by itself.
-        guarantee: of what the certificate speaks: problems like these, these very ones, or nothing (no test).
+        min_acc, min_speed, pareto: exactly one of the three.
+        acc: what `min_acc` is: "retention", a share of the target's accuracy on the same problems, or "absolute".
+        confidence: of the certificate.
+        guarantee: what the certificate is about: "population", problems like these; "dataset", these very problems;
+            "none", nothing is tested.
         test: "score" decides on all certification problems at once, "betting" may stop before.
-        serve_batch: streams at a time, where speed is measured.
+        serve_batch: streams decoded at once where speed is measured.
     """
 
     min_acc: float | None = None

@@ -1,4 +1,4 @@
-"""What comes before the long work of a calibration: traces, costs, a first handful of problems, and the plan they make."""
+"""Preparation of a calibration: traces, costs, a first handful of problems, and the plan that follows from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ _USUAL_LENGTH = 5  # tokens drafted where a batch's time is taken
 
 @dataclass(frozen=True)
 class Prepared:
-    """sds: lossless decoding as replay finds it fastest (draft length, draft), the best first."""
+    """What the search, the certificate and the timing start from.
+
+    Args:
+        sds: lossless decoding with the draft lengths and drafts that replay finds fastest, the best first.
+    """
 
     session: Session
     goal: Goal
@@ -62,7 +66,7 @@ class Prepared:
         return self.session.configuration("target")
 
     def costs_of(self, configuration: Configuration) -> Costs:
-        """Of the configuration's draft."""
+        """The costs of a round with the configuration's draft."""
         return self.facts.costs[self.space.drafts.index(configuration.draft)]
 
     @property
@@ -129,7 +133,7 @@ def _seconds_each(session: Session, goal: Goal, baseline: Baseline, forecast: Fo
 
 
 def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None) -> str:
-    """Of everything that decides how a calibration goes: the same command has the same name again."""
+    """A hash of everything that decides how a calibration goes, so that the same command resumes the same run."""
     problems = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
     facts = {"identity": session.identity, "wish": asdict(goal), "space": asdict(space), "problems": problems,
              "tests": TESTS_VERSION}  # fmt: skip
@@ -140,7 +144,7 @@ def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None) -> 
 
 @contextmanager
 def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[dict[str | None, Traces]]:
-    """The first tuning problems, read by each draft."""
+    """Yields the traces of the first tuning problems, by draft."""
     problems = session.tuning.problems[:TRACED]
     with ExitStack() as opened:
         yield {
@@ -158,7 +162,7 @@ def _forecast(
     early: EarlyStop | None,
     shaped: Shaped,
 ) -> Forecast:
-    """Of all drafts, each by its own traces and costs."""
+    """The forecast of all drafts, each by its own traces and costs."""
     stops = early.replayed if early else None
     return DraftForecasts({
         draft: ReplayForecast(seen, replace(space, drafts=(draft,)), costs[draft], stops=stops, shapes=shaped)
@@ -199,7 +203,7 @@ def _efforts(session: Session, facts: RunFacts, timed: int, timed_seconds: float
 
 
 def _check_enough(goal: Goal, session: Session, problems: int, level: float, accuracy: float = 1.0) -> None:
-    """Where nothing is tested, nothing is too little."""
+    """UsageError: so many problems cannot show what is wanted. Not checked where nothing is tested."""
     if goal.guarantee != "none":
         out = session.holdout.whole - problems
         check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out)
@@ -208,8 +212,10 @@ def _check_enough(goal: Goal, session: Session, problems: int, level: float, acc
 def _fastest_for_sd(
     session: Session, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel], count: int
 ) -> tuple[Configuration, ...]:
-    """By replay, of all drafts and lengths the best first. Costs are known to some per cent, so where speeds are timed
-    two of them are."""
+    """The fastest lossless settings over all drafts and draft lengths, by replay, the best first.
+
+    Costs are known to a few per cent only, so where speeds are timed, two are.
+    """
     speeds: dict[Configuration, float] = {}
     for draft, seen in traces.items():
         frame = sweep(seen, ["sd"], draft_lengths=_SD_LENGTHS, costs=costs[draft])

@@ -27,20 +27,29 @@ _LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
 
 @dataclass(frozen=True)
 class Session:
-    decoder: SpeculativeDecoder  # of the first draft
+    """What the steps of a calibration share.
+
+    Args:
+        decoder: of the first draft.
+        identity: what decides texts beside prompts and the searched settings: models, sampling, seeds, versions.
+        cache: folder of decodings and traces; None keeps nothing.
+        drafts: the decoders by their drafts' names, where there are several drafts.
+    """
+
+    decoder: SpeculativeDecoder
     task: Task
     decode: CachedDecoder
-    identity: str  # what decides texts beside prompts and what is searched: both models, sampling, seeds, versions
+    identity: str
     tuning: Evaluator
     tuned: Tuned
     holdout: Holdout
     batch_size: int
-    cache: Path | None  # folder; None keeps nothing
+    cache: Path | None
     progress: Progress
-    drafts: Mapping[str, SpeculativeDecoder] = field(default_factory=dict)  # by name, where there are several
+    drafts: Mapping[str, SpeculativeDecoder] = field(default_factory=dict)
 
     def with_draft(self, name: str | None) -> Session:
-        """The same where `decoder` drafts with the model of that name; None: with the only one."""
+        """Returns a copy whose `decoder` drafts with the model of that name; None: the only draft."""
         if name is None:
             return self
         decoder = self.drafts[name]
@@ -51,7 +60,7 @@ class Session:
         return self.with_draft(configuration.draft).decoder
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Session:
-        """The same, where fuzzy rules' drafts follow their divergence's policy; nothing is measured yet."""
+        """Returns a copy in which fuzzy rules end drafts by the stop policy of their divergence; nothing is measured yet."""
         decode, names = self.decode.stopping_early(policies), {d: policy.identity for d, policy in policies.items()}
         how = f"stopping drafts by {json.dumps(names, sort_keys=True)} "
         return replace(
@@ -60,7 +69,7 @@ class Session:
         )  # fmt: skip
 
     def certifying(self, run: str, trained: Collection[int]) -> Session:
-        """The same, its certification part for the run of that name, see `Sealed.of_run`."""
+        """Returns a copy whose holdout is what the run of that name may use, see `Holdout.of_run`."""
         holdout = self.holdout.of_run(run, trained)
         out = self.holdout.problems - holdout.problems
         if out:
@@ -71,7 +80,7 @@ class Session:
         return replace(self, holdout=holdout)
 
     def configuration(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Configuration:
-        """Of a rule without a threshold."""
+        """The configuration of a rule without a threshold."""
         return Configuration(rule, self.decoder.divergence, draft_length, draft=draft)
 
 

@@ -136,7 +136,7 @@ class Engine:
         return True
 
     def _widest(self, threshold: float) -> tuple[float, float]:
-        """The interval of T before the first round: T alone where a stop policy reads it, none where a policy sets it."""
+        """The interval of T at the start: T alone where a stop policy reads it, empty where a policy sets it."""
         policy, adaptive = self._settings.policy, self._settings.adaptive
         if not (adaptive is None or isinstance(adaptive, ScalePolicy)):
             return threshold, threshold
