@@ -60,7 +60,7 @@ class Session:
         return self.with_draft(configuration.draft).decoder
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Session:
-        """Returns a copy in which fuzzy rules end drafts by the stop policy of their divergence; nothing is measured yet."""
+        """Returns a copy in which fuzzy rules end drafts by their divergence's stop policy; nothing is measured yet."""
         decode, names = self.decode.stopping_early(policies), {d: policy.identity for d, policy in policies.items()}
         how = f"stopping drafts by {json.dumps(names, sort_keys=True)} "
         return replace(
