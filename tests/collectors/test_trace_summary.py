@@ -262,7 +262,7 @@ def test_no_divergences_are_described_and_refused_as_pictures() -> None:
     ],
     ids=["zero", "infinite", "constant", "all agree"],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")  # some matplotlib calls pyparsing by old names
 def test_odd_traces_can_be_drawn(changed: Rows) -> None:
     for picture in pictures(summarise(held(20, tokens=changed)), None):
         assert png(picture.draw(LIGHT)).startswith(b"\x89PNG")
