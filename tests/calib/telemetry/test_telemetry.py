@@ -21,7 +21,8 @@ from fsd_calib.telemetry.observer import COLUMNS
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.policies.threshold import RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.rounds import RoundOutcome, RoundState
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from support.paths import DOCS
 from support.tiny import llama, word_tokenizer
 

@@ -306,7 +306,7 @@ NO_ANSWERS = [True, None, torch.ones(3), torch.ones(2, dtype=torch.bool), torch.
 
 @pytest.mark.parametrize("answer", NO_ANSWERS, ids=str)
 def test_a_policy_that_gives_no_truth_value_a_row_is_refused(by_model: SpeculativeDecoder, answer: Any) -> None:
-    with pytest.raises(UsageError, match="the policy answered"):
+    with pytest.raises(UsageError, match="the policy returned"):
         by_model.generate([[5], [6], [7]], NEW, policy=lambda _: answer)
 
 

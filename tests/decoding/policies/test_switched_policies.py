@@ -26,8 +26,8 @@ from fsd_decoding.adaptive import (
     Switch,
 )
 from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.switch import FirstSentenceEnded
-from fsd_decoding.policies.threshold import RoundState
 from support.tiny import word_tokenizer
 
 
@@ -92,7 +92,7 @@ class _Drafted:
 
 
 def _memory() -> Any:
-    from fsd_decoding.policies.threshold import RowMemory
+    from fsd_decoding.policies.rounds import RowMemory
 
     return RowMemory(1, torch.device("cpu"))
 
@@ -106,7 +106,9 @@ WRONG: list[Callable[[RoundState], object]] = [
 
 @pytest.mark.parametrize("answer", WRONG, ids=["no bool", "no tensor", "no shape"])
 def test_a_switch_that_says_something_else_is_refused(answer: Any) -> None:
-    with pytest.raises(UsageError, match=r"a Switch's when answered .*; it must give a bool tensor of shape \(24,\)"):
+    with pytest.raises(
+        UsageError, match=r"when of a Switch returned .*; it must return a bool tensor of shape \(24,\)"
+    ):
         decode(Switch(Constant(0.1), Constant(0.2), answer), draft_length=DRAFTS)
 
 

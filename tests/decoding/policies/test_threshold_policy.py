@@ -16,8 +16,9 @@ from conformance.threshold_policies import DRAFTS, NEW, PROMPTS, counted, decode
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import ThresholdError, UsageError
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.policies.threshold import Begun, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from support.tiny import EOS
 
 FUZZY = ("fsd", "fsd-sd", "fsd-coupled")
@@ -137,10 +138,12 @@ def test_a_stop_policy_that_reads_the_threshold_refuses_one_that_moves(policy: T
 def test_an_answer_of_another_shape_or_kind_is_refused(
     kind: type[ThresholdPolicy], answer: Callable[[RoundState], object], shown: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"the threshold policy {kind.__name__} answered .*{shown}") as caught:
+    with pytest.raises(UsageError, match=f"the threshold policy {kind.__name__} returned .*{shown}") as caught:
         decode(kind(answer))  # type: ignore[call-arg]
     assert "\n" not in str(caught.value)
-    assert "it must give a float tensor of shape (24,), one a row, or (24, 3), one a drafted token" in str(caught.value)
+    assert "it must return a float tensor of shape (24,), one a row, or (24, 3), one a drafted token" in str(
+        caught.value
+    )
 
 
 def late(value: float) -> Callable[[RoundState], Tensor]:
@@ -193,13 +196,13 @@ class Listening(Wearied):
     """Keeps, on the host, what it was told."""
 
     def __init__(self) -> None:
-        self.begun: list[Begun] = []
+        self.started: list[NewRequests] = []
         self.told: list[RoundOutcome] = []
         self.decided: list[Tensor] = []  # (B, L) each
         self.checked: list[tuple[int, str, str]] = []
 
-    def start(self, begun: Begun) -> None:
-        self.begun.append(begun)
+    def start(self, new: NewRequests) -> None:
+        self.started.append(new)
 
     def observe(self, outcome: RoundOutcome) -> None:
         super().observe(outcome)
@@ -215,8 +218,8 @@ def test_a_policy_is_told_of_every_text_and_every_token(batch_size: int) -> None
     policy = Listening()
     found = decode(policy, batch_size=batch_size, rule="fsd-sd")
     assert policy.checked == [(2, "fsd-sd", "js")]
-    assert [begun.first for begun in policy.begun] == [True] + [False] * (len(policy.begun) - 1)
-    started = [request.index for begun in policy.begun for request in begun.requests]
+    assert [new.first for new in policy.started] == [True] + [False] * (len(policy.started) - 1)
+    started = [request.index for new in policy.started for request in new.requests]
     assert sorted(started) == list(range(len(PROMPTS)))
     kept = sum(int(outcome.kept.sum()) for outcome in policy.told)
     assert kept == sum(r.emitted for r in found)

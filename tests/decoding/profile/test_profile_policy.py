@@ -127,7 +127,7 @@ def test_without_a_threshold_nothing_is_moved(pair: tuple[Any, Any], own: dict[s
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"policy.name": "poetry"}, "unknown policy 'poetry'; known: "), ({"policy.version": 9}, "is of version 9")],
+    [({"policy.name": "poetry"}, "unknown policy 'poetry'; known: "), ({"policy.version": 9}, "has version 9")],
 )
 def test_a_policy_that_is_unknown_here_is_never_followed_as_a_constant(
     pair: tuple[Any, Any], own: dict[str, Any], changes: dict[str, Any], message: str
