@@ -39,7 +39,7 @@ class Telemetry(RoundLog):
     """
 
     def frame(self, window: int = 32) -> pd.DataFrame:
-        """Returns a table with one row a round: `COLUMNS`, and the policy's facts as `policy.…`, named with their units.
+        """Returns a table with one row a round: `COLUMNS`, and the facts of the policy as `policy.…`, named with units.
 
         Args:
             window: number of rounds that speeds are averaged over.

@@ -21,7 +21,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.stopping import DraftState
-from support.tiny import VOCABULARY, llama, word_tokenizer
+from support.tiny import VOCABULARY, continuations, llama, word_tokenizer
 
 NEW = 24
 
@@ -215,14 +215,6 @@ def test_sampled_sd_keeps_the_distribution_under_a_policy_that_looks_at_q() -> N
     pooled = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (seen.flatten(), expected * samples)]
     assert (~rare).sum() > 30
     assert chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-6
-
-
-def continuations(model: Any, prompt: list[int], temperature: float) -> Tensor:
-    """(6, 6, 6) probabilities of the next three tokens."""
-    pairs = torch.tensor([prompt + list(two) for two in itertools.product(range(6), repeat=2)])
-    p = torch.softmax(model(input_ids=pairs).logits / temperature, -1)  # (36, 4, 6)
-    first, second, third = p[0, 1], p[::6, 2], p[:, 3]
-    return first[:, None, None] * second[:, :, None] * third.view(6, 6, 6)
 
 
 @pytest.mark.parametrize("rule", ["sd", "coupled", "fsd", "fsd-coupled"])

@@ -510,7 +510,7 @@ def test_encoder_decoders_are_refused() -> None:
     [
         ({"target.fingerprint": "b"}, "the profile's target is 'big'"),
         ({"draft.fingerprint": "s"}, "the profile's draft is 'small'"),
-        ({"divergence_version": 99}, "divergences are version 99"),
+        ({"divergence_version": 99}, "version 99 of the divergences"),
     ],
 )
 def test_profiles_of_other_models_are_refused(changes: dict[str, Any], message: str) -> None:

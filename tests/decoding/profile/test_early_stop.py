@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from test_drafting import continuations
 
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.replay.replaying import replay
@@ -28,7 +27,7 @@ from fsd_predictors.stopping.rule import StoppingRule
 from fsd_predictors.stopping.throughput import Throughput
 from support.in_memory import InMemory
 from support.stopping import KINDS, UNENDING, Linear, traced
-from support.tiny import llama, word_tokenizer
+from support.tiny import continuations, llama, word_tokenizer
 from support.tiny_pair import ragged_prompts, tiny_decoder
 
 NEW, MOST = 24, 6

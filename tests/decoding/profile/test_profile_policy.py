@@ -64,7 +64,7 @@ def test_many_numbers_are_told_apart_by_a_digest() -> None:
     assert max(len(brief(policy.identity or "")) for policy in (first, second)) < 25
 
 
-# Choosing
+# PointSelector
 
 
 def test_shapes_are_not_mixed_up_at_equal_thresholds() -> None:

@@ -1,4 +1,4 @@
-"""Choosing a point of any curve: stricter wishes are not answered with better points, nor with unproven ones."""
+"""PointSelector a point of any curve: stricter wishes are not answered with better points, nor with unproven ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import CurvePoint, arm_of
-from fsd_decoding.profile.selection import Choice, Choosing
+from fsd_decoding.profile.selection import Choice, PointSelector
 from support.profiles import FRONT, UNTESTED, profile, values
 
 SHARES = st.integers(0, 20).map(lambda twentieths: twentieths / 20)  # few values, so that ties are common
@@ -32,11 +32,11 @@ def points(draw: Callable[[Any], Any]) -> CurvePoint:
 
 
 @st.composite
-def choosings(draw: Callable[[Any], Any]) -> Choosing:
+def choosings(draw: Callable[[Any], Any]) -> PointSelector:
     certificate = profile(draw(st.sampled_from([{}, FRONT, UNTESTED]))).certificate
     own = arm_of("fsd-coupled", "js", 5, None), draw(SHARES)
     curve = draw(st.lists(points(), max_size=8, unique_by=lambda p: (p.configuration, p.source)))
-    return Choosing(curve, certificate, own, draw(st.booleans()), draw(st.sampled_from([None, "js"])))
+    return PointSelector(curve, certificate, own, draw(st.booleans()), draw(st.sampled_from([None, "js"])))
 
 
 def chosen(ask: Callable[[float], Choice], wanted: float) -> Choice | None:
@@ -51,13 +51,13 @@ def pace(choice: Choice) -> float:
 
 
 @given(choosings(), SHARES, SHARES)
-def test_a_stricter_accuracy_never_gives_a_faster_point(choosing: Choosing, one: float, other: float) -> None:
+def test_a_stricter_accuracy_never_gives_a_faster_point(choosing: PointSelector, one: float, other: float) -> None:
     loose, strict = (chosen(choosing.by_accuracy, wanted) for wanted in sorted((one, other)))
     assert strict is None or (loose is not None and pace(strict) <= pace(loose))
 
 
 @given(choosings(), PACES, PACES)
-def test_a_stricter_speed_never_gives_a_more_accurate_point(choosing: Choosing, one: float, other: float) -> None:
+def test_a_stricter_speed_never_gives_a_more_accurate_point(choosing: PointSelector, one: float, other: float) -> None:
     """By what points are judged by: the bound where that is asked for, else what was measured."""
     loose, strict = (chosen(choosing.by_speed, wanted) for wanted in sorted((one, other)))
     if strict is None:
@@ -70,7 +70,9 @@ def test_a_stricter_speed_never_gives_a_more_accurate_point(choosing: Choosing, 
 
 
 @given(choosings(), SHARES, PACES)
-def test_what_is_chosen_is_certified_unless_that_is_waived(choosing: Choosing, min_acc: float, speed: float) -> None:
+def test_what_is_chosen_is_certified_unless_that_is_waived(
+    choosing: PointSelector, min_acc: float, speed: float
+) -> None:
     by_accuracy, by_speed = chosen(choosing.by_accuracy, min_acc), chosen(choosing.by_speed, speed)
     for choice in filter(None, (by_accuracy, by_speed)):
         assert choice.certified or not choosing.certified
@@ -82,7 +84,7 @@ def test_what_is_chosen_is_certified_unless_that_is_waived(choosing: Choosing, m
 
 
 @given(choosings())
-def test_what_a_refusal_names_is_granted(choosing: Choosing) -> None:
+def test_what_a_refusal_names_is_granted(choosing: PointSelector) -> None:
     with pytest.raises(UsageError) as refused:
         choosing.by_accuracy(2.0)
     assert "\n" not in str(refused.value)
@@ -96,6 +98,6 @@ def test_a_bound_for_drafts_that_others_end_is_not_handed_out() -> None:
     points = [CurvePoint(**point) for point in values(FRONT)["curve"]]
     made = profile(FRONT)
     other = [p.model_copy(update={"divergence": "doubt"}) for p in points]
-    assert Choosing(other, made.certificate, made.configuration).by_accuracy(0.97).certified
+    assert PointSelector(other, made.certificate, made.configuration).by_accuracy(0.97).certified
     with pytest.raises(UsageError, match="no point of the curve is certified"):
-        Choosing(other, made.certificate, made.configuration, divergence="js").by_accuracy(0.97)
+        PointSelector(other, made.certificate, made.configuration, divergence="js").by_accuracy(0.97)
