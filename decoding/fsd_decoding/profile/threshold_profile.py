@@ -157,7 +157,7 @@ class ThresholdProfile(Part):
 
     @property
     def folder(self) -> Path | None:
-        """The folder that paths in the profile are relative to: that of its file; None: neither loaded nor saved yet."""
+        """The folder that paths in the profile are relative to, its file's; None: neither loaded nor saved yet."""
         return self._folder
 
     @property

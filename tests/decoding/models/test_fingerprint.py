@@ -132,7 +132,7 @@ def test_other_models_are_refused(fitting: ThresholdProfile, pair: tuple[Any, An
         fitting.check(tiny(5, num_hidden_layers=2), draft, tokenizer)
     with pytest.raises(UsageError, match=r"the profile's draft is .* with fingerprint"):
         fitting.check(target, tiny(5), tokenizer)
-    with pytest.raises(UsageError, match=r"the profile's draft is .* with vocab_size 300, this draft has 310"):
+    with pytest.raises(UsageError, match=r"the profile's draft is .* with vocab_size 300, but this draft has 310"):
         fitting.check(target, tiny(1, vocab_size=310), tokenizer)
     with pytest.raises(UsageError, match="another tokenizer"):
         fitting.check(target, draft, build_tokenizer(["other words entirely"], vocab_size=290))
