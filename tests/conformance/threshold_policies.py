@@ -134,7 +134,7 @@ def positions_of(state: RoundState) -> Tensor:
     return state.proposal.positions
 
 
-def answers(policy: ThresholdPolicy, numbers: Sequence[int], spread: float = 3.0, scales: bool = False) -> Tensor:
+def thresholds_of(policy: ThresholdPolicy, numbers: Sequence[int], spread: float = 3.0, scales: bool = False) -> Tensor:
     """Returns a policy's thresholds, or scales, over some rounds of texts: (ROUNDS, B, L)."""
     return torch.stack([*_outputs(ready(policy), Texts(numbers, policy.threshold, spread), scales)])
 
@@ -155,22 +155,22 @@ class EveryPolicy:
 
     def test_thresholds_are_floats_of_an_allowed_shape_and_never_nan(self, make: Make) -> None:
         for spread in (0.0, 3.0, 100.0):
-            assert not answers(make(), range(5), spread).isnan().any()
+            assert not thresholds_of(make(), range(5), spread).isnan().any()
 
     def test_a_second_instance_returns_the_same(self, make: Make) -> None:
-        assert torch.equal(answers(make(), range(5)), answers(make(), range(5)))
+        assert torch.equal(thresholds_of(make(), range(5)), thresholds_of(make(), range(5)))
 
     def test_rows_in_another_order_get_their_own_thresholds(self, make: Make) -> None:
         order = [3, 0, 4, 1, 2]
-        torch.testing.assert_close(answers(make(), order), answers(make(), range(5))[:, order])
+        torch.testing.assert_close(thresholds_of(make(), order), thresholds_of(make(), range(5))[:, order])
 
     def test_what_it_has_learned_can_be_saved_and_restored(self, make: Make) -> None:
         learned, fresh, file = make(), make(), io.BytesIO()
-        answers(learned, range(5))
+        thresholds_of(learned, range(5))
         torch.save(learned.state_dict(), file)
         file.seek(0)
         fresh.load_state_dict(torch.load(file, weights_only=True))
-        torch.testing.assert_close(answers(fresh, range(5)), answers(learned, range(5)))
+        torch.testing.assert_close(thresholds_of(fresh, range(5)), thresholds_of(learned, range(5)))
 
     def test_the_state_of_another_policy_is_refused(self, make: Make) -> None:
         with pytest.raises(UsageError, match="the policy that saved it"):
@@ -181,13 +181,15 @@ class EveryScalePolicy(EveryPolicy):
     """Tests of scale policies: what scales may not depend on, and what follows from that."""
 
     def test_thresholds_of_a_text_do_not_depend_on_the_other_rows(self, make: MakeScale) -> None:
-        together = answers(make(), range(5))
+        together = thresholds_of(make(), range(5))
         for number in range(5):
-            torch.testing.assert_close(answers(make(), [number])[:, 0], together[:, number])
+            torch.testing.assert_close(thresholds_of(make(), [number])[:, 0], together[:, number])
 
     def test_scales_do_not_depend_on_the_threshold(self, make: MakeScale) -> None:
         policy = make()
-        assert torch.equal(answers(policy, range(5), scales=True), answers(policy.at(0.7), range(5), scales=True))
+        assert torch.equal(
+            thresholds_of(policy, range(5), scales=True), thresholds_of(policy.at(0.7), range(5), scales=True)
+        )
 
     def test_another_threshold_keeps_the_shape(self, make: MakeScale) -> None:
         policy = make()
@@ -197,7 +199,7 @@ class EveryScalePolicy(EveryPolicy):
 
     def test_no_scale_above_zero_is_smaller_than_the_least(self, make: MakeScale) -> None:
         for spread in (0.0, 3.0, 100.0):
-            scales = answers(make(), range(5), spread, scales=True)
+            scales = thresholds_of(make(), range(5), spread, scales=True)
             assert (scales >= 0).all()
             assert (scales[scales > 0] >= make().least * (1 - ROUNDING)).all()
 
@@ -206,7 +208,7 @@ class EveryScalePolicy(EveryPolicy):
         if policy.identity is not None:
             again = policy_named(policy.identity).at(policy.threshold)
             assert (again.identity, again.least, again.columns) == (policy.identity, policy.least, policy.columns)
-            assert torch.equal(answers(again, range(5)), answers(policy, range(5)))
+            assert torch.equal(thresholds_of(again, range(5)), thresholds_of(policy, range(5)))
 
     def test_scales_along_a_trace_are_those_of_decoding(self, make: MakeScale) -> None:
         policy = make()

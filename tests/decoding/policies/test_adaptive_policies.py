@@ -16,9 +16,9 @@ from conformance.threshold_policies import (
     EveryScalePolicy,
     Own,
     Plain,
-    answers,
     decode,
     rise,
+    thresholds_of,
 )
 from fsd_calib import adaptive
 from fsd_decoding.adaptive import (
@@ -129,10 +129,12 @@ def test_without_a_slope_entropy_does_not_matter() -> None:
 
 
 def test_divergence_of_recent_tokens_moves_the_threshold() -> None:
-    steep = answers(EntropyScaled(0.1, 4.0, of="last"), range(5))
+    steep = thresholds_of(EntropyScaled(0.1, 4.0, of="last"), range(5))
     assert (steep[0] == 0.1).all()  # nothing was decided yet
     assert (steep[1:] > 0.1).all()
-    assert torch.equal(answers(EntropyScaled(0.1, 4.0, of="last"), range(5), spread=0.0), torch.full_like(steep, 0.1))
+    assert torch.equal(
+        thresholds_of(EntropyScaled(0.1, 4.0, of="last"), range(5), spread=0.0), torch.full_like(steep, 0.1)
+    )
 
 
 # Bad input

@@ -16,10 +16,10 @@ from conformance.threshold_policies import (
     Own,
     Plain,
     Texts,
-    answers,
     counted,
     decode,
     rise,
+    thresholds_of,
 )
 from fsd_decoding import divergence
 from fsd_decoding.adaptive import (
@@ -45,13 +45,13 @@ class Thrift(Plain):
 
 def test_min_accepts_what_all_do_and_max_what_any_does() -> None:
     parts = [rise(), EntropyScaled(0.1, 2.0), Own()]
-    thresholds = torch.stack([answers(part, range(5)) for part in parts])
+    thresholds = torch.stack([thresholds_of(part, range(5)) for part in parts])
     for whole, wanted in ((Min, thresholds.amin(0)), (Max, thresholds.amax(0))):
         for policy in (whole(*parts), whole(Plain(), *parts)):
             plain = not isinstance(policy, ScalePolicy)
-            other = answers(Plain(), range(5))
+            other = thresholds_of(Plain(), range(5))
             both = torch.minimum(wanted, other) if whole is Min else torch.maximum(wanted, other)
-            torch.testing.assert_close(answers(policy, range(5)), both if plain else wanted, rtol=1e-9, atol=0)
+            torch.testing.assert_close(thresholds_of(policy, range(5)), both if plain else wanted, rtol=1e-9, atol=0)
 
 
 def test_a_composition_of_shapes_is_a_shape_and_any_other_is_none() -> None:
@@ -77,9 +77,9 @@ def test_only_policies_that_can_be_rebuilt_have_an_identity() -> None:
 
 def test_parts_keep_memories_of_their_own() -> None:
     one = EntropyScaled(0.2, 3.0, of="last")
-    same = answers(one, range(5))
-    torch.testing.assert_close(answers(Min(one, EntropyScaled(0.2, 3.0, of="last")), range(5)), same)
-    torch.testing.assert_close(answers(Min(Max(one, one), Constant(5.0)), range(5)), same)
+    same = thresholds_of(one, range(5))
+    torch.testing.assert_close(thresholds_of(Min(one, EntropyScaled(0.2, 3.0, of="last")), range(5)), same)
+    torch.testing.assert_close(thresholds_of(Min(Max(one, one), Constant(5.0)), range(5)), same)
 
 
 def test_parts_memories_follow_their_rows_through_refills_and_batches_that_shrink() -> None:
@@ -185,7 +185,7 @@ def test_a_subclass_of_a_composition_is_made_whole_and_is_no_shape() -> None:
     assert type(mine) is My
     assert mine.mine
     assert mine.identity is None
-    torch.testing.assert_close(answers(mine, range(5)), answers(Min(rise(), Constant(0.1)), range(5)))
+    torch.testing.assert_close(thresholds_of(mine, range(5)), thresholds_of(Min(rise(), Constant(0.1)), range(5)))
 
 
 @pytest.mark.parametrize("whole", [Min, Max, Switch])
