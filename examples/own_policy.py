@@ -20,7 +20,7 @@ class Unsure(adaptive.ScalePolicy):
 
     def scales(self, state: adaptive.RoundState) -> torch.Tensor:
         p = state.proposal.target_logits[:, :-1].softmax(-1)  # (B, L, V), at the drafted tokens
-        return (1 - p.amax(-1)).clamp_min(self.least)  # (B, L), one a drafted token
+        return (1 - p.amax(-1)).clamp_min(self.least)  # (B, L), one per drafted token
 
 
 def main(problems: int = 64) -> None:

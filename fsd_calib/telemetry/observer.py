@@ -18,7 +18,7 @@ COLUMNS = {
     "rows": ("", "texts in the round"),
     "drafted": ("tokens", "drafted, in all rows"),
     "accepted": ("tokens", "accepted before the first rejection, in all rows"),
-    "emitted": ("tokens", "accepted and one more a row; the last round of a text may emit more than the text keeps"),
+    "emitted": ("tokens", "accepted and one more per row; the last round of a text may emit more than the text keeps"),
     "decided": ("tokens", "drafted, up to the first rejected one: accepted or rejected"),
     "threshold_least": ("as D", "smallest T that decided tokens were compared with; NaN: the rule has no T"),
     "threshold": ("as D", "mean T of decided tokens"),
@@ -39,7 +39,7 @@ class Telemetry(RoundLog):
     """
 
     def frame(self, window: int = 32) -> pd.DataFrame:
-        """Returns a table with one row a round: `COLUMNS`, and the facts of the policy as `policy.…`, named with units.
+        """Returns a table with one row per round: `COLUMNS`, and the policy's facts as `policy.…`, named with units.
 
         Args:
             window: number of rounds that speeds are averaged over.

@@ -165,14 +165,17 @@ class DivergenceBudget(ThresholdPolicy):
         spent = float(call.spent) / float(call.tokens)
         return [
             *doubts,
-            f"DivergenceBudget may spend {self.per_token:g} a token but spent {spent:.3g}: T was at its ceiling, "
+            f"DivergenceBudget may spend {self.per_token:g} per token but spent {spent:.3g}: T was at its ceiling, "
             f"{self.ceiling:.4g}, in {call.share_limited:.0%} of the rounds, and these texts offer no more below it; "
             "set a smaller per_token, or raise ceiling= if the divergence can be larger",
         ]
 
     def facts(self) -> dict[str, float | Tensor]:
         tokens, spent = self._total
-        return {f"budget ({self.measure} a token)": self.per_token, f"spent ({self.measure} a token)": spent / tokens}
+        return {
+            f"budget ({self.measure} per token)": self.per_token,
+            f"spent ({self.measure} per token)": spent / tokens,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         tensors = (float(self.current), *map(float, self._total))

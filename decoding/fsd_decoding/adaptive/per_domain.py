@@ -31,7 +31,7 @@ class PerDomain(ThresholdPolicy):
 
     Args:
         domains: maps tags to profiles, paths of profiles, or values of T.
-        tags: one a prompt, in the order of the prompts.
+        tags: one per prompt, in the order of the prompts.
 
     Raises:
         UsageError: `domains` or `tags` are malformed, a tag is unknown, a profile has a policy, or profiles disagree.
@@ -42,7 +42,7 @@ class PerDomain(ThresholdPolicy):
         if not isinstance(domains, Mapping) or not domains:
             raise UsageError(f"domains is {domains!r:.60}; it must map tags to profiles or numbers, at least one")
         if isinstance(tags, str) or not isinstance(tags, Sequence):
-            raise UsageError(f"tags is {tags!r:.60}; it must be a list of tags, one a prompt")
+            raise UsageError(f"tags is {tags!r:.60}; it must be a list of tags, one per prompt")
         loaded = {tag: _load_domain(tag, value) for tag, value in domains.items()}
         self.profiles = {tag: value for tag, value in loaded.items() if isinstance(value, ThresholdProfile)}
         self.by_tag = {tag: _threshold(tag, value) for tag, value in loaded.items()}

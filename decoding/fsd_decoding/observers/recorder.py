@@ -55,7 +55,7 @@ class Recorder:
             self._reduce_pending()
 
     def columns(self) -> dict[str, Tensor]:
-        """Returns columns on the CPU with one entry a decided token, in the order of the decisions.
+        """Returns columns on the CPU with one entry per decided token, in the order of the decisions.
 
         prompt: its index. position: absolute. draft: the token's position in the round's draft, from 0. token: the
         drafted one. accepted: whether it was. And each of the recorded divergences, fp32 (fp64 for fp64 models).

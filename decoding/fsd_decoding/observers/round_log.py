@@ -171,10 +171,10 @@ class RoundLog:
         return list(self._setups)
 
     def columns(self) -> dict[str, Tensor]:
-        """Returns columns with one entry a round, in order: (rounds,) float64 each, on the CPU. Waits for the device.
+        """Returns columns with one entry per round, in order: (rounds,) float64 each, on the CPU. Waits for the device.
 
         seconds: since the first round began, by the host's clock. rows: those that have a prompt; others do not count.
-        drafted, accepted: tokens of all rows. emitted: the accepted tokens and one more a row. The last round of a
+        drafted, accepted: tokens of all rows. emitted: the accepted tokens and one more per row. The last round of a
         text may emit more than the text keeps: what follows its EOS, stop string or `max_new_tokens`. decided: drafted
         tokens up to the first rejected one. threshold_least, threshold, threshold_most: smallest, mean and largest T
         that these were compared with; NaN if there are none, or if the rule has no T. divergence: their mean D,

@@ -17,7 +17,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.tensors import lazy, to_device
 
 Answer = Tensor | Sequence[bool]
-"""One bool a row: a tensor (B,), on any device, or a list."""
+"""One bool per row: a tensor (B,), on any device, or a list."""
 
 
 class RowFacts(Protocol):
@@ -117,11 +117,11 @@ def as_policy(policy: StopPolicy | Callable[[DraftState], Answer]) -> StopPolicy
 
 
 def as_bools(answer: object, rows: int) -> Sequence[bool]:
-    """Returns a policy's answer on the host, one bool a row. Raises UsageError if it has another shape or type."""
+    """Returns a policy's answer on the host, one bool per row. Raises UsageError if it has another shape or type."""
     if isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.shape == (rows,):
         bools: list[bool] = answer.tolist()
         return bools
     if isinstance(answer, list) and len(answer) == rows and all(isinstance(value, bool) for value in answer):
         return answer
     shown = " ".join(repr(answer).split())  # the repr of a tensor has several lines
-    raise UsageError(f"the policy returned {shown:.80}; it must return a bool tensor of shape ({rows},), one a row")
+    raise UsageError(f"the policy returned {shown:.80}; it must return a bool tensor of shape ({rows},), one per row")

@@ -40,7 +40,7 @@ class FirstSentenceEnded:
         self._ends = None if tokenizer is None else _sentence_ends(tokenizer)
 
     def __call__(self, state: RoundState) -> Tensor:
-        """Returns (B, L) bool, one a drafted token."""
+        """Returns (B, L) bool, one per drafted token."""
         ending = self._is_end(state, state.proposal.drafted)
         ends_so_far = ending.cumsum(1) + state.memory.column(_MEMORY)[:, None]  # including the token itself
         return ends_so_far > ending
@@ -72,8 +72,8 @@ def _sentence_ends(tokenizer: Any) -> Tensor:
 
 
 When = Callable[[RoundState], Tensor]
-"""Where the second policy applies: bool on the device, (B,) one a row or (B, L) one a drafted token. Like scales, it
-must follow from the row's own text and logits."""
+"""Where the second policy applies: bool on the device, (B,), one per row, or (B, L), one per drafted token. Like
+scales, it must follow from the row's own text and logits."""
 
 
 class Switch(Composed):
@@ -124,8 +124,8 @@ class Switch(Composed):
             return output.reshape(rows, -1) if output.dim() == 1 else output
         shown = " ".join(repr(output).split())
         raise UsageError(
-            f"the when of a Switch returned {shown:.80}; it must return a bool tensor of shape ({rows},), one a row, "
-            f"or ({rows}, {drafts}), one a drafted token"
+            f"the when of a Switch returned {shown:.80}; it must return a bool tensor of shape ({rows},), one per row, "
+            f"or ({rows}, {drafts}), one per drafted token"
         )
 
 

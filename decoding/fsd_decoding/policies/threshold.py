@@ -39,7 +39,10 @@ class ThresholdPolicy:
         """Receives requests before their first round."""
 
     def thresholds(self, state: RoundState) -> Tensor:
-        """Returns the T of a round: (B,), one a row, or (B, L), one a drafted token; float, on the device, no NaN."""
+        """Returns the T of a round: (B,), one per row, or (B, L), one per drafted token.
+
+        Values are floats on the device, never NaN.
+        """
         raise NotImplementedError
 
     @property
@@ -99,7 +102,10 @@ class ScalePolicy(ThresholdPolicy):
     columns: tuple[str, ...] = ()
 
     def scales(self, state: RoundState) -> Tensor:
-        """Returns the scales of a round, floats >= 0 on the device: (B,), one a row, or (B, L), one a drafted token."""
+        """Returns the scales of a round: (B,), one per row, or (B, L), one per drafted token.
+
+        Values are floats >= 0 on the device.
+        """
         raise NotImplementedError
 
     def traced(self, columns: Mapping[str, Array]) -> Array:
@@ -132,5 +138,5 @@ def check_output(output: object, policy: ThresholdPolicy, state: RoundState) -> 
     shown = " ".join(text.split())
     raise UsageError(
         f"the threshold policy {type(policy).__name__} returned {shown:.80}; it must return a float tensor of shape "
-        f"({rows},), one a row, or ({rows}, {drafts}), one a drafted token"
+        f"({rows},), one per row, or ({rows}, {drafts}), one per drafted token"
     )

@@ -106,11 +106,11 @@ def test_a_trace_of_several_texts_gives_each_its_own_scale() -> None:
         (lambda: PerPrompt(0.1, [1.0], MEANS), r"weights is \[1.0\]; it must be 4 finite numbers"),
         (lambda: PerPrompt(0.1, WEIGHTS, [math.inf] * 4), "means is .*inf.*finite"),
         (lambda: PerPrompt(math.nan, WEIGHTS, MEANS), "threshold is NaN"),
-        (lambda: policy_named('{"name": "per-prompt", "version": 1, "weights": [1]}'), "not those of one"),
+        (lambda: policy_named('{"name": "per-prompt", "version": 1, "weights": [1]}'), "which do not describe one"),
         (lambda: PromptFacts()([1, 2]), "without a tokenizer; .* fsd_tokenizer"),
         (
             lambda: told().traced({"problem": np.array([5]), "position": np.array([0])}),
-            "does not know the prompt of problem 5",
+            "no facts of the prompt of problem 5",
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_the_bundled_pair_never_spends_more_than_its_budget() -> None:
 
 def test_a_budget_out_of_reach_warns_and_names_what_was_spent(pair: SpeculativeDecoder) -> None:
     budget = DivergenceBudget(0.29, ceiling=0.3, start=0.3)
-    with pytest.warns(UserWarning, match=r"may spend 0\.29 a token but spent 0\.\d+: T was at its ceiling, 0\.3,"):
+    with pytest.warns(UserWarning, match=r"may spend 0\.29 per token but spent 0\.\d+: T was at its ceiling, 0\.3,"):
         pair.generate(ragged_prompts(8), 32, threshold=budget)
     assert budget.mean < 0.3
     with warnings.catch_warnings():

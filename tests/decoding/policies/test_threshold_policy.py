@@ -141,7 +141,7 @@ def test_thresholds_of_another_shape_or_type_are_refused(
     with pytest.raises(UsageError, match=f"the threshold policy {kind.__name__} returned .*{shown}") as caught:
         decode(kind(answer))  # type: ignore[call-arg]
     assert "\n" not in str(caught.value)
-    assert "it must return a float tensor of shape (24,), one a row, or (24, 3), one a drafted token" in str(
+    assert "it must return a float tensor of shape (24,), one per row, or (24, 3), one per drafted token" in str(
         caught.value
     )
 
