@@ -1,8 +1,6 @@
-"""A threshold policy of one's own, beside a constant T, on the bundled pair.
+"""A custom threshold policy, compared with a constant T on the bundled pair of models.
 
-    python examples/own_policy.py [PROBLEMS]
-
-Knows what users may know: `fsd_calib.adaptive`, a decoder and a task.
+python examples/own_policy.py [PROBLEMS]
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from fsd_data import pair_paths
 
 
 class Unsure(adaptive.ScalePolicy):
-    """T times the probability that the target gives to all tokens but its likeliest: strict where it is sure."""
+    """T times the target's probability of all tokens except the most likely one: strict where the target is sure."""
 
     threshold, least = 0.4, 0.05
 
     def scales(self, state: adaptive.RoundState) -> torch.Tensor:
-        p = state.proposal.target_logits[:, :-1].softmax(-1)  # (B, L, V), where tokens were drafted
-        return (1 - p.amax(-1)).clamp_min(self.least)  # (B, L), one a drafted token
+        p = state.proposal.target_logits[:, :-1].softmax(-1)  # (B, L, V), at the drafted tokens
+        return (1 - p.amax(-1)).clamp_min(self.least)  # (B, L), one per drafted token
 
 
 def main(problems: int = 64) -> None:

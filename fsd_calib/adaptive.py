@@ -1,4 +1,4 @@
-"""Threshold policies, where users find them: `from fsd_calib import adaptive`. Knows names alone."""
+"""Public names of the threshold policies: `from fsd_calib import adaptive`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A run as it was decoded, round by round: its numbers as a table, and drawn."""
+"""Telemetry of a decoding run: its rounds as a table, and as a page of figures."""

@@ -1,8 +1,4 @@
-"""Telemetry: an observer that tells a run as a table of rounds, or as one page of pictures.
-
-Knows tables of rounds and their units. What is kept of a round is `round_log.py`'s; what the page shows is
-`run_picture.py`'s and `run_sheet.py`'s.
-"""
+"""Telemetry: an observer that returns a run as a table of rounds, or writes it as one page with figures."""
 
 from __future__ import annotations
 
@@ -18,35 +14,38 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     "seconds": ("s", "since the first round began, by the host's clock"),
-    "round_seconds": ("s", "of the round, with whatever lay between it and the one before: prompts being read, say"),
+    "round_seconds": ("s", "duration, including the time since the round before, for example for prefill"),
     "rows": ("", "texts in the round"),
-    "drafted": ("tokens", "drafted, of all rows"),
-    "accepted": ("tokens", "of these, before the first rejection"),
-    "emitted": ("tokens", "accepted and one more a row; more than a text keeps in the round that ends it"),
-    "decided": ("tokens", "drafted, up to the first rejected one"),
-    "threshold_least": ("as D", "smallest T that decided tokens were held against; NaN: the rule has no T"),
+    "drafted": ("tokens", "drafted, in all rows"),
+    "accepted": ("tokens", "accepted before the first rejection, in all rows"),
+    "emitted": ("tokens", "accepted and one more per row; the last round of a text may emit more than the text keeps"),
+    "decided": ("tokens", "drafted, up to the first rejected one: accepted or rejected"),
+    "threshold_least": ("as D", "smallest T that decided tokens were compared with; NaN: the rule has no T"),
     "threshold": ("as D", "mean T of decided tokens"),
     "threshold_most": ("as D", "largest T of decided tokens"),
     "divergence": ("as D", "mean D of decided tokens"),
-    "substituted": ("tokens", "accepted for D ≤ T alone: the exact rule had said no"),
+    "substituted": ("tokens", "accepted only because D ≤ T: the exact rule would have rejected them"),
     "divergence_substituted": ("as D", "largest D of these; NaN: there were none"),
-    "tokens_per_second": ("tokens/s", "emitted by all rows, over the last `window` rounds"),
-    "tokens_per_second_of_one": ("tokens/s", "the same of one row, on average"),
+    "tokens_per_second": ("tokens/s", "emitted in all rows, over the last `window` rounds"),
+    "tokens_per_second_of_one": ("tokens/s", "emitted in one row on average, over the last `window` rounds"),
 }
-"""Columns of `Telemetry.frame`: unit and meaning. "as D": nats or none, as the divergence has."""
+"""Columns of `Telemetry.frame`: unit and meaning. "as D": the unit of the divergence, nats or none."""
 
 
 class Telemetry(RoundLog):
-    """Give it to `generate` as `observer`, then ask for its `frame`, or `save` the page.
+    """Records a run: pass it to `generate` as `observer`, then call `frame`, or `save` for a page with figures.
 
-    What it costs is what a `RoundLog` costs. Several calls of `generate` go on as one run, the time between them
-    included.
+    Several calls of `generate` continue one run, which includes the time between them. The cost is that of `RoundLog`.
     """
 
     def frame(self, window: int = 32) -> pd.DataFrame:
-        """A row a round: `COLUMNS`, and `policy.…`, what the policy told of itself in a unit that its name says.
+        """Returns a table with one row per round: `COLUMNS`, and the policy's facts as `policy.…`, named with units.
 
-        UsageError: `window`, in rounds, is no whole number of at least 1.
+        Args:
+            window: number of rounds that speeds are averaged over.
+
+        Raises:
+            UsageError: `window` is not a whole number of at least 1.
         """
         import pandas as pd
 
@@ -56,25 +55,26 @@ class Telemetry(RoundLog):
             return pd.DataFrame(columns=list(COLUMNS), dtype=float).rename_axis("round")
         table["round_seconds"] = table.seconds.diff().fillna(table.seconds)
         streams = table.rows * table.round_seconds
-        emitted, seconds, of_one = (
-            of.rolling(window, min_periods=1).sum() for of in (table.emitted, table.round_seconds, streams)
+        emitted, seconds, stream_seconds = (
+            column.rolling(window, min_periods=1).sum() for column in (table.emitted, table.round_seconds, streams)
         )
-        table["tokens_per_second"], table["tokens_per_second_of_one"] = emitted / seconds, emitted / of_one
+        table["tokens_per_second"], table["tokens_per_second_of_one"] = emitted / seconds, emitted / stream_seconds
         return table[[*COLUMNS, *(name for name in table if name not in COLUMNS)]]
 
     def save(self, path: str | Path, title: str = "A run, round by round") -> Path:
-        """Writes one page that needs nothing beside itself: T, divergences, accepted lengths, tokens/s and what the
-        policy told, over time. Its size does not grow with the run: long ones are drawn in 300 steps.
+        """Writes one self-contained page: T, divergences, accepted lengths, tokens/s and the policy's facts over time.
+        Its size does not grow with the run, as long runs are drawn in 300 steps. Returns the path.
 
-        UsageError: nothing was watched, or the file cannot be written.
+        Raises:
+            UsageError: no round was recorded, or the file cannot be written.
         """
-        from fsd_calib.telemetry.figures import picture
-        from fsd_calib.telemetry.tables import remarks, sheet
+        from fsd_calib.telemetry.figures import draw_run
+        from fsd_calib.telemetry.tables import remarks, summary_table
         from fsd_collectors.report.page import page
         from fsd_collectors.report.plot import write
 
         table = self.frame()
         if table.empty:
-            raise UsageError("no round was watched; give the telemetry to generate(observer=…) before it is saved")
-        shown = page(title, [sheet(table, self.ways)], [picture(table, self.ways)], remarks(self.ways))
-        return write(Path(path), shown.encode())
+            raise UsageError("the telemetry recorded no round; pass it to generate(observer=…) before you save it")
+        summary, figure = summary_table(table, self.setups), draw_run(table, self.setups)
+        return write(Path(path), page(title, [summary], [figure], remarks(self.setups)).encode())

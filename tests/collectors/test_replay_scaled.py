@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fsd_collectors.replay import ScaledTraces, quantiles, replay, sweep
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.policies.threshold import RoundState, ScalePolicy
+from fsd_decoding.policies.rounds import RoundState
+from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.sampling import Sampling
 from support.in_memory import Facts, InMemory
 from support.tiny_pair import ragged_prompts, tiny_decoder

@@ -1,6 +1,6 @@
-"""What every threshold policy must hold to, and rounds to show it. Knows the protocol, and no policy in particular.
+"""Conformance tests of threshold policies, as test classes to derive from.
 
-A test file derives from these classes and gives `make`, a function that makes the policy anew, as a parameter.
+A derived class is parametrised with `make`, a function that returns a new instance of the policy under test.
 """
 
 from __future__ import annotations
@@ -25,15 +25,8 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.policies.threshold import (
-    Begun,
-    RoundOutcome,
-    RoundState,
-    RowMemory,
-    ScalePolicy,
-    ThresholdPolicy,
-    checked,
-)
+from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState, RowMemory
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy, check_output
 from fsd_decoding.sampling import Sampling
 from support.tiny import VOCABULARY, word_tokenizer
 from support.tiny_pair import ragged_prompts, related
@@ -49,30 +42,30 @@ MakeScale = Callable[[], ScalePolicy]
 
 @cache
 def decoder() -> SpeculativeDecoder:
-    """The tiny pair, with sentences that end."""
+    """Returns a decoder of the tiny pair, with tokens that end a sentence."""
     tokenizer = word_tokenizer(others={token: f"w{token}." for token in FULL_STOPS})
     return SpeculativeDecoder(*related(seed=1, spread=0.05), tokenizer, draft_length=DRAFTS)
 
 
 def ready(policy: ThresholdPolicy) -> ThresholdPolicy:
-    """As a call of the decoder begins."""
+    """Returns the policy, checked as at the beginning of a call of the decoder."""
     pair = decoder()
     policy.check([pair.target, pair.draft], pair.tokenizer, pair.rule, pair.divergence)
     return policy
 
 
 def decode(threshold: Any, **settings: Any) -> list[Result]:
-    """Texts of the tiny pair, sampled."""
+    """Returns texts sampled from the tiny pair."""
     return decoder().generate(PROMPTS, NEW, 0.9, threshold=threshold, **settings)
 
 
 def counted(results: Sequence[Result]) -> list[tuple[list[int], int, int, int]]:
-    """All of them but their intervals."""
+    """Returns what results hold, except for their intervals."""
     return [(r.tokens, r.rounds, r.drafted, r.accepted) for r in results]
 
 
 class Plain(ThresholdPolicy):
-    """Somebody's, and no shape."""
+    """A user's policy that is not a scale policy."""
 
     threshold = 0.15
 
@@ -81,7 +74,7 @@ class Plain(ThresholdPolicy):
 
 
 class Own(ScalePolicy):
-    """Somebody's, without an identity: half of T from the second token on."""
+    """A user's scale policy without an identity: half of T from the second token on."""
 
     threshold = 0.2
 
@@ -99,7 +92,7 @@ def rise() -> Schedule:
 
 
 class Texts:
-    """Texts that grow by random rounds. A text's rounds follow from its number alone, not from its company."""
+    """Texts that grow by random rounds. A text's rounds depend on its number alone, not on the other texts."""
 
     def __init__(self, numbers: Sequence[int], threshold: float, spread: float = 3.0) -> None:
         self._random = [torch.Generator().manual_seed(number) for number in numbers]
@@ -141,62 +134,64 @@ def positions_of(state: RoundState) -> Tensor:
     return state.proposal.positions
 
 
-def answers(policy: ThresholdPolicy, numbers: Sequence[int], spread: float = 3.0, scales: bool = False) -> Tensor:
-    """What a policy says over some rounds of texts: (ROUNDS, B, L)."""
-    return torch.stack([*_asked(ready(policy), Texts(numbers, policy.threshold, spread), scales)])
+def thresholds_of(policy: ThresholdPolicy, numbers: Sequence[int], spread: float = 3.0, scales: bool = False) -> Tensor:
+    """Returns a policy's thresholds, or scales, over some rounds of texts: (ROUNDS, B, L)."""
+    return torch.stack([*_outputs(ready(policy), Texts(numbers, policy.threshold, spread), scales)])
 
 
-def _asked(policy: ThresholdPolicy, texts: Texts, scales: bool) -> Iterator[Tensor]:
-    policy.start(Begun(torch.arange(len(texts.requests)), texts.requests, texts.memory, True))
+def _outputs(policy: ThresholdPolicy, texts: Texts, scales: bool) -> Iterator[Tensor]:
+    policy.start(NewRequests(torch.arange(len(texts.requests)), texts.requests, texts.memory, True))
     for _ in range(ROUNDS):
         state = texts.round()
-        answer = policy.scales(state) if scales and isinstance(policy, ScalePolicy) else policy.thresholds(state)
-        assert answer.device == state.drafted.device
-        found = checked(answer, policy, state)
-        policy.observe(texts.outcome(state, found))
-        yield found.expand(-1, DRAFTS)
+        output = policy.scales(state) if scales and isinstance(policy, ScalePolicy) else policy.thresholds(state)
+        assert output.device == state.drafted.device
+        checked = check_output(output, policy, state)
+        policy.observe(texts.outcome(state, checked))
+        yield checked.expand(-1, DRAFTS)
 
 
 class EveryPolicy:
-    """Of whatever follows the protocol, controllers included."""
+    """Tests of any threshold policy, budgets included."""
 
-    def test_answers_are_floats_of_a_shape_that_is_asked_for_and_no_nan(self, make: Make) -> None:
+    def test_thresholds_are_floats_of_an_allowed_shape_and_never_nan(self, make: Make) -> None:
         for spread in (0.0, 3.0, 100.0):
-            assert not answers(make(), range(5), spread).isnan().any()
+            assert not thresholds_of(make(), range(5), spread).isnan().any()
 
-    def test_it_says_the_same_again(self, make: Make) -> None:
-        assert torch.equal(answers(make(), range(5)), answers(make(), range(5)))
+    def test_a_second_instance_returns_the_same(self, make: Make) -> None:
+        assert torch.equal(thresholds_of(make(), range(5)), thresholds_of(make(), range(5)))
 
-    def test_rows_in_another_order_get_their_own_answers(self, make: Make) -> None:
+    def test_rows_in_another_order_get_their_own_thresholds(self, make: Make) -> None:
         order = [3, 0, 4, 1, 2]
-        torch.testing.assert_close(answers(make(), order), answers(make(), range(5))[:, order])
+        torch.testing.assert_close(thresholds_of(make(), order), thresholds_of(make(), range(5))[:, order])
 
-    def test_what_it_has_learned_can_be_saved_and_taken_up(self, make: Make) -> None:
+    def test_what_it_has_learned_can_be_saved_and_restored(self, make: Make) -> None:
         learned, fresh, file = make(), make(), io.BytesIO()
-        answers(learned, range(5))
+        thresholds_of(learned, range(5))
         torch.save(learned.state_dict(), file)
         file.seek(0)
         fresh.load_state_dict(torch.load(file, weights_only=True))
-        torch.testing.assert_close(answers(fresh, range(5)), answers(learned, range(5)))
+        torch.testing.assert_close(thresholds_of(fresh, range(5)), thresholds_of(learned, range(5)))
 
     def test_the_state_of_another_policy_is_refused(self, make: Make) -> None:
-        with pytest.raises(UsageError, match="another's"):
-            make().load_state_dict({"nobody": 1.0})
+        with pytest.raises(UsageError, match="the policy that saved it"):
+            make().load_state_dict({"unknown": 1.0})
 
 
 class EveryScalePolicy(EveryPolicy):
-    """Of policies that claim to be shapes: what they may not depend on, and what follows from that."""
+    """Tests of scale policies: what scales may not depend on, and what follows from that."""
 
-    def test_what_a_text_gets_does_not_depend_on_its_company(self, make: MakeScale) -> None:
-        together = answers(make(), range(5))
+    def test_thresholds_of_a_text_do_not_depend_on_the_other_rows(self, make: MakeScale) -> None:
+        together = thresholds_of(make(), range(5))
         for number in range(5):
-            torch.testing.assert_close(answers(make(), [number])[:, 0], together[:, number])
+            torch.testing.assert_close(thresholds_of(make(), [number])[:, 0], together[:, number])
 
-    def test_scales_never_look_at_the_threshold(self, make: MakeScale) -> None:
+    def test_scales_do_not_depend_on_the_threshold(self, make: MakeScale) -> None:
         policy = make()
-        assert torch.equal(answers(policy, range(5), scales=True), answers(policy.at(0.7), range(5), scales=True))
+        assert torch.equal(
+            thresholds_of(policy, range(5), scales=True), thresholds_of(policy.at(0.7), range(5), scales=True)
+        )
 
-    def test_another_threshold_makes_no_other_shape(self, make: MakeScale) -> None:
+    def test_another_threshold_keeps_the_shape(self, make: MakeScale) -> None:
         policy = make()
         other = policy.at(0.7)
         assert (other.threshold, other.identity, other.least) == (0.7, policy.identity, policy.least)
@@ -204,7 +199,7 @@ class EveryScalePolicy(EveryPolicy):
 
     def test_no_scale_above_zero_is_smaller_than_the_least(self, make: MakeScale) -> None:
         for spread in (0.0, 3.0, 100.0):
-            scales = answers(make(), range(5), spread, scales=True)
+            scales = thresholds_of(make(), range(5), spread, scales=True)
             assert (scales >= 0).all()
             assert (scales[scales > 0] >= make().least * (1 - ROUNDING)).all()
 
@@ -213,14 +208,14 @@ class EveryScalePolicy(EveryPolicy):
         if policy.identity is not None:
             again = policy_named(policy.identity).at(policy.threshold)
             assert (again.identity, again.least, again.columns) == (policy.identity, policy.least, policy.columns)
-            assert torch.equal(answers(again, range(5)), answers(policy, range(5)))
+            assert torch.equal(thresholds_of(again, range(5)), thresholds_of(policy, range(5)))
 
-    def test_a_trace_tells_the_scales_that_decoding_saw(self, make: MakeScale) -> None:
+    def test_scales_along_a_trace_are_those_of_decoding(self, make: MakeScale) -> None:
         policy = make()
         seen, columns = _decoded_scales(policy)
         try:
             traced = policy.traced({name: columns[name] for name in policy.columns})
-        except (UsageError, NotImplementedError):  # it cannot be replayed, or nobody wanted it to be
+        except (UsageError, NotImplementedError):  # it cannot be replayed, or does not implement it
             return
         assert seen == pytest.approx(traced, rel=1e-9)
 
@@ -256,7 +251,7 @@ def _alone(policy: ThresholdPolicy, prompt: list[int], number: int, rule: str | 
 
 
 def _decoded_scales(policy: ScalePolicy) -> tuple[Any, dict[str, Any]]:
-    """Of one text: every drafted token's scale, and what a trace would say of it."""
+    """Returns the scale of every drafted token of one text, and the columns of its trace."""
     records: list[RoundRecord] = []
 
     def keep(record: RoundRecord) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -72,3 +74,11 @@ def llama(seed: int, layers: int = 2, **changes: Any) -> Any:
     return random_model(
         LlamaConfig(**SMALL | {"num_hidden_layers": layers, "max_position_embeddings": 128} | changes), seed
     )
+
+
+def continuations(model: Any, prompt: list[int], temperature: float) -> Tensor:
+    """Returns the probabilities (6, 6, 6) of the next three tokens under a model with a vocabulary of 6."""
+    pairs = torch.tensor([prompt + list(two) for two in itertools.product(range(6), repeat=2)])
+    p = torch.softmax(model(input_ids=pairs).logits / temperature, -1)  # (36, 4, 6)
+    first, second, third = p[0, 1], p[::6, 2], p[:, 3]
+    return first[:, None, None] * second[:, :, None] * third.view(6, 6, 6)

@@ -25,7 +25,8 @@ from fsd_decoding.config import Threshold
 from fsd_decoding.engine.result import Result
 from fsd_decoding.engine.threshold_control import ThresholdControl
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
-from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.rounds import RoundState
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.common.timing import Run, rates, speed_up, take_turns

@@ -18,7 +18,7 @@ from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.engine.result import Result
 from fsd_decoding.observers.round_record import Observer
-from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified, answered
+from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified, as_bools
 
 Array = npt.NDArray[Any]
 MOST = 24  # tokens a draft has at most, whoever ends it
@@ -105,7 +105,7 @@ class Counting(StopPolicy):
         self.steps: Counter[int] = Counter()  # by the request's index
 
     def goes_on(self, state: DraftState) -> list[bool]:
-        told = answered(self._policy.goes_on(state), len(state.rows))
+        told = as_bools(self._policy.goes_on(state), len(state.rows))
         reads = not state.logits  # the draft does so even where it drafts nothing
         for row, going, wants in zip(state.rows, state.going, told, strict=True):
             self.steps[row.request.index if row else -1] += going and (wants or reads)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fsd_calib.tasks.base import Problem
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified, answered
+from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified, as_bools
 from lib.stopping.decode import Contestant, Setting
 
 _LENGTH = 8  # of the drafts compared
@@ -30,7 +30,7 @@ class Stopwatch(StopPolicy):
 
     def goes_on(self, state: DraftState) -> list[bool]:
         began = time.perf_counter()
-        told = list(answered(self._policy.goes_on(state), len(state.rows)))
+        told = list(as_bools(self._policy.goes_on(state), len(state.rows)))
         taken = time.perf_counter() - began
         if state.logits:
             self.steps[-1] += taken

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from fsd_decoding.policies.entropy_scaled import EntropyScaled
     from fsd_decoding.policies.per_prompt import PerPrompt
     from fsd_decoding.policies.registry import policy_named
+    from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
     from fsd_decoding.policies.schedule import Schedule
     from fsd_decoding.policies.switch import Switch
-    from fsd_decoding.policies.threshold import Begun, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
+    from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 
 __all__ = [
-    "Begun",
     "Constant",
     "DivergenceBudget",
     "EntropyScaled",
     "Max",
     "Min",
+    "NewRequests",
     "PerDomain",
     "PerPrompt",
     "RoundOutcome",
@@ -41,7 +42,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        "Begun": "fsd_decoding.policies.threshold",
+        "NewRequests": "fsd_decoding.policies.threshold",
         "Constant": "fsd_decoding.policies.constant",
         "DivergenceBudget": "fsd_decoding.adaptive.divergence_budget",
         "EntropyScaled": "fsd_decoding.policies.entropy_scaled",
@@ -49,8 +50,8 @@ __getattr__, __dir__ = lazy_exports(
         "Min": "fsd_decoding.policies.composed",
         "PerDomain": "fsd_decoding.adaptive.per_domain",
         "PerPrompt": "fsd_decoding.policies.per_prompt",
-        "RoundOutcome": "fsd_decoding.policies.threshold",
-        "RoundState": "fsd_decoding.policies.threshold",
+        "RoundOutcome": "fsd_decoding.policies.rounds",
+        "RoundState": "fsd_decoding.policies.rounds",
         "ScalePolicy": "fsd_decoding.policies.threshold",
         "Schedule": "fsd_decoding.policies.schedule",
         "SpeedBudget": "fsd_decoding.adaptive.speed_budget",

@@ -1,7 +1,4 @@
-"""What budgets share: checks of what they work with, a call's sums, and how they are saved.
-
-Knows numbers, profiles and saved states. Knows nothing of how a budget is held.
-"""
+"""What the two budgets have in common: the check of their profile, the sums over a call, and saved states."""
 
 from __future__ import annotations
 
@@ -14,37 +11,46 @@ from torch import Tensor
 
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.errors import UsageError
-from fsd_decoding.policies.threshold import RoundState
+from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-MOSTLY = 0.5  # a budget was out of reach where T was at its end in more of the rounds
+MOSTLY = 0.5  # a budget counts as out of reach if T was at its limit in a larger share of the rounds
 
 
-def saved(owner: object, settings: Mapping[str, Any], learned: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` are what a state is worthless without: only a budget with the same may go on from it."""
+def state_of(owner: object, settings: Mapping[str, Any], learned: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a budget's `state_dict`: what it learned, and the settings that a budget must share to load it."""
     return {"policy": type(owner).__name__, **settings, **learned}
 
 
-def restored(
-    owner: object, settings: Mapping[str, Any], learned: Sequence[str], state: Mapping[str, Any]
+def learned_from(
+    state: Mapping[str, Any], owner: object, settings: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
-    """What `saved` was told that `owner` had learned. UsageError: the state is another's."""
+    """Returns the learned values `names` from what `state_of` returned.
+
+    Raises:
+        UsageError: the state is of another policy or of other settings, or incomplete.
+    """
     for name, mine in {"policy": type(owner).__name__, **settings}.items():
         if state.get(name) != mine:
-            raise UsageError(f"the state has {name} {state.get(name)!r}, this policy {mine!r}; it is another's")
-    if missing := [name for name in learned if name not in state]:
-        raise UsageError(f"the state of {type(owner).__name__} lacks {', '.join(missing)}; it was not saved whole")
-    return {name: state[name] for name in learned}
+            raise UsageError(
+                f"the state has {name} {state.get(name)!r}, but this policy has {mine!r}; load it into the policy that "
+                "saved it"
+            )
+    if missing := [name for name in names if name not in state]:
+        raise UsageError(
+            f"the state of {type(owner).__name__} lacks {', '.join(missing)}; save it again with state_dict()"
+        )
+    return {name: state[name] for name in names}
 
 
 @dataclass
 class Tally:
-    """Of the rounds of a call, on the device; `spent` is what the budget is of."""
+    """Sums over the rounds of a call, on the device."""
 
     rounds: int = 0
-    limited: Tensor | float = 0.0  # of them, in which T was as large as may be
+    limited: Tensor | float = 0.0  # rounds in which T was at its upper limit
     tokens: Tensor | float = 0.0
-    spent: Tensor | float = 0.0
+    spent: Tensor | float = 0.0  # in the unit of the budget
 
     def add(self, limited: Tensor, tokens: Tensor, spent: Tensor | float) -> None:
         self.rounds += 1
@@ -54,50 +60,57 @@ class Tally:
 
     @property
     def share_limited(self) -> float:
-        """Waits for the device."""
+        """Share of the rounds in which T was at its upper limit. Waits for the device."""
         return float(self.limited) / max(self.rounds, 1)
 
 
-def check_criterion(whose: str, profile: ThresholdProfile, criterion: Criterion) -> None:
-    """UsageError: what T bounds here is not what it bounded where the profile was calibrated."""
+def check_criterion(name: str, profile: ThresholdProfile, criterion: Criterion) -> None:
+    """Raises UsageError if D is computed otherwise than when the profile was calibrated, so that T means something
+    else. `name` is how to call the profile in the message."""
     here = {"logits": criterion.on, "within_support": criterion.within_support}
-    for name, now in here.items():
-        if (then := getattr(profile, name)) != now:
+    for setting, now in here.items():
+        if (then := getattr(profile, setting)) != now:
             raise UsageError(
-                f"the profile of {whose} has {name} {then!r}, this decoding has {now!r}; decode as it was calibrated"
+                f"the profile of {name} has {setting} {then!r}, but this decoding has {now!r}; decode with the "
+                f"profile's {setting}"
             )
 
 
-class SameModels:
-    """Holds a profile against the models it is used with: once, as that reads their weights.
+class ProfileCheck:
+    """Checks a budget's profile against the models it is used with, once for each pair, as that reads their weights.
 
-    UsageError: the profile's T is moved by a policy already.
+    Raises:
+        UsageError: a policy moves the profile's T already.
     """
 
     def __init__(self, profile: ThresholdProfile) -> None:
         if profile.policy is not None:
             raise UsageError(
-                f"the profile of {profile.task!r} moves T by {profile.policy.name!r} already; give one that was "
-                "calibrated for a constant T"
+                f"the threshold of the profile of {profile.task!r} is already moved by the policy "
+                f"{profile.policy.name!r}; use a profile that was calibrated with a constant threshold"
             )
         self.profile = profile
         self.doubts: list[str] = []
-        self._seen: list[ref[Any]] = []  # the models that passed
+        self._checked: list[ref[Any]] = []  # models that passed
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
-        """UsageError: the profile is of other models, or of another rule or divergence. Keeps what is doubtful."""
+        """Raises UsageError if the profile is of other models, or of another rule or divergence. Collects `doubts`."""
         profile = self.profile
         for name, then, now in (("rule", profile.rule, rule), ("divergence", profile.divergence, divergence)):
             if then != now:
                 raise UsageError(
-                    f"the profile is of {name} {then!r}, this decoder runs {now!r}; give it {name}={then!r}"
+                    f"the profile was calibrated with {name} {then!r}, but this decoder runs {now!r}; pass "
+                    f"{name}={then!r} to it"
                 )
         if len(models) != 2:
-            raise UsageError(f"the profile is of the draft model {profile.draft.id!r}, this decoder drafts without one")
-        if [seen() for seen in self._seen] != list(models):
+            raise UsageError(
+                f"the profile was calibrated with the draft model {profile.draft.id!r}, but this decoder drafts "
+                "without a model; load that draft model"
+            )
+        if [model() for model in self._checked] != list(models):
             self.doubts = profile.compare(models[0], models[1], tokenizer)
-            self._seen = [ref(model) for model in models]
+            self._checked = [ref(model) for model in models]
 
     def check_round(self, state: RoundState) -> None:
-        """UsageError: T is held against other divergences than the profile's."""
+        """Raises UsageError if T is compared with other divergences than the profile's."""
         check_criterion(repr(self.profile.task), self.profile, state.proposal.criterion)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsd_decoding.batch import Batch
 from fsd_decoding.drafters.base import Drafter
-from fsd_decoding.policies.stopping import Answer, DraftState, RowFacts, StopPolicy, answered
+from fsd_decoding.policies.stopping import Answer, DraftState, RowFacts, StopPolicy, as_bools
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import to_device
 
@@ -134,7 +134,7 @@ def draft_until(
 
     def select_active(answer: Answer) -> list[bool]:
         """Rows that were going on, and are in the answer."""
-        return [was and chosen for was, chosen in zip(going, answered(answer, len(rows)), strict=True)]
+        return [was and chosen for was, chosen in zip(going, as_bools(answer, len(rows)), strict=True)]
 
     for step in range(draft_length):
         going = [was and step < L for was, L in zip(going, most, strict=True)]

@@ -12,15 +12,8 @@ from torch import Tensor
 from fsd_decoding.acceptance.proposal import Proposal
 from fsd_decoding.batch import Batch, Request
 from fsd_decoding.engine.verify import JudgedRound
-from fsd_decoding.policies.threshold import (
-    Begun,
-    RoundOutcome,
-    RoundState,
-    RowMemory,
-    ScalePolicy,
-    ThresholdPolicy,
-    checked,
-)
+from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState, RowMemory
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy, check_output
 from fsd_decoding.tensors import to_device
 
 
@@ -39,7 +32,7 @@ class ThresholdControl:
         """Texts begin in `rows` (R,)."""
         self._memory.forget(rows)
         self._begins[rows] = to_device([len(r.prompt) for r in requests], rows.device)
-        self._policy.start(Begun(rows, requests, self._memory, self._first))
+        self._policy.start(NewRequests(rows, requests, self._memory, self._first))
         self._first = False
 
     def adapt(self, proposal: Proposal, drafted: Tensor) -> None:
@@ -48,9 +41,9 @@ class ThresholdControl:
         state = RoundState(proposal, drafted.clone(), self._begins, self._memory)  # a row that ends drafts 0 from then
         self._state = state
         if isinstance(policy, ScalePolicy):
-            proposal.scales = checked(policy.scales(state), policy, state)
+            proposal.scales = check_output(policy.scales(state), policy, state)
         else:
-            proposal.adapted = checked(policy.thresholds(state), policy, state)
+            proposal.adapted = check_output(policy.thresholds(state), policy, state)
 
     def judged(self, judged: JudgedRound) -> None:
         """What is shown to the policy once the round is over."""

@@ -1,4 +1,4 @@
-"""Fuzzy speculative decoding behind transformers' own `generate`."""
+"""Fuzzy speculative decoding inside transformers' `generate`."""
 
 from __future__ import annotations
 

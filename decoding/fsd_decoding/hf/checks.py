@@ -1,6 +1,8 @@
-"""What transformers' `generate` offers and fuzzy decoding does not: each refused by name, nothing ignored.
+"""Checks of a call of transformers' `generate`: options that fuzzy decoding lacks are refused by name, never ignored.
 
-Knows what reaches a callable and what is wrong with it. Knows nothing of decoding.
+Up to transformers 5.23 `_extract_generation_mode_kwargs` drops `streamer`, `assistant_model`, `synced_gpus` and
+`tokenizer` if `custom_generate` is a callable. The first three remain in the frame of `generate`, and this is the only
+way to them; `tokenizer` is lost.
 """
 
 from __future__ import annotations
@@ -16,19 +18,11 @@ from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 
-# MERGED: """What transformers' `generate` was given but does not hand on to a callable it runs.
-#
-# Knows where `generate` keeps its arguments. Up to 5.23 `_extract_generation_mode_kwargs` throws away, without a
-# word, `streamer`, `assistant_model`, `synced_gpus` and `tokenizer` when `custom_generate` is a callable. The
-# first three are still in the frame of `generate`, and there is no other way to them; `tokenizer` is lost.
-# """
-
-
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 def argument_of_generate(name: str) -> Any:
-    """What the `generate` that called us was given as `name`; None where we were called otherwise."""
+    """Returns the argument `name` of the `generate` that called `fsd_generate`; None if it was called otherwise."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not _GENERATE:
         frame = frame.f_back
@@ -41,63 +35,64 @@ _HANDLED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "l
 
 
 def check_draft(draft: Any) -> None:
+    """Raises UsageError if the draft is not a loaded causal LM or another `DraftSource`."""
     if draft is None and argument_of_generate("assistant_model") is not None:
-        raise UsageError("assistant_model never reaches fsd_generate; give the model as draft_model=")
+        raise UsageError("assistant_model does not reach fsd_generate; pass the model as draft_model=")
     if draft is None:
-        raise UsageError("draft_model is missing; give fsd_generate a loaded causal LM as draft_model=")
+        raise UsageError("draft_model is missing; pass a loaded causal LM as draft_model=")
     if isinstance(draft, type) or not isinstance(draft, (torch.nn.Module, DraftSource)):
         raise UsageError(f"draft_model is {draft!r:.80}; it must be a loaded causal LM, or a DraftSource")
 
 
 def check_asked(model: Any, config: GenerationConfig, synced_gpus: bool) -> None:
-    """UsageError: another search, another architecture, or outputs that no round keeps."""
+    """Raises UsageError for generation modes, architectures and outputs that are not supported."""
     if model.config.is_encoder_decoder:
-        raise UsageError(f"{type(model).__name__} is an encoder-decoder; fsd_generate decodes with causal LMs")
+        raise UsageError(f"{type(model).__name__} is an encoder-decoder; fsd_generate supports causal LMs only")
     if (mode := config.get_generation_mode().value) not in _MODES:
         raise UsageError(
             f"generate is set to {mode.replace('_', ' ')} (num_beams is {config.num_beams}); "
-            "fsd_generate does greedy search and sampling, num_beams=1"
+            "fsd_generate supports greedy search and sampling, num_beams=1"
         )
-    asked = [name for name in _OUTPUTS if getattr(config, name)]
-    if config.return_dict_in_generate and asked:
-        raise UsageError(f"{asked[0]} is set; fsd_generate keeps none of these, only sequences and statistics")
+    outputs = [name for name in _OUTPUTS if getattr(config, name)]
+    if config.return_dict_in_generate and outputs:
+        raise UsageError(f"{outputs[0]} is set; fsd_generate returns only sequences and statistics, leave it out")
     if synced_gpus:
         raise UsageError("synced_gpus is set; fsd_generate cannot run under ZeRO-3 or FSDP, load the whole model")
 
 
 def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], streamer: Any) -> None:
-    """UsageError: an input that only the model's forward would know what to do with."""
+    """Raises UsageError for inputs other than token ids and an attention mask."""
     for name, value in model_kwargs.items():
         if name not in _HANDLED and value is not None:
-            raise UsageError(f"{name} is given; fsd_generate decodes from input_ids and attention_mask alone")
+            raise UsageError(f"{name} is given; fsd_generate takes only input_ids and attention_mask, leave it out")
     cache = model_kwargs.get("past_key_values")
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
-        raise UsageError("past_key_values is given; fsd_generate keeps caches of its own, leave it out")
+        raise UsageError("past_key_values is given; fsd_generate creates its own KV caches, leave it out")
     _check_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
     if streamer is not None and len(input_ids) > 1:
-        raise UsageError(f"streamer is given with {len(input_ids)} sequences; it takes one at a time")
+        raise UsageError(f"streamer is given with {len(input_ids)} sequences; stream one sequence at a time")
 
 
 def check_clock(criteria: StoppingCriteriaList, sampling: Sampling, rows: int) -> None:
-    """UsageError: rows that decode one after another would share one clock."""
-    if rows > 1 and sampling.processors and any(isinstance(one, MaxTimeCriteria) for one in criteria):
+    """Raises UsageError if rows that decode one after another would share the time limit."""
+    if rows > 1 and sampling.processors and any(isinstance(c, MaxTimeCriteria) for c in criteria):
         raise UsageError(
-            f"max_time is given with {rows} sequences and {type(sampling.processors[0]).__name__}, which makes them "
-            "decode one after another; give one sequence at a time"
+            f"max_time is given with {rows} sequences and {type(sampling.processors[0]).__name__}, with which they are "
+            "decoded one after another; pass one sequence at a time"
         )
 
 
 def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """The prompts without their left padding. UsageError: the mask hides something else."""
+    """Returns the prompts without their left padding. Raises UsageError if the mask hides other tokens."""
     if mask is None:
         return [list(row) for row in input_ids.tolist()]
-    seen = mask.bool()
-    if seen.shape != input_ids.shape or bool((seen[:, :-1] & ~seen[:, 1:]).any()):
+    visible = mask.bool()
+    if visible.shape != input_ids.shape or bool((visible[:, :-1] & ~visible[:, 1:]).any()):
         raise UsageError(
-            "attention_mask hides tokens behind the first it shows; pad on the left (padding_side='left'), "
-            "or give the mask if the pad token stands in a prompt"
+            "attention_mask hides tokens after the first visible one; pad on the left (padding_side='left'), or pass "
+            "the tokenizer's mask if the pad token occurs in a prompt"
         )
-    return [row[shown].tolist() for row, shown in zip(input_ids, seen, strict=True)]
+    return [row[shown].tolist() for row, shown in zip(input_ids, visible, strict=True)]
 
 
 def _check_positions(positions: Tensor | None, mask: Tensor | None) -> None:
@@ -105,4 +100,4 @@ def _check_positions(positions: Tensor | None, mask: Tensor | None) -> None:
         return
     expected = torch.arange(positions.shape[-1], device=positions.device) if mask is None else mask.long().cumsum(1) - 1
     if ((positions != expected) & (True if mask is None else mask.bool())).any():
-        raise UsageError("position_ids do not count the prompt from 0; leave them out")
+        raise UsageError("position_ids do not count each prompt from 0; leave them out")

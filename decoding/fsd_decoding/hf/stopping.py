@@ -1,7 +1,4 @@
-"""Asks the stopping criteria that transformers' `generate` prepared about one row, token by token.
-
-Knows transformers' criteria and the texts as `generate` shows them. Knows nothing of decoding.
-"""
+"""Evaluation of the stopping criteria that transformers' `generate` prepared, for one row and token by token."""
 
 from __future__ import annotations
 
@@ -15,22 +12,28 @@ from fsd_decoding.batch import Request
 
 
 class StopsOfGenerate:
-    """`engine.Settings.stops`. An EOS is one more criterion here, so that it stays in the row's tokens."""
+    """The stopping criteria of `generate` in the form of `engine.Settings.stops`. EOS tokens count as a criterion, so
+    that they remain in the row's tokens."""
 
     def __init__(self, criteria: StoppingCriteriaList, input_ids: Tensor) -> None:
-        """`input_ids` (B, P) as `generate` has them: criteria that count positions count the padding too."""
+        """Takes `input_ids` (B, P) with padding, since criteria that count positions count the padding too."""
         self._input_ids = input_ids
         self._eos = {
-            token for one in criteria if isinstance(one, EosTokenCriteria) for token in one.eos_token_id.tolist()
+            token
+            for criterion in criteria
+            if isinstance(criterion, EosTokenCriteria)
+            for token in criterion.eos_token_id.tolist()
         }
-        counted = (EosTokenCriteria, MaxLengthCriteria)  # here, and as `Request.max_new_tokens`
-        self._others = StoppingCriteriaList(one for one in criteria if not isinstance(one, counted))
+        handled = (EosTokenCriteria, MaxLengthCriteria)  # by `_eos`, and by `Request.max_new_tokens`
+        self._others = StoppingCriteriaList(c for c in criteria if not isinstance(c, handled))
 
     @property
     def may_stop(self) -> bool:
+        """Whether a text may end before its maximum length."""
         return bool(self._eos or self._others)
 
     def __call__(self, request: Request, tokens: list[int], new: int) -> int | None:
+        """Returns the length at which the text ends within its `new` latest tokens; None if it goes on."""
         ends = range(len(tokens) - new + 1, len(tokens) + 1)
         return next((end for end in ends if self._ends(request.index, tokens[:end])), None)
 

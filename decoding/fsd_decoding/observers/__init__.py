@@ -1,1 +1,1 @@
-"""Observers: what a round looked like, for recording, telemetry and traces."""
+"""Observers of decoding rounds, for recording divergences, telemetry and traces."""

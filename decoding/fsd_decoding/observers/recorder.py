@@ -1,7 +1,6 @@
-"""Recorder: an observer that keeps the divergences of every token a rule decided on.
+"""Recorder: an observer that keeps the divergences of every token that a rule decided on.
 
-Knows rounds. Holds their logits back until there are enough to work on at once, since one round of a small batch
-is mostly overhead. Knows nothing of files.
+Divergences of several rounds are computed at once, since for one round of a small batch the overhead would dominate.
 """
 
 from __future__ import annotations
@@ -15,50 +14,53 @@ from fsd_decoding.divergence import check_name, unchecked
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 
-_HELD = 1 << 22  # logits (positions x V) held back: 32 MB of both models in fp32
+_PENDING = 1 << 22  # logits (positions x V) that are kept before they are reduced: 32 MB for both models in fp32
 
 
 class Recorder:
-    """Give it to `generate` as `observer`, then ask for its `columns`."""
+    """Records divergences: pass it to `generate` as `observer`, then read `columns`.
+
+    Args:
+        names: of the divergences to record.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         if isinstance(names, str):
-            raise UsageError(f"names is {names!r}; it must be a list of divergences")
+            raise UsageError(f"names is {names!r}; it must be a list of names of divergences")
         for name in names:
             check_name(name)
         self._names = list(names)
-        self._held: list[
-            tuple[Tensor, Tensor, Tensor]
-        ] = []  # logits of p and q, (B, L, V) each, and which were decided
+        # Logits of p and q, (B, L, V) each, and which tokens were decided, (B, L).
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._kept: dict[str, list[Tensor]] = {}
 
-    def __call__(self, round_: RoundRecord) -> None:
-        proposal = round_.proposal
+    def __call__(self, record: RoundRecord) -> None:
+        proposal = record.proposal
         if not proposal.drafted.numel():
             return
         shape = proposal.drafted.shape
-        prompts = torch.tensor([r.index if r else -1 for r in round_.requests])
-        drafts = torch.arange(shape[1], device=round_.accepted.device)
-        decided = round_.decided
-        self._held.append((proposal.target_logits[:, :-1], proposal.draft_logits, decided))
+        prompts = torch.tensor([r.index if r else -1 for r in record.requests])
+        drafts = torch.arange(shape[1], device=record.accepted.device)
+        decided = record.decided
+        self._pending.append((proposal.target_logits[:, :-1], proposal.draft_logits, decided))
         self._keep(
             decided=decided,
             prompt=prompts[:, None].expand(shape),
             position=proposal.positions[:, :-1],
             draft=drafts.expand(shape),
             token=proposal.drafted,
-            accepted=drafts < round_.accepted[:, None],
+            accepted=drafts < record.accepted[:, None],
         )
-        if sum(p.numel() for p, _, _ in self._held) >= _HELD:
-            self._work_off()
+        if sum(p.numel() for p, _, _ in self._pending) >= _PENDING:
+            self._reduce_pending()
 
     def columns(self) -> dict[str, Tensor]:
-        """One entry a decided token, in the order they were decided, on the CPU.
+        """Returns columns on the CPU with one entry per decided token, in the order of the decisions.
 
-        prompt: its index. position: absolute. draft: its place in the round's draft, from 0. token: the one
-        drafted. accepted: whether it stayed. And every divergence asked for, fp32 (fp64 of fp64 models).
+        prompt: its index. position: absolute. draft: the token's position in the round's draft, from 0. token: the
+        drafted one. accepted: whether it was. And each of the recorded divergences, fp32 (fp64 for fp64 models).
         """
-        self._work_off()
+        self._reduce_pending()
         whole = {name: torch.cat([part.cpu() for part in parts]) for name, parts in self._kept.items()}
         decided = whole.pop("decided", torch.empty(0, dtype=torch.bool))
         return {name: column if name in self._names else column[decided] for name, column in whole.items()}
@@ -67,8 +69,8 @@ class Recorder:
         for name, column in columns.items():
             self._kept.setdefault(name, []).append(column.flatten())
 
-    def _work_off(self) -> None:
-        if self._held:
-            p, q = (torch.cat([held[i][held[2]] for held in self._held]) for i in (0, 1))
-            self._held.clear()
+    def _reduce_pending(self) -> None:
+        if self._pending:
+            p, q = (torch.cat([pending[i][pending[2]] for pending in self._pending]) for i in (0, 1))
+            self._pending.clear()
             self._keep(**unchecked(self._names, p, q))

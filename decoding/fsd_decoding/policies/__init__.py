@@ -1,1 +1,1 @@
-"""Policies: stop policies end drafts early, threshold policies move T."""
+"""Policies of decoding: threshold policies set T, stop policies end drafts early."""

@@ -1,8 +1,8 @@
-"""Policies made of policies. Knows how parts are asked, told and saved; what is made of their answers is in
-`extremes.py` and `switching.py`.
+"""Policies composed of other policies: the common base class, `Min` and `Max`. (`Switch` is in `switch.py`.)
 
-A part sees rounds as if it were alone: its own T as the prompts', and a memory of its own. Where all parts are scale
-policies, so is the whole: the largest of their T times a scale, with all that scale policies may claim.
+Each part sees rounds as if it were alone: with its own T as the prompts' T, and with a memory of its own. If all parts
+are scale policies, so is the composed policy: its T is the largest of theirs, and all that is claimed for scale
+policies holds for it.
 """
 
 from __future__ import annotations
@@ -19,51 +19,42 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 from fsd_decoding.policies.scale import Shape, share
-from fsd_decoding.policies.threshold import (
-    Array,
-    Begun,
-    RoundOutcome,
-    RoundState,
-    ScalePolicy,
-    ThresholdPolicy,
-    checked,
-)
+from fsd_decoding.policies.threshold import Array, ScalePolicy, ThresholdPolicy, check_output
 
-# MERGED: """The strictest and the loosest of several policies. Knows their answers alone."""
-
-
-_OWN = "base"  # what a state computes for the policy that is asked; all else is the same for all
+_PER_PART = "base"  # the value of a state that each part computes for itself; all others are shared by the parts
 
 
 class Composed(ThresholdPolicy):
-    """Asks its parts, and combines what they answer."""
+    """Combines the thresholds of its parts. Subclasses implement `combine`."""
 
     scaled: ClassVar[type[Scaled]]
-    """What it is where all parts are scale policies."""
+    """The class to construct instead if all parts are scale policies."""
 
-    def __new__(cls, *given: Any, **named: Any) -> Self:
-        parts = [one for one in (*given, *named.values()) if isinstance(one, ThresholdPolicy)]
-        scaled = parts and all(isinstance(p, ScalePolicy) for p in parts)
-        kind = vars(cls).get("scaled", cls) if scaled else cls  # a subclass may combine as it likes: it is no shape
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        parts = [value for value in (*args, *kwargs.values()) if isinstance(value, ThresholdPolicy)]
+        scaled = parts and all(isinstance(part, ScalePolicy) for part in parts)
+        # A user's subclass inherits `scaled` but may combine differently, so only the class that defines it counts.
+        kind = vars(cls).get("scaled", cls) if scaled else cls
         return super().__new__(cast(type[Self], kind))
 
     def __init__(self, *policies: ThresholdPolicy) -> None:
-        self.policies = _parts(type(self).__name__, policies)
+        self.policies = _check_parts(type(self).__name__, policies)
         self.threshold = max(policy.threshold for policy in policies)
         self.budget = any(policy.budget for policy in policies)
 
-    def combined(self, answers: Sequence[Tensor], state: RoundState) -> Tensor:
-        """Of each part (B, 1) or (B, L) -> either."""
+    def combine(self, outputs: Sequence[Tensor], state: RoundState) -> Tensor:
+        """Returns (B, 1) or (B, L) from the parts' thresholds or scales, each (B, 1) or (B, L)."""
         raise NotImplementedError
 
     def thresholds(self, state: RoundState) -> Tensor:
-        each = zip(self.policies, self._seen(state), strict=True)
-        return self._answer(state, [checked(part.thresholds(seen), part, seen) for part, seen in each])
+        parts = zip(self.policies, self._part_states(state), strict=True)
+        return self._combine(state, [check_output(part.thresholds(own), part, own) for part, own in parts])
 
-    def start(self, begun: Begun) -> None:
+    def start(self, new: NewRequests) -> None:
         for i, policy in enumerate(self.policies):
-            policy.start(replace(begun, memory=begun.memory.part(str(i))))
+            policy.start(replace(new, memory=new.memory.part(str(i))))
 
     @property
     def listens(self) -> bool:
@@ -71,8 +62,8 @@ class Composed(ThresholdPolicy):
 
     def observe(self, outcome: RoundOutcome) -> None:
         if any(policy.listens for policy in self.policies):
-            for policy, seen in zip(self.policies, self._seen(outcome.state), strict=True):
-                policy.observe(replace(outcome, state=seen))
+            for policy, own in zip(self.policies, self._part_states(outcome.state), strict=True):
+                policy.observe(replace(outcome, state=own))
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
         for policy in self.policies:
@@ -82,12 +73,12 @@ class Composed(ThresholdPolicy):
         return [doubt for policy in self.policies for doubt in policy.doubts()]
 
     def facts(self) -> dict[str, float | Tensor]:
-        """Of all parts; a name that several of them use is told with the part's number, from 1."""
-        told = [policy.facts() for policy in self.policies]
-        uses = Counter(name for facts in told for name in facts)
+        """Returns the facts of all parts; a name that several of them use is prefixed with the part's number from 1."""
+        by_part = [policy.facts() for policy in self.policies]
+        uses = Counter(name for facts in by_part for name in facts)
         return {
             name if uses[name] == 1 else f"part {i} {name}": fact
-            for i, facts in enumerate(told, 1)
+            for i, facts in enumerate(by_part, 1)
             for name, fact in facts.items()
         }
 
@@ -99,91 +90,92 @@ class Composed(ThresholdPolicy):
         states = state.get("policies", [{}] * len(self.policies))
         if state.keys() - {"policies"} or not isinstance(states, Sequence) or len(states) != len(self.policies):
             raise UsageError(
-                f"{type(self).__name__} of {len(self.policies)} policies is given a state of {', '.join(state)}; it is "
-                "another's"
+                f"the state ({', '.join(state)}) is not that of a {type(self).__name__} of {len(self.policies)} "
+                "policies; load it into the policy that saved it"
             )
-        for policy, one in zip(self.policies, states, strict=True):
-            policy.load_state_dict(one)
+        for policy, part_state in zip(self.policies, states, strict=True):
+            policy.load_state_dict(part_state)
 
-    def _seen(self, state: RoundState) -> Iterator[RoundState]:
-        """The round as each part sees it. What one part computed of it, the next ones find."""
+    def _part_states(self, state: RoundState) -> Iterator[RoundState]:
+        """Yields the round as each part sees it. Lazy values that one part computes are passed on to the next ones."""
         for i, policy in enumerate(self.policies):
-            seen = object.__new__(type(state))  # as copy() makes one, which takes ten times as long
-            vars(seen).update(vars(state))
-            vars(seen).pop(_OWN, None)
-            seen.memory, seen.own = state.memory.part(str(i)), policy.threshold
-            yield seen
-            for name in vars(seen).keys() - vars(state).keys() - {_OWN}:
-                vars(state)[name] = vars(seen)[name]
+            own = object.__new__(type(state))  # copy() would do the same in ten times the time
+            vars(own).update(vars(state))
+            vars(own).pop(_PER_PART, None)
+            own.memory, own.part_threshold = state.memory.part(str(i)), policy.threshold
+            yield own
+            for name in vars(own).keys() - vars(state).keys() - {_PER_PART}:
+                vars(state)[name] = vars(own)[name]
 
-    def _answer(self, state: RoundState, answers: Sequence[Tensor]) -> Tensor:
-        found = self.combined(answers, state)
-        return found.squeeze(1) if found.shape[1] == 1 else found
+    def _combine(self, state: RoundState, outputs: Sequence[Tensor]) -> Tensor:
+        combined = self.combine(outputs, state)
+        return combined.squeeze(1) if combined.shape[1] == 1 else combined
 
 
 class Scaled(Shape, Composed):
-    """Composed of scale policies. A part whose T is not above 0, so that it accepts no divergence, has the share 0."""
+    """A composed policy of scale policies. A part with T <= 0, which accepts no divergence, has the share 0."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.parts = cast(tuple[ScalePolicy, ...], self.policies)
         if not 0 < self.threshold < math.inf:
             raise UsageError(
-                f"{self.name} is given policies of threshold {self.threshold:g} at most; the largest must be finite "
-                "and above 0, see at()"
+                f"the largest threshold of the policies in {self.name} is {self.threshold:g}; it must be finite and "
+                "above 0 (policy.at(0.1) sets a policy's threshold)"
             )
         self.shares = [share(max(policy.threshold, 0.0), self.threshold) for policy in self.parts]
         self.least = min(part * policy.least for part, policy in zip(self.shares, self.parts, strict=True) if part)
         self.steepness = max(policy.steepness for policy in self.parts)
         self.columns = tuple(dict.fromkeys(column for policy in self.parts for column in policy.columns))
-        self.identity = self.identified(**self._parameters()) if self._is_named() else None
+        self.identity = self.describe(**self._parameters()) if self._has_identity() else None
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
-        return cls(*rebuilt(parameters))
+        return cls(*parts_of(parameters))
 
     def scales(self, state: RoundState) -> Tensor:
-        each = zip(self.parts, self._seen(state), strict=True)
-        return self._answer(state, self._shared([checked(part.scales(seen), part, seen) for part, seen in each]))
+        parts = zip(self.parts, self._part_states(state), strict=True)
+        scales = [check_output(part.scales(own), part, own) for part, own in parts]
+        return self._combine(state, self._times_shares(scales))
 
-    def _shared(self, scales: Sequence[Tensor]) -> list[Tensor]:
-        return [one if part == 1.0 else part * one for part, one in zip(self.shares, scales, strict=True)]
+    def _times_shares(self, scales: Sequence[Tensor]) -> list[Tensor]:
+        return [scale if part == 1.0 else part * scale for part, scale in zip(self.shares, scales, strict=True)]
 
-    def _is_named(self) -> bool:
+    def _has_identity(self) -> bool:
         return all(policy.identity is not None for policy in self.parts)
 
     def _parameters(self) -> dict[str, Any]:
-        """A part that cannot be rebuilt stands there by its name alone."""
+        """Returns the identity's parameters. A part that is no shape and cannot be rebuilt is only named in them."""
         policies = [json.loads(p.identity or "") if isinstance(p, Shape) else p.identity for p in self.parts]
         return {"policies": policies, "shares": self.shares}
 
 
-def rebuilt(parameters: Mapping[str, Any]) -> list[ScalePolicy]:
-    """The parts, of what their whole's identity says."""
+def parts_of(parameters: Mapping[str, Any]) -> list[ScalePolicy]:
+    """Returns the parts of a composed shape, each at its share of T, from the parameters of its identity."""
     return [policy.at(part) for policy, part in zip(parameters["policies"], parameters["shares"], strict=True)]
 
 
-def check_no_budget(whole: ThresholdPolicy) -> None:
-    """UsageError: there is one among policies of which another may set T, so that nothing would hold it."""
-    if whole.budget:
+def check_no_budget(composed: ThresholdPolicy) -> None:
+    """Raises UsageError if one of the parts is a budget, in a policy that may replace its T by a larger one."""
+    if composed.budget:
         raise UsageError(
-            f"{type(whole).__name__} is given a budget, but its other policies may set a larger T, which would break "
-            "it; use Min, which only lowers T"
+            f"{type(composed).__name__} contains a budget, but its other policies may set a larger T, which would "
+            "exceed the budget; use Min, which only lowers T"
         )
 
 
-def _parts(whole: str, given: Sequence[object]) -> tuple[ThresholdPolicy, ...]:
-    """UsageError: they are no policies, none, or more than one holds a budget."""
-    if not given:
-        raise UsageError(f"{whole} is given no policies; it needs at least one")
-    found = tuple(policy for policy in given if isinstance(policy, ThresholdPolicy))
-    if len(found) < len(given):
-        wrong = next(one for one in given if not isinstance(one, ThresholdPolicy))
-        raise UsageError(f"{whole} is given {wrong!r:.60}; it takes threshold policies (Constant(0.1) is one)")
-    budgets = [type(policy).__name__ for policy in _budgets(found)]
+def _check_parts(name: str, values: Sequence[object]) -> tuple[ThresholdPolicy, ...]:
+    """Raises UsageError if there are no policies, something else than policies, or more than one budget."""
+    if not values:
+        raise UsageError(f"{name} needs at least one policy")
+    policies = tuple(value for value in values if isinstance(value, ThresholdPolicy))
+    if len(policies) < len(values):
+        wrong = next(value for value in values if not isinstance(value, ThresholdPolicy))
+        raise UsageError(f"{name} got {wrong!r:.60}; it takes threshold policies, for example Constant(0.1)")
+    budgets = [type(policy).__name__ for policy in _budgets(policies)]
     if len(budgets) > 1:
-        raise UsageError(f"two budgets at once: {whole} is given {' and '.join(budgets)}; keep one of them")
-    return found
+        raise UsageError(f"{name} contains two budgets, {' and '.join(budgets)}; keep one of them")
+    return policies
 
 
 def _budgets(policies: Sequence[ThresholdPolicy]) -> Iterator[ThresholdPolicy]:
@@ -195,36 +187,36 @@ def _budgets(policies: Sequence[ThresholdPolicy]) -> Iterator[ThresholdPolicy]:
 
 
 class _Extreme(Composed):
-    def combined(self, answers: Sequence[Tensor], state: RoundState) -> Tensor:
-        return self._extreme(answers)
+    def combine(self, outputs: Sequence[Tensor], state: RoundState) -> Tensor:
+        return self._extreme(outputs)
 
-    def _extreme(self, answers: Sequence[Tensor]) -> Tensor:
+    def _extreme(self, outputs: Sequence[Tensor]) -> Tensor:
         raise NotImplementedError
 
 
 class _ScaledExtreme(Scaled, _Extreme):
     def traced(self, columns: Mapping[str, Array]) -> Array:
         scales = [torch.from_numpy(part.traced(columns)) for part in self.parts]
-        found: Array = self._extreme(self._shared(scales)).numpy()
-        return found
+        extreme: Array = self._extreme(self._times_shares(scales)).numpy()
+        return extreme
 
 
 class Min(_Extreme):
-    """The smallest T of its policies, row by row and token by token: what all of them accept."""
+    """The smallest T of its policies, row by row and token by token: accepts what all of them accept."""
 
-    def _extreme(self, answers: Sequence[Tensor]) -> Tensor:
-        return reduce(torch.minimum, answers)
+    def _extreme(self, outputs: Sequence[Tensor]) -> Tensor:
+        return reduce(torch.minimum, outputs)
 
 
 class Max(_Extreme):
-    """The largest T of its policies: what any of them accepts. None of them may be a budget."""
+    """The largest T of its policies: accepts what any of them accepts. None of them may be a budget."""
 
     def __init__(self, *policies: ThresholdPolicy) -> None:
         super().__init__(*policies)
         check_no_budget(self)
 
-    def _extreme(self, answers: Sequence[Tensor]) -> Tensor:
-        return reduce(torch.maximum, answers)
+    def _extreme(self, outputs: Sequence[Tensor]) -> Tensor:
+        return reduce(torch.maximum, outputs)
 
 
 class ScaledMin(_ScaledExtreme, Min):
@@ -240,4 +232,4 @@ class ScaledMax(_ScaledExtreme, Max):
 
 
 Min.scaled, Max.scaled = ScaledMin, ScaledMax
-ScaledMin.__name__, ScaledMax.__name__ = "Min", "Max"  # errors name what users wrote
+ScaledMin.__name__, ScaledMax.__name__ = "Min", "Max"  # messages use the names that users wrote

@@ -1,4 +1,4 @@
-"""The constant T, as a policy. Knows nothing of rounds."""
+"""The constant T as a policy."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.scale import Shape
-from fsd_decoding.policies.threshold import Array, RoundState
+from fsd_decoding.policies.threshold import Array
 from fsd_decoding.validation import number
 
 
 class Constant(Shape):
-    """One T for every token: the text, rounds and interval of the plain number."""
+    """One T for every token. Gives the same texts, rounds and intervals as the plain number."""
 
     name: ClassVar = "constant"
     columns = ("position",)
 
     def __init__(self, threshold: float) -> None:
         self.threshold = number("threshold", threshold)
-        self.identity = self.identified()
+        self.identity = self.describe()
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""T by how unsure a model is, or how far the two were apart of late. Knows entropies and divergences of rows."""
+"""T scaled by the entropy of a model, or by the divergence of recent tokens."""
 
 from __future__ import annotations
 
@@ -10,27 +10,33 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.rounds import RoundOutcome, RoundState
 from fsd_decoding.policies.scale import Shape
-from fsd_decoding.policies.threshold import Array, RoundOutcome, RoundState
+from fsd_decoding.policies.threshold import Array
 from fsd_decoding.validation import number
 
 Signal = Literal["target", "draft", "last"]
 
 STEEPEST = 8.0
-_MEMORY = "doubt of late"
-_FADES = 0.5  # share that a round keeps of what was remembered
+_MEMORY = "recent doubt"
+_DECAY = 0.5  # weight that each round leaves to the average of the rounds before it
 
 
 class EntropyScaled(Shape):
-    """T times exp(slope · doubt), where doubt lies in [0, 1): a positive slope loosens T where there is doubt.
+    """T times exp(slope · doubt), where doubt lies in [0, 1). A positive slope makes T larger where doubt is large.
 
-    doubt, by `of`:
-    - "target", "draft": 1 - exp(-H) of that model where the token was drafted, H its entropy on raw logits in nats.
-      exp(H) is the perplexity, so this is 0 for a certainty, 1/2 for two equal tokens, 1 - 1/n for n, whatever the
-      vocabulary, and the scale needs no clamp: it stays between 1 and exp(slope).
-    - "last": sqrt(1 - exp(-D)) of the tokens that the row's rounds so far decided, each round's mean counting half as
-      much as the next one's; 0 before the first. For D = KL it bounds tv (Bretagnolle and Huber, 1979). It cannot
-      be replayed from traces: it depends on how a text was divided into rounds.
+    Args:
+        threshold: T where there is no doubt.
+        slope: within ±8.
+        of: what doubt is:
+
+            - "target", "draft": 1 - exp(-H) of that model at the drafted token, where H is the entropy of its raw
+              logits in nats. exp(H) is the perplexity, so doubt is 0 for a certain token, 1/2 for two equally likely
+              ones, 1 - 1/n for n, whatever the vocabulary. The scale lies between 1 and exp(slope) without clamping.
+            - "last": sqrt(1 - exp(-D)) of the tokens decided in the row's rounds so far, averaged over each round; each
+              round's mean counts half as much as the next one's. 0 before the first round. For D = KL it is an upper
+              bound of tv (Bretagnolle and Huber, 1979). It cannot be replayed from traces, as it depends on how a text
+              was divided into rounds.
     """
 
     name: ClassVar = "entropy"
@@ -46,8 +52,8 @@ class EntropyScaled(Shape):
         self.signal = of
         self.columns = () if of == "last" else (f"{of}_entropy",)
         self.least = float(np.exp(min(self.slope, 0.0)))
-        self.steepness = abs(self.slope)  # doubt moves by at most half as much as sqrt(D), as measured in bfloat16
-        self.identity = self.identified(slope=self.slope, of=of)
+        self.steepness = abs(self.slope)  # rounding moves doubt at most half as much as sqrt(D), measured in bfloat16
+        self.identity = self.describe(slope=self.slope, of=of)
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
@@ -57,7 +63,7 @@ class EntropyScaled(Shape):
         if self.signal == "last":
             return (self.slope * state.memory.column(_MEMORY)).exp()
         entropy = state.target_entropy if self.signal == "target" else state.draft_entropy
-        return self._of_entropy(entropy)
+        return self._scale_of(entropy)
 
     @property
     def listens(self) -> bool:
@@ -70,14 +76,14 @@ class EntropyScaled(Shape):
         count = outcome.decided.sum(1)
         mean = torch.where(outcome.decided, doubt, 0.0).sum(1) / count.clamp_min(1)
         column = outcome.state.memory.column(_MEMORY)
-        column.copy_(torch.where(count > 0, column.lerp(mean, 1.0 - _FADES), column))
+        column.copy_(torch.where(count > 0, column.lerp(mean, 1.0 - _DECAY), column))
 
     def traced(self, columns: Mapping[str, Array]) -> Array:
         if self.signal == "last":
             raise UsageError("EntropyScaled(of='last') cannot be replayed: it depends on the rounds; decode instead")
-        scales: Array = self._of_entropy(torch.from_numpy(columns[self.columns[0]])).numpy()
+        scales: Array = self._scale_of(torch.from_numpy(columns[self.columns[0]])).numpy()
         return scales
 
-    def _of_entropy(self, entropy: Tensor) -> Tensor:
-        """(…) nats -> (…) float64. A rounding below 0 nats is 0."""
+    def _scale_of(self, entropy: Tensor) -> Tensor:
+        """Returns scales (…) float64 of entropies (…) in nats. An entropy that rounding made negative counts as 0."""
         return (-self.slope * (-entropy.double().clamp_min(0.0)).expm1()).exp()

@@ -1,4 +1,4 @@
-"""The shapes that an identity can name. Knows which there are, and nothing of what they do."""
+"""The registry of shapes that an identity can name."""
 
 from __future__ import annotations
 
@@ -19,37 +19,45 @@ from fsd_decoding.policies.threshold import ScalePolicy
 KNOWN: Mapping[str, type[Shape]] = {
     shape.name: shape for shape in (Constant, Schedule, EntropyScaled, PerPrompt, ScaledMin, ScaledMax, ScaledSwitch)
 }
-"""Where a shape is added that can be calibrated, cached and stored."""
+"""All shapes, by name. A new shape that should be calibrated, cached and stored is added here."""
 
 
 def policy_named(identity: str) -> ScalePolicy:
-    """The shape of an identity, with T = 0: `at` gives it another. UsageError: there is no such one."""
+    """Builds the shape of an identity, with T = 0: `at` sets another.
+
+    Raises:
+        UsageError: the identity is malformed, or no shape of this version has it.
+    """
     try:
-        described: object = json.loads(identity)
+        description: object = json.loads(identity)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"the policy is {identity!r:.80}; it must be the identity of one, as JSON") from error
-    return _built(described)
+        raise UsageError(f"the policy is {identity!r:.80}; it must be a policy's identity, as JSON") from error
+    return _build(description)
 
 
-def _built(described: object) -> ScalePolicy:
-    if not isinstance(described, Mapping) or not isinstance(described.get("name"), str):
-        raise UsageError(f"the policy is {described!r:.80}; it must be the identity of one, as JSON")
-    name, version = described["name"], described.get("version")
+def _build(description: object) -> ScalePolicy:
+    if not isinstance(description, Mapping) or not isinstance(description.get("name"), str):
+        raise UsageError(f"the policy is {description!r:.80}; it must be a policy's identity, as JSON")
+    name, version = description["name"], description.get("version")
     if name not in KNOWN:
         raise UsageError(f"unknown policy {name!r:.60}; known: {', '.join(KNOWN)}")
     if version != KNOWN[name].version:
-        raise UsageError(f"policy {name!r} is of version {version}, here it is {KNOWN[name].version}; calibrate again")
-    parameters = {key: _inner(value) for key, value in described.items() if key not in ("name", "version")}
+        raise UsageError(
+            f"policy {name!r} has version {version}, this fsd-calib has version {KNOWN[name].version}; calibrate again"
+        )
+    parameters = {key: _build_nested(value) for key, value in description.items() if key not in ("name", "version")}
     try:
         return KNOWN[name].of(parameters).at(0.0)
     except UsageError:
         raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise UsageError(f"policy {name!r} has parameters {parameters!r:.80}; they are not those of one") from error
+        raise UsageError(
+            f"policy {name!r} has parameters {parameters!r:.80}, which do not describe one; calibrate again"
+        ) from error
 
 
-def _inner(value: Any) -> Any:
-    """Policies within a parameter, built."""
+def _build_nested(value: Any) -> Any:
+    """Returns a parameter with the policies in it built."""
     if isinstance(value, Mapping):
-        return _built(value)
-    return [_inner(one) for one in value] if isinstance(value, list) else value
+        return _build(value)
+    return [_build_nested(item) for item in value] if isinstance(value, list) else value

@@ -1,7 +1,4 @@
-"""Shapes: scale policies that their identity says all of, but for the T.
-
-Knows how an identity is written. Which shapes there are, and how one is rebuilt, is in `known.py`.
-"""
+"""Shapes: scale policies that an identity string describes completely, except for T."""
 
 from __future__ import annotations
 
@@ -11,13 +8,15 @@ from typing import Any, ClassVar, Self
 
 from fsd_decoding.policies.threshold import ScalePolicy
 
-_DIGITS = 12  # of a share: policies of one shape and other T must not differ by a rounding
+_DIGITS = 12  # of a share: the same shape at another T must not get another identity by rounding
 
 
 class Shape(ScalePolicy):
-    """A scale policy that can be calibrated, cached and stored: `known.policy_named` rebuilds it.
+    """A scale policy that can be calibrated, cached and stored in profiles. `registry.policy_named` rebuilds it.
 
-    version: raised when the same parameters come to mean other scales.
+    Attributes:
+        name: of the kind of shape, as identities have it.
+        version: raised when the same parameters come to mean other scales.
     """
 
     name: ClassVar[str]
@@ -25,17 +24,19 @@ class Shape(ScalePolicy):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
-        """From what `identified` was given, policies among it rebuilt. Its T does not matter: `at` gives it one.
+        """Builds the shape from the parameters of its identity, where policies are built already. Its T is arbitrary:
+        `at` sets it.
 
-        UsageError, TypeError or KeyError: there is no such shape.
+        Raises:
+            UsageError, TypeError, KeyError: there is no such shape.
         """
         raise NotImplementedError
 
-    def identified(self, **parameters: Any) -> str:
-        """The identity of these parameters: canonical JSON."""
+    def describe(self, **parameters: Any) -> str:
+        """Returns the identity of these parameters: canonical JSON."""
         return json.dumps({"name": self.name, "version": self.version, **parameters}, sort_keys=True)
 
 
 def share(part: float, whole: float) -> float:
-    """Of T, as identities write it."""
+    """Returns part / whole for two values of T, rounded as identities have it."""
     return float(f"{part / whole:.{_DIGITS}g}")

@@ -1,4 +1,4 @@
-"""T by a token's place in its completion. Knows places, and nothing of what stands there."""
+"""A schedule: T as a function of a token's position in its completion."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.scale import Shape, share
-from fsd_decoding.policies.threshold import Array, RoundState
+from fsd_decoding.policies.threshold import Array
 from fsd_decoding.validation import amount, check_count
 
 
 class Schedule(Shape):
-    """From T = `start` at a completion's first token to `end` behind `over` tokens, linearly; `end` from there on.
+    """Moves T linearly from `start` at a completion's first token to `end` after `over` tokens, and keeps it there.
 
-    Its `threshold` is the largest T; `at` loosens or tightens the whole. Where T is 0, no divergence accepts.
+    `threshold` is the largest T of the schedule; `at` scales the whole schedule to another one. Where T is 0, no
+    divergence is accepted.
     """
 
     name: ClassVar = "schedule"
@@ -27,61 +29,62 @@ class Schedule(Shape):
 
     def __init__(self, start: float, end: float, over: int) -> None:
         check_count("over", over)
-        self._lead([(0, amount("start", start)), (int(over), amount("end", end))])
+        self._set_points([(0, amount("start", start)), (int(over), amount("end", end))])
 
     @classmethod
     def through(cls, points: Sequence[tuple[int, float]]) -> Self:
-        """Linear between points (place, T), places counted from 0 and rising; constant before the first and after
-        the last."""
-        made = cls.__new__(cls)
-        made._lead(_checked(points))
-        return made
+        """Returns a schedule that is linear between points (position, T), and constant before the first and after the
+        last. Positions count from 0 and must rise."""
+        schedule = cls.__new__(cls)
+        schedule._set_points(_check_points(points))
+        return schedule
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Self:
         (points,) = parameters.values()
         return cls.through(points)
 
-    def _lead(self, points: list[tuple[int, float]]) -> None:
+    def _set_points(self, points: list[tuple[int, float]]) -> None:
         self.threshold = max(t for _, t in points)
         if not self.threshold:
             raise UsageError("the schedule is 0 everywhere; one T must be above 0 (Constant(-1) is lossless)")
-        self.points = [(place, share(t, self.threshold)) for place, t in points]  # (place, scale)
-        near = [max(place + step, 0) for place, _ in points for step in (-1, 0, 1)]
-        self.least = float(min(scale for scale in self._at(torch.tensor(near)).tolist() if scale > 0))
-        self.identity = self.identified(points=self.points)
+        self.points = [(position, share(t, self.threshold)) for position, t in points]  # (position, scale)
+        near = [max(position + step, 0) for position, _ in points for step in (-1, 0, 1)]
+        self.least = float(min(scale for scale in self._scale_at(torch.tensor(near)).tolist() if scale > 0))
+        self.identity = self.describe(points=self.points)
 
     def scales(self, state: RoundState) -> Tensor:
-        return self._at(state.places)
+        return self._scale_at(state.places)
 
     def traced(self, columns: Mapping[str, Array]) -> Array:
-        scales: Array = self._at(torch.from_numpy(columns["position"])).numpy()
+        scales: Array = self._scale_at(torch.from_numpy(columns["position"])).numpy()
         return scales
 
-    def _at(self, places: Tensor) -> Tensor:
-        """Scales at places (…): (…) float64. Of numbers of the host alone: nothing is sent to the device."""
-        places = places.double()
-        scales = torch.full_like(places, self.points[0][1])
+    def _scale_at(self, positions: Tensor) -> Tensor:
+        """Returns the scales at positions (…), as (…) float64. Uses Python numbers only: nothing has to be copied to
+        the device."""
+        positions = positions.double()
+        scales = torch.full_like(positions, self.points[0][1])
         for (a, low), (b, high) in pairwise(self.points):
-            way = ((places - a) / (b - a)).clamp(0.0, 1.0)
-            scales = torch.where(places > a, low * (1.0 - way) + high * way, scales)
+            weight = ((positions - a) / (b - a)).clamp(0.0, 1.0)
+            scales = torch.where(positions > a, low * (1.0 - weight) + high * weight, scales)
         return scales
 
 
-def _checked(points: object) -> list[tuple[int, float]]:
+def _check_points(points: object) -> list[tuple[int, float]]:
     if not isinstance(points, Sequence) or isinstance(points, str) or not points:
-        raise UsageError(f"points is {points!r:.60}; it must be a list of (place, T), at least one")
-    found = [_point(point) for point in points]
-    for (a, _), (b, _) in pairwise(found):
+        raise UsageError(f"points is {points!r:.60}; it must be a list of (position, T) with at least one entry")
+    checked = [_check_point(point) for point in points]
+    for (a, _), (b, _) in pairwise(checked):
         if b <= a:
-            raise UsageError(f"the schedule's place {b} comes after {a}; places must rise")
-    return found
+            raise UsageError(f"position {b} follows position {a} in the schedule; positions must rise")
+    return checked
 
 
-def _point(point: object) -> tuple[int, float]:
+def _check_point(point: object) -> tuple[int, float]:
     if not isinstance(point, Sequence) or isinstance(point, str) or len(point) != 2:
-        raise UsageError(f"a point of the schedule is {point!r:.60}; it must be (place, T)")
-    place, threshold = point
-    if isinstance(place, bool) or not isinstance(place, Integral) or place < 0:
-        raise UsageError(f"a place of the schedule is {place!r:.60}; it must be a whole number of 0 or more")
-    return int(place), amount(f"T at place {place}", threshold)
+        raise UsageError(f"a point of the schedule is {point!r:.60}; it must be (position, T)")
+    position, threshold = point
+    if isinstance(position, bool) or not isinstance(position, Integral) or position < 0:
+        raise UsageError(f"a position of the schedule is {position!r:.60}; it must be a whole number of 0 or more")
+    return int(position), amount(f"T at position {position}", threshold)

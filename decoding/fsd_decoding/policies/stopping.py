@@ -1,6 +1,6 @@
-"""Stop policies: who says how far rows draft.
+"""The interface of stop policies, which decide how many tokens each row drafts in a round.
 
-Knows what a policy is asked and what it may answer. Knows no drafter; who asks is `drafting.py`.
+`engine.draft` calls it. `docs/decoding.md` shows how to write a policy.
 """
 
 from __future__ import annotations
@@ -17,40 +17,43 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.tensors import lazy, to_device
 
 Answer = Tensor | Sequence[bool]
-"""One truth value a row: (B,) bool, on any device, or a list."""
+"""One bool per row: a tensor (B,), on any device, or a list."""
 
 
 class RowFacts(Protocol):
-    """What the host knows of a row."""
+    """A row as the host knows it."""
 
     request: Request
-    tokens: list[int]  # new ones, before this round
-    memory: Any  # what `remember` made of its rounds so far; None before the first
+    tokens: list[int]  # new tokens, without those of this round
+    memory: Any  # what `remember` last returned; None in the row's first round
 
 
 @dataclass
 class DraftState:
-    """What a stop policy may know: everything but the target's opinion of this round.
+    """What a stop policy may use: everything except the target's logits of this round.
 
-    Its tensors are this round's: take copies of what you keep.
+    The tensors are reused in the next round, so copy what you keep.
     """
 
     batch: Batch
-    logits: list[Tensor]  # one (B, 1, V) a token drafted so far in this round, raw
+    logits: list[Tensor]  # raw logits (B, 1, V) of each token drafted so far in this round
     rows: Sequence[RowFacts | None]  # None: the row is empty
-    going: list[bool]  # rows that have not stopped
+    going: list[bool]  # (B) which rows have not stopped
 
     @lazy
     def drafting(self) -> Tensor:
-        """The same on the batch's device: (B,) bool."""
+        """`going` on the batch's device: (B,) bool."""
         return to_device(self.going, self.batch.lengths.device)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What came of one row's draft.
+    """The outcome of one row's draft after verification.
 
-    spared: the largest divergence that alone kept a token; refused: the one that rejected one. None: none did.
+    Attributes:
+        drafted, accepted: numbers of tokens.
+        spared: the largest divergence of a token that was accepted only because D <= T; None: there was none.
+        refused: the divergence of the token that was rejected because D > T; None: there was none.
     """
 
     drafted: int
@@ -60,12 +63,15 @@ class Verified:
 
 
 class StopPolicy:
-    """How far to draft. Subclass it, or give a function that answers as `goes_on` does.
+    """Decides how far rows draft. Subclass it, or pass a function with the signature of `goes_on`.
 
-    identity: what a cache of texts knows it by; None: nothing, so none keeps them. reads_threshold: T has a say, so a
-    text answers for its own T alone and no interval around it. rules: those whose drafts it ends; None: all. looks: it
-    reads tensors, so on CUDA it is asked while the next step is under way. watches: it sees the draft's forwards
-    themselves, which so run one by one as it asks for them, and in no graph.
+    Attributes:
+        identity: names the policy in caches of texts; None: texts are not cached.
+        reads_threshold: decisions depend on T, so a text holds for its own T only and for no interval around it.
+        rules: the rules whose drafts it ends; None: all.
+        looks: it reads tensors on the host, so on CUDA it is called while the next draft step is under way.
+        watches: it hooks into the draft's forward passes, which then run one by one, when the policy requests them,
+            and outside of CUDA graphs.
     """
 
     identity: str | None = None
@@ -75,24 +81,24 @@ class StopPolicy:
     watches: bool = False
 
     def goes_on(self, state: DraftState) -> Answer:
-        """Asked before each draft step: the rows that shall draft one more token. One that stopped stays stopped."""
+        """Returns, before each draft step, which rows draft one more token. A row that stopped remains stopped."""
         raise NotImplementedError
 
     def withholds(self, state: DraftState) -> Answer | None:
-        """Asked after each draft step: the rows whose last token shall stay unverified, and that so stop; None: none.
+        """Returns, after each draft step, which rows stop and leave their last token unverified; None: no row.
 
-        It may look at the logits that the token was drawn from, never at the token: leaving tokens out for what they
-        are would change the distribution of what is emitted.
+        It may use the logits that the token was drawn from, but never the token itself: omitting particular tokens
+        would change the distribution of the emitted text.
         """
         return None
 
     def remember(self, memory: Any, verified: Verified) -> Any:
-        """What a row keeps of its rounds, from what it kept before (None at first) and its latest."""
+        """Returns a row's new memory from its previous one (None at first) and the outcome of its latest round."""
         return None
 
 
 class FunctionStopPolicy(StopPolicy):
-    """A function as a policy."""
+    """A stop policy made of a function."""
 
     def __init__(self, goes_on: Callable[[DraftState], Answer]) -> None:
         self._function = goes_on
@@ -101,21 +107,21 @@ class FunctionStopPolicy(StopPolicy):
         return self._function(state)
 
 
-def as_policy(given: StopPolicy | Callable[[DraftState], Answer]) -> StopPolicy:
-    """UsageError: it is neither a policy nor a function."""
-    if isinstance(given, StopPolicy):
-        return given
-    if not callable(given):
-        raise UsageError(f"policy is {given!r:.80}; it must be a StopPolicy, or a function of a DraftState")
-    return FunctionStopPolicy(given)
+def as_policy(policy: StopPolicy | Callable[[DraftState], Answer]) -> StopPolicy:
+    """Returns a stop policy. Raises UsageError if the argument is neither a policy nor a function."""
+    if isinstance(policy, StopPolicy):
+        return policy
+    if not callable(policy):
+        raise UsageError(f"policy is {policy!r:.80}; it must be a StopPolicy, or a function of a DraftState")
+    return FunctionStopPolicy(policy)
 
 
-def answered(answer: object, rows: int) -> Sequence[bool]:
-    """The answer on the host, one truth value a row. UsageError: it is none."""
+def as_bools(answer: object, rows: int) -> Sequence[bool]:
+    """Returns a policy's answer on the host, one bool per row. Raises UsageError if it has another shape or type."""
     if isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.shape == (rows,):
-        told: list[bool] = answer.tolist()
-        return told
-    if isinstance(answer, list) and len(answer) == rows and all(isinstance(one, bool) for one in answer):
+        bools: list[bool] = answer.tolist()
+        return bools
+    if isinstance(answer, list) and len(answer) == rows and all(isinstance(value, bool) for value in answer):
         return answer
-    shown = " ".join(repr(answer).split())  # a tensor's would take lines
-    raise UsageError(f"the policy answered {shown:.80}; it must give a bool tensor of shape ({rows},), one a row")
+    shown = " ".join(repr(answer).split())  # the repr of a tensor has several lines
+    raise UsageError(f"the policy returned {shown:.80}; it must return a bool tensor of shape ({rows},), one per row")

@@ -1,4 +1,4 @@
-"""One policy at first, another from some point of the text on. Knows the point as a function of rounds."""
+"""Switching from one policy to another at some point of a text, such as the end of its first sentence."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fsd_decoding.errors import UsageError
-from fsd_decoding.policies.composed import Composed, Scaled, check_no_budget, rebuilt
-from fsd_decoding.policies.threshold import Array, RoundOutcome, RoundState, ThresholdPolicy
+from fsd_decoding.policies.composed import Composed, Scaled, check_no_budget, parts_of
+from fsd_decoding.policies.rounds import RoundOutcome, RoundState
+from fsd_decoding.policies.threshold import Array, ThresholdPolicy
 from fsd_decoding.text import per_tokenizer
 
-# MERGED: """Whether a text's first sentence has ended. Knows token ids, on the device, and how their texts end."""
-
-
-_MARKS = ".!?\u2026\u3002\uff01\uff1f"  # those of Chinese and Japanese too
-_CLOSING = "'\"\u201d\u2019\u00bb)\\]*_"  # what may stand behind one
+_MARKS = ".!?\u2026\u3002\uff01\uff1f"  # Latin, Chinese and Japanese
+_CLOSING = "'\"\u201d\u2019\u00bb)\\]*_"  # what may follow a mark in the same token
 _ENDS = re.compile(rf"[{_MARKS}][{_CLOSING}]*\s*$|\n")
 _MEMORY = "first sentence ended"
 
 
 class FirstSentenceEnded:
-    """True of every token behind the completion's first full stop, question or exclamation mark, or line break.
+    """Condition that is True of every token after the completion's first full stop, question mark, exclamation mark or
+    line break.
 
-    Marks are looked for in tokens one by one, so the point of "3.5" is a full stop where a token ends with it. What is
-    said of a drafted token follows from the text before it alone, however that was divided into rounds.
+    Marks are looked for in single tokens, so the point of "3.5" is a full stop if a token ends with it. The value at a
+    drafted token depends only on the text before it, not on how that was divided into rounds.
     """
 
     name = "first sentence ended"
@@ -37,64 +36,70 @@ class FirstSentenceEnded:
         self._ends: Tensor | None = None
 
     def check(self, tokenizer: Any | None) -> None:
-        """Whose tokens these are; None: nobody's, so no sentence's end is known."""
-        self._ends = None if tokenizer is None else _ends(tokenizer)
+        """Looks up which tokens end a sentence; without a tokenizer this remains unknown and decoding fails."""
+        self._ends = None if tokenizer is None else _sentence_ends(tokenizer)
 
     def __call__(self, state: RoundState) -> Tensor:
-        """(B, L) bool, of the drafted tokens."""
-        ending = self._ending(state, state.proposal.drafted)
-        until = ending.cumsum(1) + state.memory.column(_MEMORY)[:, None]  # ends, each token's own among them
-        return until > ending
+        """Returns (B, L) bool, one per drafted token."""
+        ending = self._is_end(state, state.proposal.drafted)
+        ends_so_far = ending.cumsum(1) + state.memory.column(_MEMORY)[:, None]  # including the token itself
+        return ends_so_far > ending
 
     def observe(self, outcome: RoundOutcome) -> None:
         proposal = outcome.state.proposal
-        brought = proposal.tokens.gather(1, proposal.positions)  # (B, L + 1): by now what was emitted
-        stays = torch.arange(brought.shape[1], device=brought.device) < outcome.kept[:, None]
-        ended = (self._ending(outcome.state, brought) & stays).any(1)
+        emitted = proposal.tokens.gather(1, proposal.positions)  # (B, L + 1): after the round `tokens` holds these
+        stays = torch.arange(emitted.shape[1], device=emitted.device) < outcome.kept[:, None]
+        ended = (self._is_end(outcome.state, emitted) & stays).any(1)
         outcome.state.memory.column(_MEMORY).masked_fill_(ended, 1.0)
 
-    def _ending(self, state: RoundState, ids: Tensor) -> Tensor:
+    def _is_end(self, state: RoundState, ids: Tensor) -> Tensor:
         if self._ends is None:
             raise UsageError(
-                "the first sentence's end is not known without a tokenizer; give the decoder one (fsd_generate takes "
-                "it as fsd_tokenizer)"
+                "the end of the first sentence cannot be found without a tokenizer; pass one to the decoder "
+                "(fsd_generate takes it as fsd_tokenizer)"
             )
         missing = state.proposal.target_logits.shape[-1] - len(self._ends)
-        if missing > 0 or self._ends.device != ids.device:  # ids that the tokenizer has not end nothing
+        if missing > 0 or self._ends.device != ids.device:  # ids beyond the tokenizer end no sentence
             self._ends = pad(self._ends, (0, max(missing, 0))).to(ids.device)
         return self._ends[ids]
 
 
 @per_tokenizer
-def _ends(tokenizer: Any) -> Tensor:
-    """A bool for each of its ids."""
+def _sentence_ends(tokenizer: Any) -> Tensor:
+    """Returns a bool for each of the tokenizer's ids: (V,)."""
     texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
     return torch.tensor([_ENDS.search(text) is not None for text in texts])
 
 
 When = Callable[[RoundState], Tensor]
-"""Where the second policy rules: bool on the device, (B,) a row or (B, L) a drafted token. It follows from the row's
-own text and logits, as scales do."""
+"""Where the second policy applies: bool on the device, (B,), one per row, or (B, L), one per drafted token. Like
+scales, it must follow from the row's own text and logits."""
 
 
 class Switch(Composed):
-    """`first`, and where `when` says so `then`. Both are asked and told all along; neither may be a budget."""
+    """Sets T by `first`, and by `then` where `when` is True.
+
+    Both policies see every round throughout the text. Neither may be a budget.
+
+    Raises:
+        UsageError: `when` is not callable, or a policy is a budget.
+    """
 
     def __init__(self, first: ThresholdPolicy, then: ThresholdPolicy, when: When) -> None:
         if not callable(when):
-            raise UsageError(f"when is {when!r:.60}; it must be a function of a RoundState that gives a bool tensor")
+            raise UsageError(f"when is {when!r:.60}; it must be a function of a RoundState that returns a bool tensor")
         self.when = when
         super().__init__(first, then)
         check_no_budget(self)
 
     @classmethod
     def after_sentence(cls, strict: ThresholdPolicy, loose: ThresholdPolicy) -> Self:
-        """`strict` for a completion's first sentence, `loose` behind it."""
+        """Returns a switch that uses `strict` for a completion's first sentence and `loose` after it."""
         return cls(strict, loose, FirstSentenceEnded())
 
-    def combined(self, answers: Sequence[Tensor], state: RoundState) -> Tensor:
-        first, then = answers
-        return torch.where(self._turned(state), then, first)
+    def combine(self, outputs: Sequence[Tensor], state: RoundState) -> Tensor:
+        first, then = outputs
+        return torch.where(self._condition(state), then, first)
 
     @property
     def listens(self) -> bool:
@@ -111,16 +116,16 @@ class Switch(Composed):
         if isinstance(self.when, FirstSentenceEnded):
             self.when.check(tokenizer)
 
-    def _turned(self, state: RoundState) -> Tensor:
-        """(B, 1) or (B, L). UsageError: the answer is neither."""
-        answer: object = self.when(state)
+    def _condition(self, state: RoundState) -> Tensor:
+        """Returns `when` as (B, 1) or (B, L) bool. Raises UsageError if it has another shape or type."""
+        output: object = self.when(state)
         rows, drafts = state.proposal.drafted.shape
-        if isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.shape in ((rows,), (rows, drafts)):
-            return answer.reshape(rows, -1) if answer.dim() == 1 else answer
-        shown = " ".join(repr(answer).split())
+        if isinstance(output, Tensor) and output.dtype == torch.bool and output.shape in ((rows,), (rows, drafts)):
+            return output.reshape(rows, -1) if output.dim() == 1 else output
+        shown = " ".join(repr(output).split())
         raise UsageError(
-            f"a Switch's when answered {shown:.80}; it must give a bool tensor of shape ({rows},), one a row, or "
-            f"({rows}, {drafts}), one a drafted token"
+            f"the when of a Switch returned {shown:.80}; it must return a bool tensor of shape ({rows},), one per row, "
+            f"or ({rows}, {drafts}), one per drafted token"
         )
 
 
@@ -133,17 +138,17 @@ class ScaledSwitch(Scaled, Switch):
     def of(cls, parameters: Mapping[str, Any]) -> Self:
         if parameters["when"] != FirstSentenceEnded.name:
             raise UsageError(f"unknown when {parameters['when']!r:.60}; known: {FirstSentenceEnded.name}")
-        return cls(*rebuilt(parameters), FirstSentenceEnded())
+        return cls(*parts_of(parameters), FirstSentenceEnded())
 
     def traced(self, columns: Mapping[str, Array]) -> Array:
-        raise UsageError("Switch cannot be replayed: traces do not tell when it switches; decode instead")
+        raise UsageError("Switch cannot be replayed: traces do not record where it switches; decode instead")
 
-    def _is_named(self) -> bool:
-        return super()._is_named() and isinstance(self.when, FirstSentenceEnded)
+    def _has_identity(self) -> bool:
+        return super()._has_identity() and isinstance(self.when, FirstSentenceEnded)
 
     def _parameters(self) -> dict[str, Any]:
         return {**super()._parameters(), "when": FirstSentenceEnded.name}
 
 
 Switch.scaled = ScaledSwitch
-ScaledSwitch.__name__ = "Switch"  # errors name what users wrote
+ScaledSwitch.__name__ = "Switch"  # messages use the name that users wrote

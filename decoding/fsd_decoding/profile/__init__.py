@@ -1,4 +1,4 @@
-"""The threshold profile: what was measured, chosen and certified, as one JSON file that decoders follow."""
+"""The threshold profile: the JSON file that a calibration writes and decoders load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a profile that took time: speeds, what a round costs, and how much decoding the calibration was."""
+"""The parts of a profile about time: speeds, the costs of a round, and the effort of the calibration."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pydantic import AfterValidator, Field, model_validator
 from fsd_decoding.profile.parts import Amount, Confidence, Count, Natural, Part
 
 
-def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
+def _check_order(interval: tuple[float, float]) -> tuple[float, float]:
     if interval[0] > interval[1]:
-        raise ValueError(f"[{interval[0]}, {interval[1]}] is no interval: it must be [low, high]")
+        raise ValueError(f"[{interval[0]}, {interval[1]}] is not an interval; it must be [low, high]")
     return interval
 
 
-Interval = Annotated[tuple[Amount, Amount], AfterValidator(_ordered)]
+Interval = Annotated[tuple[Amount, Amount], AfterValidator(_check_order)]
 
 
 class SpeedIntervals(Part):
-    """[low, high] of each speed, in its unit, and of the chosen one over `sd` and over the target alone: ratios of
-    the same problems, which a slow machine changes less than the speeds themselves."""
+    """Confidence intervals [low, high] of each speed, in its unit, and of the ratios of the chosen one to `sd` and to
+    the target alone. Ratios are of the same problems, so a slow machine changes them less than the speeds."""
 
     target: Interval
     sd: Interval
@@ -31,8 +31,8 @@ class SpeedIntervals(Part):
 
 
 class SpeedFigures(Part):
-    """Of target alone, of `sd` at its own best draft length and of the chosen configuration, on the same `timed`
-    problems in turn. `timed` 0: nothing was, and these are the cost model's forecasts."""
+    """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
+    turn on the same `timed` problems. `timed` 0: nothing was timed, and these are forecasts of the cost model."""
 
     target: Amount
     sd: Amount
@@ -43,12 +43,12 @@ class SpeedFigures(Part):
     @model_validator(mode="after")
     def _a_forecast_has_no_intervals(self) -> Self:
         if not self.timed and self.intervals is not None:
-            raise ValueError("timed is 0, but there are intervals; what is only forecast has none")
+            raise ValueError("timed is 0, but intervals are given; speeds that are only forecast have none")
         return self
 
 
 class Forecasts(Part):
-    """The same three by the cost model alone, timed or not: the curve says the same of these settings."""
+    """The same three speeds by the cost model alone, timed or not, as the curve has them for these settings."""
 
     target: Amount
     sd: Amount
@@ -56,14 +56,14 @@ class Forecasts(Part):
 
 
 class Speed(SpeedFigures):
-    """With `batch` prompts at a time (--serve-batch); `wanted` is what --min-speed asked for.
+    """Speeds with `batch` prompts at a time (--serve-batch). `wanted`: the speed that --min-speed requested.
 
-    part: whose problems were timed, or decoded where speeds are forecast.
-    processes: fresh ones, in each of which all was timed; 0: the calibration's own was the only one, so that intervals
-        say what holds within it.
-    load, cores: the machine's load, averaged over the minute before timing, and the cores that there were for it.
+    part: the part whose problems were timed, or decoded if speeds are forecast.
+    processes: number of fresh processes, each of which timed everything; 0: only the calibration's own process did, so
+        intervals hold within it.
+    load, cores: the machine's load average over the minute before timing, and the number of available cores.
     single: the same settings with one prompt at a time; None: not timed.
-    forecast: None where the profile is of an older schema.
+    forecast: None if the profile has an older schema.
     """
 
     batch: Natural
@@ -78,7 +78,7 @@ class Speed(SpeedFigures):
 
     @property
     def busy(self) -> bool:
-        """Whether others may have held up what was timed."""
+        """Whether other processes may have slowed down what was timed."""
         return self.load is not None and self.cores is not None and self.load > self.cores
 
 
@@ -92,7 +92,7 @@ class CostInfo(Part):
 
 
 class Work(Part):
-    """Decodings of a problem, made or found in the cache, and the tokens they emitted."""
+    """Numbers of decodings of a problem, made or taken from the cache, and of the tokens they emitted."""
 
     decoded: Count = 0
     decoded_tokens: Count = 0
@@ -104,7 +104,7 @@ class Work(Part):
 
 
 class Effort(Part):
-    """What the calibration decoded. `trials`: configurations that the search asked for."""
+    """What the calibration decoded. `trials`: number of configurations that the search evaluated."""
 
     baseline: Work
     search: Work

@@ -1,7 +1,4 @@
-"""The measured curve of a profile, point by point.
-
-Knows what a point may say of itself. Knows nothing of how points are chosen.
-"""
+"""The measured curve of a profile, point by point."""
 
 from __future__ import annotations
 
@@ -14,24 +11,25 @@ from fsd_decoding.profile.policy import PolicyInfo
 
 Source = Literal["tuning", "certification"]
 Arm = tuple[str, str, int, str | None, str | None]
-"""Rule, divergence, draft length, the identity of what moves T, and another draft than the profile's."""
+"""Rule, divergence, draft length, identity of the threshold policy, and id of the draft if not the profile's."""
 Configuration = tuple[Arm, float | None]  # an arm and its T
 
 
 def arm_of(rule: str, divergence: str, draft_length: int, policy: PolicyInfo | None, draft: str | None = None) -> Arm:
+    """Returns the arm of a configuration."""
     return rule, divergence, draft_length, policy.identity if policy else None, draft
 
 
 class CurvePoint(Part):
-    """One configuration, measured on one part. `threshold` None: the rule has none (`target`, `sd`). `policy`: what
-    moved T; None: nothing did. `draft`: the id of the draft model where it is not the profile's own.
+    """One configuration, measured on one part. `threshold` None: the rule has none (`target`, `sd`). `policy`: scales
+    T; None: T is constant. `draft`: the id of the draft model if it is not the profile's own.
 
-    `forecast`, tokens/s of one stream: what the cost model makes of the rounds that the configuration took on the
-    tuning part, so that its points on both parts say the same. What a clock said is the profile's `speed`.
+    `forecast`, tokens/s of one stream: by the cost model, from the rounds that the configuration took on the tuning
+    part, so points of a configuration on both parts have the same. Timed speeds are in the profile's `speed`.
 
-    `lower_bound` bounds retention from below: by itself at the certificate's level, or, where `simultaneous`, at
-    once with all other such points. `counts`, of (problem, seed) pairs, are what it was computed from. Both only
-    where the point was decoded on the certification part.
+    `lower_bound`: of retention, by itself at the certificate's level or, if `simultaneous`, together with all other
+    such points. `counts`: of (problem, seed) pairs, from which the bound was computed. Both only for points decoded on
+    the certification part.
     """
 
     rule: str
@@ -62,9 +60,9 @@ class CurvePoint(Part):
     @model_validator(mode="after")
     def _bounds_need_certification(self) -> Self:
         if self.lower_bound is not None and self.source != "certification":
-            raise ValueError("a point measured on the tuning part has no lower_bound")
+            raise ValueError("a point measured on the tuning part must not have a lower_bound")
         if self.simultaneous and self.lower_bound is None:
-            raise ValueError("simultaneous, but without a lower_bound")
+            raise ValueError("simultaneous is true, but lower_bound is null")
         if self.counts is not None:
             check_total(self.counts, self.problems, self.seeds)
         return self

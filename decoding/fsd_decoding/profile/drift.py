@@ -1,8 +1,8 @@
-"""Drift: whether the texts a decoder makes still look like those that its profile was calibrated on.
+"""Drift: a warning when acceptance rates of decoded texts leave the range that the profile's calibration saw.
 
-Knows how many drafted tokens each finished text accepted, and what the profile saw of that. Touches no tensor: the
-device does no work for it. It says nothing of accuracy, which live texts do not show; but where a draft is accepted
-much more or less often than in calibration, the certificate is of other texts than these.
+Acceptance says nothing of accuracy, which cannot be seen on live texts. But if a draft is accepted much more or less
+often than in calibration, these texts are unlike those of the certificate. Only numbers that the host has already are
+used, so the device does no work for it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fsd_decoding.sampling import Sampling
 
 WINDOW = 200  # texts
 _STANDARD_ERRORS = 5.5
-_FEWEST = 100  # texts a profile must have seen: fewer do not tell the deviation
-_LEAST_DEVIATION = 0.02  # of shares: where calibration saw no spread, a single other text would be drift
+_MIN_TEXTS = 100  # texts of a profile: with fewer, their standard deviation is too uncertain
+_MIN_DEVIATION = 0.02  # without spread in calibration, a single different text would count as drift
 
 
 class Finished(Protocol):
-    """A text that is done: a `Result`, or an engine's row."""
+    """A finished text: a `Result`, or a row of the engine."""
 
     @property
     def drafted(self) -> int: ...
@@ -35,29 +35,30 @@ class Finished(Protocol):
     def accepted(self) -> int: ...
 
 
-def expected_range(seen: AcceptanceInfo) -> tuple[float, float]:
-    """Where the mean accepted share of a window lies, 5.5 standard errors (of window and profile) to each side."""
-    reach = _STANDARD_ERRORS * max(seen.deviation, _LEAST_DEVIATION) * math.sqrt(1 / WINDOW + 1 / seen.texts)
-    return seen.mean - reach, seen.mean + reach
+def expected_range(calibrated: AcceptanceInfo) -> tuple[float, float]:
+    """Returns the range of a window's mean acceptance rate: ± 5.5 standard errors (of window and profile)."""
+    deviation = max(calibrated.deviation, _MIN_DEVIATION)
+    reach = _STANDARD_ERRORS * deviation * math.sqrt(1 / WINDOW + 1 / calibrated.texts)
+    return calibrated.mean - reach, calibrated.mean + reach
 
 
 @dataclass
 class Drift:
-    """Warns once when a window of texts leaves the range.
+    """Warns once when the mean acceptance rate of a window of texts leaves the expected range.
 
-    Windows of 200 texts follow one another without overlap, so a million texts are 5,000 tests. Where texts are
+    Windows of 200 texts follow one another without overlap, so a million texts are 5,000 tests. If texts are
     independent and like those of the calibration, the chance of any warning among a million is at most 1.1 % for
-    smooth laws of the share, from .5 ± .15 to .95 ± .05, and 9 % where a few texts stand apart (every
-    twentieth at half the share of all others). A shift of one deviation is seen, with a chance above 99 %, by the
-    end of the first window wholly behind it: within 400 texts. All this from profiles of 100 texts on; smaller
-    ones are not watched.
+    smooth distributions of the rate, from .5 ± .15 to .95 ± .05, and 9 % if a few texts stand apart (every twentieth
+    at half the rate of all others). A shift by one standard deviation is detected, with a chance above 99 %, by the end
+    of the first window that lies wholly after it: within 400 texts. All this holds for profiles of 100 texts or more;
+    smaller ones are not watched.
 
-    What is drafted beyond a text's end is not accepted, so texts cut much shorter than in calibration are unlike too.
-    Only texts decoded as the profile says count: under its `rule`, `threshold` and what moves it, `draft_length`,
-    `sampling` and `policy`.
+    Tokens drafted beyond a text's end are not accepted, so texts cut much shorter than in calibration differ, too.
+    Only texts decoded as the profile says count: with its rule, threshold and threshold policy, draft length, sampling
+    and stop policy.
     """
 
-    seen: AcceptanceInfo
+    calibrated: AcceptanceInfo
     task: str
     rule: str
     threshold: float | ThresholdPolicy
@@ -68,35 +69,37 @@ class Drift:
     _texts: int = 0
     _sum: float = 0.0
 
-    def follows(self, settings: Settings, request: Request) -> bool:
-        moves = self.threshold if isinstance(self.threshold, ThresholdPolicy) else None
-        threshold = self.threshold if moves is None else moves.threshold
-        now = settings.rule.name, settings.sampling, request.threshold, request.draft_length, _name(settings.adaptive)
-        then = self.rule, self.sampling, threshold, self.draft_length, _name(moves)
-        return now == then and _name(settings.policy) == _name(self.policy)
+    def applies_to(self, settings: Settings, request: Request) -> bool:
+        """Returns whether a text is decoded as the profile says."""
+        adaptive = self.threshold if isinstance(self.threshold, ThresholdPolicy) else None
+        threshold = self.threshold if adaptive is None else adaptive.threshold
+        now = settings.rule.name, settings.sampling, request.threshold, request.draft_length, _key(settings.adaptive)
+        then = self.rule, self.sampling, threshold, self.draft_length, _key(adaptive)
+        return now == then and _key(settings.policy) == _key(self.policy)
 
     def add(self, text: Finished) -> str | None:
-        """What to warn of, where this text ended a window outside the range; never again after that."""
-        if self.warned or self.seen.texts < _FEWEST or not text.drafted:
+        """Returns a warning if this text completes a window outside the range, and None ever after."""
+        if self.warned or self.calibrated.texts < _MIN_TEXTS or not text.drafted:
             return None
         self._texts, self._sum = self._texts + 1, self._sum + text.accepted / text.drafted
         if self._texts < WINDOW:
             return None
-        mean, (low, high) = self._sum / self._texts, expected_range(self.seen)
+        mean, (low, high) = self._sum / self._texts, expected_range(self.calibrated)
         self._texts, self._sum = 0, 0.0
         self.warned = not low <= mean <= high
         return self._message(mean, low, high) if self.warned else None
 
     def _message(self, mean: float, low: float, high: float) -> str:
         return (
-            f"the draft was accepted at {mean:.1%} over the last {WINDOW} texts, the profile of {self.task!r} lets "
-            f"expect {max(low, 0.0):.1%} to {min(high, 1.0):.1%} (it saw {self.seen.mean:.1%} of {self.seen.texts} "
-            "texts): these texts are unlike its own, and its certificate may not hold; calibrate on texts like these"
+            f"the acceptance rate was {mean:.1%} over the last {WINDOW} texts, but the profile of {self.task!r} "
+            f"expects {max(low, 0.0):.1%} to {min(high, 1.0):.1%} (it measured {self.calibrated.mean:.1%} on "
+            f"{self.calibrated.texts} texts): these texts differ from those of the calibration, so its certificate may "
+            "not hold; calibrate on texts like these"
         )
 
 
-def _name(policy: StopPolicy | ThresholdPolicy | None) -> object:
-    """Equal for policies that do alike."""
+def _key(policy: StopPolicy | ThresholdPolicy | None) -> object:
+    """Returns a value that is equal for policies that do the same."""
     return policy if policy is None or policy.identity is None else policy.identity
 
 
@@ -107,10 +110,13 @@ def watch(
     finished: Iterable[Finished],
     stacklevel: int,
 ) -> None:
-    """Shows a profile's drift, if there is one, finished texts, in an order that does not depend on their lengths:
-    as they finish, the short ones come first. Warns at `stacklevel`."""
+    """Adds finished texts to a profile's drift, if there is one, and warns at `stacklevel`.
+
+    `finished` must be in an order that does not depend on lengths, such as that of the requests: in the order in which
+    texts finish, the short ones come first.
+    """
     if drift is None:
         return
     for request, text in zip(requests, finished, strict=True):
-        if drift.follows(settings, request) and (message := drift.add(text)) is not None:
+        if drift.applies_to(settings, request) and (message := drift.add(text)) is not None:
             warnings.warn(message, stacklevel=stacklevel)

@@ -1,7 +1,6 @@
-"""The early stop that a profile names: found by its folder, made by whichever package knows predictors.
+"""Early stop of a profile: builds the stop policy from the predictor that the profile names.
 
-Knows where the predictor lies and which entry point makes a stop policy of it. Knows nothing of predictors: imports go
-the other way, so the package that does is found by its entry point.
+Predictors are in another package, which depends on this one; so it is found by its entry point.
 """
 
 from __future__ import annotations
@@ -15,23 +14,27 @@ from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 GROUP = "fsd_decoding.early_stop"
-"""Entry points here are called with the predictor's folder, the profile, the target, the draft and the tokenizer, and
-give a `StopPolicy`; UsageError where the predictor is not the profile's, or not for this draft."""
+"""Entry points of this group are called with the predictor's folder, the profile, the target, the draft and the
+tokenizer, and return a `StopPolicy`. They raise UsageError if the predictor is not the profile's or not for this
+draft."""
 
 
 def early_stop(profile: ThresholdProfile, target: Any, draft: Any, tokenizer: Any) -> StopPolicy | None:
-    """What ends drafts early where the profile's threshold is used, or any of a front; None: nothing does.
+    """Returns the stop policy of a profile that has a threshold or is a front; None if it has no early stop.
 
     Raises:
-        UsageError: the predictor is missing, altered, or another one than the profile was calibrated with.
+        UsageError: the predictor is missing, altered, or not the one that the profile was calibrated with; or the
+            tokenizer or the package of predictors is missing.
     """
     if profile.early_stop is None or (profile.threshold is None and profile.outcome != "front"):
         return None
     if tokenizer is None:
-        raise UsageError("the profile stops drafts early, which needs the tokenizer; give tokenizer=")
-    found = entry_points(group=GROUP)
-    if not found:
-        raise UsageError("the profile stops drafts early, which fsd_predictors does; install fsd-calib whole")
+        raise UsageError("the profile stops drafts early, which needs the tokenizer; pass tokenizer=")
+    makers = entry_points(group=GROUP)
+    if not makers:
+        raise UsageError(
+            "the profile stops drafts early, which needs the package fsd_predictors; install the whole of fsd-calib"
+        )
     folder = (profile.folder or Path()) / profile.early_stop.predictor
-    policy: StopPolicy = next(iter(found)).load()(folder, profile, target, draft, tokenizer)
+    policy: StopPolicy = next(iter(makers)).load()(folder, profile, target, draft, tokenizer)
     return policy

@@ -1,7 +1,6 @@
-"""The parts of a profile: small records, each sure that its own numbers agree.
+"""The parts of a profile: records that check that their numbers agree.
 
-Knows what a number may be and which ones contradict each other. What took time is in `profile_costs.py`, what was
-measured where in `profile_curve.py`; `profile.py` puts the parts together.
+Speeds, costs and effort are in `costs.py`, points of the curve in `curve.py`; `threshold_profile.py` has the whole.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Count = Annotated[int, Field(ge=0)]
 Natural = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Change = Annotated[float, Field(ge=-1, le=1)]  # of a share
+Change = Annotated[float, Field(ge=-1, le=1)]  # difference of two shares
 Amount = Annotated[float, Field(ge=0)]
 Confidence = Annotated[float, Field(gt=0, lt=1)]
-_ROUNDING = 1e-6  # what two ways to compute a number may differ by
+_ROUNDING = 1e-6  # tolerance between two ways to compute the same number
 
 
 class Part(BaseModel):
-    """Immutable, nothing unknown, no NaN and no infinity: the file stays plain JSON."""
+    """An immutable record without unknown fields, NaN or infinity, so that the file is plain JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataInfo(Part):
-    """The problems. `split`: how they came to their parts; then how many each part holds."""
+    """The problems. `split`: how they were divided into parts; tuning, certification: number of problems in each."""
 
     source: str
     fingerprint: str
@@ -37,7 +36,7 @@ class DataInfo(Part):
 
 
 class ModelInfo(Part):
-    """One model. `fingerprint` is `fingerprint.model_fingerprint`; `revision` the hub's commit, if any."""
+    """A model. `fingerprint`: by `model_fingerprint`. `revision`: commit on the hub, if any."""
 
     id: str
     revision: str | None
@@ -47,7 +46,7 @@ class ModelInfo(Part):
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:
-        """What a loaded causal LM is."""
+        """Describes a loaded causal LM."""
         from fsd_decoding.models.fingerprint import model_fingerprint
 
         return cls(
@@ -60,7 +59,7 @@ class ModelInfo(Part):
 
 
 class SamplingInfo(Part):
-    """temperature 0 is greedy."""
+    """Sampling settings; temperature 0 is greedy."""
 
     temperature: Amount
     top_k: Natural | None
@@ -70,7 +69,10 @@ class SamplingInfo(Part):
 
 
 class Counts(Part):
-    """Paired outcomes of target alone and of the fuzzy rule on the same (problem, seed) pairs (DESIGN section 10)."""
+    """Paired outcomes of the target alone and of the fuzzy rule on the same (problem, seed) pairs.
+
+    lost: only the target alone was right. gained: only the fuzzy rule was right.
+    """
 
     both_right: Count
     lost: Count
@@ -83,21 +85,21 @@ class Counts(Part):
 
 
 class Certificate(Counts):
-    """What the certification part showed, of the chosen configuration, of the one that passed and was no faster than
-    `sd`, or of the safest where none passed.
+    """Results on the certification part for one configuration: the chosen one, the one that passed but was no faster
+    than `sd`, or the safest one if none passed.
 
-    wanted: what --min-acc asked for, of `acc`; None where speed or the front was asked for: there `certified` says
-        that `lower_bound` was computed on problems that the choice never saw.
+    wanted: what --min-acc requested of `acc`; None if speed or the front was requested: then `certified` says that
+        `lower_bound` was computed on problems that played no part in the choice.
     retention, lower_bound, accuracy, accuracy_lower_bound: of the configuration, each bound by itself at `delta`;
-        None where nothing was decoded there. `lower_bound` is always retention's.
-    attempt: how many times, this one included, problems of this part were used to decide. delta: the level tested
-        at, at most (1 - confidence) * 6 / (pi^2 attempt^2). None: not recorded.
-    seeds: noise seeds a problem; the counts are of (problem, seed) pairs.
-    frozen: configurations that were frozen to be tested. Of more than one, the bounds of the one that was chosen
+        None if nothing was decoded. `lower_bound` is always that of retention.
+    attempt: how many times, including this one, problems of this part were used to decide. delta: the significance
+        level of the test, at most (1 - confidence) * 6 / (pi^2 attempt^2). None: not recorded.
+    seeds: noise seeds per problem; the counts are of (problem, seed) pairs.
+    frozen: number of configurations that were frozen to be tested. If there were several, the bounds of the chosen one
         hold for it by itself and are not corrected for the choice. None: not recorded.
-    lossless: the numbers are of lossless decoding (the target's own), which does what was asked, or failed to.
-    harm, harm_upper_bound: the share of the target's right answers that were lost, and a bound at `delta`.
-    difference, difference_interval: accuracy less the target's, and a two-sided interval at `confidence`.
+    lossless: the numbers are of lossless decoding (those of the target), which fulfils the request or failed to.
+    harm, harm_upper_bound: share of the target's right answers that were lost, and its bound at `delta`.
+    difference, difference_interval: accuracy minus the target's, and its two-sided interval at `confidence`.
     """
 
     certified: bool
@@ -123,7 +125,7 @@ class Certificate(Counts):
 
     @property
     def level(self) -> float:
-        """What the test was made at."""
+        """The significance level of the test."""
         return 1 - self.confidence if self.delta is None else self.delta
 
     @model_validator(mode="after")
@@ -136,9 +138,9 @@ class Certificate(Counts):
             ("harm", self.lost, right),
             ("difference", solved - right, self.total),
         ):
-            given, counted = getattr(self, name), count / whole if whole else None
-            if given is not None and (counted is None or abs(given - counted) > _ROUNDING):
-                raise ValueError(f"{name} is {given}, the counts make it {counted}")
+            value, counted = getattr(self, name), count / whole if whole else None
+            if value is not None and (counted is None or abs(value - counted) > _ROUNDING):
+                raise ValueError(f"{name} is {value}, but the counts give {counted}")
         return self
 
     @model_validator(mode="after")
@@ -148,41 +150,41 @@ class Certificate(Counts):
         if not self.certified:
             return self
         if self.guarantee == "none":
-            raise ValueError("certified, but guarantee is 'none'")
+            raise ValueError("certified is true, but guarantee is 'none'")
         if bound is None:
-            raise ValueError(f"certified, but without a {name}")
+            raise ValueError(f"certified is true, but {name} is null")
         if self.wanted is not None and bound < self.wanted:
-            raise ValueError(f"certified, but {name} {bound} is below wanted {self.wanted}")
+            raise ValueError(f"certified is true, but {name} {bound} is below wanted {self.wanted}")
         return self
 
     @model_validator(mode="after")
     def _attempts_share_the_level(self) -> Self:
         if self.attempt is None or self.delta is None:
             return self
-        left = (1 - self.confidence) * 6 / (math.pi * self.attempt) ** 2
-        if self.delta > left * (1 + _ROUNDING):
-            raise ValueError(f"delta is {self.delta}; attempt {self.attempt} may be tested at {left:.6g} at most")
+        most = (1 - self.confidence) * 6 / (math.pi * self.attempt) ** 2
+        if self.delta > most * (1 + _ROUNDING):
+            raise ValueError(f"delta is {self.delta}, but attempt {self.attempt} may be tested at {most:.6g} at most")
         return self
 
 
 class Accuracy(Part):
-    """Shares of right answers, on the certification part where anything was decoded there, else on the tuning part."""
+    """Shares of right answers, on the certification part if anything was decoded there, else on the tuning part."""
 
     target: Share
     chosen: Share
 
 
 class TokensPerRound(Part):
-    """Where `Accuracy` was measured."""
+    """Tokens per round, on the same part as `Accuracy`."""
 
     sd: Amount
     chosen: Amount
 
 
 class Estimate(Part):
-    """Where nothing was granted: the safest configuration tested, or the fastest where speed was asked for. Where `sd`
-    suffices: what was tested, or chosen without a test, and is no faster. It is no claim, and no decoder uses it.
-    `draft`: the id of the draft model where it is not the profile's own."""
+    """A configuration without a guarantee, which no decoder uses. If nothing was certified: the safest one tested, or
+    the fastest if speed was requested. If `sd` suffices: the one that was tested, or chosen without a test, and is no
+    faster. `draft`: the id of the draft model if it is not the profile's own."""
 
     threshold: Amount
     retention: Amount
@@ -191,8 +193,8 @@ class Estimate(Part):
 
 
 class Truncation(Part):
-    """How many of the `texts` of target alone and of the chosen configuration, where their accuracy was measured, had
-    `max_new_tokens` tokens, so that they may be cut short."""
+    """How many of the `texts` whose accuracy was measured reached `max_new_tokens` tokens and may be cut short, of the
+    target alone and of the chosen configuration."""
 
     max_new_tokens: Natural
     texts: Natural
@@ -202,13 +204,13 @@ class Truncation(Part):
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> Self:
         if max(self.target, self.chosen) > self.texts:
-            raise ValueError(f"{max(self.target, self.chosen)} texts are truncated, of {self.texts}")
+            raise ValueError(f"{max(self.target, self.chosen)} texts are truncated, but there are only {self.texts}")
         return self
 
 
 class NumericalChurn(Part):
-    """What the lossless rule changed against the target alone by the last bits of floating point, in the decodings
-    with the first seed: what is finer than the share of outcomes flipped says nothing of a setting."""
+    """What the lossless rule changed compared with the target alone, by the last bits of floating point, in the
+    decodings with the first seed. Differences between settings below the share of flipped outcomes are noise."""
 
     problems: Natural
     texts_changed: Count
@@ -218,15 +220,15 @@ class NumericalChurn(Part):
     def _only_a_changed_text_flips(self) -> Self:
         if not self.outcomes_flipped <= self.texts_changed <= self.problems:
             raise ValueError(
-                f"outcomes_flipped {self.outcomes_flipped}, texts_changed {self.texts_changed}, problems "
-                f"{self.problems}: only a changed text flips an outcome"
+                f"outcomes_flipped is {self.outcomes_flipped}, texts_changed {self.texts_changed} and problems "
+                f"{self.problems}; each must be at most the next, as only a changed text flips an outcome"
             )
         return self
 
 
 class AcceptanceInfo(Part):
-    """The accepted share of a text's drafted tokens, over texts, under the configuration that decoders of the
-    profile run; texts that drafted nothing do not count. `deviation` is the standard deviation."""
+    """Mean and standard deviation, over texts, of the acceptance rate: the accepted share of a text's drafted tokens,
+    under the configuration that decoders of the profile run. Texts without drafted tokens do not count."""
 
     texts: Natural
     mean: Share
@@ -234,18 +236,18 @@ class AcceptanceInfo(Part):
 
 
 class RatesInfo(Part):
-    """What time is worth: tokens a second achieved on traces, at rising T, which stands as logit(u) in the predictor's
-    own share of drafted tokens accepted, u."""
+    """Tokens per second achieved on traces at rising T. `shares` holds T as logit(u), where u is the predictor's own
+    share of drafted tokens accepted at T."""
 
     shares: tuple[float, ...]
     tokens_per_second: tuple[Amount, ...]
 
 
 class EarlyStopInfo(Part):
-    """The acceptance predictor that ends drafts early, and what it weighs (DESIGN section 12).
+    """The acceptance predictor that ends drafts early, and its cost model (see docs/predictor.md).
 
-    predictor: its folder, relative to the profile's. fingerprint: of its files. draft_step, verify, position: seconds,
-    c, v and Δv. rates: by divergence, λ.
+    predictor: its folder, relative to the profile's. fingerprint: of its files. draft_step, verify, position: seconds
+    c of a draft step, v of verification and Δv of each position verified. rates: tokens per second λ, by divergence.
     """
 
     predictor: str
@@ -257,7 +259,7 @@ class EarlyStopInfo(Part):
 
 
 def check_total(counts: Counts, problems: int, seeds: int) -> None:
-    """ValueError: there are not so many pairs."""
+    """Raises ValueError if the counts are not of `problems` times `seeds` pairs."""
     if counts.total != problems * seeds:
         times = f" with {seeds} seeds each" if seeds > 1 else ""
-        raise ValueError(f"the counts add up to {counts.total}, problems says {problems}{times}")
+        raise ValueError(f"the counts add up to {counts.total}, but problems is {problems}{times}")

@@ -1,7 +1,4 @@
-"""What moves T, in a profile: the policy's name and numbers, of which it is built again.
-
-Knows identities, as `adaptive.known` reads them. Knows no policy in particular.
-"""
+"""The policy of a profile: the name and parameters from which a scale policy is rebuilt."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from fsd_decoding.profile.parts import Natural, Part
 if TYPE_CHECKING:
     from fsd_decoding.policies.threshold import ScalePolicy
 
-_LONGEST = 60  # characters of parameters that are worth showing
+_LONGEST = 60  # characters of parameters that are shown
 
 
 class PolicyInfo(Part):
-    """A policy that multiplies T by a scale of its own, without T: its shape."""
+    """The shape of a policy that multiplies T by a scale: everything but T."""
 
     name: str
     version: Natural
@@ -34,17 +31,17 @@ class PolicyInfo(Part):
 
     @property
     def identity(self) -> str:
-        """What `ScalePolicy.identity` says of it."""
+        """The `ScalePolicy.identity` of the policy."""
         return json.dumps({"name": self.name, "version": self.version, **self.parameters}, sort_keys=True)
 
     def at(self, threshold: float) -> ScalePolicy:
-        """The policy itself, with its T. UsageError: this version knows none of that name and version."""
+        """Returns the policy with this T. Raises UsageError if there is none of that name and version."""
         from fsd_decoding.policies.registry import policy_named
 
         return policy_named(self.identity).at(threshold)
 
     def __str__(self) -> str:
-        """Short enough for a line; numbers beyond that are told apart by a digest."""
+        """The name with its parameters, or with a digest of them if they are long."""
         shown = _shown(self.parameters)
         if len(shown) > _LONGEST:
             shown = hashlib.sha256(self.identity.encode()).hexdigest()[:8]
@@ -52,12 +49,12 @@ class PolicyInfo(Part):
 
 
 def brief(identity: str) -> str:
-    """A policy by its identity, for a line."""
+    """Returns a short description of the policy with this identity."""
     return str(PolicyInfo.of(identity))
 
 
 def moved(threshold: float, policy: PolicyInfo | None) -> float | ScalePolicy:
-    """T as a decoder takes it."""
+    """Returns T in the form that decoders take: a number, or the policy at this T."""
     return threshold if policy is None else policy.at(threshold)
 
 

@@ -1,7 +1,4 @@
-"""Choosing another point of a profile's curve, later: what may be said of it, and what may not.
-
-Knows points, their bounds, and what the certificate was made for. Knows nothing of how bounds are computed.
-"""
+"""Selection of another point of a profile's curve after calibration, and what is certified of it."""
 
 from __future__ import annotations
 
@@ -20,12 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """A point of the curve, as `ThresholdProfile.at` picks it.
+    """A point of the curve, as `ThresholdProfile.at` returns it.
 
-    certified: whether what was asked for is; False: it merely measured so. retention: as measured; of a tuning point no
-    more than stricter thresholds kept on the certification part. lower_bound: the retention that is certified; None:
-    none is. forecast: tokens/s. policy: what moves T; None: nothing does. draft: the id of the model to draft with;
-    None: the profile's own.
+    Attributes:
+        certified: whether the requested retention is certified; False: it was only measured. For a choice by speed,
+            whether any retention is.
+        retention: as measured; for a point of the tuning part at most what stricter thresholds retained on the
+            certification part.
+        lower_bound: the certified retention; None: none is.
+        forecast: tokens/s of one stream.
+        policy: scales T; None: T is constant.
+        draft: the id of the model to draft with; None: the profile's own.
     """
 
     rule: str
@@ -41,21 +43,25 @@ class Choice:
 
     @property
     def moved(self) -> float | ScalePolicy:
-        """T as `generate` takes it: moved by the policy where there is one."""
+        """T in the form that `generate` takes: a number, or the policy at this T."""
         return moved(self.threshold, self.policy)
 
 
 @dataclass(frozen=True)
-class Choosing:
-    """Of `curve`, by what it holds; `chosen` is the profile's own choice, as points have their `configuration`.
+class PointSelector:
+    """Chooses points of `curve` by retention or by speed.
 
-    Points are judged by the retention that is certified of them or, where `certified` is False, by what was measured,
-    never by some of each: so what does for a stricter wish does for a looser one too, and a stricter wish is never
-    answered with a better point.
+    All points are judged either by their certified retention or, if `certified` is False, by their measured retention.
+    So a point that fulfils a stricter request fulfils a looser one too, and a stricter request never returns a better
+    point.
 
-    Simultaneous bounds hold for whichever point is chosen by them. Bounds that hold each by itself do so only
-    where there is a single one: with more, only the profile's own choice stays certified, for what it was
-    certified for. divergence: the only one of which anything is certified; None: any may be.
+    Simultaneous bounds hold for whichever point is chosen by them. Bounds that hold each by itself remain valid only if
+    there is a single one; of several, only the profile's own choice stays certified, for what it was certified for.
+
+    Attributes:
+        certificate: of the profile.
+        chosen: the profile's own choice, as the `configuration` of a point.
+        divergence: the only one that bounds apply to, since an early stop changes decoding with any other; None: all.
     """
 
     curve: Sequence[CurvePoint]
@@ -65,23 +71,25 @@ class Choosing:
     divergence: str | None = None
 
     def by_accuracy(self, min_acc: float) -> Choice:
-        """The fastest that keeps this retention. UsageError: there is none."""
+        """Returns the fastest point with this retention. Raises UsageError if there is none."""
         judged = self._judged()
         kept = [j for j in judged if j.retention >= min_acc]
         if not kept:
             most = max(judged, key=lambda j: j.retention, default=None)
-            raise UsageError(f"min_acc is {min_acc}, {self._instead('keeps most', most)}")
+            raise UsageError(f"min_acc is {min_acc}, {self._instead('with the highest retention', most, 'min_acc')}")
         point = max(kept, key=lambda j: (_pace(j.point), j.retention)).point
         sure = self._guarantee(point)
         return self._choice(point, sure is not None and sure >= min_acc)
 
     def by_speed(self, min_speed: float) -> Choice:
-        """The most accurate of those that made so many tokens/s. UsageError: there is none."""
+        """Returns the most accurate point that makes so many tokens/s. Raises UsageError if there is none."""
         judged = self._judged()
         reached = [j for j in judged if _pace(j.point)[0] >= min_speed]
         if not reached:
             fastest = max(judged, key=lambda j: _pace(j.point), default=None)
-            raise UsageError(f"min_speed is {min_speed}, {self._instead('is fastest', fastest)}")
+            raise UsageError(
+                f"min_speed is {min_speed}, {self._instead('with the highest speed', fastest, 'min_speed')}"
+            )
         point = max(reached, key=lambda j: (j.retention, _pace(j.point))).point
         return self._choice(point, self._guarantee(point) is not None)
 
@@ -92,24 +100,24 @@ class Choosing:
             self._guarantee(point), point.forecast, point.policy, point.draft,
         )  # fmt: skip
 
-    def _instead(self, superlative: str, best: _Judged | None) -> str:
-        """What there is in place of what was asked, and the way out."""
-        such = "certified" if self.certified else "measured"
-        without = "certified=False takes what merely measured so"
+    def _instead(self, superlative: str, best: _Judged | None, name: str) -> str:
+        """Returns the rest of a message: the best point there is, and the way out."""
+        kind = "certified" if self.certified else "measured"
+        without = "certified=False to choose by measured values"
         if best is None:
-            return f"and no point of the curve is {such}" + (f"; {without}" if self.certified else "")
-        said = f"but the {such} point that {superlative} is {best}"
-        return f"{said}; ask for less" + (f", or {without}" if self.certified else "")
+            return f"but no point of the curve is {kind}" + (f"; set {without}" if self.certified else "")
+        rest = f"but the {kind} point {superlative} is {best}; set a lower {name}"
+        return rest + (f", or {without}" if self.certified else "")
 
     def _judged(self) -> list[_Judged]:
-        """What may be chosen."""
+        """Returns the points that may be chosen."""
         if not self.certified:
             return [_Judged(p, self._measured(p)) for p in self._lossy()]
         return [_Judged(p, sure) for p in self._lossy() if (sure := self._guarantee(p)) is not None]
 
     def _measured(self, point: CurvePoint) -> float:
-        """On the tuning part no more than stricter thresholds of its arm kept on the certification part: the rest was
-        luck."""
+        """Returns a point's measured retention. On the tuning part it is capped by what stricter thresholds of the arm
+        retained on the certification part, since anything above that was luck."""
         stricter = [
             p.retention for p in self._lossy()
             if p.source == "certification" and p.arm == point.arm and (p.threshold or 0.0) <= (point.threshold or 0.0)
@@ -117,7 +125,7 @@ class Choosing:
         return point.retention if point.source == "certification" else min([point.retention, *stricter])
 
     def _guarantee(self, point: CurvePoint) -> float | None:
-        """The retention that holds for a point, whoever chose it and when; None: none does."""
+        """Returns the retention that is certified for a point even if it is chosen after the fact; None: none is."""
         bounded = self._bounded()
         if point not in bounded or self.divergence not in (None, point.divergence):
             return None
@@ -127,7 +135,7 @@ class Choosing:
         return self.certificate.wanted if own and self.certificate.acc == "retention" else None
 
     def _lossy(self) -> list[CurvePoint]:
-        """Points of a few problems, by which a search gave up on a threshold, are not to choose by."""
+        """Returns points with a threshold. Those of few problems, which the search stopped early, are left out."""
         most = max((p.problems for p in self.curve if p.source == "tuning"), default=0)
         return [
             p for p in corrected(self.curve)
@@ -147,7 +155,7 @@ class _Judged(NamedTuple):
     retention: float
 
     def __str__(self) -> str:
-        """Rounded down, so that asking for that much is granted."""
+        """Describes the point with numbers rounded down, so that a request for them succeeds."""
         p = self.point
         pace = "" if p.forecast is None else f", {_down(p.forecast, 1)} tokens/s"
         named = f"{p.rule} {p.divergence} <= {p.threshold:.4g} at L = {p.draft_length}"
@@ -155,16 +163,16 @@ class _Judged(NamedTuple):
 
 
 def _down(value: float, digits: int) -> str:
-    """The largest number of so few digits that, read again, is no larger."""
+    """Returns the largest number with so many digits that is at most `value`."""
     near = round(value, digits)
     lower = near if near <= value else round(near - 10**-digits, digits)
     return f"{lower:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def corrected(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """What the tuning part said of a configuration, the certification part corrects."""
-    better = {p.configuration for p in curve if p.source == "certification"}
-    return [p for p in curve if p.source == "certification" or p.configuration not in better]
+    """Returns the curve without points of the tuning part whose configuration has one of the certification part."""
+    certified = {p.configuration for p in curve if p.source == "certification"}
+    return [p for p in curve if p.source == "certification" or p.configuration not in certified]
 
 
 def _pace(point: CurvePoint) -> tuple[float, float]:

@@ -21,7 +21,8 @@ from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Advance, Silent
 from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, Schedule, Switch
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.rounds import RoundState
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from support import tiny_calibration
 from support.tiny import word_tokenizer
 from support.tiny_calibration import far_apart

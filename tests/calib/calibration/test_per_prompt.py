@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.threshold_policies import EveryScalePolicy, answers, decoder
+from conformance.threshold_policies import EveryScalePolicy, decoder, thresholds_of
 from fsd_calib.calibration.per_prompt import GAINS, NEEDED, facts_of, per_prompt_shapes
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Seeds
@@ -44,14 +44,14 @@ class TestPerPrompt(EveryScalePolicy):
 
 
 def test_a_text_keeps_the_scale_of_its_first_round() -> None:
-    scales = answers(told(), range(5), scales=True)
+    scales = thresholds_of(told(), range(5), scales=True)
     assert torch.equal(scales, scales[:1, :, :1].expand_as(scales))
     assert len(scales[0, :, 0].unique()) == 5
 
 
 def test_prompts_of_typical_facts_have_the_scale_one_and_others_their_own() -> None:
     policy = PerPrompt(0.1, [0.5, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0])
-    scales = answers(policy, range(4), scales=True)[0, :, 0]  # prompts of 1, 2, 3 and 4 tokens
+    scales = thresholds_of(policy, range(4), scales=True)[0, :, 0]  # prompts of 1, 2, 3 and 4 tokens
     torch.testing.assert_close(scales.log(), torch.tensor([-0.5, 0.0, 0.5, 1.0], dtype=torch.float64))
 
 
@@ -106,11 +106,11 @@ def test_a_trace_of_several_texts_gives_each_its_own_scale() -> None:
         (lambda: PerPrompt(0.1, [1.0], MEANS), r"weights is \[1.0\]; it must be 4 finite numbers"),
         (lambda: PerPrompt(0.1, WEIGHTS, [math.inf] * 4), "means is .*inf.*finite"),
         (lambda: PerPrompt(math.nan, WEIGHTS, MEANS), "threshold is NaN"),
-        (lambda: policy_named('{"name": "per-prompt", "version": 1, "weights": [1]}'), "not those of one"),
+        (lambda: policy_named('{"name": "per-prompt", "version": 1, "weights": [1]}'), "which do not describe one"),
         (lambda: PromptFacts()([1, 2]), "without a tokenizer; .* fsd_tokenizer"),
         (
             lambda: told().traced({"problem": np.array([5]), "position": np.array([0])}),
-            "does not know the prompt of problem 5",
+            "no facts of the prompt of problem 5",
         ),
     ],
 )

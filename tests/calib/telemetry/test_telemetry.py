@@ -1,4 +1,4 @@
-"""What telemetry tells of a run: held against results, rounds and the T that policies gave."""
+"""Telemetry of runs, compared with their results, their rounds and the T that policies set."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from fsd_calib import Telemetry, together
-from fsd_calib.telemetry.figures import STEPS, stepped
+from fsd_calib.telemetry.figures import MAX_STEPS, downsample
 from fsd_calib.telemetry.observer import COLUMNS
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.policies.threshold import RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.rounds import RoundOutcome, RoundState
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from support.paths import DOCS
 from support.tiny import llama, word_tokenizer
 
@@ -29,7 +30,7 @@ PROMPTS = [[5, 9, 2], [30], [8, 8, 3, 2, 11], [4, 6], [12, 13, 14]]
 
 
 class Loosening(ScalePolicy):
-    """T grows with the place of a token; tells of itself, once by a tensor that it goes on writing to."""
+    """T grows with the position of a token. One of its facts is a tensor that it overwrites in later rounds."""
 
     threshold = 0.3
 
@@ -43,11 +44,11 @@ class Loosening(ScalePolicy):
         self.rounds += 1
 
     def facts(self) -> dict[str, float | torch.Tensor]:
-        return {"rounds told": self.rounds, "twice that": 2.0 * float(self.rounds)}
+        return {"rounds observed": self.rounds, "twice that": 2.0 * float(self.rounds)}
 
 
 class PerRow(ThresholdPolicy):
-    """A T of its own for every row, which looks at no T that a prompt was given."""
+    """A T for every row that does not depend on the T that prompts were given."""
 
     def thresholds(self, state: RoundState) -> torch.Tensor:
         return 0.1 + state.emitted / 50.0
@@ -62,23 +63,23 @@ def decoder() -> SpeculativeDecoder:
     return SpeculativeDecoder(target, draft, word_tokenizer(), threshold=0.2, draft_length=3)
 
 
-def watched(decoder: SpeculativeDecoder, **settings: Any) -> tuple[pd.DataFrame, Any, list[RoundRecord]]:
-    """Its frame, its results, and the rounds as they were."""
+def observe_run(decoder: SpeculativeDecoder, **settings: Any) -> tuple[pd.DataFrame, Any, list[RoundRecord]]:
+    """Returns the telemetry's table of a run, its results, and the records of its rounds."""
     telemetry, rounds = Telemetry(), list[RoundRecord]()
-    given = {"batch_size": 2, "temperature": 1.0} | settings
-    results = decoder.generate(PROMPTS, 20, observer=together(telemetry, rounds.append), **given)
+    arguments = {"batch_size": 2, "temperature": 1.0} | settings
+    results = decoder.generate(PROMPTS, 20, observer=together(telemetry, rounds.append), **arguments)
     return telemetry.frame(), results, rounds
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("rule", ["fsd-coupled", "fsd-sd", "fsd", "sd", "coupled", "target"])
 def test_counts_are_those_of_the_results(decoder: SpeculativeDecoder, rule: str, batch_size: int) -> None:
-    frame, results, _ = watched(decoder, rule=rule, batch_size=batch_size)
+    frame, results, _ = observe_run(decoder, rule=rule, batch_size=batch_size)
     assert frame.rows.sum() == sum(r.rounds for r in results)  # rows that have finished do not count
     assert frame.rows.max() == batch_size
     assert frame.drafted.sum() == sum(r.drafted for r in results)
-    behind = frame.emitted.sum() - sum(r.emitted for r in results)  # what a text's last round brought in vain
-    assert 0 <= behind <= 3 * len(PROMPTS)
+    surplus = frame.emitted.sum() - sum(r.emitted for r in results)  # emitted in last rounds beyond the ends of texts
+    assert 0 <= surplus <= 3 * len(PROMPTS)
     assert (frame.emitted == frame.accepted + frame.rows).all()
     assert frame.accepted.sum() >= sum(r.accepted for r in results)
 
@@ -89,18 +90,18 @@ def test_counts_are_exact_where_texts_end_with_their_rounds(decoder: Speculative
     assert telemetry.columns()["emitted"].sum() == sum(r.emitted for r in results) == len(PROMPTS)
 
 
-def test_t_is_what_the_policy_gave(decoder: SpeculativeDecoder) -> None:
+def test_t_is_what_the_policy_set(decoder: SpeculativeDecoder) -> None:
     for threshold in (0.25, Loosening(), PerRow()):
-        frame, _, rounds = watched(decoder, threshold=threshold)
-        given = [record.thresholds[record.decided] for record in rounds]
-        assert frame.threshold_least.to_numpy() == pytest.approx([float(t.min()) for t in given])
-        assert frame.threshold.to_numpy() == pytest.approx([float(t.mean()) for t in given])
-        assert frame.threshold_most.to_numpy() == pytest.approx([float(t.max()) for t in given])
+        frame, _, rounds = observe_run(decoder, threshold=threshold)
+        recorded = [record.thresholds[record.decided] for record in rounds]
+        assert frame.threshold_least.to_numpy() == pytest.approx([float(t.min()) for t in recorded])
+        assert frame.threshold.to_numpy() == pytest.approx([float(t.mean()) for t in recorded])
+        assert frame.threshold_most.to_numpy() == pytest.approx([float(t.max()) for t in recorded])
         assert (frame.threshold_most.nunique() > 1) == isinstance(threshold, ThresholdPolicy)
 
 
 def test_divergences_are_of_decided_and_of_substituted_tokens(decoder: SpeculativeDecoder) -> None:
-    frame, _, rounds = watched(decoder, threshold=0.3)
+    frame, _, rounds = observe_run(decoder, threshold=0.3)
     assert frame.substituted.sum() > 5
     for (_, row), record in zip(frame.iterrows(), rounds, strict=True):
         d, decided = record.proposal.divergences, record.decided
@@ -113,24 +114,24 @@ def test_divergences_are_of_decided_and_of_substituted_tokens(decoder: Speculati
         assert not largest > row.threshold_most
 
 
-def test_a_rule_without_t_has_none(decoder: SpeculativeDecoder) -> None:
-    frame, _, _ = watched(decoder, rule="sd")
+def test_a_rule_without_t_has_nan_as_t(decoder: SpeculativeDecoder) -> None:
+    frame, _, _ = observe_run(decoder, rule="sd")
     assert frame[["threshold_least", "threshold", "threshold_most", "divergence_substituted"]].isna().all(axis=None)
     assert frame.divergence.notna().all()
     assert not frame.substituted.any()
 
 
 def test_a_draft_that_may_be_empty_has_no_t_in_that_round(decoder: SpeculativeDecoder) -> None:
-    frame, results, _ = watched(
+    frame, results, _ = observe_run(
         decoder, batch_size=1, stop_policy=lambda state: [len(state.logits) > 5] * len(state.rows)
     )
     assert frame.threshold.isna().all()
     assert frame.emitted.sum() == sum(r.emitted for r in results)
 
 
-def test_what_a_policy_tells_is_kept_as_it_was(decoder: SpeculativeDecoder) -> None:
-    frame, _, rounds = watched(decoder, threshold=Loosening())
-    assert frame["policy.rounds told"].tolist() == list(range(len(rounds)))
+def test_facts_of_a_policy_are_kept_as_they_were(decoder: SpeculativeDecoder) -> None:
+    frame, _, rounds = observe_run(decoder, threshold=Loosening())
+    assert frame["policy.rounds observed"].tolist() == list(range(len(rounds)))
     assert frame["policy.twice that"].tolist() == [2 * n for n in range(len(rounds))]
     assert list(frame)[: len(COLUMNS)] == list(COLUMNS)
 
@@ -148,24 +149,24 @@ def test_speeds_are_tokens_over_the_seconds_of_a_window(decoder: SpeculativeDeco
 
 
 def test_rounds_of_all_shapes_come_in_order(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reduced seldom or often, asked in between or not; over several calls, batches that shrink and rules."""
+    """With many or few rounds reduced at once, with reads in between; over several calls, shrinking batches, rules."""
 
-    def run(telemetry: Telemetry, ask: bool) -> pd.DataFrame:
+    def run(telemetry: Telemetry, read: bool) -> pd.DataFrame:
         for settings in (
             {"rule": "sd"},
             {"threshold": Loosening(), "batch_size": 4},
             {"draft_length": [1, 2, 3, 1, 2]},
         ):
             decoder.generate(PROMPTS, 20, observer=telemetry, temperature=1.0, **settings)
-            assert not ask or len(telemetry.frame())
+            assert not read or len(telemetry.frame())
         return telemetry.frame().drop(columns=["seconds", "round_seconds", *(n for n in COLUMNS if "second" in n)])
 
-    seldom = run(Telemetry(), ask=True)
-    monkeypatch.setattr("fsd_decoding.observers.round_log._HELD", 2)
+    seldom = run(Telemetry(), read=True)
+    monkeypatch.setattr("fsd_decoding.observers.round_log._BLOCK", 2)
     telemetry = Telemetry()
-    pd.testing.assert_frame_equal(run(telemetry, ask=False), seldom)
+    pd.testing.assert_frame_equal(run(telemetry, read=False), seldom)
     assert telemetry.frame().seconds.is_monotonic_increasing
-    assert [(way.rule, way.policy) for way in telemetry.ways] == [
+    assert [(setup.rule, setup.policy) for setup in telemetry.setups] == [
         ("sd", None), ("fsd-coupled", "Loosening"), ("fsd-coupled", None)
     ]  # fmt: skip
 
@@ -185,12 +186,12 @@ def test_no_logits_are_kept(decoder: SpeculativeDecoder, rule: str) -> None:
     assert len(telemetry.frame()) == len(held) / 2
 
 
-def test_the_texts_are_those_of_a_run_nobody_watches(decoder: SpeculativeDecoder) -> None:
-    _, results, _ = watched(decoder, threshold=Loosening())
+def test_the_texts_are_those_of_a_run_without_an_observer(decoder: SpeculativeDecoder) -> None:
+    _, results, _ = observe_run(decoder, threshold=Loosening())
     assert results == decoder.generate(PROMPTS, 20, batch_size=2, temperature=1.0, threshold=Loosening())
 
 
-def test_a_page_needs_nothing_beside_itself(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
+def test_a_page_is_self_contained(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
     telemetry = Telemetry()
     decoder.generate(PROMPTS, 20, threshold=Loosening(), observer=telemetry, batch_size=2)
     text = telemetry.save(tmp_path / "new" / "run.html", title="Texts & <T>").read_text(encoding="utf-8")
@@ -201,18 +202,18 @@ def test_a_page_needs_nothing_beside_itself(decoder: SpeculativeDecoder, tmp_pat
     words = re.sub(r'base64,[^"]*', "", text)
     assert "http" not in words
     assert "<script" not in words
-    for said in (
+    for words_shown in (
         "Texts &amp; &lt;T&gt;",
         "Threshold T (nats)",
         "Speed of all texts",
-        "Policy: rounds told",
+        "Policy: rounds observed",
         "Loosening",
     ):
-        assert said in words
+        assert words_shown in words
 
 
 @pytest.mark.parametrize(("rule", "lacks"), [("sd", "Threshold T"), ("target", "Divergence D of decided tokens")])
-def test_a_page_leaves_out_what_there_is_not(
+def test_a_page_leaves_out_panels_without_data(
     decoder: SpeculativeDecoder, tmp_path: Path, rule: str, lacks: str
 ) -> None:
     telemetry = Telemetry()
@@ -220,8 +221,8 @@ def test_a_page_leaves_out_what_there_is_not(
     text = telemetry.save(tmp_path / "run.html").read_text(encoding="utf-8")
     alt = text.split('alt="')[1].split('"')[0]
     assert lacks not in alt
-    assert "Speed of all texts" not in alt  # there is but one at a time
-    assert f"Under the rule {rule} there is no T" in text
+    assert "Speed of all texts" not in alt  # there is only one at a time
+    assert f"The rule {rule} has no T" in text
 
 
 @pytest.mark.parametrize("threshold", [-1.0, float("inf")])
@@ -240,16 +241,18 @@ def many(rounds: int, rows: int = 4) -> pd.DataFrame:
     return table.assign(**whole, seconds=table.round_seconds.cumsum(), divergence_substituted=np.nan)
 
 
-@pytest.mark.parametrize("rounds", [1, STEPS - 1, STEPS + 1, 20_000])
-def test_many_rounds_are_drawn_in_few_steps_with_their_means_and_extremes(rounds: int) -> None:
+@pytest.mark.parametrize("rounds", [1, MAX_STEPS - 1, MAX_STEPS + 1, 20_000])
+def test_many_rounds_are_drawn_in_few_steps_of_means_and_extremes(rounds: int) -> None:
     table = many(rounds)
-    steps = stepped(table)
-    assert len(steps) == min(rounds, STEPS)
+    steps = downsample(table)
+    assert len(steps) == min(rounds, MAX_STEPS)
     assert steps.seconds.is_monotonic_increasing
     assert steps.threshold_least.min() == table.threshold_least.min()
     assert steps.threshold_most.max() == table.threshold_most.max()
     first = (
-        table[: -(-rounds // len(steps))] if len(steps) == rounds else table[np.arange(rounds) * STEPS // rounds == 0]
+        table[: -(-rounds // len(steps))]
+        if len(steps) == rounds
+        else table[np.arange(rounds) * MAX_STEPS // rounds == 0]
     )
     assert steps.threshold[0] == pytest.approx(np.average(first.threshold, weights=first.decided))
     assert steps.accepted[0] == pytest.approx(first.accepted.sum() / first.rows.sum())
@@ -264,7 +267,7 @@ def test_a_long_runs_page_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_bad_input_is_refused(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
     telemetry = Telemetry()
     assert list(telemetry.frame()) == list(COLUMNS)
-    with pytest.raises(UsageError, match="no round was watched"):
+    with pytest.raises(UsageError, match="recorded no round"):
         telemetry.save(tmp_path / "run.html")
     with pytest.raises(UsageError, match="window is 0"):
         telemetry.frame(window=0)
@@ -273,7 +276,7 @@ def test_bad_input_is_refused(decoder: SpeculativeDecoder, tmp_path: Path) -> No
         telemetry.save(tmp_path)
 
 
-def test_the_documentation_says_what_a_column_holds() -> None:
+def test_the_documentation_describes_every_column() -> None:
     pages: Sequence[str] = [page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")]
     rows = [f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in COLUMNS.items()]
     assert any(all(row in page for row in rows) for page in pages)

@@ -1,4 +1,4 @@
-"""DivergenceBudget: its bound against every adversary, how near it comes, what it counts, refuses and says."""
+"""DivergenceBudget: its bound against an adversary, how close it comes, what it counts, its errors and warnings."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from support.profiles import UNCERTIFIED, profile
 from support.tiny import word_tokenizer
 from support.tiny_pair import ragged_prompts, related
 
-Round = tuple[int, int, float, float]  # rows, drafted tokens, share that is substituted, how near to T they are
+Round = tuple[
+    int, int, float, float
+]  # rows, drafted tokens, share that is substituted, their divergence as a share of T
 ROUNDS = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 6), st.floats(0, 1), st.floats(0, 1)), max_size=60)
 
 
-def played(budget: DivergenceBudget, round_: Round) -> tuple[int, float]:
-    """A round by an adversary who knows T: tokens kept, and spent, which is 0 where T is below 0."""
+def play(budget: DivergenceBudget, round_: Round) -> tuple[int, float]:
+    """Plays a round of an adversary who knows T; returns tokens kept and what was spent, 0 where T is below 0."""
     rows, drafted, share, near = round_
     threshold = float(budget.current)
     substituted = round(rows * drafted * share) if threshold >= 0 else 0
     nats = 1.0 if budget.measure == "substitutions" else near * threshold
-    kept = max(rows, substituted)  # as few as there can be: every row gets one
+    kept = max(rows, substituted)  # the fewest possible: every row gets one
     budget.spend(torch.tensor([kept]), torch.tensor(substituted * nats, dtype=torch.float64), rows * drafted)
     return kept, substituted * nats
 
@@ -51,27 +53,27 @@ def test_no_adversary_spends_more_than_the_bound_after_any_round(
     budget = DivergenceBudget(per_token, measure, start=start, gamma=gamma)
     tokens, spent = 0, 0.0
     for round_ in rounds:
-        kept, nats = played(budget, round_)
+        kept, nats = play(budget, round_)
         tokens, spent = tokens + kept, spent + nats
         assert spent / tokens <= budget.bound(tokens) + 1e-9
         assert budget.mean == pytest.approx(spent / tokens)
         assert float(budget.current) <= budget.ceiling
 
 
-def test_rounds_that_draft_nothing_save_no_more_than_the_bound_knows_of() -> None:
+def test_rounds_that_draft_nothing_save_no_more_than_the_bound_includes() -> None:
     budget = DivergenceBudget(0.01)
     for round_ in [(1, 0, 0.0, 0.0)] * 8000 + [(64, 5, 1.0, 1.0)] * 100:
-        played(budget, round_)
+        play(budget, round_)
         assert budget.mean <= budget.bound(budget.state_dict()["tokens"]) + 1e-9
 
 
 @given(rounds=ROUNDS, rows=st.integers(1, 8), per_token=st.floats(0.001, 0.5))
-def test_from_zero_and_in_batches_of_one_size_divergence_never_is_above_the_budget(
+def test_from_zero_and_in_batches_of_one_size_divergence_is_never_above_the_budget(
     rounds: list[Round], rows: int, per_token: float
 ) -> None:
     budget = DivergenceBudget(per_token)
     for _, _, share, near in rounds:
-        played(budget, (rows, 5, share, near))
+        play(budget, (rows, 5, share, near))
         assert budget.bound(1) == per_token
         assert budget.mean <= per_token + 1e-9
         assert float(budget.current) >= 0
@@ -82,8 +84,8 @@ def test_from_zero_and_in_batches_of_one_size_divergence_never_is_above_the_budg
 def test_a_reachable_budget_is_spent_to_two_percent_on_a_stream_that_changes(
     rows: int, measure: Any, per_token: float
 ) -> None:
-    """Divergences of the second half are three times as large. No chance is left in the mean: from below it misses
-    the budget by what T stands for, from above by what the bound grants."""
+    """Divergences of the second half are three times as large. The mean leaves nothing to chance: it falls short of
+    the budget by what T stands for at most, and exceeds it by what the bound allows at most."""
     random, budget = np.random.default_rng(rows), DivergenceBudget(per_token, measure)
     total = 40_000 if rows == 1 else 400_000
     half, rounds = total // (2 * 4 * rows), total // (4 * rows)
@@ -100,7 +102,7 @@ def test_a_reachable_budget_is_spent_to_two_percent_on_a_stream_that_changes(
         late.append(threshold)
     assert budget.mean == pytest.approx(per_token, rel=0.02)
     settled = late[half // 2 : half], late[half + half // 2 :]
-    assert all(np.std(part) < 0.5 * np.mean(part) for part in settled)  # it does not swing
+    assert all(np.std(part) < 0.5 * np.mean(part) for part in settled)  # it does not oscillate
     assert budget.doubts() == []
 
 
@@ -110,7 +112,7 @@ def pair() -> SpeculativeDecoder:
 
 
 class Bill:
-    """What rounds spent, counted from what observers are shown: all up to the first rejection, of texts that go on."""
+    """An observer that counts what rounds spent, up to the first rejection, as if no text ended within a round."""
 
     def __init__(self) -> None:
         self.nats, self.count = 0.0, 0
@@ -126,7 +128,7 @@ class Bill:
 @pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "fsd-coupled"])
 @pytest.mark.parametrize("measure", ["divergence", "substitutions"])
 def test_what_a_real_round_spends_is_what_its_texts_took(pair: SpeculativeDecoder, rule: str, measure: Any) -> None:
-    """Only what the last round of a text drafted beyond its end may be on the bill and not in the texts."""
+    """The bill may exceed the texts by what their last rounds drafted beyond their ends, and by no more."""
     budget, bill = DivergenceBudget(0.2 if measure == "divergence" else 0.8, measure), Bill()
     found = pair.generate(
         ragged_prompts(12), 60, batch_size=4, rule=rule, temperature=1.0, threshold=budget, observer=bill
@@ -158,9 +160,9 @@ def test_the_bundled_pair_never_spends_more_than_its_budget() -> None:
     assert 0.001 < budget.mean <= budget.bound(1) == 0.004
 
 
-def test_a_budget_out_of_reach_is_said_with_what_was_spent(pair: SpeculativeDecoder) -> None:
+def test_a_budget_out_of_reach_warns_and_names_what_was_spent(pair: SpeculativeDecoder) -> None:
     budget = DivergenceBudget(0.29, ceiling=0.3, start=0.3)
-    with pytest.warns(UserWarning, match=r"was given 0\.29 a token and spent 0\.\d+: T was at its ceiling, 0\.3,"):
+    with pytest.warns(UserWarning, match=r"may spend 0\.29 per token but spent 0\.\d+: T was at its ceiling, 0\.3,"):
         pair.generate(ragged_prompts(8), 32, threshold=budget)
     assert budget.mean < 0.3
     with warnings.catch_warnings():
@@ -170,7 +172,7 @@ def test_a_budget_out_of_reach_is_said_with_what_was_spent(pair: SpeculativeDeco
 
 @pytest.mark.parametrize("name", ["per_token", "start", "gamma", "ceiling"])
 @pytest.mark.parametrize("value", [-0.01, math.nan, math.inf, "much", True])
-def test_what_is_no_amount_is_refused(name: str, value: Any) -> None:
+def test_values_that_are_no_amounts_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name):
         DivergenceBudget(**{name: value})
 
@@ -180,10 +182,10 @@ def test_numbers_of_numpy_are_amounts_and_go_into_its_state_as_plain_ones() -> N
     assert json.loads(json.dumps(budget.state_dict()))["per_token"] == 0.25
 
 
-def test_what_cannot_be_is_refused(pair: SpeculativeDecoder) -> None:
+def test_impossible_settings_are_refused(pair: SpeculativeDecoder) -> None:
     with pytest.raises(UsageError, match="measure is 'nats'"):
         DivergenceBudget(measure="nats")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no threshold to be a ceiling"):
+    with pytest.raises(UsageError, match="no threshold to use as the ceiling"):
         DivergenceBudget(profile=profile(UNCERTIFIED))
     with pytest.raises(UsageError, match=r"start is 0\.9, above the ceiling"):
         pair.generate(ragged_prompts(1), 4, threshold=DivergenceBudget(start=0.9))
@@ -203,20 +205,20 @@ def test_more_than_any_token_can_spend_is_refused(given: dict[str, Any]) -> None
         DivergenceBudget(**given)
 
 
-def test_a_divergence_that_is_refused_is_not_kept(pair: SpeculativeDecoder) -> None:
+def test_a_refused_divergence_is_not_remembered(pair: SpeculativeDecoder) -> None:
     budget = DivergenceBudget(0.1, start=0.9)
     with pytest.raises(UsageError, match=r"start is 0\.9, above the ceiling"):
         pair.generate(ragged_prompts(1), 4, threshold=budget)
     tv = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, divergence="tv")
     tv.generate(ragged_prompts(1), 4, threshold=budget)
-    with pytest.raises(UsageError, match=r"per_token is 0\.8; no token can spend more than 0\.6931 \(divergence\)"):
+    with pytest.raises(UsageError, match=r"per_token is 0\.8, but no token can spend more than 0\.6931 \(divergence\)"):
         pair.generate(ragged_prompts(1), 4, threshold=DivergenceBudget(0.8))
 
 
-def test_a_profile_whose_t_is_moved_is_refused() -> None:
+def test_a_profile_with_a_policy_is_refused() -> None:
     moved = profile().model_copy(update={"policy": PolicyInfo.of(str(Schedule(0.05, 0.3, 200).identity))})
     for ceiling in (None, 0.3):
-        with pytest.raises(UsageError, match="moves T by 'schedule' already"):
+        with pytest.raises(UsageError, match="is already moved by the policy 'schedule'"):
             DivergenceBudget(profile=moved, ceiling=ceiling)
 
 
@@ -229,10 +231,10 @@ def test_the_ceiling_is_the_given_one_the_profiles_or_the_divergences_largest_va
         decoder.generate(ragged_prompts(1), 4, threshold=budget)
         assert budget.ceiling == largest
     decoder = SpeculativeDecoder(target, draft, word_tokenizer(), divergence="ag")
-    with pytest.raises(UsageError, match=r"'ag' has no largest value; give DivergenceBudget\(ceiling=\.\.\.\)"):
+    with pytest.raises(UsageError, match=r"'ag' has no largest value; set DivergenceBudget\(ceiling=\.\.\.\)"):
         decoder.generate(ragged_prompts(1), 4, threshold=DivergenceBudget())
     decoder.generate(ragged_prompts(1), 4, threshold=(spent := DivergenceBudget(ceiling=2.0)))
-    with pytest.raises(UsageError, match="has spent 'ag'"):
+    with pytest.raises(UsageError, match="learned a T for divergence 'ag'"):
         SpeculativeDecoder(target, draft, word_tokenizer()).generate(ragged_prompts(1), 4, threshold=spent)
 
 
@@ -240,13 +242,13 @@ def test_the_ceiling_is_the_given_one_the_profiles_or_the_divergences_largest_va
 def test_a_restored_budget_goes_on_exactly(rounds: list[Round], at: int, measure: Any) -> None:
     whole, first = (DivergenceBudget(0.02, measure, start=0.1) for _ in range(2))
     for round_ in rounds:
-        played(whole, round_)
+        play(whole, round_)
     for round_ in rounds[:at]:
-        played(first, round_)
+        play(first, round_)
     second = DivergenceBudget(0.02, measure, start=0.1)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for round_ in rounds[at:]:
-        played(second, round_)
+        play(second, round_)
     assert torch.equal(second.current, whole.current)
     assert second.state_dict() == pytest.approx(whole.state_dict(), nan_ok=True)  # sums of two calls, or of one
     assert second.bound(100) == whole.bound(100)
@@ -255,7 +257,7 @@ def test_a_restored_budget_goes_on_exactly(rounds: list[Round], at: int, measure
 @pytest.mark.parametrize("changes", [{"per_token": 0.02}, {"measure": "substitutions"}, {"policy": "SpeedBudget"}])
 def test_a_state_of_another_budget_is_refused(changes: dict[str, Any]) -> None:
     state = DivergenceBudget(0.01).state_dict()
-    with pytest.raises(UsageError, match="another's"):
+    with pytest.raises(UsageError, match="the policy that saved it"):
         DivergenceBudget(0.01).load_state_dict(state | changes)
     del state["spent"]
     with pytest.raises(UsageError, match="lacks spent"):

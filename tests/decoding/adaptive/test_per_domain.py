@@ -1,4 +1,4 @@
-"""T by the domain of a prompt, from profiles."""
+"""PerDomain: T per domain of a prompt, from profiles."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def test_profiles_that_mean_something_else_by_a_threshold_are_refused(
     fitting: ThresholdProfile, changes: dict[str, Any]
 ) -> None:
     (name,) = changes
-    with pytest.raises(UsageError, match=f"the profile of 'tales' has {name} .*, that of 'sums' has"):
+    with pytest.raises(UsageError, match=f"the profile of 'tales' has {name} .*, but that of 'sums' has"):
         PerDomain(domains(fitting, **changes), TAGS)
 
 
 def test_a_decoder_that_means_something_else_by_a_threshold_is_refused(fitting: ThresholdProfile) -> None:
     policy = PerDomain(domains(fitting), TAGS)
-    with pytest.raises(UsageError, match="the profile of 'sums' has rule 'fsd-coupled', this decoding has 'fsd'"):
+    with pytest.raises(UsageError, match="the profile of 'sums' has rule 'fsd-coupled', but this decoding has 'fsd'"):
         decode(policy, rule="fsd")
-    with pytest.raises(UsageError, match="the profile of 'sums' has draft_length 3, prompt 0 has 5"):
+    with pytest.raises(UsageError, match="the profile of 'sums' has draft_length 3, but prompt 0 has 5"):
         decode(policy, draft_length=5)
     other = PerDomain({"sums": fitting.model_copy(update={"logits": "processed"})}, ["sums"] * len(PROMPTS))
-    with pytest.raises(UsageError, match="the profile of 'sums' has logits 'processed', this decoding has 'raw'"):
+    with pytest.raises(UsageError, match="the profile of 'sums' has logits 'processed', but this decoding has 'raw'"):
         decode(other)
 
 
@@ -96,5 +96,5 @@ def test_profiles_of_other_models_are_refused_and_what_is_doubtful_is_said(fitti
 def test_every_prompt_needs_a_tag_that_is_known() -> None:
     with pytest.raises(UsageError, match="the tag of prompt 1 is 'x'; known: sums, tales"):
         PerDomain({"sums": 0.1, "tales": 0.2}, ["sums", "x"])
-    with pytest.raises(UsageError, match="prompt 2 has no tag; tags has 2 entries, give one a prompt"):
+    with pytest.raises(UsageError, match="prompt 2 has no tag: tags has 2 entries; pass one tag per prompt"):
         decode(PerDomain({"sums": 0.1}, ["sums"] * 2))

@@ -21,8 +21,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.stopping import DraftState
-from support.model_laws import continuations
-from support.tiny import VOCABULARY, llama, word_tokenizer
+from support.tiny import VOCABULARY, continuations, llama, word_tokenizer
 
 NEW = 24
 
@@ -299,7 +298,7 @@ NO_ANSWERS = [True, None, torch.ones(3), torch.ones(2, dtype=torch.bool), torch.
 
 @pytest.mark.parametrize("answer", NO_ANSWERS, ids=str)
 def test_a_policy_that_gives_no_truth_value_a_row_is_refused(by_model: SpeculativeDecoder, answer: Any) -> None:
-    with pytest.raises(UsageError, match="the policy answered"):
+    with pytest.raises(UsageError, match="the policy returned"):
         by_model.generate([[5], [6], [7]], NEW, stop_policy=lambda _: answer)
 
 

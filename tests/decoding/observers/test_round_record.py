@@ -1,4 +1,4 @@
-"""What observers see, and what a recorder keeps of it."""
+"""The records that observers receive, and the recorder of divergences."""
 
 from __future__ import annotations
 
@@ -32,53 +32,53 @@ def rounds(decoder: SpeculativeDecoder) -> list[RoundRecord]:
 
 
 def test_a_round_describes_both_distributions(rounds: list[RoundRecord]) -> None:
-    round_ = rounds[3]
+    record = rounds[3]
     p, q = (
         torch.softmax(logits, -1).numpy()
-        for logits in (round_.proposal.target_logits[:, :-1], round_.proposal.draft_logits)
+        for logits in (record.proposal.target_logits[:, :-1], record.proposal.draft_logits)
     )
-    for found, expected in zip(round_.entropies(), (p, q), strict=True):
+    for found, expected in zip(record.entropies(), (p, q), strict=True):
         assert found.numpy() == pytest.approx(entropy(expected, axis=-1), rel=1e-9)
-    for found, expected in zip(round_.top_probabilities(3), (p, q), strict=True):
+    for found, expected in zip(record.top_probabilities(3), (p, q), strict=True):
         assert found.numpy() == pytest.approx(np.sort(expected, -1)[..., :-4:-1], rel=1e-9)
-    drafted = round_.proposal.drafted.numpy()
-    for found, expected in zip(round_.ranks(), (p, q), strict=True):
+    drafted = record.proposal.drafted.numpy()
+    for found, expected in zip(record.ranks(), (p, q), strict=True):
         for row in range(len(drafted)):
             for step, token in enumerate(drafted[row]):
                 likelier = (expected[row, step] > expected[row, step, token]).sum()
                 assert found[row, step] == likelier
-    assert round_.draft_seconds > 0
-    assert round_.verify_seconds > 0
+    assert record.draft_seconds > 0
+    assert record.verify_seconds > 0
 
 
 def test_an_entropy_counts_impossible_tokens_as_nothing(rounds: list[RoundRecord]) -> None:
-    round_ = rounds[0]
-    logits = round_.proposal.target_logits.clone()
+    record = rounds[0]
+    logits = record.proposal.target_logits.clone()
     logits[..., 5:] = -torch.inf
-    cut = replace(round_, proposal=replace(round_.proposal, target_logits=logits))
+    cut = replace(record, proposal=replace(record.proposal, target_logits=logits))
     expected = entropy(torch.softmax(logits[:, :-1], -1).numpy(), axis=-1)
     assert cut.entropies()[0].numpy() == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_recorder_keeps_what_the_rounds_said(
+def test_a_recorder_keeps_the_rounds_divergences(
     decoder: SpeculativeDecoder, rounds: list[RoundRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Held back for long or for a round: the same columns, those of the rounds themselves."""
+    """Logits kept for many rounds or for one give the same columns, and those are the rounds' own values."""
     names = [*DIVERGENCES, "js@5"]
     recorders = Recorder(names), Recorder(names)
     decoder.generate(PROMPTS, 20, batch_size=2, observer=recorders[0])
-    monkeypatch.setattr("fsd_decoding.observers.recorder._HELD", 1)
+    monkeypatch.setattr("fsd_decoding.observers.recorder._PENDING", 1)
     decoder.generate(PROMPTS, 20, batch_size=2, observer=recorders[1])
-    held, at_once = (recorder.columns() for recorder in recorders)
-    for name, column in held.items():
-        assert torch.equal(column, at_once[name]), name
-    decided = torch.cat([round_.decided.flatten() for round_ in rounds])
+    many, single = (recorder.columns() for recorder in recorders)
+    for name, column in many.items():
+        assert torch.equal(column, single[name]), name
+    decided = torch.cat([record.decided.flatten() for record in rounds])
     for name in names:
         each = [divergence(name, r.proposal.target_logits[:, :-1], r.proposal.draft_logits).flatten() for r in rounds]
-        assert torch.allclose(held[name], torch.cat(each)[decided], rtol=1e-12, atol=1e-15), name
+        assert torch.allclose(many[name], torch.cat(each)[decided], rtol=1e-12, atol=1e-15), name
 
 
-def test_a_recorders_columns_tell_the_result(decoder: SpeculativeDecoder) -> None:
+def test_a_recorders_columns_agree_with_the_results(decoder: SpeculativeDecoder) -> None:
     recorder = Recorder(["js"])
     results = decoder.generate(PROMPTS, 20, batch_size=2, rule="fsd", observer=recorder)
     columns = recorder.columns()

@@ -1,4 +1,4 @@
-"""Our own threshold policies: what all must hold to, and what each one is for."""
+"""The threshold policies of this package: conformance of all of them, and the behaviour of each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from conformance.threshold_policies import (
     EveryScalePolicy,
     Own,
     Plain,
-    answers,
     decode,
     rise,
+    thresholds_of,
 )
 from fsd_calib import adaptive
 from fsd_decoding.adaptive import (
@@ -35,7 +35,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.registry import KNOWN
 from fsd_decoding.policies.threshold import ThresholdPolicy
 
-SHAPES: dict[str, Callable[[], Any]] = {  # a type checker does not see which compositions are shapes
+SHAPES: dict[str, Callable[[], Any]] = {  # Any: a type checker cannot see which compositions are shapes
     "constant": lambda: Constant(0.2),
     "schedule": rise,
     "schedule from 0": lambda: Schedule(0, 0.3, over=6),
@@ -65,7 +65,7 @@ class TestEveryShape(EveryScalePolicy): ...
 class TestEveryOther(EveryPolicy): ...
 
 
-def test_users_find_them_in_fsd_calib() -> None:
+def test_fsd_calib_exports_the_policies() -> None:
     assert adaptive.Schedule is Schedule
     assert set(adaptive.__all__) >= {"Constant", "EntropyScaled", "Max", "Min", "PerDomain", "Schedule", "Switch"}
 
@@ -83,8 +83,8 @@ def test_constant_is_the_number(rule: str, threshold: float) -> None:
 
 
 def test_a_schedule_is_linear_between_its_points_and_constant_beyond() -> None:
-    def at(schedule: Schedule, places: list[int]) -> list[float]:
-        scales = schedule.traced({"position": torch.tensor(places).numpy()}).tolist()
+    def at(schedule: Schedule, positions: list[int]) -> list[float]:
+        scales = schedule.traced({"position": torch.tensor(positions).numpy()}).tolist()
         return [schedule.threshold * scale for scale in scales]
 
     assert at(Schedule(0.05, 0.25, over=200), [0, 50, 100, 200, 5000]) == pytest.approx([0.05, 0.1, 0.15, 0.25, 0.25])
@@ -95,7 +95,7 @@ def test_a_schedule_is_linear_between_its_points_and_constant_beyond() -> None:
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0.001, 0.7)), min_size=1, max_size=5, unique_by=lambda p: p[0]))
 def test_schedules_of_one_shape_are_one_shape(points: list[tuple[int, float]]) -> None:
     schedule = Schedule.through(sorted(points))
-    twice = Schedule.through([(place, 2 * t) for place, t in sorted(points)])
+    twice = Schedule.through([(position, 2 * t) for position, t in sorted(points)])
     assert schedule.identity == twice.identity == schedule.at(0.5).identity
     assert 0 < schedule.least <= 1
     assert max(scale for _, scale in schedule.points) == 1
@@ -107,15 +107,15 @@ def test_a_flat_schedule_is_a_constant() -> None:
 
 def test_a_schedule_is_its_first_threshold_at_first_and_its_last_one_later() -> None:
     late = [(0, -0.0), (3, 0.0), (4, 0.7)]
-    lossless, found = decode(-1.0), decode(Schedule.through(late))
-    assert [r.tokens[:4] for r in found] == [r.tokens[:4] for r in lossless]
-    assert [r.tokens for r in found] != [r.tokens for r in lossless]
+    lossless, scheduled = decode(-1.0), decode(Schedule.through(late))
+    assert [r.tokens[:4] for r in scheduled] == [r.tokens[:4] for r in lossless]
+    assert [r.tokens for r in scheduled] != [r.tokens for r in lossless]
 
 
 # EntropyScaled
 
 
-def test_doubt_is_none_for_a_certainty_and_a_share_of_tokens_else() -> None:
+def test_doubt_is_zero_for_a_certain_token_and_grows_with_perplexity() -> None:
     for slope in (2.0, -2.0):
         policy = EntropyScaled(0.1, slope)
         nats = [0.0, math.log(2), math.log(50_000)]
@@ -128,11 +128,13 @@ def test_without_a_slope_entropy_does_not_matter() -> None:
         assert decode(EntropyScaled(0.2, 0.0, of)) == decode(0.2)
 
 
-def test_what_the_two_models_disagreed_on_of_late_moves_the_threshold() -> None:
-    steep = answers(EntropyScaled(0.1, 4.0, of="last"), range(5))
+def test_divergence_of_recent_tokens_moves_the_threshold() -> None:
+    steep = thresholds_of(EntropyScaled(0.1, 4.0, of="last"), range(5))
     assert (steep[0] == 0.1).all()  # nothing was decided yet
     assert (steep[1:] > 0.1).all()
-    assert torch.equal(answers(EntropyScaled(0.1, 4.0, of="last"), range(5), spread=0.0), torch.full_like(steep, 0.1))
+    assert torch.equal(
+        thresholds_of(EntropyScaled(0.1, 4.0, of="last"), range(5), spread=0.0), torch.full_like(steep, 0.1)
+    )
 
 
 # Bad input
@@ -149,30 +151,30 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: Schedule(0.1, 0.2, 0), "over is 0; it must be a whole number of at least 1"),
     (lambda: Schedule(0.1, 0.2, 2.5), "over is 2.5"),  # type: ignore[arg-type]
     (lambda: Schedule(0, 0, 5), "the schedule is 0 everywhere"),
-    (lambda: Schedule.through([]), r"points is \[\]; it must be a list of \(place, T\)"),
-    (lambda: Schedule.through([(0, 0.1), (0, 0.2)]), "place 0 comes after 0; places must rise"),
-    (lambda: Schedule.through([(-1, 0.1)]), "a place of the schedule is -1"),
-    (lambda: Schedule.through([(0.5, 0.1)]), "a place of the schedule is 0.5"),  # type: ignore[list-item]
+    (lambda: Schedule.through([]), r"points is \[\]; it must be a list of \(position, T\)"),
+    (lambda: Schedule.through([(0, 0.1), (0, 0.2)]), "position 0 follows position 0 in the schedule; .* must rise"),
+    (lambda: Schedule.through([(-1, 0.1)]), "a position of the schedule is -1"),
+    (lambda: Schedule.through([(0.5, 0.1)]), "a position of the schedule is 0.5"),  # type: ignore[list-item]
     (lambda: Schedule.through([0.1]), "a point of the schedule is 0.1; it must be"),  # type: ignore[list-item]
-    (lambda: Schedule.through([(3, -0.2)]), "T at place 3 is -0.2"),
+    (lambda: Schedule.through([(3, -0.2)]), "T at position 3 is -0.2"),
     (lambda: EntropyScaled(0.1, math.nan), "slope is NaN; it must lie within ±8"),
     (lambda: EntropyScaled(0.1, 9), "slope is 9; it must lie within ±8"),
     (lambda: EntropyScaled(math.nan, 1), "threshold is NaN"),
     (lambda: EntropyScaled(0.1, 1, of="x"), "of is 'x'; it must be one of target, draft, last"),  # type: ignore[arg-type]
-    (lambda: Min(), "Min is given no policies"),
-    (lambda: Max(0.1, rise()), r"Max is given 0.1; it takes threshold policies \(Constant\(0.1\) is one\)"),  # type: ignore[arg-type]
-    (lambda: Min(Constant(0), Constant(-1)), "min is given policies of threshold 0 at most; the largest must be"),
-    (lambda: Max(Constant(math.inf), rise()), "max is given policies of threshold inf at most"),
+    (lambda: Min(), "Min needs at least one policy"),
+    (lambda: Max(0.1, rise()), r"Max got 0.1; it takes threshold policies, for example Constant\(0.1\)"),  # type: ignore[arg-type]
+    (lambda: Min(Constant(0), Constant(-1)), "the largest threshold of the policies in min is 0; it must be finite"),
+    (lambda: Max(Constant(math.inf), rise()), "the largest threshold of the policies in max is inf"),
     (lambda: Switch(rise(), rise(), "x"), "when is 'x'; it must be a function"),  # type: ignore[arg-type]
     (lambda: PerDomain({}, []), r"domains is \{\}; it must map tags"),
     (lambda: PerDomain({"a": math.nan}, []), "the T of domain 'a' is NaN; it must be a profile"),
     (lambda: PerDomain({"a": None}, []), "the T of domain 'a' is None; it must be a profile"),
     (lambda: PerDomain({"a": "/nowhere.json"}, []), "profile '/nowhere.json'"),
     (lambda: PerDomain({"a": 0.1}, "a"), "tags is 'a'; it must be a list"),
-    (lambda: policy_named("schedule"), "the policy is 'schedule'; it must be the identity of one"),
-    (lambda: policy_named("[]"), r"the policy is \[\]; it must be the identity of one"),
+    (lambda: policy_named("schedule"), "the policy is 'schedule'; it must be a policy's identity"),
+    (lambda: policy_named("[]"), r"the policy is \[\]; it must be a policy's identity"),
     (lambda: policy_named('{"name": "x", "version": 1}'), "unknown policy 'x'; known: " + ", ".join(KNOWN)),
-    (lambda: policy_named('{"name": "constant", "version": 9}'), "'constant' is of version 9, here it is 1"),
+    (lambda: policy_named('{"name": "constant", "version": 9}'), "'constant' has version 9, .* has version 1"),
     (lambda: policy_named('{"name": "constant", "version": 1, "a": 2}'), "policy 'constant' has parameters"),
     (lambda: policy_named('{"name": "entropy", "version": 1}'), "policy 'entropy' has parameters"),
     (lambda: policy_named('{"name": "min", "version": 1, "policies": []}'), "policy 'min' has parameters"),

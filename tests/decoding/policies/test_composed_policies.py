@@ -1,4 +1,4 @@
-"""Policies made of policies. What all must hold to is asked in `test_adaptive_policies.py`."""
+"""Composed policies. `test_adaptive_policies.py` runs the conformance tests on them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from conformance.threshold_policies import (
     Own,
     Plain,
     Texts,
-    answers,
     counted,
     decode,
     rise,
+    thresholds_of,
 )
 from fsd_decoding import divergence
 from fsd_decoding.adaptive import (
@@ -31,7 +31,8 @@ from fsd_decoding.adaptive import (
     policy_named,
 )
 from fsd_decoding.errors import ThresholdError, UsageError
-from fsd_decoding.policies.threshold import RoundState, ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.rounds import RoundState
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 
 
 class Budget(Plain):
@@ -44,13 +45,13 @@ class Thrift(Plain):
 
 def test_min_accepts_what_all_do_and_max_what_any_does() -> None:
     parts = [rise(), EntropyScaled(0.1, 2.0), Own()]
-    told = torch.stack([answers(part, range(5)) for part in parts])
-    for whole, wanted in ((Min, told.amin(0)), (Max, told.amax(0))):
+    thresholds = torch.stack([thresholds_of(part, range(5)) for part in parts])
+    for whole, wanted in ((Min, thresholds.amin(0)), (Max, thresholds.amax(0))):
         for policy in (whole(*parts), whole(Plain(), *parts)):
             plain = not isinstance(policy, ScalePolicy)
-            other = answers(Plain(), range(5))
+            other = thresholds_of(Plain(), range(5))
             both = torch.minimum(wanted, other) if whole is Min else torch.maximum(wanted, other)
-            torch.testing.assert_close(answers(policy, range(5)), both if plain else wanted, rtol=1e-9, atol=0)
+            torch.testing.assert_close(thresholds_of(policy, range(5)), both if plain else wanted, rtol=1e-9, atol=0)
 
 
 def test_a_composition_of_shapes_is_a_shape_and_any_other_is_none() -> None:
@@ -61,7 +62,7 @@ def test_a_composition_of_shapes_is_a_shape_and_any_other_is_none() -> None:
         assert policy.identity is None
 
 
-def test_only_what_can_be_told_again_has_an_identity() -> None:
+def test_only_policies_that_can_be_rebuilt_have_an_identity() -> None:
     assert Min(rise(), Own()).identity is None
     assert Switch(rise(), Constant(0.1), lambda state: state.emitted > 3).identity is None
     assert Switch.after_sentence(rise(), Constant(0.1)).identity is not None
@@ -76,9 +77,9 @@ def test_only_what_can_be_told_again_has_an_identity() -> None:
 
 def test_parts_keep_memories_of_their_own() -> None:
     one = EntropyScaled(0.2, 3.0, of="last")
-    same = answers(one, range(5))
-    torch.testing.assert_close(answers(Min(one, EntropyScaled(0.2, 3.0, of="last")), range(5)), same)
-    torch.testing.assert_close(answers(Min(Max(one, one), Constant(5.0)), range(5)), same)
+    same = thresholds_of(one, range(5))
+    torch.testing.assert_close(thresholds_of(Min(one, EntropyScaled(0.2, 3.0, of="last")), range(5)), same)
+    torch.testing.assert_close(thresholds_of(Min(Max(one, one), Constant(5.0)), range(5)), same)
 
 
 def test_parts_memories_follow_their_rows_through_refills_and_batches_that_shrink() -> None:
@@ -92,9 +93,9 @@ def test_parts_memories_follow_their_rows_through_refills_and_batches_that_shrin
 def test_a_budget_in_a_composition_makes_it_one_and_two_are_refused() -> None:
     assert Min(Budget(), rise()).budget
     assert not Min(Plain(), rise()).budget
-    with pytest.raises(UsageError, match="two budgets at once: Max is given Budget and Thrift; keep one of them"):
+    with pytest.raises(UsageError, match="Max contains two budgets, Budget and Thrift; keep one of them"):
         Max(Budget(), Thrift())
-    with pytest.raises(UsageError, match="two budgets at once: Switch is given Budget and Thrift"):
+    with pytest.raises(UsageError, match="Switch contains two budgets, Budget and Thrift"):
         Switch.after_sentence(Min(rise(), Budget()), Thrift())
 
 
@@ -102,27 +103,27 @@ def test_a_budget_is_refused_where_another_policy_may_set_a_larger_t() -> None:
     for name, whole in (("Max", Max), ("Switch", Switch.after_sentence)):
         for budget in (Budget(), Min(Budget(), rise())):
             for parts in ((budget, rise()), (rise(), budget)):
-                with pytest.raises(UsageError, match=f"{name} is given a budget, .* use Min"):
+                with pytest.raises(UsageError, match=f"{name} contains a budget, .* use Min"):
                     whole(*parts)
 
 
 class Counting(Plain):
-    """Told of all that a policy can be told of."""
+    """Counts the calls of every hook."""
 
     def __init__(self) -> None:
-        self.rounds, self.begun, self.checked = 0, 0, 0
+        self.rounds, self.started, self.checked = 0, 0, 0
 
-    def start(self, begun: Any) -> None:
-        self.begun += len(begun.requests)
+    def start(self, new: Any) -> None:
+        self.started += len(new.requests)
 
     def observe(self, outcome: Any) -> None:
         self.rounds += 1
 
-    def check(self, *given: Any) -> None:
+    def check(self, *args: Any) -> None:
         self.checked += 1
 
     def doubts(self) -> list[str]:
-        return [f"{self.begun} texts begun"]
+        return [f"{self.started} texts started"]
 
     def state_dict(self) -> dict[str, Any]:
         return {"rounds": self.rounds}
@@ -131,20 +132,23 @@ class Counting(Plain):
         self.rounds = state["rounds"]
 
 
-def test_parts_are_told_what_the_whole_is_told() -> None:
+def test_every_hook_of_the_parts_is_called() -> None:
     part, again = Counting(), Counting()
     whole = Min(Max(part, Constant(0.1)), rise())
-    with pytest.warns(UserWarning, match=f"{len(PROMPTS)} texts begun"):
+    with pytest.warns(UserWarning, match=f"{len(PROMPTS)} texts started"):
         decode(whole, batch_size=4)
-    assert (part.begun, part.checked) == (len(PROMPTS), 1)
+    assert (part.started, part.checked) == (len(PROMPTS), 1)
     assert part.rounds > 0
     Min(Max(again, Constant(0.1)), rise()).load_state_dict(whole.state_dict())
     assert again.rounds == part.rounds
-    with pytest.raises(UsageError, match="Min of 3 policies is given a state of policies; it is another's"):
+    with pytest.raises(
+        UsageError,
+        match=r"state \(policies\) is not that of a Min of 3 policies; load it into",
+    ):
         Min(again, Plain(), rise()).load_state_dict(whole.state_dict())
 
 
-def test_rounds_are_only_told_to_those_who_listen() -> None:
+def test_a_composed_policy_listens_if_a_part_does() -> None:
     deaf = Min(rise(), EntropyScaled(0.2, 1.0))
     assert not deaf.listens
     assert not Switch(deaf, rise(), when=lambda state: state.emitted > 10).listens
@@ -181,7 +185,7 @@ def test_a_subclass_of_a_composition_is_made_whole_and_is_no_shape() -> None:
     assert type(mine) is My
     assert mine.mine
     assert mine.identity is None
-    torch.testing.assert_close(answers(mine, range(5)), answers(Min(rise(), Constant(0.1)), range(5)))
+    torch.testing.assert_close(thresholds_of(mine, range(5)), thresholds_of(Min(rise(), Constant(0.1)), range(5)))
 
 
 @pytest.mark.parametrize("whole", [Min, Max, Switch])
@@ -210,7 +214,7 @@ def test_what_one_part_computes_of_a_round_the_others_find(monkeypatch: pytest.M
         computed += 1
         return entropy(logits)
 
-    monkeypatch.setattr("fsd_decoding.policies.threshold.entropy", counting)
+    monkeypatch.setattr("fsd_decoding.policies.rounds.entropy", counting)
     policy = Min(Max(EntropyScaled(0.1, 2.0), EntropyScaled(0.2, 1.0)), EntropyScaled(0.3, 3.0), Plain())
     policy.thresholds(Texts(range(3), 0.1).round())
     assert computed == 1

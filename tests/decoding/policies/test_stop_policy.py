@@ -1,4 +1,4 @@
-"""What a stop policy is asked, told and held to. Which drafts it may end is in `test_drafting.py`."""
+"""Stop policies: withheld tokens, memory, intervals, caches and attempts. `test_drafting.py` tests which drafts end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEW = 24
 
 
 class Shy(StopPolicy):
-    """Drafts on, and withholds what q was not sure of."""
+    """Drafts on, and withholds tokens where q was not sure."""
 
     identity = "shy"
 
@@ -53,15 +53,15 @@ class ByThreshold(StopPolicy):
 
 
 class Recalling(StopPolicy):
-    """Remembers every round of a row, and drafts as many tokens as it remembers rounds."""
+    """Remembers every round of a row, and drafts as many tokens as there were rounds."""
 
     def __init__(self) -> None:
-        self.told: dict[int, list[Verified]] = defaultdict(list)  # by prompt
+        self.verified: dict[int, list[Verified]] = defaultdict(list)  # by prompt
 
     def goes_on(self, state: DraftState) -> Answer:
         for row in state.rows:
             if row is not None and row.memory:
-                self.told[row.request.index] = row.memory
+                self.verified[row.request.index] = row.memory
         return [row is not None and len(state.logits) <= len(row.memory or []) for row in state.rows]
 
     def remember(self, memory: Any, verified: Verified) -> Any:
@@ -80,7 +80,7 @@ def pair() -> SpeculativeDecoder:
     return SpeculativeDecoder(target, draft, word_tokenizer(), rule="fsd-coupled", threshold=0.2, draft_length=5)
 
 
-def test_what_is_withheld_is_neither_verified_nor_followed(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
+def test_withheld_tokens_are_neither_verified_nor_emitted(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     alone = pair.generate(prompts, NEW, 0.9, rule="target")
     found = pair.generate(prompts, NEW, 0.9, rule="coupled", stop_policy=Shy(), batch_size=5)
     assert [r.tokens for r in found] == [r.tokens for r in alone]
@@ -91,7 +91,9 @@ def test_what_is_withheld_is_neither_verified_nor_followed(pair: SpeculativeDeco
     )
 
 
-def test_the_target_does_not_read_what_all_rows_withhold(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
+def test_the_target_does_not_read_tokens_that_all_rows_withhold(
+    pair: SpeculativeDecoder, prompts: list[list[int]]
+) -> None:
     class Third(StopPolicy):
         def goes_on(self, state: DraftState) -> Answer:
             return [True] * len(state.rows)
@@ -111,15 +113,15 @@ def test_the_target_does_not_read_what_all_rows_withhold(pair: SpeculativeDecode
     assert set(read[-found.rounds + 1 :]) == {3}
 
 
-def test_a_policy_leaves_rules_alone_that_it_is_not_for(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
+def test_a_policy_applies_only_to_its_rules(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     shy = Shy()
     shy.rules = frozenset({"fsd-coupled"})
-    for rule, heeded in (("sd", False), ("coupled", False), ("fsd-coupled", True)):
+    for rule, applies in (("sd", False), ("coupled", False), ("fsd-coupled", True)):
         whole, early = (pair.generate(prompts, NEW, 0.9, rule=rule, stop_policy=p) for p in (None, shy))
-        assert (early != whole) == heeded
+        assert (early != whole) == applies
 
 
-def test_sd_keeps_the_distribution_where_tokens_are_withheld_for_their_q() -> None:
+def test_sd_keeps_the_distribution_where_tokens_are_withheld_by_q() -> None:
     """All two-token continuations of a six-token vocabulary, 8,000 samples. False alarm: 1e-6."""
     target, draft = (llama(seed, layers=1, vocab_size=6, eos_token_id=None) for seed in (1, 2))
     target.generation_config.eos_token_id = []
@@ -140,7 +142,7 @@ def test_sd_keeps_the_distribution_where_tokens_are_withheld_for_their_q() -> No
     assert chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-6
 
 
-def test_a_policy_that_looks_at_the_threshold_answers_for_it_alone(
+def test_a_policy_that_reads_the_threshold_has_no_interval_around_it(
     pair: SpeculativeDecoder, prompts: list[list[int]]
 ) -> None:
     for result in pair.generate(prompts, NEW, threshold=0.2, stop_policy=ByThreshold()):
@@ -156,16 +158,16 @@ def test_a_row_remembers_its_own_rounds_and_no_others(
     policy = Recalling()
     found = pair.generate(prompts, NEW, stop_policy=policy, batch_size=batch_size, draft_length=6)
     for index, result in enumerate(found):
-        told = policy.told[index]
-        assert len(told) == result.rounds - 1  # the last one's is not asked for any more
-        assert [one.drafted for one in told] == [min(n, 6) for n in range(1, result.rounds)]
-        assert all(one.accepted <= one.drafted for one in told)
-        assert all((one.refused is None) or one.accepted < one.drafted for one in told)
-        assert all(one.spared is None or one.spared <= 0.2 for one in told)
-        assert all(one.refused is None or one.refused > 0.2 for one in told)
-    every = list(itertools.chain.from_iterable(policy.told.values()))
-    assert any(one.spared is not None for one in every)
-    assert any(one.refused is not None for one in every)
+        verified = policy.verified[index]
+        assert len(verified) == result.rounds - 1  # that of the last round is not needed any more
+        assert [v.drafted for v in verified] == [min(n, 6) for n in range(1, result.rounds)]
+        assert all(v.accepted <= v.drafted for v in verified)
+        assert all((v.refused is None) or v.accepted < v.drafted for v in verified)
+        assert all(v.spared is None or v.spared <= 0.2 for v in verified)
+        assert all(v.refused is None or v.refused > 0.2 for v in verified)
+    every = list(itertools.chain.from_iterable(policy.verified.values()))
+    assert any(v.spared is not None for v in every)
+    assert any(v.refused is not None for v in every)
 
 
 def test_a_decoders_own_policy_is_that_of_its_calls(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
@@ -195,7 +197,7 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
         assert plain.key(fuzzy) == replace(shy.key(fuzzy), policy=None)
 
 
-def test_a_policy_without_a_name_cannot_be_cached() -> None:
+def test_a_policy_without_an_identity_cannot_be_cached() -> None:
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer())
     with ResultCache(None) as store, pytest.raises(UsageError, match="policy Recalling has no identity"):
         CachedDecoder(decoder, task(12), store).stopping_early({"js": Recalling()})(
@@ -227,7 +229,7 @@ def test_an_attempt_under_a_policy_is_another_attempt() -> None:
     assert numbers == [1, 2, 1, 2]
 
 
-def test_results_are_of_rows_not_of_their_company(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
+def test_results_do_not_depend_on_the_batch(pair: SpeculativeDecoder, prompts: list[list[int]]) -> None:
     def counted(results: list[Result]) -> list[tuple[list[int], int, int]]:
         return [(r.tokens, r.rounds, r.drafted) for r in results]
 

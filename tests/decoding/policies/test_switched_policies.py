@@ -1,4 +1,4 @@
-"""A policy at first, another later on, and where a sentence ends."""
+"""Switch, and the end of a first sentence as its condition."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fsd_decoding.adaptive import (
     Switch,
 )
 from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.switch import FirstSentenceEnded
-from fsd_decoding.policies.threshold import RoundState
 from support.tiny import word_tokenizer
 
 
-def test_a_switch_after_a_sentence_is_strict_up_to_it_and_loose_behind() -> None:
-    """Lossless until the first token that ends a sentence, however texts fall into rounds and batches."""
+def test_a_switch_after_a_sentence_is_strict_up_to_it_and_loose_after_it() -> None:
+    """Lossless until the first token that ends a sentence, however texts are divided into rounds and batches."""
     lossless = decode(-1.0)
     policy = Switch.after_sentence(Constant(-1.0), Constant(0.7))
     found = decode(policy, batch_size=5)
@@ -45,16 +45,16 @@ def test_a_switch_after_a_sentence_is_strict_up_to_it_and_loose_behind() -> None
     assert counted(decode(policy, batch_size=1)) == counted(found)
 
 
-def test_it_says_of_every_token_whether_a_sentence_ended_before() -> None:
+def test_the_condition_holds_for_tokens_after_the_end_of_a_sentence() -> None:
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    class Looking(FirstSentenceEnded):
+    class Recording(FirstSentenceEnded):
         def __call__(self, state: RoundState) -> Tensor:
-            answer = super().__call__(state)
-            seen.append((state.places.clone(), state.proposal.drafted.clone(), answer))
-            return answer
+            ended = super().__call__(state)
+            seen.append((state.places.clone(), state.proposal.drafted.clone(), ended))
+            return ended
 
-    policy = Switch(Constant(-1.0), Constant(0.3), Looking())
+    policy = Switch(Constant(-1.0), Constant(0.3), Recording())
     for i, prompt in enumerate(PROMPTS):
         seen.clear()
         (found,) = decoder().generate([prompt], NEW, 0.9, threshold=policy, ids=[i], draft_length=DRAFTS)
@@ -78,21 +78,21 @@ def test_marks_and_line_breaks_end_a_sentence(text: str, ends: bool) -> None:
         def batch_decode(self, ids: list[list[int]]) -> list[str]:
             return [text for _ in ids]
 
-    said = FirstSentenceEnded()
-    said.check(Tokenizer())
+    condition = FirstSentenceEnded()
+    condition.check(Tokenizer())
     state = RoundState(_Drafted(torch.tensor([[0, 5]])), torch.tensor([2]), torch.tensor([1]), _memory())  # type: ignore[arg-type]
-    assert said(state).tolist() == [[False, ends]]
+    assert condition(state).tolist() == [[False, ends]]
 
 
 class _Drafted:
-    """Of a model of six tokens."""
+    """The parts of a proposal that the condition reads, for a vocabulary of 6."""
 
     def __init__(self, drafted: Tensor) -> None:
         self.drafted, self.target_logits = drafted, torch.zeros(1, 1, 6)
 
 
 def _memory() -> Any:
-    from fsd_decoding.policies.threshold import RowMemory
+    from fsd_decoding.policies.rounds import RowMemory
 
     return RowMemory(1, torch.device("cpu"))
 
@@ -105,30 +105,32 @@ WRONG: list[Callable[[RoundState], object]] = [
 
 
 @pytest.mark.parametrize("answer", WRONG, ids=["no bool", "no tensor", "no shape"])
-def test_a_switch_that_says_something_else_is_refused(answer: Any) -> None:
-    with pytest.raises(UsageError, match=r"a Switch's when answered .*; it must give a bool tensor of shape \(24,\)"):
+def test_a_condition_of_another_shape_or_type_is_refused(answer: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"when of a Switch returned .*; it must return a bool tensor of shape \(24,\)"
+    ):
         decode(Switch(Constant(0.1), Constant(0.2), answer), draft_length=DRAFTS)
 
 
-def test_what_cannot_be_replayed_says_so() -> None:
+def test_policies_that_cannot_be_replayed_raise() -> None:
     for policy in (EntropyScaled(0.1, 1.0, of="last"), Switch.after_sentence(rise(), Constant(0.1))):
         with pytest.raises(UsageError, match=r"cannot be replayed.*; decode instead"):
             Min(policy, Constant(0.1)).traced({"position": torch.arange(3).numpy()})  # type: ignore[attr-defined]
 
 
 def test_a_sentences_end_needs_a_tokenizer() -> None:
-    said = FirstSentenceEnded()
+    condition = FirstSentenceEnded()
     state = RoundState(_Drafted(torch.tensor([[0, 5]])), torch.tensor([2]), torch.tensor([1]), _memory())  # type: ignore[arg-type]
-    for tokenizer in (None, word_tokenizer(), None):  # what knew one forgets it
-        said.check(tokenizer)
+    for tokenizer in (None, word_tokenizer(), None):  # the check without one forgets the earlier one
+        condition.check(tokenizer)
         if tokenizer is None:
             with pytest.raises(UsageError, match=r"without a tokenizer; .* fsd_tokenizer"):
-                said(state)
+                condition(state)
         else:
-            assert not said(state).any()
+            assert not condition(state).any()
 
 
-def test_a_tokenizer_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vocabulary_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, looks = word_tokenizer(), 0
     look = tokenizer.batch_decode
 

@@ -1,4 +1,4 @@
-"""What the engine asks a threshold policy, tells it and holds it to. Ours are in `test_adaptive_policies.py`."""
+"""Threshold policies in the engine: thresholds, errors and hooks. `test_adaptive_policies.py` tests particular ones."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from conformance.threshold_policies import DRAFTS, NEW, PROMPTS, counted, decode
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import ThresholdError, UsageError
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.policies.threshold import Begun, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from support.tiny import EOS
 
 FUZZY = ("fsd", "fsd-sd", "fsd-coupled")
 
 
 class Fixed(ThresholdPolicy):
-    """One T, through the whole protocol."""
+    """A single T, set by a policy."""
 
     threshold = 0.1
 
@@ -32,25 +33,25 @@ class Fixed(ThresholdPolicy):
         return torch.full_like(state.base, self.threshold)
 
 
-class Wearied(ScalePolicy):
-    """Stricter with every round of a text and every token that the divergence put there."""
+class Tightening(ScalePolicy):
+    """Stricter with every round of a text and every substituted token."""
 
     threshold = 0.4
 
     def scales(self, state: RoundState) -> Tensor:
-        worn: Tensor = state.memory.column("rounds") / 2 + state.memory.column("substituted")
-        return worn.add(1.0).reciprocal()
+        used: Tensor = state.memory.column("rounds") / 2 + state.memory.column("substituted")
+        return used.add(1.0).reciprocal()
 
     def observe(self, outcome: RoundOutcome) -> None:
         outcome.state.memory.column("rounds").add_((outcome.kept > 0).double())
         outcome.state.memory.column("substituted").add_(outcome.substituted.sum(1))
 
     def traced(self, columns: Mapping[str, Any]) -> Any:
-        raise UsageError("Wearied cannot be replayed; decode instead")
+        raise UsageError("Tightening cannot be replayed; decode instead")
 
 
-class Answering(ThresholdPolicy):
-    """Whatever it is made with."""
+class Returning(ThresholdPolicy):
+    """Returns whatever its function does."""
 
     def __init__(self, answer: Callable[[RoundState], object]) -> None:
         self._answer = answer
@@ -89,7 +90,7 @@ def test_thresholds_hold_token_by_token() -> None:
         return torch.tensor([strict, *[loose] * (DRAFTS - 1)], dtype=torch.float64).expand(state.proposal.drafted.shape)
 
     records: list[RoundRecord] = []
-    decoder().generate(PROMPTS[:1], NEW, 0.9, rule="fsd", threshold=Answering(by_place), observer=records.append)
+    decoder().generate(PROMPTS[:1], NEW, 0.9, rule="fsd", threshold=Returning(by_place), observer=records.append)
     assert records
     for record in records:
         assert record.thresholds.tolist() == [[strict] + [loose] * (DRAFTS - 1)]
@@ -109,14 +110,14 @@ class ByThreshold(StopPolicy):
     reads_threshold = True
 
 
-@pytest.mark.parametrize("policy", [Fixed(), Wearied()])
+@pytest.mark.parametrize("policy", [Fixed(), Tightening()])
 def test_a_stop_policy_that_reads_the_threshold_refuses_one_that_moves(policy: ThresholdPolicy) -> None:
     message = f"ByThreshold ends drafts by a T that stays, and {type(policy).__name__} moves it; give T as a number"
     with pytest.raises(UsageError, match=message):
         decode(policy, stop_policy=ByThreshold())
 
 
-# Bad answers
+# Invalid thresholds
 
 
 @pytest.mark.parametrize(
@@ -133,23 +134,25 @@ def test_a_stop_policy_that_reads_the_threshold_refuses_one_that_moves(policy: T
         (lambda state: None, "None;"),
     ],
 )
-@pytest.mark.parametrize("kind", [Answering, Scaling])
-def test_an_answer_of_another_shape_or_kind_is_refused(
+@pytest.mark.parametrize("kind", [Returning, Scaling])
+def test_thresholds_of_another_shape_or_type_are_refused(
     kind: type[ThresholdPolicy], answer: Callable[[RoundState], object], shown: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"the threshold policy {kind.__name__} answered .*{shown}") as caught:
+    with pytest.raises(UsageError, match=f"the threshold policy {kind.__name__} returned .*{shown}") as caught:
         decode(kind(answer))  # type: ignore[call-arg]
     assert "\n" not in str(caught.value)
-    assert "it must give a float tensor of shape (24,), one a row, or (24, 3), one a drafted token" in str(caught.value)
+    assert "it must return a float tensor of shape (24,), one per row, or (24, 3), one per drafted token" in str(
+        caught.value
+    )
 
 
 def late(value: float) -> Callable[[RoundState], Tensor]:
-    """0.1, and `value` for texts of 9 tokens and more."""
+    """Returns 0.1, and `value` for texts of 9 tokens or more."""
     return lambda state: torch.where(state.emitted >= 9, value, 0.1).double()
 
 
-@pytest.mark.parametrize("policy", [Answering(late(math.nan)), Scaling(late(math.nan)), Scaling(late(-1.0))])
-def test_a_threshold_that_is_no_number_names_policy_and_prompt_and_keeps_what_was_done(policy: Any) -> None:
+@pytest.mark.parametrize("policy", [Returning(late(math.nan)), Scaling(late(math.nan)), Scaling(late(-1.0))])
+def test_a_nan_threshold_names_policy_and_prompt_and_keeps_finished_results(policy: Any) -> None:
     name = type(policy).__name__
     wanted = rf"prompt (\d+) got a threshold that is NaN, or a negative scale, from {name} in round \d+"
     with pytest.raises(ThresholdError, match=wanted) as caught:
@@ -162,23 +165,23 @@ def test_a_threshold_that_is_no_number_names_policy_and_prompt_and_keeps_what_wa
     assert all(len(result.tokens) <= 9 + DRAFTS for result in finished.values())
 
 
-def test_what_a_policy_says_of_tokens_that_were_not_proposed_does_not_matter() -> None:
-    """Rows that draft less than others are asked for L all the same, and so are empty ones."""
+def test_thresholds_of_padding_do_not_matter() -> None:
+    """Policies return L values for rows that draft less than others and for empty rows, too."""
     lengths = [1 + i % DRAFTS for i in range(len(PROMPTS))]
 
-    def rubbish(state: RoundState) -> Tensor:
+    def nan_in_padding(state: RoundState) -> Tensor:
         return torch.where(state.proposed, 0.1, math.nan).double()
 
-    for policy in (Answering(rubbish), Scaling(lambda state: rubbish(state) * 10)):
+    for policy in (Returning(nan_in_padding), Scaling(lambda state: nan_in_padding(state) * 10)):
         found = decode(policy, draft_length=lengths, batch_size=4)
         assert counted(found) == counted(decode(0.1, draft_length=lengths, batch_size=4))
 
 
 def test_negative_and_infinite_thresholds_are_lossless_and_boundless() -> None:
     alone = decoder().generate(PROMPTS, NEW, 0.9, rule="target")
-    lossless = decode(Answering(lambda state: torch.full_like(state.base, -1.0)))
+    lossless = decode(Returning(lambda state: torch.full_like(state.base, -1.0)))
     assert [r.tokens for r in lossless] == [r.tokens for r in alone]
-    assert counted(decode(Answering(lambda state: torch.full_like(state.base, math.inf)))) == counted(decode(math.inf))
+    assert counted(decode(Returning(lambda state: torch.full_like(state.base, math.inf)))) == counted(decode(math.inf))
 
 
 def test_a_scale_of_zero_accepts_no_divergence() -> None:
@@ -186,24 +189,24 @@ def test_a_scale_of_zero_accepts_no_divergence() -> None:
     assert [r.tokens for r in decode(Scaling(lambda state: torch.zeros_like(state.base)))] == [r.tokens for r in alone]
 
 
-# What a policy is told
+# Hooks
 
 
-class Listening(Wearied):
-    """Keeps, on the host, what it was told."""
+class Recording(Tightening):
+    """Keeps the arguments of all hooks."""
 
     def __init__(self) -> None:
-        self.begun: list[Begun] = []
-        self.told: list[RoundOutcome] = []
+        self.started: list[NewRequests] = []
+        self.observed: list[RoundOutcome] = []
         self.decided: list[Tensor] = []  # (B, L) each
         self.checked: list[tuple[int, str, str]] = []
 
-    def start(self, begun: Begun) -> None:
-        self.begun.append(begun)
+    def start(self, new: NewRequests) -> None:
+        self.started.append(new)
 
     def observe(self, outcome: RoundOutcome) -> None:
         super().observe(outcome)
-        self.told.append(outcome)
+        self.observed.append(outcome)
         self.decided.append(outcome.decided)
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
@@ -211,47 +214,47 @@ class Listening(Wearied):
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 24])
-def test_a_policy_is_told_of_every_text_and_every_token(batch_size: int) -> None:
-    policy = Listening()
+def test_hooks_receive_every_text_and_every_token(batch_size: int) -> None:
+    policy = Recording()
     found = decode(policy, batch_size=batch_size, rule="fsd-sd")
     assert policy.checked == [(2, "fsd-sd", "js")]
-    assert [begun.first for begun in policy.begun] == [True] + [False] * (len(policy.begun) - 1)
-    started = [request.index for begun in policy.begun for request in begun.requests]
+    assert [new.first for new in policy.started] == [True] + [False] * (len(policy.started) - 1)
+    started = [request.index for new in policy.started for request in new.requests]
     assert sorted(started) == list(range(len(PROMPTS)))
-    kept = sum(int(outcome.kept.sum()) for outcome in policy.told)
+    kept = sum(int(outcome.kept.sum()) for outcome in policy.observed)
     assert kept == sum(r.emitted for r in found)
-    assert sum(int((outcome.kept > 0).sum()) for outcome in policy.told) == sum(r.rounds for r in found)
+    assert sum(int((outcome.kept > 0).sum()) for outcome in policy.observed) == sum(r.rounds for r in found)
 
 
-def test_what_was_decided_is_what_was_accepted_and_the_first_rejected() -> None:
-    policy = Listening()
+def test_decided_tokens_are_the_accepted_ones_and_the_first_rejected() -> None:
+    policy = Recording()
     decode(policy, batch_size=7)
-    for outcome, decided in zip(policy.told, policy.decided, strict=True):
+    for outcome, decided in zip(policy.observed, policy.decided, strict=True):
         counts = torch.where(outcome.kept > 0, (outcome.accepted + 1).clamp_max(DRAFTS), 0)
         assert torch.equal(decided, torch.arange(DRAFTS) < counts[:, None])
 
 
-def test_what_the_divergence_alone_put_there_lies_below_the_threshold() -> None:
-    policy = Listening()
+def test_substituted_tokens_have_a_divergence_within_the_threshold() -> None:
+    policy = Recording()
     decode(policy, batch_size=7)
-    assert sum(int(outcome.substituted.sum()) for outcome in policy.told) >= 10
-    for outcome in policy.told:
+    assert sum(int(outcome.substituted.sum()) for outcome in policy.observed) >= 10
+    for outcome in policy.observed:
         assert (outcome.divergences <= outcome.thresholds)[outcome.substituted].all()
-    lossless = Listening()
+    lossless = Recording()
     lossless.threshold = -1.0
     decode(lossless, batch_size=7)
-    assert not any(outcome.substituted.any() for outcome in lossless.told)
+    assert not any(outcome.substituted.any() for outcome in lossless.observed)
 
 
 def test_places_count_the_completions_tokens() -> None:
     places: list[list[int]] = []
 
-    def looks(state: RoundState) -> Tensor:
+    def record_places(state: RoundState) -> Tensor:
         places.append(state.places[0].tolist())
         assert state.emitted.tolist() == [places[-1][0]]
         return state.base
 
-    (found,) = decoder().generate([[5, 6, 7, 8]], NEW, 0.9, threshold=Answering(looks), draft_length=DRAFTS)
+    (found,) = decoder().generate([[5, 6, 7, 8]], NEW, 0.9, threshold=Returning(record_places), draft_length=DRAFTS)
     assert len(places) == found.rounds
     assert places[0] == list(range(DRAFTS))
     assert all(now[0] > before[0] for before, now in pairwise(places))
@@ -261,45 +264,45 @@ def test_places_count_the_completions_tokens() -> None:
 
 
 def test_memory_follows_its_row_through_refills_and_batches_that_shrink() -> None:
-    alone = [decoder().generate([p], NEW, 0.9, threshold=Wearied(), ids=[i])[0] for i, p in enumerate(PROMPTS)]
+    alone = [decoder().generate([p], NEW, 0.9, threshold=Tightening(), ids=[i])[0] for i, p in enumerate(PROMPTS)]
     assert counted(alone) != counted(decode(0.4))
     for batch_size in (2, 7, 24):
-        assert counted(decode(Wearied(), batch_size=batch_size)) == counted(alone)
+        assert counted(decode(Tightening(), batch_size=batch_size)) == counted(alone)
 
 
 def test_a_stream_is_what_generate_gives() -> None:
     for i, prompt in enumerate(PROMPTS[:3]):
-        pieces = decoder().stream(prompt, NEW, 0.9, threshold=Wearied(), id=i)
-        assert "".join(pieces) == decode(Wearied())[i].text
+        pieces = decoder().stream(prompt, NEW, 0.9, threshold=Tightening(), id=i)
+        assert "".join(pieces) == decode(Tightening())[i].text
 
 
-def test_graphs_change_nothing() -> None:
+def test_captured_graphs_change_nothing() -> None:
     plain = decoder()
     captured = SpeculativeDecoder(plain.target, plain.draft, plain.tokenizer, draft_length=DRAFTS, compile="capture")
-    found = captured.generate(PROMPTS, NEW, 0.9, threshold=Wearied(), batch_size=4)
-    assert counted(found) == counted(decode(Wearied()))
+    found = captured.generate(PROMPTS, NEW, 0.9, threshold=Tightening(), batch_size=4)
+    assert counted(found) == counted(decode(Tightening()))
 
 
-def test_whoever_watches_changes_nothing_and_sees_the_thresholds() -> None:
+def test_an_observer_changes_nothing_and_receives_the_thresholds() -> None:
     seen: list[Tensor] = []
-    policy = Listening()
+    policy = Recording()
     found = decode(policy, batch_size=4, observer=lambda record: seen.append(record.thresholds))
-    assert found == decode(Wearied(), batch_size=4)
-    for thresholds, outcome in zip(seen, policy.told, strict=True):
+    assert found == decode(Tightening(), batch_size=4)
+    for thresholds, outcome in zip(seen, policy.observed, strict=True):
         assert torch.equal(thresholds, outcome.thresholds.expand(thresholds.shape))
 
 
 def test_a_decoders_own_policy_is_that_of_its_calls_unless_they_say_otherwise() -> None:
     plain = decoder()
-    own = SpeculativeDecoder(plain.target, plain.draft, plain.tokenizer, threshold=Wearied(), draft_length=DRAFTS)
-    assert own.threshold == Wearied.threshold
-    assert own.generate(PROMPTS, NEW, 0.9) == decode(Wearied())
+    own = SpeculativeDecoder(plain.target, plain.draft, plain.tokenizer, threshold=Tightening(), draft_length=DRAFTS)
+    assert own.threshold == Tightening.threshold
+    assert own.generate(PROMPTS, NEW, 0.9) == decode(Tightening())
     assert own.generate(PROMPTS, NEW, 0.9, threshold=0.1) == decode(0.1)
     assert own.generate(PROMPTS, NEW, 0.9, threshold=Fixed()) == decode(Fixed())
     assert own.generate(PROMPTS, NEW, 0.9, rule="sd") == plain.generate(PROMPTS, NEW, 0.9, rule="sd")
 
 
-def test_what_a_policy_doubts_is_said_to_whoever_called() -> None:
+def test_doubts_of_a_policy_are_warned_of_at_the_callers_line() -> None:
     class Doubtful(Fixed):
         def doubts(self) -> list[str]:
             return ["this cannot be held"]
@@ -313,7 +316,7 @@ def test_what_a_policy_doubts_is_said_to_whoever_called() -> None:
 
 
 def test_texts_end_in_all_ways_under_a_policy() -> None:
-    """That the tests above see texts cut by EOS and by length, within a drafted block too."""
-    reasons = [r.finish_reason for r in decode(Wearied())]
+    """So the tests above cover texts cut by EOS and by length, also within a drafted block."""
+    reasons = [r.finish_reason for r in decode(Tightening())]
     assert {"eos", "length"} == set(reasons)
     assert decoder().eos == set(EOS)

@@ -1,4 +1,4 @@
-"""Drift: how seldom it warns without a reason, how soon with one, and what decoders let it see."""
+"""Drift: its false alarms, how soon it detects a shift, and which texts of a decoder count."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def law_of(name: str) -> Law:
     return law
 
 
-def seen(law: Law, texts: int, draws: np.random.Generator) -> AcceptanceInfo:
-    """What a calibration on so many texts records."""
+def calibrated_on(law: Law, texts: int, draws: np.random.Generator) -> AcceptanceInfo:
+    """Returns what a calibration on so many texts records."""
     counts = draws.multinomial(texts, law)
     mean = float(counts @ GRID) / texts
     return AcceptanceInfo(texts=texts, mean=mean, deviation=math.sqrt(counts @ (GRID - mean) ** 2 / (texts - 1)))
 
 
 def of_windows(law: Law) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The means a window may have, and their probabilities: exact but for rounding at 1e-16."""
+    """Returns the possible means of a window and their probabilities, exact up to rounding at 1e-16."""
     size = WINDOW * STEPS + 1
     sums = np.fft.irfft(np.fft.rfft(law, size) ** WINDOW, size).clip(0)
     return np.arange(size) / (WINDOW * STEPS), sums
@@ -70,7 +70,7 @@ def test_false_alarms_among_a_million_texts_are_rare(name: str, most: float, tex
     means, chances = of_windows(law)
     alarms = []
     for _ in range(1000):
-        low, high = expected_range(seen(law, texts, draws))
+        low, high = expected_range(calibrated_on(law, texts, draws))
         outside = chances[: np.searchsorted(means, low)].sum() + chances[np.searchsorted(means, high, "right") :].sum()
         alarms.append(1 - (1 - min(outside, 1.0)) ** windows)
     assert np.mean(alarms) <= most
@@ -83,7 +83,7 @@ def watching(info: AcceptanceInfo, **changes: Any) -> Drift:
 def test_a_million_like_texts_pass_and_the_first_unlike_ones_do_not() -> None:
     """False alarm of the first half: below .3 % (above). Miss of the second: below 1e-4."""
     draws, law = np.random.default_rng(1), law_of("skewed")
-    watch = watching(seen(law, 500, draws))
+    watch = watching(calibrated_on(law, 500, draws))
     shares = draws.choice(STEPS + 1, p=law, size=TEXTS)
     assert not any(watch.add(Text(STEPS, int(share))) for share in shares)
     shifted = (draws.choice(STEPS + 1, p=law, size=400) - 0.12 * STEPS).clip(0)
@@ -98,7 +98,7 @@ def test_a_shift_of_one_deviation_is_seen_in_one_window(sign: int) -> None:
     draws, law = np.random.default_rng(2), law_of("even")
     found = 0
     for _ in range(300):
-        watch = watching(seen(law, 100, draws))
+        watch = watching(calibrated_on(law, 100, draws))
         shares = draws.choice(STEPS + 1, p=law, size=WINDOW) + sign * round(0.147 * STEPS)
         found += any(watch.add(Text(STEPS, int(share))) is not None for share in shares.clip(0, STEPS))
     assert found > 300 - 8
@@ -106,15 +106,15 @@ def test_a_shift_of_one_deviation_is_seen_in_one_window(sign: int) -> None:
 
 def test_the_message_is_one_line_with_all_numbers_and_comes_once() -> None:
     watch = watching(AcceptanceInfo(texts=700, mean=0.88, deviation=0.07))
-    said = [message for _ in range(3 * WINDOW) if (message := watch.add(Text(100, 61))) is not None]
-    assert said == [
-        "the draft was accepted at 61.0% over the last 200 texts, the profile of 'arithmetic' lets expect 84.9% to "
-        "91.1% (it saw 88.0% of 700 texts): these texts are unlike its own, and its certificate may not hold; "
-        "calibrate on texts like these"
+    messages = [message for _ in range(3 * WINDOW) if (message := watch.add(Text(100, 61))) is not None]
+    assert messages == [
+        "the acceptance rate was 61.0% over the last 200 texts, but the profile of 'arithmetic' expects 84.9% to "
+        "91.1% (it measured 88.0% on 700 texts): these texts differ from those of the calibration, so its certificate "
+        "may not hold; calibrate on texts like these"
     ]
 
 
-def test_few_texts_in_the_profile_or_nothing_drafted_say_nothing() -> None:
+def test_few_texts_in_the_profile_or_empty_drafts_never_warn() -> None:
     few = watching(AcceptanceInfo(texts=99, mean=0.9, deviation=0.1))
     assert not any(few.add(Text(100, 0)) for _ in range(WINDOW))
     idle = watching(AcceptanceInfo(texts=700, mean=0.9, deviation=0.1))
@@ -152,19 +152,19 @@ def unlike(pair: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def texts(decoder: SpeculativeDecoder, count: int = WINDOW, **settings: Any) -> list[str]:
-    """What decoding so many texts warns of."""
+    """Returns the warnings from decoding so many texts."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         decoder.generate(PROMPTS[:count], max_new_tokens=6, batch_size=WINDOW, **settings)
-    assert all(one.filename == __file__ for one in caught)
-    return [str(one.message) for one in caught]
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
 
 
 def test_a_decoder_that_follows_a_profile_warns_once(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
     decoder = following(pair, unlike)
     assert texts(decoder, WINDOW - 1) == []
     (message,) = texts(decoder, 1)
-    assert message.startswith("the draft was accepted at 84.4% over the last 200 texts")
+    assert message.startswith("the acceptance rate was 84.4% over the last 200 texts")
     assert texts(decoder) == []
 
 
@@ -176,7 +176,7 @@ def test_like_texts_pass(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
 def test_streams_count_too(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
     decoder = following(pair, unlike)
     assert texts(decoder, WINDOW - 1) == []
-    with pytest.warns(UserWarning, match="the draft was accepted at") as caught:
+    with pytest.warns(UserWarning, match="the acceptance rate was") as caught:
         list(decoder.stream(PROMPTS[0], max_new_tokens=6))
     assert caught[0].filename == __file__
 
@@ -226,7 +226,7 @@ def test_generate_of_transformers_is_watched_across_calls(
                 torch.tensor(half), max_new_tokens=6, do_sample=False, custom_generate=fsd_generate,
                 draft_model=pair[1], fsd_profile=followed,
             )  # fmt: skip
-        drifted = [one for one in caught if "the draft was accepted" in str(one.message)]
+        drifted = [one for one in caught if "the acceptance rate was" in str(one.message)]
         assert all(one.filename == __file__ for one in drifted)
         counts.append(len(drifted))
     assert counts == [0, 1, 0]

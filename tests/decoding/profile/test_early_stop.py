@@ -1,4 +1,4 @@
-"""Stopping rules in the engine: the rounds that replay says, in any company, and nothing lost."""
+"""Stopping rules in the engine: the same rounds as in replay, in any batch, and lossless where the rule is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fsd_predictors.stopping.throughput import Throughput
 from support.in_memory import InMemory
 from support.model_laws import continuations
 from support.stopping import KINDS, UNENDING, Linear, traced
-from support.tiny import llama, word_tokenizer
+from support.tiny import continuations, llama, word_tokenizer
 from support.tiny_pair import ragged_prompts, tiny_decoder
 
 NEW, MOST = 24, 6
@@ -40,7 +40,7 @@ def named(names: tuple[str, ...], **weights: float) -> dict[int, float]:
 
 
 def throughput(position: float = 0.02, rate: float = 1.0) -> Throughput:
-    """Of forecasts that look at everything a round is known by, with one weight or another."""
+    """Returns a rule whose forecasts use all features of a round, with various weights."""
     place = {"share": 0.3, "position": -0.02, "step": -0.1, "accepted_1_back": 0.1, "accepted_3_back": -0.1}
     place |= {"spared": 3.0, "refused": -2.0, "product": 0.5, "entropies": -0.2, "previous_kind": 0.2}
     a = Linear(named(FEATURES, **place, top1=3.0, entropy=-0.5), -1.0)
@@ -119,7 +119,7 @@ def test_decoding_takes_the_rounds_that_replay_says(
 
 @pytest.mark.parametrize("rule", RULES, ids=named_by)
 @pytest.mark.parametrize(("accepts", "temperature"), [("fsd-coupled", 0.9), ("sd", 0.0)])
-def test_company_changes_nothing(
+def test_the_batch_changes_nothing(
     decoder: SpeculativeDecoder, prompts: list[list[int]], rule: StoppingRule, accepts: str, temperature: float
 ) -> None:
     some = prompts[:14]
@@ -166,7 +166,9 @@ def test_where_a_step_is_worth_more_than_any_token_rounds_draft_one(
     assert sum(r.rounds for r in some) < sum(r.drafted for r in some) < sum(r.drafted for r in more)
 
 
-def test_what_rests_on_a_threshold_answers_for_it_alone(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:
+def test_a_rule_that_reads_the_threshold_has_no_interval_around_it(
+    decoder: SpeculativeDecoder, prompts: list[list[int]]
+) -> None:
     given: dict[str, Any] = {"rule": "fsd-coupled", "threshold": 0.03, "draft_length": MOST}
     (found,) = decoder.generate(prompts[:1], NEW, **given, stop_policy=early(throughput()))
     assert found.interval == (0.03, math.nextafter(0.03, 1.0))
@@ -175,7 +177,7 @@ def test_what_rests_on_a_threshold_answers_for_it_alone(decoder: SpeculativeDeco
     assert early(throughput()).identity == throughput().identity
 
 
-def test_sampled_sd_keeps_the_distribution_where_drafts_end_behind_tokens_for_what_they_are() -> None:
+def test_sampled_sd_keeps_the_distribution_where_the_drafted_tokens_decide_when_drafts_end() -> None:
     """All three-token continuations of a six-token vocabulary, 8,000 samples. False alarm: 1e-6."""
     target, draft = (llama(seed, layers=1, vocab_size=6, eos_token_id=None) for seed in (1, 2))
     target.generation_config.eos_token_id = []
@@ -200,8 +202,8 @@ def test_sampled_sd_keeps_the_distribution_where_drafts_end_behind_tokens_for_wh
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("rule", [FixedLength(3), Confidence(0.5), throughput(), throughput(1.1)])
-def test_broken_logits_are_the_engines_to_report(rule: StoppingRule, rows: int) -> None:
-    """No forecast sees them, as `Linear` asserts, and the error names the prompt. Token 9 breaks the draft."""
+def test_the_engine_reports_broken_logits(rule: StoppingRule, rows: int) -> None:
+    """Forecasts never see them, as `Linear` asserts, and the error names the prompt. Token 9 breaks the draft."""
     target, draft = llama(seed=1), llama(seed=1)
     draft.model.embed_tokens.weight.data[9] = math.nan
     pair = SpeculativeDecoder(target, draft, word_tokenizer(), rule="coupled", draft_length=MOST)
@@ -213,7 +215,7 @@ def test_broken_logits_are_the_engines_to_report(rule: StoppingRule, rows: int) 
 def test_a_row_keeps_its_history_through_a_batch_that_shrinks(
     decoder: SpeculativeDecoder, prompts: list[list[int]]
 ) -> None:
-    """One long text among short ones ends alone in its batch, where a row is asked in another way."""
+    """One long text among short ones ends alone in its batch, where a single row takes another code path."""
 
     def decoded(rows: int) -> Result:
         found = decoder.generate(

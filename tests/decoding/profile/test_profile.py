@@ -1,4 +1,4 @@
-"""The profile: what it refuses, what a file keeps, and what may be chosen from it later."""
+"""The profile: contradictions it refuses, its file, and points chosen from it later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.profiles import (
 OUTCOMES = (UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT)
 
 
-def test_outcomes_say_whether_the_wish_was_met() -> None:
+def test_outcomes_say_whether_the_request_was_met() -> None:
     assert profile().met
     assert [profile(outcome).met for outcome in OUTCOMES] == [False, False, True, True, True, True]
 
@@ -40,44 +40,47 @@ def test_outcomes_say_whether_the_wish_was_met() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"surprise": 1}, "surprise"),
+        ({"unknown": 1}, "unknown"),
         ({"speed.chosen": float("nan")}, "finite number"),
         ({"speed.chosen": float("inf")}, "finite number"),
         ({"threshold": -1e-9}, "greater than or equal to 0"),
         ({"accuracy.target": 1.5}, "less than or equal to 1"),
         ({"created": "2026-01-02T03:04:05"}, "timezone"),
-        ({"curve.1.lower_bound": 0.9}, "tuning part has no lower_bound"),
-        ({"certificate.harm": 0.01}, "harm is 0.01, the counts make it"),
-        ({"certificate.difference": 0.5}, "difference is 0.5, the counts make it"),
-        ({"truncation": {"max_new_tokens": 9, "texts": 5, "target": 0, "chosen": 6}}, "6 texts are truncated, of 5"),
-        ({"curve.4.problems": 699}, "counts add up to 700, problems says 699"),
-        ({"certificate.problems": 699}, "counts add up to 700, problems says 699"),
-        ({"certificate.retention": 0.99}, "the counts make it"),
-        ({"certificate.lower_bound": None}, "certified, but without a lower_bound"),
+        ({"curve.1.lower_bound": 0.9}, "tuning part must not have a lower_bound"),
+        ({"certificate.harm": 0.01}, "harm is 0.01, but the counts give"),
+        ({"certificate.difference": 0.5}, "difference is 0.5, but the counts give"),
+        (
+            {"truncation": {"max_new_tokens": 9, "texts": 5, "target": 0, "chosen": 6}},
+            "6 texts are truncated, but there are only 5",
+        ),
+        ({"curve.4.problems": 699}, "counts add up to 700, but problems is 699"),
+        ({"certificate.problems": 699}, "counts add up to 700, but problems is 699"),
+        ({"certificate.retention": 0.99}, "but the counts give"),
+        ({"certificate.lower_bound": None}, "certified is true, but lower_bound is null"),
         ({"certificate.wanted": 0.995}, "lower_bound 0.9899 is below wanted 0.995"),
         ({"certificate.confidence": 1.0}, "less than 1"),
-        ({"certificate.accuracy": 0.9}, "accuracy is 0.9, the counts make it"),
+        ({"certificate.accuracy": 0.9}, "accuracy is 0.9, but the counts give"),
         ({"certificate.acc": "absolute"}, "accuracy_lower_bound 0.9117 is below wanted 0.98"),
-        ({"certificate.acc": "absolute", "certificate.accuracy_lower_bound": None}, "without a accuracy_lower_bound"),
-        ({"certificate.guarantee": "none"}, "certified, but guarantee is 'none'"),
+        ({"certificate.acc": "absolute", "certificate.accuracy_lower_bound": None}, "but accuracy_lower_bound is null"),
+        ({"certificate.guarantee": "none"}, "certified is true, but guarantee is 'none'"),
         ({"certificate.delta": 0.05}, "attempt 1 may be tested at 0.0303964 at most"),
         ({"certificate.attempt": 2}, "attempt 2 may be tested at 0.00759909 at most"),
-        ({"certificate.seeds": 2}, "counts add up to 700, problems says 700 with 2 seeds each"),
-        ({"curve.4.seeds": 3}, "counts add up to 700, problems says 700 with 3 seeds each"),
-        ({"curve.3.simultaneous": True}, "simultaneous, but without a lower_bound"),
-        ({"lossy": False}, "only null is lossless"),
-        ({**UNCERTIFIED, "lossy": True}, "only null is lossless"),
-        ({"certificate.certified": False}, "certified is False with outcome 'certified'"),
-        ({"outcome": "not-certified"}, "certified is True with outcome 'not-certified'"),
+        ({"certificate.seeds": 2}, "counts add up to 700, but problems is 700 with 2 seeds each"),
+        ({"curve.4.seeds": 3}, "counts add up to 700, but problems is 700 with 3 seeds each"),
+        ({"curve.3.simultaneous": True}, "simultaneous is true, but lower_bound is null"),
+        ({"lossy": False}, "lossy is False, but threshold is 0.0625"),
+        ({**UNCERTIFIED, "lossy": True}, "lossy is True, but threshold is None"),
+        ({"certificate.certified": False}, "certified is False, but outcome is 'certified'"),
+        ({"outcome": "not-certified"}, "certified is True, but outcome is 'not-certified'"),
         ({"outcome": "not-certified", "certificate.certified": False}, "belongs in estimate"),
-        ({"threshold": None, "lossy": False}, "with threshold None"),
-        ({**UNTESTED, "threshold": None, "lossy": False}, "with threshold None"),
-        ({**UNTESTED, "certificate.guarantee": "population"}, "'untested' with guarantee 'population'"),
-        ({"speed.wanted": 61.6}, "'certified', but 61.5 tokens/s is below wanted 61.6"),
-        ({**SD_SUFFICES, "speed.wanted": 52.0}, "'lossless-suffices', but 51.0 tokens/s is below wanted 52.0"),
-        ({**TOO_SLOW, "speed.wanted": None}, "no speed was wanted"),
-        ({"speed.intervals.sd": [51.0, 50.0]}, "is no interval"),
-        ({"speed.timed": 0}, "timed is 0, but there are intervals"),
+        ({"threshold": None, "lossy": False}, "but threshold is None"),
+        ({**UNTESTED, "threshold": None, "lossy": False}, "but threshold is None"),
+        ({**UNTESTED, "certificate.guarantee": "population"}, "'untested', but certificate.guarantee is 'population'"),
+        ({"speed.wanted": 61.6}, "'certified', but the speed, 61.5 tokens/s, is below speed.wanted, 61.6"),
+        ({**SD_SUFFICES, "speed.wanted": 52.0}, "but the speed, 51.0 tokens/s, is below speed.wanted, 52.0"),
+        ({**TOO_SLOW, "speed.wanted": None}, "speed.wanted is null"),
+        ({"speed.intervals.sd": [51.0, 50.0]}, "is not an interval"),
+        ({"speed.timed": 0}, "timed is 0, but intervals are given"),
         ({"numerical_churn.outcomes_flipped": 2}, "only a changed text flips"),
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
         ({"outcome": "splendid"}, "Input should be 'certified'"),
@@ -99,7 +102,7 @@ def test_absolute_accuracy_is_certified_by_its_own_bound() -> None:
     assert profile({"certificate.acc": "absolute", "certificate.wanted": 0.91}).met
 
 
-def test_what_was_not_measured_may_be_left_out() -> None:
+def test_fields_that_were_not_measured_may_be_missing() -> None:
     content = values()
     for name in ("sd_draft_length", "seeds", "costs", "numerical_churn", "acceptance", "effort"):
         del content[name]
@@ -134,7 +137,7 @@ def test_file_is_plain_json_with_the_promised_names(tmp_path: Path) -> None:
     profile(UNCERTIFIED).save(tmp_path / "deep" / "profile.json")
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     text = (tmp_path / "deep" / "profile.json").read_text(encoding="utf-8")
     content = json.loads(text, parse_constant=refuse)
@@ -151,7 +154,7 @@ def test_file_is_plain_json_with_the_promised_names(tmp_path: Path) -> None:
     assert content["threshold"] is None
 
 
-def test_saving_replaces_whole_and_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_saving_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text("old")
     path.chmod(0o644)
@@ -160,7 +163,7 @@ def test_saving_replaces_whole_and_leaves_nothing_beside(tmp_path: Path) -> None
     assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
 
 
-def test_saving_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
+def test_saving_to_an_unwritable_place_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"file/profile\.json' cannot be written"):
         profile().save(tmp_path / "file" / "profile.json")
@@ -184,7 +187,7 @@ def without(key: str) -> str:
         ("{", "is not JSON"),
         ("[1]", "holds no JSON object"),
         (without("schema_version"), "is not a profile: schema_version is None"),
-        (json.dumps(values({"schema_version": 4})), "schema_version 4, this reads up to 3; upgrade"),
+        (json.dumps(values({"schema_version": 4})), "schema_version 4, but this fsd-calib reads up to 3; upgrade"),
         (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
         (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
         ("[" * 100_000, "is not JSON"),
@@ -204,7 +207,7 @@ def test_a_bad_file_is_one_line(tmp_path: Path, content: str | None, complaint: 
     assert str(path) in str(raised.value)
 
 
-# Choosing later
+# PointSelector later
 
 
 def second_certified(threshold: float, bound: float) -> dict[str, Any]:
@@ -212,28 +215,34 @@ def second_certified(threshold: float, bound: float) -> dict[str, Any]:
     return {"curve": [*values()["curve"], point]}
 
 
-def test_one_bound_certifies_whatever_is_asked_below_it() -> None:
+def test_one_bound_certifies_every_request_below_it() -> None:
     for wanted in (0.9, 0.98, 0.9899):
         chosen = profile().at(min_acc=wanted)
         assert (chosen.threshold, chosen.draft_length, chosen.certified) == (0.0625, 5, True)
     above = profile().at(min_acc=0.99, certified=False)
-    assert (above.threshold, above.certified) == (0.0625, False)  # measured .998, which is no claim
+    assert (above.threshold, above.certified) == (0.0625, False)  # measured .998, which is no guarantee
     assert (above.retention, above.lower_bound, above.forecast) == (652 / 653, 0.9899, 61.5)
 
 
-def test_what_is_not_certified_is_handed_out_only_where_that_is_asked_for() -> None:
-    """The message says what there is, so that asking for that is granted, and how to get the rest."""
+def test_points_without_a_certificate_are_chosen_only_on_request() -> None:
+    """The message names the best point, so that a request for it succeeds, and how to get the others."""
     best = r"fsd-coupled js <= 0.0625 at L = 5 \(retention 0.9899, 61.5 tokens/s\)"
-    out = "; ask for less, or certified=False takes what merely measured so"
-    with pytest.raises(UsageError, match=rf"^min_acc is 0.99, but the certified point that keeps most is {best}{out}$"):
+    out = ", or certified=False to choose by measured values"
+    with pytest.raises(
+        UsageError, match=rf"^min_acc is 0.99, but .* with the highest retention is {best}; set a lower min_acc{out}$"
+    ):
         profile().at(min_acc=0.99)
-    with pytest.raises(UsageError, match=rf"^min_speed is 65, but the certified point that is fastest is {best}{out}$"):
+    with pytest.raises(
+        UsageError, match=rf"^min_speed is 65, but .* with the highest speed is {best}; set a lower min_speed{out}$"
+    ):
         profile().at(min_speed=65)
-    with pytest.raises(UsageError, match=r"^min_acc is 0.9, and no point of the curve is certified; certified=False"):
+    with pytest.raises(
+        UsageError, match=r"^min_acc is 0.9, but no point of the curve is certified; set certified=False"
+    ):
         profile(UNTESTED).at(min_acc=0.9)
 
 
-def test_of_several_bounds_only_the_certified_claim_stays_one() -> None:
+def test_of_several_bounds_only_the_certified_choice_stays_certified() -> None:
     both = profile(second_certified(0.07, 0.985))
     assert both.at(min_acc=0.98).threshold == 0.0625
     assert both.at(min_acc=0.98).certified
@@ -241,7 +250,7 @@ def test_of_several_bounds_only_the_certified_claim_stays_one() -> None:
         both.at(min_acc=0.985)
     assert not both.at(min_acc=0.985, certified=False).certified
     assert both.at(min_speed=61).threshold == profile().at(min_speed=61).threshold == 0.0625
-    with pytest.raises(UsageError, match=r"the measured point that keeps most is .*; ask for less$"):
+    with pytest.raises(UsageError, match=r"the measured point with the highest retention is .*; set a lower min_acc$"):
         profile().at(min_acc=0.999, certified=False)  # 1.0 was sd's
 
 
@@ -282,10 +291,10 @@ def test_by_speed_the_most_accurate_of_the_fast_is_chosen() -> None:
     assert profile().at(min_speed=61.8, certified=False).threshold == 0.25
 
 
-def test_what_no_point_reaches_is_refused() -> None:
+def test_requests_that_no_point_fulfils_are_refused() -> None:
     with pytest.raises(UsageError, match=r"min_acc is 1.1, but the certified point"):
         profile().at(min_acc=1.1)
-    with pytest.raises(UsageError, match=r"the measured point that is fastest is .*, 70 tokens/s"):
+    with pytest.raises(UsageError, match=r"the measured point with the highest speed is .*, 70 tokens/s"):
         profile().at(min_speed=71, certified=False)
     with pytest.raises(UsageError, match="exactly one"):
         profile().at()

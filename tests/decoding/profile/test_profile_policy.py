@@ -1,4 +1,4 @@
-"""Profiles of policies that move T: what they keep, what may be chosen from them, and who follows."""
+"""Profiles with a policy: their files, points chosen from them, and decoders that follow them."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def test_a_file_keeps_a_policy_so_that_it_can_be_built_again(policy: ScalePolicy
     assert type(loaded.policy.at(0.3)) is type(policy)
 
 
-def test_many_numbers_are_told_apart_by_a_digest() -> None:
+def test_many_numbers_are_shown_as_a_digest() -> None:
     first, second = (Schedule.through([(i, 0.1 + (i == at)) for i in range(9)]) for at in (3, 4))
     assert brief(RISING.identity or "") == "schedule (points [[0, 0.25], [4, 1.0]])"
     assert brief(first.identity or "") != brief(second.identity or "")
     assert max(len(brief(policy.identity or "")) for policy in (first, second)) < 25
 
 
-# Choosing
+# Selection
 
 
 def test_shapes_are_not_mixed_up_at_equal_thresholds() -> None:
-    """The certified one is the rising one; what the falling one lost at a smaller T says nothing of it."""
+    """The rising one is certified; what the falling one lost at a smaller T says nothing about it."""
     curve = [
         point(4, RISING, lower_bound=0.98), point(4, FALLING, lower_bound=0.981, forecast=70.0),
         point(3, FALLING, rule="fsd-coupled", threshold=0.01, retention=0.5),
@@ -102,7 +102,7 @@ def own(pair: tuple[Any, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_decoder_is_given_the_policy_with_its_threshold(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
+def test_a_decoder_gets_the_policy_with_its_threshold(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
     decoder, plain = following(pair, own), following(pair, own | {"policy": None})
     assert decoder.generate(PROMPTS[:20], 12) == plain.generate(PROMPTS[:20], 12, threshold=RISING.at(0.3))
     assert decoder.generate(PROMPTS[:20], 12) != plain.generate(PROMPTS[:20], 12)
@@ -127,18 +127,18 @@ def test_without_a_threshold_nothing_is_moved(pair: tuple[Any, Any], own: dict[s
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"policy.name": "poetry"}, "unknown policy 'poetry'; known: "), ({"policy.version": 9}, "is of version 9")],
+    [({"policy.name": "poetry"}, "unknown policy 'poetry'; known: "), ({"policy.version": 9}, "has version 9")],
 )
-def test_a_policy_that_is_unknown_here_is_never_followed_as_a_constant(
+def test_an_unknown_policy_is_refused_rather_than_ignored(
     pair: tuple[Any, Any], own: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     assert message in refusal(lambda: following(pair, own | changes))
 
 
-def test_what_a_reader_does_not_know_it_refuses(tmp_path: Path) -> None:
-    """As `policy` is to readers older than it."""
-    (tmp_path / "profile.json").write_text(json.dumps(values({"surprise": info(RISING)})))
-    with pytest.raises(UsageError, match="surprise: Extra inputs are not permitted"):
+def test_unknown_fields_are_refused(tmp_path: Path) -> None:
+    """For readers older than it, `policy` is one."""
+    (tmp_path / "profile.json").write_text(json.dumps(values({"unknown": info(RISING)})))
+    with pytest.raises(UsageError, match="unknown: Extra inputs are not permitted"):
         ThresholdProfile.load(tmp_path / "profile.json")
 
 
@@ -146,11 +146,11 @@ def drifted(decoder: SpeculativeDecoder, **settings: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         decoder.generate(PROMPTS, 6, batch_size=WINDOW, **settings)
-    return [str(one.message) for one in caught]
+    return [str(warning.message) for warning in caught]
 
 
-def test_drift_counts_what_the_policy_made_alone(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
-    """The profile's own texts accepted half of what was drafted, these nearly all."""
+def test_drift_counts_only_texts_of_the_policy(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
+    """The calibration accepted half of what was drafted, these texts nearly all."""
     unlike = own | {"threshold": ACCEPTS_ALL, "acceptance": {"texts": 700, "mean": 0.5, "deviation": 0.1}}
     decoder = following(pair, unlike)
     for other in (ACCEPTS_ALL, FALLING.at(ACCEPTS_ALL), RISING.at(1.9)):
@@ -164,6 +164,6 @@ def test_drift_counts_what_the_policy_made_alone(pair: tuple[Any, Any], own: dic
 def test_the_report_and_differences_name_it() -> None:
     made, other = (profile({"policy": info(policy)}) for policy in (RISING, FALLING))
     assert "moved by schedule (points [[0, 0.25], [4, 1.0]])" in verdict(made)
-    found = differences(made, other)
-    assert {one.section for one in found} == {"settings"}
-    assert {one.name for one in found} == {"policy.parameters.points"}
+    changes = differences(made, other)
+    assert {change.section for change in changes} == {"settings"}
+    assert {change.name for change in changes} == {"policy.parameters.points"}

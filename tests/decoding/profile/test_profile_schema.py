@@ -1,4 +1,4 @@
-"""Schemas of profiles: the present one as committed, and files of older ones."""
+"""Schemas of profiles: the committed current one, and files of older ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile.io import SCHEMA_VERSION, upgraded
+from fsd_decoding.profile.io import SCHEMA_VERSION, upgrade
 from fsd_decoding.profile.schema import schema_text
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.json_schema import faults
@@ -38,15 +38,15 @@ def not_granted(wanted_speed: float | None) -> dict[str, Any]:
     return content
 
 
-def test_the_committed_schema_is_the_present_one() -> None:
+def test_the_committed_schema_is_the_current_one() -> None:
     assert json.loads(committed(SCHEMA_VERSION)) == json.loads(schema_text()), (
-        "make it anew: python -m fsd_decoding.profile.schema > decoding/fsd_decoding/schemas/"
-        f"profile-{SCHEMA_VERSION}.json; where files written before would no longer load, count SCHEMA_VERSION up"
+        "regenerate it: python -m fsd_decoding.profile.schema > decoding/fsd_decoding/schemas/"
+        f"profile-{SCHEMA_VERSION}.json; if files written before would no longer load, increase SCHEMA_VERSION"
     )
 
 
 @pytest.mark.parametrize("changes", [{}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT])
-def test_what_is_saved_fits_the_schema(changes: dict[str, Any]) -> None:
+def test_saved_profiles_match_the_schema(changes: dict[str, Any]) -> None:
     assert faults(json.loads(profile(changes).model_dump_json()), json.loads(committed(SCHEMA_VERSION))) == []
 
 
@@ -114,11 +114,11 @@ def test_old_files_without_a_threshold_load(tmp_path: Path, speed: float | None,
     assert not loaded.met
 
 
-def test_upgrading_changes_nothing_it_was_given_and_the_present_schema_not_at_all() -> None:
+def test_upgrading_does_not_change_its_argument_nor_the_current_schema() -> None:
     content = old()
-    upgraded(content)
+    upgrade(content)
     assert content == old()
-    assert upgraded(values()) == values()
+    assert upgrade(values()) == values()
 
 
 @pytest.mark.parametrize(

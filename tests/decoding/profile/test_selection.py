@@ -1,4 +1,4 @@
-"""Choosing a point of any curve: stricter wishes are not answered with better points, nor with unproven ones."""
+"""Selection of points from arbitrary curves: stricter requests never return better points, nor uncertified ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import CurvePoint, arm_of
-from fsd_decoding.profile.selection import Choice, Choosing
+from fsd_decoding.profile.selection import Choice, PointSelector
 from support.profiles import FRONT, UNTESTED, profile, values
 
 SHARES = st.integers(0, 20).map(lambda twentieths: twentieths / 20)  # few values, so that ties are common
@@ -32,16 +32,16 @@ def points(draw: Callable[[Any], Any]) -> CurvePoint:
 
 
 @st.composite
-def choosings(draw: Callable[[Any], Any]) -> Choosing:
+def selectors(draw: Callable[[Any], Any]) -> PointSelector:
     certificate = profile(draw(st.sampled_from([{}, FRONT, UNTESTED]))).certificate
     own = arm_of("fsd-coupled", "js", 5, None), draw(SHARES)
     curve = draw(st.lists(points(), max_size=8, unique_by=lambda p: (p.configuration, p.source)))
-    return Choosing(curve, certificate, own, draw(st.booleans()), draw(st.sampled_from([None, "js"])))
+    return PointSelector(curve, certificate, own, draw(st.booleans()), draw(st.sampled_from([None, "js"])))
 
 
-def chosen(ask: Callable[[float], Choice], wanted: float) -> Choice | None:
+def chosen(choose: Callable[[float], Choice], wanted: float) -> Choice | None:
     try:
-        return ask(wanted)
+        return choose(wanted)
     except UsageError:
         return None
 
@@ -50,52 +50,54 @@ def pace(choice: Choice) -> float:
     return choice.forecast or 0.0
 
 
-@given(choosings(), SHARES, SHARES)
-def test_a_stricter_accuracy_never_gives_a_faster_point(choosing: Choosing, one: float, other: float) -> None:
-    loose, strict = (chosen(choosing.by_accuracy, wanted) for wanted in sorted((one, other)))
+@given(selectors(), SHARES, SHARES)
+def test_a_stricter_accuracy_never_gives_a_faster_point(selector: PointSelector, one: float, other: float) -> None:
+    loose, strict = (chosen(selector.by_accuracy, wanted) for wanted in sorted((one, other)))
     assert strict is None or (loose is not None and pace(strict) <= pace(loose))
 
 
-@given(choosings(), PACES, PACES)
-def test_a_stricter_speed_never_gives_a_more_accurate_point(choosing: Choosing, one: float, other: float) -> None:
-    """By what points are judged by: the bound where that is asked for, else what was measured."""
-    loose, strict = (chosen(choosing.by_speed, wanted) for wanted in sorted((one, other)))
+@given(selectors(), PACES, PACES)
+def test_a_stricter_speed_never_gives_a_more_accurate_point(selector: PointSelector, one: float, other: float) -> None:
+    """Accuracy is what points are judged by: the bound if certified points are requested, else what was measured."""
+    loose, strict = (chosen(selector.by_speed, wanted) for wanted in sorted((one, other)))
     if strict is None:
         return
     assert loose is not None
-    if choosing.certified:
+    if selector.certified:
         assert (strict.lower_bound or 0.0) <= (loose.lower_bound or 0.0)
     else:
         assert strict.retention <= loose.retention
 
 
-@given(choosings(), SHARES, PACES)
-def test_what_is_chosen_is_certified_unless_that_is_waived(choosing: Choosing, min_acc: float, speed: float) -> None:
-    by_accuracy, by_speed = chosen(choosing.by_accuracy, min_acc), chosen(choosing.by_speed, speed)
+@given(selectors(), SHARES, PACES)
+def test_chosen_points_are_certified_unless_that_is_waived(
+    selector: PointSelector, min_acc: float, speed: float
+) -> None:
+    by_accuracy, by_speed = chosen(selector.by_accuracy, min_acc), chosen(selector.by_speed, speed)
     for choice in filter(None, (by_accuracy, by_speed)):
-        assert choice.certified or not choosing.certified
+        assert choice.certified or not selector.certified
         assert not choice.certified or choice.lower_bound is not None
-        assert not choice.certified or choosing.divergence in (None, choice.divergence)
+        assert not choice.certified or selector.divergence in (None, choice.divergence)
     if by_accuracy is not None and by_accuracy.certified:
         assert (by_accuracy.lower_bound or 0.0) >= min_acc
     assert by_speed is None or pace(by_speed) >= speed
 
 
-@given(choosings())
-def test_what_a_refusal_names_is_granted(choosing: Choosing) -> None:
+@given(selectors())
+def test_the_point_that_an_error_names_can_be_chosen(selector: PointSelector) -> None:
     with pytest.raises(UsageError) as refused:
-        choosing.by_accuracy(2.0)
+        selector.by_accuracy(2.0)
     assert "\n" not in str(refused.value)
-    if "keeps most" in str(refused.value):
+    if "highest retention" in str(refused.value):
         named = float(str(refused.value).split("(retention ")[1].split(",")[0].split(")")[0])
-        assert choosing.by_accuracy(named).threshold is not None
+        assert selector.by_accuracy(named).threshold is not None
 
 
-def test_a_bound_for_drafts_that_others_end_is_not_handed_out() -> None:
-    """A profile's decoders end drafts by its own divergence; a point of another was certified with other drafts."""
+def test_with_an_early_stop_bounds_of_other_divergences_do_not_count() -> None:
+    """Decoders end drafts by the profile's own divergence; points of another one were certified with other drafts."""
     points = [CurvePoint(**point) for point in values(FRONT)["curve"]]
     made = profile(FRONT)
     other = [p.model_copy(update={"divergence": "doubt"}) for p in points]
-    assert Choosing(other, made.certificate, made.configuration).by_accuracy(0.97).certified
+    assert PointSelector(other, made.certificate, made.configuration).by_accuracy(0.97).certified
     with pytest.raises(UsageError, match="no point of the curve is certified"):
-        Choosing(other, made.certificate, made.configuration, divergence="js").by_accuracy(0.97)
+        PointSelector(other, made.certificate, made.configuration, divergence="js").by_accuracy(0.97)
