@@ -271,7 +271,7 @@ def test_typical_needs_a_threshold_on_its_own_scale(decoder: SpeculativeDecoder)
 
 
 BAD_DRAFTS: list[tuple[str, Any]] = [
-    (r"the draft is the class NGram; give an object of it, NGram\(", NGram),
+    (r"the draft is the class NGram; pass an instance, NGram\(", NGram),
     (r"the draft is Linear\(.*; it must be a causal LM", torch.nn.Linear(2, 2)),
     ("the draft is None; it must be a causal LM", None),
 ]

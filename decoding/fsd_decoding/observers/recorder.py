@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fsd_decoding.divergence import check_name, unchecked
+from fsd_decoding.divergence import check_name, unchecked_divergences
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 
@@ -71,4 +71,4 @@ class Recorder:
         if self._held:
             p, q = (torch.cat([held[i][held[2]] for held in self._held]) for i in (0, 1))
             self._held.clear()
-            self._keep(**unchecked(self._names, p, q))
+            self._keep(**unchecked_divergences(self._names, p, q))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.drafters.base import Drafter, DraftSource, ModelDrafter
+from fsd_decoding.drafters.base import Drafter, DraftSource
+from fsd_decoding.drafters.model import ModelDrafter
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import ModelRunner

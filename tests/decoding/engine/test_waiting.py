@@ -101,7 +101,7 @@ def test_a_round_waits_for_the_device_once(how: str, rule: str, sampling: str, m
 
 
 class Beside:
-    """A `stepping.Side` that knows what is over for whoever works there."""
+    """A `SideStream` that records which mark its current work is ordered after."""
 
     def __init__(self) -> None:
         self.marks = 0
@@ -131,8 +131,8 @@ def test_one_step_ahead_drafts_the_same(rows: int, monkeypatch: pytest.MonkeyPat
     decoder, side = tiny_decoder(), Beside()
     how: dict[str, Any] = {"rule": "coupled", "draft_length": 5, "policy": Unsure(), "batch_size": rows}
     expected = decoder.generate(ragged_prompts(6), 30, 0.8, **how)
-    made = KVCachePool.caches
-    monkeypatch.setattr(KVCachePool, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
+    caches = KVCachePool.caches
+    monkeypatch.setattr(KVCachePool, "caches", lambda *args, **kwargs: replace(caches(*args, **kwargs), side=side))
     assert decoder.generate(ragged_prompts(6), 30, 0.8, **how) == expected
     assert side.joined >= max(result.rounds for result in expected)
 
@@ -148,7 +148,7 @@ def test_a_question_is_asked_one_step_late_and_sees_no_more_than_on_time() -> No
     side = Beside()
     steps = StepsAhead(take, 4, side)
     for count in range(5):
-        with steps.seen(count) as logits:
+        with steps.readable(count) as logits:
             assert [int(one) for one in logits] == list(range(count))
             assert side.over == count + 1  # the first mark lies before all steps
             assert len(taken) == min(count + 1, 4)
@@ -165,9 +165,9 @@ def test_on_time_no_step_is_in_vain_but_the_first_which_reads() -> None:
         return torch.tensor(step)
 
     steps = Steps(take, 4)
-    with steps.seen(0):
+    with steps.readable(0):
         assert not taken
-    with steps.seen(2):
+    with steps.readable(2):
         assert taken == [0, 1]
     steps.end(1)
     assert taken == [0, 1]
@@ -182,7 +182,7 @@ def test_who_looks_at_nothing_or_watches_the_draft_is_asked_on_time(
 ) -> None:
     decoder, side, policy = tiny_decoder(), Beside(), Patient()
     policy.looks, policy.watches = looks, watches
-    made = KVCachePool.caches
-    monkeypatch.setattr(KVCachePool, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
+    caches = KVCachePool.caches
+    monkeypatch.setattr(KVCachePool, "caches", lambda *args, **kwargs: replace(caches(*args, **kwargs), side=side))
     decoder.generate(ragged_prompts(2), 12, policy=policy)
     assert not side.marks

@@ -40,7 +40,7 @@ def test_a_step_that_looks_is_done_as_it_is(look: str) -> None:
         LOOKS[look](given)
         return given + 1
 
-    with pytest.warns(UserWarning, match="step cannot be captured, so that rounds are slower: "):
+    with pytest.warns(UserWarning, match="step .step. cannot be captured as a graph, so rounds are slower: "):
         made = [call(GraphKey("k", 0), step, torch.full((2,), float(n))).tolist() for n in (1, 2, 3)]
     assert made == [[2, 2], [3, 3], [4, 4]]
     assert len(call) == 0

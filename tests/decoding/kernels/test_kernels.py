@@ -18,7 +18,14 @@ from torch import Tensor
 
 from fsd_calib import SpeculativeDecoder
 from fsd_decoding import noise
-from fsd_decoding.divergence import DIVERGENCES, Pair, entropy, log_softmax, of_pair, unchecked
+from fsd_decoding.divergence import (
+    DIVERGENCES,
+    DistributionPair,
+    divergences_of_pair,
+    entropy,
+    log_softmax,
+    unchecked_divergences,
+)
 from fsd_decoding.kernels import dispatch
 from fsd_decoding.sampling import Sampling
 from support.paths import ROOT
@@ -55,7 +62,7 @@ def compared(target: Tensor, draft: Tensor, names: list[str] = NAMES) -> Any:
 
 
 def reference(target: Tensor, draft: Tensor) -> dict[str, Tensor]:
-    return of_pair(NAMES, Pair(log_softmax(target), log_softmax(draft)))
+    return divergences_of_pair(NAMES, DistributionPair(log_softmax(target), log_softmax(draft)))
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
@@ -217,20 +224,20 @@ def test_divergences_take_the_kernel_and_any_shape(fused: Counter[str]) -> None:
     for shape in ((979,), (3, 979), (2, 3, 979), (1, 2, 3, 979)):
         t, d = (one.reshape(-1)[: math.prod(shape)].reshape(shape) for one in (target, draft))
         expected = reference(t, d)
-        assert all(close(one, expected[name]) for name, one in unchecked(NAMES, t, d).items())
+        assert all(close(one, expected[name]) for name, one in unchecked_divergences(NAMES, t, d).items())
         assert close(entropy(t), torch.special.entr(log_softmax(t).exp()).sum(-1))
     assert fused == {"scan": 12, "compare": 4}
 
 
 def test_what_no_kernel_computes_is_left_to_operations(fused: Counter[str]) -> None:
     target, draft = logits(7, torch.float32, 2, 3, 979)
-    assert unchecked(["js@5", "js"], target, draft).keys() == {"js@5", "js"}
-    assert unchecked(["js"], target.double(), draft)["js"].dtype == torch.float64
-    assert unchecked(["js"], target[:0], draft[:0])["js"].shape == (0, 3)
+    assert unchecked_divergences(["js@5", "js"], target, draft).keys() == {"js@5", "js"}
+    assert unchecked_divergences(["js"], target.double(), draft)["js"].dtype == torch.float64
+    assert unchecked_divergences(["js"], target[:0], draft[:0])["js"].shape == (0, 3)
     with pytest.raises(RuntimeError):
-        unchecked(["js"], target, draft[..., :40])
-    assert unchecked(["js"], target.clone().requires_grad_(), draft)["js"].requires_grad
-    assert unchecked(["js"], target.mT.contiguous().mT, draft)["js"].shape == (2, 3)
+        unchecked_divergences(["js"], target, draft[..., :40])
+    assert unchecked_divergences(["js"], target.clone().requires_grad_(), draft)["js"].requires_grad
+    assert unchecked_divergences(["js"], target.mT.contiguous().mT, draft)["js"].shape == (2, 3)
     keys, positions = noise.problem_keys(1, [1, 2]).to(DEVICE), torch.arange(6, device=DEVICE).reshape(2, 3)
     for sampling in (Sampling(1e-4), Sampling(1.0, top_k=3), Sampling(1.0, min_p=0.1)):
         assert sampling.scan(target, keys, positions) is None
@@ -288,7 +295,7 @@ def test_compiled_graphs_launch_them_too(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.skipif(DEVICE == "cuda", reason="here Triton works")
 def test_where_triton_fails_it_is_said_once_and_nothing_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_works", {})
-    with pytest.warns(UserWarning, match="Triton does not work here, so that decoding is slower: .*CUDA"):
+    with pytest.warns(UserWarning, match="Triton does not work on cuda:0, so decoding is slower: .*CUDA"):
         dispatch.prepare(torch.device("cuda", 0))
     dispatch.prepare(torch.device("cuda", 0))
     assert dispatch._works == {0: False}

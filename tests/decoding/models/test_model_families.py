@@ -164,10 +164,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "mpt": (hf.MptConfig(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4), "takes no position_ids"),
     "falcon": (hf.FalconConfig(**NO_HEAD_SIZE, alibi=True), "ALiBi"),
     "openai-gpt": (hf.OpenAIGPTConfig(**SMALL), "takes no past_key_values"),
-    "gpt_neo": (hf.GPTNeoConfig(**GPT_NEO), "masks by its own table"),
+    "gpt_neo": (hf.GPTNeoConfig(**GPT_NEO), "masks by a table of its own"),
     "bert": (hf.BertConfig(**SMALL), "attends to later tokens"),
-    "megatron-bert": (hf.MegatronBertConfig(**SMALL), "is an encoder as it was loaded"),
-    "roberta": (hf.RobertaConfig(**SMALL, is_decoder=True), "counts positions from its padding"),
+    "megatron-bert": (hf.MegatronBertConfig(**SMALL), "is an encoder as loaded"),
+    "roberta": (hf.RobertaConfig(**SMALL, is_decoder=True), "numbers positions from its padding"),
     "gpt2": (hf.GPT2Config(**SMALL, add_cross_attention=True), "attends to an encoder"),
     "phi3": (hf.Phi3Config(**SMALL, original_max_position_embeddings=SLOTS - 1, rope_parameters=LONG), "longrope"),
 }
