@@ -1,4 +1,4 @@
-"""Divergences that were tried for FSD and not adopted: formulas over `DistributionPair`, for `benchmarks/divergences.py`.
+"""Divergences that were tried for FSD and not adopted: formulas over `DistributionPair`, for `divergences.py`.
 
 Knows formulas alone, and of numerics no more than a comparison needs: logits are finite. Which ones won, and why
 the others did not, is in docs/divergences.md.

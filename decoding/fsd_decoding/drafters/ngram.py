@@ -16,7 +16,7 @@ _CONTEXT = 2  # tokens of context of the longest counts, which are trigrams
 
 @dataclass(frozen=True)
 class NGram:
-    """A `DraftSource` of trigram drafters, passed as a draft model: `SpeculativeDecoder(target, NGram(), tokenizer)`."""
+    """A `DraftSource` of trigram drafters, used as in `SpeculativeDecoder(target, NGram(), tokenizer)`."""
 
     def drafter(self, rows: int, slots: int, vocabulary: int) -> NGramDrafter:
         return NGramDrafter(vocabulary)

@@ -130,9 +130,9 @@ class Captured:
 
 
 def _warn(function: Callable[..., Any], reason: str) -> None:
-    shown = " ".join(reason.split())
+    one_line = " ".join(reason.split())
     warnings.warn(
-        f"step {function.__name__!r} cannot be captured as a graph, so rounds are slower: {shown:.200}", stacklevel=2
+        f"step {function.__name__!r} cannot be captured as a graph, so rounds are slower: {one_line:.200}", stacklevel=2
     )
 
 
