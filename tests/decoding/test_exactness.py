@@ -61,12 +61,12 @@ def law(model: Any, sampling: Sampling) -> NDArray[np.float64]:
     prompts = torch.tensor(PROMPT).expand(len(every), -1)
     with torch.inference_mode():
         logits = model(torch.cat([prompts, every], 1), use_cache=False).logits[:, len(PROMPT) - 1 : -1]
-    logged = torch.log_softmax(warped(logits.reshape(-1, WORDS), sampling), -1).view_as(logits)
+    logged = torch.log_softmax(warp(logits.reshape(-1, WORDS), sampling), -1).view_as(logits)
     chosen: Tensor = logged.gather(-1, every[:, :, None]).sum((1, 2))
     return chosen.exp().numpy()
 
 
-def warped(logits: Tensor, sampling: Sampling) -> Tensor:
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     steps = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
     if sampling.top_k is not None:
         steps.append(TopKLogitsWarper(sampling.top_k))
@@ -82,11 +82,11 @@ def p_value(results: list[Result], expected: NDArray[np.float64]) -> float:
     counts = np.bincount(places, minlength=len(expected))
     if counts[expected == 0].any():
         return 0.0
-    cells = pooled(np.stack([counts, expected * len(results)]))
+    cells = merge_rare_cells(np.stack([counts, expected * len(results)]))
     return float(chisquare(*cells).pvalue)
 
 
-def pooled(cells: NDArray[np.float64], least: float = 5.0) -> NDArray[np.float64]:
+def merge_rare_cells(cells: NDArray[np.float64], least: float = 5.0) -> NDArray[np.float64]:
     """(counts, expected counts) x cells, with the rarest cells merged so that each expects `least` or more."""
     cells = cells[:, np.argsort(cells[1])]
     small = int(np.searchsorted(np.cumsum(cells[1]), least)) + 1

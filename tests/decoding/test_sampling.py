@@ -74,7 +74,7 @@ def test_greedy_honours_the_penalty_as_transformers_does(
         prompts, NEW, rule=rule, threshold=-1.0, repetition_penalty=penalty, draft_length=4, batch_size=2
     )
     for prompt, result in zip(prompts, actual, strict=True):
-        assert result.tokens == generated(decoder.target, prompt, repetition_penalty=penalty)
+        assert result.tokens == generate_with_transformers(decoder.target, prompt, repetition_penalty=penalty)
     assert [r.tokens for r in actual] != [r.tokens for r in decoder.generate(prompts, NEW, rule="target")]
 
 
@@ -85,7 +85,7 @@ def test_other_processors_receive_the_actual_prefix(target: Any) -> None:
     prompts = [[5, 6, 5, 6, 5], [9, 2, 9]]
     actual = pair.generate(prompts, NEW, rule="coupled", draft_length=3)
     for prompt, result in zip(prompts, actual, strict=True):
-        assert result.tokens == generated(target, prompt, no_repeat_ngram_size=2)
+        assert result.tokens == generate_with_transformers(target, prompt, no_repeat_ngram_size=2)
 
 
 class Recording(LogitsProcessor):
@@ -116,7 +116,7 @@ def test_processors_come_between_penalty_and_warpers() -> None:
     ]
 
 
-def generated(model: Any, prompt: list[int], **settings: Any) -> list[int]:
+def generate_with_transformers(model: Any, prompt: list[int], **settings: Any) -> list[int]:
     ids = torch.tensor([prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, **settings)
     written: list[int] = out[0, len(prompt) :].tolist()

@@ -61,19 +61,19 @@ TOKENIZERS = {"words": word_tokenizer(), "byte-level": byte_level(), "byte fallb
               "cleaning": cleaning()}  # fmt: skip
 
 
-def whole(tokenizer: Any, tokens: list[int]) -> str:
+def decode_whole(tokenizer: Any, tokens: list[int]) -> str:
     text: str = tokenizer.decode(tokens, skip_special_tokens=True)
     return text
 
 
-def streamed(tokenizer: Any, tokens: list[int], sizes: list[int]) -> list[str]:
+def stream_pieces(tokenizer: Any, tokens: list[int], sizes: list[int]) -> list[str]:
     """The pieces of a text that grows by `sizes` tokens, in turn."""
     stream, end = TextStream(tokenizer, ()), 0
     pieces: list[str] = []
     while end < len(tokens):
         end += sizes[len(pieces) % len(sizes)]
         pieces.append(stream.push(tokens[:end]))
-    return [*pieces, stream.rest(whole(tokenizer, tokens))]
+    return [*pieces, stream.rest(decode_whole(tokenizer, tokens))]
 
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
@@ -85,7 +85,7 @@ def test_pieces_concatenate_to_any_text(kind: str, data: st.DataObject) -> None:
     """Arbitrary tokens: bytes that form no character, special tokens, spaces at every border."""
     tokenizer = TOKENIZERS[kind]
     tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=14))
-    assert "".join(streamed(tokenizer, tokens, data.draw(SIZES))) == whole(tokenizer, tokens)
+    assert "".join(stream_pieces(tokenizer, tokens, data.draw(SIZES))) == decode_whole(tokenizer, tokens)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
@@ -95,16 +95,16 @@ def test_pieces_concatenate_to_text_cut_within_a_character(kind: str, text: str,
     tokenizer = TOKENIZERS[kind]
     tokens = tokenizer(text)["input_ids"]
     kept = tokens[: max(0, len(tokens) - cut)]
-    pieces = streamed(tokenizer, kept, sizes)
-    assert "".join(pieces) == whole(tokenizer, kept)
+    pieces = stream_pieces(tokenizer, kept, sizes)
+    assert "".join(pieces) == decode_whole(tokenizer, kept)
     assert not any("\ufffd" in piece for piece in pieces[:-1])
 
 
 def test_plain_text_is_emitted_at_once() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     tokens = tokenizer("plain words")["input_ids"]
-    assert streamed(tokenizer, tokens, [1]) == [*"plain words", ""]
-    assert streamed(tokenizer, tokens, [4]) == ["plai", "n wo", "rds", ""]
+    assert stream_pieces(tokenizer, tokens, [1]) == [*"plain words", ""]
+    assert stream_pieces(tokenizer, tokens, [4]) == ["plai", "n wo", "rds", ""]
 
 
 def test_a_possible_start_of_a_stop_string_is_held_back() -> None:
@@ -120,11 +120,11 @@ def test_stop_strings_are_found_when_they_are_completed(kind: str, data: st.Data
     """Compared with decoding the whole text at every length; the stop string is a part of it."""
     tokenizer = TOKENIZERS[kind]
     tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), min_size=1, max_size=14))
-    text = whole(tokenizer, tokens).replace("\ufffd", "x")  # no stop string is half a character
+    text = decode_whole(tokenizer, tokens).replace("\ufffd", "x")  # no stop string is half a character
     start = data.draw(st.integers(0, len(text)))
     stop = text[start : start + data.draw(st.integers(1, 5))] or "x"
     lengths = range(1, len(tokens) + 1)
-    expected = next((n for n in lengths if stop in whole(tokenizer, tokens[:n])), None)
+    expected = next((n for n in lengths if stop in decode_whole(tokenizer, tokens[:n])), None)
     assert first_stop(StopStrings(tokenizer, [stop]), tokens, data.draw(SIZES)) == expected
 
 
@@ -189,7 +189,7 @@ def test_a_text_that_ends_anywhere_is_streamed(kind: str) -> None:
     pair = generating(kind)
     tokens = pair.tokenizer(TEXT)["input_ids"]
     for room in range(1, 26):
-        assert "".join(pair.stream([5], room)) == whole(pair.tokenizer, tokens[:room])
+        assert "".join(pair.stream([5], room)) == decode_whole(pair.tokenizer, tokens[:room])
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from fsd_decoding.models.attention import NAME, grouped
+from fsd_decoding.models.attention import NAME, use_grouped_attention
 from support.tiny import SMALL, llama, random_model
 from support.tiny_pair import ragged_prompts, tiny_decoder
 
@@ -49,7 +49,7 @@ def test_a_model_called_during_a_round_gives_its_usual_results(key_heads: int) -
         return model(ids).logits, model.generate(ids, max_new_tokens=8, do_sample=False)
 
     logits, text = outputs()
-    with torch.no_grad(), grouped(model.config):
+    with torch.no_grad(), use_grouped_attention(model.config):
         assert model.config._attn_implementation == NAME
         actual, written = outputs()
     torch.testing.assert_close(actual, logits, rtol=0, atol=1e-9)
@@ -59,7 +59,7 @@ def test_a_model_called_during_a_round_gives_its_usual_results(key_heads: int) -
 def test_overlapping_rounds_restore_the_models_own_attention() -> None:
     """The context that is entered first is left first."""
     config = llama(seed=1).config
-    first, second = grouped(config), grouped(config)
+    first, second = use_grouped_attention(config), use_grouped_attention(config)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

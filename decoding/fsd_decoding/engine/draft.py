@@ -53,12 +53,19 @@ class Steps:
 
 
 class SideStream(Protocol):
-    """A second stream of work beside the steps' own; see `cuda.CudaSideStream`."""
+    """A second stream of work beside the one that steps run on; see `cuda.CudaSideStream`."""
 
-    def mark(self) -> Any: ...
-    def behind(self, mark: Any) -> AbstractContextManager[None]: ...
-    def after(self, mark: Any) -> None: ...
-    def join(self) -> None: ...
+    def mark(self) -> Any:
+        """Marks the end of the work that is queued on the main stream."""
+
+    def run_after(self, mark: Any) -> AbstractContextManager[None]:
+        """Inside, work goes to the side stream, ordered after the mark."""
+
+    def wait_for(self, mark: Any) -> None:
+        """Orders the main stream's further work after the mark."""
+
+    def join(self) -> None:
+        """Orders the main stream's further work after the side stream's work so far."""
 
 
 class StepsAhead(Steps):
@@ -76,7 +83,7 @@ class StepsAhead(Steps):
     @contextmanager
     def readable(self, count: int) -> Iterator[list[Tensor]]:
         self._compute(count + 1)
-        with self._side.behind(self._marks[count]):
+        with self._side.run_after(self._marks[count]):
             yield self._logits[:count]
 
     def end(self, count: int) -> list[Tensor]:
@@ -135,10 +142,10 @@ def draft_until(
 
     def select_active(answer: Answer) -> list[bool]:
         """The rows that are still drafting and selected by the answer."""
-        return [was and chosen for was, chosen in zip(going, answered(answer, len(rows)), strict=True)]
+        return [active and chosen for active, chosen in zip(going, answered(answer, len(rows)), strict=True)]
 
     for step in range(draft_length):
-        going = [was and step < L for was, L in zip(going, most, strict=True)]
+        going = [active and step < L for active, L in zip(going, most, strict=True)]
         with steps.readable(step) as logits:
             going = select_active(policy.goes_on(DraftState(batch, logits, rows, going)))
         if not any(going):
@@ -149,7 +156,7 @@ def draft_until(
             dropped = None if withheld is None else select_active(withheld)
         if dropped is not None:
             counts = [count - drops for count, drops in zip(counts, dropped, strict=True)]
-            going = [was and not drops for was, drops in zip(going, dropped, strict=True)]
+            going = [active and not drops for active, drops in zip(going, dropped, strict=True)]
             if not any(going):
                 break
     drafted = steps.end(max(counts))  # a step whose token every row withheld need not be verified

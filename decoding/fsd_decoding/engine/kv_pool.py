@@ -107,7 +107,7 @@ class PooledCaches:
         """
         self.models.check(self.slots, drafts)
         if self.side is not None and self.last_use is not None:
-            self.side.after(self.last_use)
+            self.side.wait_for(self.last_use)
         self.batch.clear()
         if drafts and self.drafter is None:
             self.drafter = self.models.drafter(self.rows, self.slots)

@@ -69,13 +69,13 @@ class CudaSideStream:
         return event
 
     @contextmanager
-    def behind(self, mark: torch.cuda.Event) -> Iterator[None]:
+    def run_after(self, mark: torch.cuda.Event) -> Iterator[None]:
         """Inside, work goes to the side stream, ordered after the mark."""
         self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream):
             yield
 
-    def after(self, mark: torch.cuda.Event) -> None:
+    def wait_for(self, mark: torch.cuda.Event) -> None:
         """Orders the current stream's further work after the mark."""
         self._current().wait_event(mark)
 

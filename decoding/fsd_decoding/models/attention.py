@@ -57,7 +57,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls without a mask of 
 
 
 @contextmanager
-def grouped(config: Any) -> Iterator[None]:
+def use_grouped_attention(config: Any) -> Iterator[None]:
     """Inside, a model of this config that was loaded with `sdpa` uses `grouped_attention`.
 
     Enter it for single forward passes only, because the model belongs to the caller. Other threads may use the model or

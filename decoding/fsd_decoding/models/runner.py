@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.attention import NAME, grouped
+from fsd_decoding.models.attention import NAME, use_grouped_attention
 from fsd_decoding.models.compatibility import check_model
 from fsd_decoding.models.kv_cache import SlotCache
 
@@ -66,7 +66,7 @@ class ModelRunner:
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         self.cache.aim(None if rows is None else rows.to(self.device), positions, reach)
         clamped = positions if self._last is None else positions.clamp_max(self._last)
-        with grouped(self._config) if self._grouped else nullcontext():
+        with use_grouped_attention(self._config) if self._grouped else nullcontext():
             out = self.model(
                 input_ids=tokens,
                 position_ids=clamped,
@@ -120,7 +120,7 @@ def vocabulary_size(model: Any) -> int:
 def _attention(model: Any) -> str:
     """The attention the model was loaded with: "sdpa", which `grouped_attention` replaces, or "eager"."""
     kind: str = model.config.get_text_config()._attn_implementation
-    kind = "sdpa" if kind == NAME else kind  # another thread is inside `grouped`
+    kind = "sdpa" if kind == NAME else kind  # another thread is inside `use_grouped_attention`
     if kind not in ("sdpa", "eager"):
         raise UsageError(f"the model uses attention {kind!r}; load it with attn_implementation='sdpa' or 'eager'")
     return kind

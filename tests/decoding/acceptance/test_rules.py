@@ -38,12 +38,12 @@ def proposal(
     draft = target[:, :-1] + torch.randn(rows, drafts, 9, generator=generator, dtype=torch.float64)
     keys = noise.problem_keys(seed, list(range(rows)))
     positions = torch.arange(drafts + 1).expand(rows, -1) + 10
-    return drawn(
+    return draw_round(
         target, draft, positions, keys, torch.full((rows,), threshold, dtype=torch.float64), Criterion(name), sampling
     )
 
 
-def drawn(
+def draw_round(
     target: Tensor,
     draft: Tensor,
     positions: Tensor,
@@ -210,7 +210,7 @@ def _emits(name: str, sampling: Sampling, threshold: float, law: Callable[[Tenso
     one = proposal(sampling, 0.0, rows=1, drafts=1, seed=4)
     target, draft = one.target_logits.expand(rows, -1, -1), one.draft_logits.expand(rows, -1, -1)
     keys, positions = noise.problem_keys(1, list(range(rows))), one.positions.expand(rows, -1)
-    round_ = drawn(
+    round_ = draw_round(
         target, draft, positions, keys, torch.full((rows,), threshold, dtype=torch.float64), Criterion(), sampling
     )
     verdict = rule_named(name).judge(round_)

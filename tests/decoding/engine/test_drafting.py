@@ -85,7 +85,7 @@ def assert_equal_up_to_rounding(actual: list[Result], expected: list[Result]) ->
         assert one.interval == pytest.approx(other.interval, abs=1e-9)
 
 
-def cycling(length: int) -> Any:
+def cyclic_target(length: int) -> Any:
     """A target that repeats the tokens 20, 21, … with period `length`; its next token depends on the last one alone."""
     model = llama(seed=1, hidden_size=64)
     following = torch.arange(VOCABULARY)
@@ -102,7 +102,7 @@ def cycling(length: int) -> Any:
 
 def test_ngram_learns_a_repetition_as_it_goes() -> None:
     """The text repeats four tokens: from the second repetition on every draft is correct, wherever the first one is."""
-    pair = SpeculativeDecoder(cycling(4), NGram(), word_tokenizer(), rule="coupled", draft_length=5)
+    pair = SpeculativeDecoder(cyclic_target(4), NGram(), word_tokenizer(), rule="coupled", draft_length=5)
     with_first, without_first = pair.generate([[20, 21, 22, 23, 20], [20]], NEW)
     assert with_first.tokens == ([21, 22, 23, 20] * 6)
     assert (with_first.rounds, with_first.bonus) == (NEW // 6, NEW // 6)
@@ -165,7 +165,7 @@ def test_a_policy_is_called_before_each_step_and_followed(
     allowed: list[Tensor] = []
     rounds = 0
 
-    def watched(state: DraftState) -> Tensor:
+    def recording(state: DraftState) -> Tensor:
         answer = policy(state)
         calls.append(len(state.logits))
         allowed.append(answer & state.drafting)
@@ -182,7 +182,7 @@ def test_a_policy_is_called_before_each_step_and_followed(
         allowed.clear()
 
     model_decoder.generate(
-        prompts, NEW, 0.9, rule="fsd-coupled", threshold=0.2, draft_length=4, batch_size=5, policy=watched,
+        prompts, NEW, 0.9, rule="fsd-coupled", threshold=0.2, draft_length=4, batch_size=5, policy=recording,
         observer=observe,
     )  # fmt: skip
     assert rounds > 5

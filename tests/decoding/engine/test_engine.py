@@ -37,10 +37,10 @@ def test_greedy_target_only_decoding_equals_transformers_generate(
 ) -> None:
     actual = decoder.generate(prompts, NEW, rule="target")
     for prompt, result in zip(prompts, actual, strict=True):
-        assert result.tokens == generated(decoder.target, prompt)
+        assert result.tokens == generate_with_transformers(decoder.target, prompt)
 
 
-def generated(model: torch.nn.Module, prompt: list[int]) -> list[int]:
+def generate_with_transformers(model: torch.nn.Module, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     mask = torch.ones_like(ids)
     out = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)  # type: ignore[operator]
@@ -54,7 +54,7 @@ def test_model_families_decode_as_in_transformers(family: str, prompts: list[lis
     model = random_model(FAMILIES[family], seed=3, spread=3.0)
     pair = SpeculativeDecoder(model, llama(seed=5, layers=1), word_tokenizer())
     actual = pair.generate(prompts[:8], NEW, rule="coupled", draft_length=3, batch_size=3)
-    assert tokens(actual) == [generated(model, prompt) for prompt in prompts[:8]]
+    assert tokens(actual) == [generate_with_transformers(model, prompt) for prompt in prompts[:8]]
 
 
 def test_counts_add_up(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:

@@ -105,7 +105,7 @@ class RecordingSideStream:
 
     def __init__(self) -> None:
         self.marks = 0
-        self.over: int | None = None  # the mark that work is ordered after; None outside `behind`
+        self.over: int | None = None  # the mark that work is ordered after; None outside `run_after`
         self.joined = 0
 
     def mark(self) -> int:
@@ -113,12 +113,12 @@ class RecordingSideStream:
         return self.marks
 
     @contextmanager
-    def behind(self, mark: int) -> Iterator[None]:
+    def run_after(self, mark: int) -> Iterator[None]:
         self.over = mark
         yield
         self.over = None
 
-    def after(self, mark: int) -> None:
+    def wait_for(self, mark: int) -> None:
         assert mark <= self.marks
 
     def join(self) -> None:

@@ -57,7 +57,7 @@ def logits(seed: int, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
     return target.to(dtype).to(DEVICE), draft.to(dtype).to(DEVICE)
 
 
-def compared(target: Tensor, draft: Tensor, names: list[str] = NAMES) -> Any:
+def compare_logits(target: Tensor, draft: Tensor, names: list[str] = NAMES) -> Any:
     return compare(names, target, draft, (scan(target), scan(draft)))
 
 
@@ -74,7 +74,7 @@ def close(actual: Tensor, expected: Tensor) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_divergences(dtype: torch.dtype, width: int) -> None:
     target, draft = logits(width, dtype, 2, 3, width)
-    actual, expected = compared(target, draft), reference(target, draft)
+    actual, expected = compare_logits(target, draft), reference(target, draft)
     for name in NAMES:
         assert close(actual[name], expected[name]), name
 
@@ -89,7 +89,7 @@ def test_entropies(dtype: torch.dtype, width: int) -> None:
 
 def test_different_dtypes() -> None:
     target, draft = logits(1, torch.float64, 1, 2, 979)
-    actual = compared(target.float(), draft.bfloat16())
+    actual = compare_logits(target.float(), draft.bfloat16())
     for name, expected in reference(target.float(), draft.bfloat16()).items():
         assert close(actual[name], expected), name
 
@@ -97,7 +97,7 @@ def test_different_dtypes() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_alone(name: str) -> None:
     target, draft = logits(2, torch.float32, 1, 2, 979)
-    alone, together = (compared(target, draft, names) for names in ([name], NAMES))
+    alone, together = (compare_logits(target, draft, names) for names in ([name], NAMES))
     assert close(alone[name], together[name])
 
 
@@ -160,14 +160,14 @@ def test_the_race_picks_the_token_that_sampling_draws(width: int, dtype: torch.d
 def test_nan_and_inf_give_nan(bad: float, place: int) -> None:
     target, draft = logits(3, torch.float32, 1, 2, 9001)
     target[0, 0, place] = draft[0, 1, place] = bad
-    actual = compared(target, draft)
+    actual = compare_logits(target, draft)
     assert all(actual[name].isnan().all() for name in NAMES)
 
 
 def test_rows_of_minus_infinity_give_nan() -> None:
     target, draft = logits(3, torch.float32, 1, 2, 9001)
     target[0, 1] = -torch.inf
-    actual = compared(target, draft)
+    actual = compare_logits(target, draft)
     assert all(actual[name].isnan().tolist() == [[False, True]] for name in NAMES)
     assert scan(target).top[0, 1] == 0
 
@@ -176,27 +176,27 @@ def test_certain_models_that_disagree() -> None:
     target = torch.full((1, 1, 5000), -torch.inf, device=DEVICE)
     draft = target.clone()
     target[..., 17] = draft[..., 4444] = 3.0
-    actual = {name: one.item() for name, one in compared(target, draft).items()}
+    actual = {name: one.item() for name, one in compare_logits(target, draft).items()}
     infinite = dict.fromkeys(("ag", "kl_qp", "kl_pq"), math.inf)
     assert actual == pytest.approx(infinite | {"js": math.log(2), "doubt": math.log(2), "tv": 1, "hellinger": 1})
 
 
 def test_equal_models_have_no_divergence() -> None:
     target, _ = logits(4, torch.bfloat16, 1, 3, 9001)
-    assert all((one <= 1e-6).all() for one in compared(target, target.clone()).values())
+    assert all((one <= 1e-6).all() for one in compare_logits(target, target.clone()).values())
 
 
 def test_rows_may_be_strided() -> None:
     target, draft = logits(5, torch.float32, 3, 6, 979)
-    actual = compared(target.transpose(0, 1)[1:4], draft.transpose(0, 1)[1:4])
-    expected = compared(target, draft)
+    actual = compare_logits(target.transpose(0, 1)[1:4], draft.transpose(0, 1)[1:4])
+    expected = compare_logits(target, draft)
     for name in NAMES:
         assert torch.equal(actual[name], expected[name].transpose(0, 1)[1:4])
 
 
 def test_the_widest_vocabularies() -> None:
     target, draft = logits(6, torch.bfloat16, 1, 1, 262_144)
-    actual, expected = compared(target, draft), reference(target.double(), draft.double())
+    actual, expected = compare_logits(target, draft), reference(target.double(), draft.double())
     assert all(close(actual[name], expected[name].float()) for name in NAMES)  # fp32 operations err by 1e-5
     assert torch.equal(scan(target).top, target.argmax(-1))
 

@@ -35,7 +35,7 @@ def inputs(rows: int, heads: int, groups: int, queries: int, window: int | None 
     return [query, key, value, torch.zeros(hidden.shape, dtype=torch.float64).masked_fill(hidden, -1e4)]
 
 
-def repeated(groups: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def repeated_attention(groups: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     module = SimpleNamespace(num_key_value_groups=groups, is_causal=False)
     return sdpa_attention_forward(module, query, key, value, mask)[0]  # type: ignore[arg-type]
 
@@ -51,7 +51,7 @@ def test_equals_attention_with_repeated_keys(
     query, key, value, mask = (one.to(DEVICE, dtype) for one in exact)
     actual, nothing = grouped_attention(None, query, key, value, mask)
     assert nothing is None
-    expected = repeated(groups, *(one.to(dtype).double() for one in exact))
+    expected = repeated_attention(groups, *(one.to(dtype).double() for one in exact))
     assert actual.dtype == dtype
     assert actual.shape == expected.shape
     assert (actual.cpu().double() - expected).abs().max() <= TOLERANCES[dtype]
