@@ -1,6 +1,6 @@
-"""What the device knows of the rows being decoded: their texts, lengths, noise keys and settings.
+"""State on the device of the rows being decoded: token ids, lengths, noise keys and settings.
 
-Knows tensors only. What the host knows of a row is `engine.Row`; what a model keeps of it is its cache.
+Its counterpart on the host is `engine.Row`; keys and values are in each model's `SlotCache`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from fsd_decoding.tensors import to_device
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to decode. `key` names its noise; `index` is for the caller."""
+    """One prompt to decode.
+
+    Args:
+        index: the prompt's place in the caller's list.
+        prompt: token ids.
+        key: id of the prompt's noise; with the seed it determines all random numbers.
+        threshold: T.
+        draft_length: the most tokens drafted per round.
+        max_new_tokens: the most tokens to generate.
+    """
 
     index: int
     prompt: list[int]
@@ -28,23 +37,29 @@ class Request:
 
 
 class Batch:
-    """A fixed number of rows; one without a request holds one token and drafts nothing."""
+    """Device tensors of a fixed number of rows. A row without a request has length 1 and draft length 0.
+
+    Args:
+        rows: B, the number of rows.
+        slots: the most tokens a row can hold.
+        device: where the tensors are.
+    """
 
     def __init__(self, rows: int, slots: int, device: torch.device) -> None:
         self.tokens = torch.zeros((rows, slots), dtype=torch.int64, device=device)
         self.lengths = torch.ones(rows, dtype=torch.int64, device=device)
-        self.keys = torch.zeros((rows, 2), dtype=torch.int64, device=device)  # of the noise
+        self.keys = torch.zeros((rows, 2), dtype=torch.int64, device=device)  # noise keys
         self.thresholds = torch.zeros(rows, dtype=torch.float64, device=device)
         self.draft_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Leaves no row a request."""
+        """Removes every row's request."""
         self.lengths.fill_(1)
         self.draft_lengths.zero_()
 
     def put(self, rows: Tensor, requests: Sequence[Request], seed: int) -> int:
-        """Fills `rows` (R,) with requests; returns the length of the longest prompt."""
+        """Writes requests into `rows` (R,) and returns the length of the longest prompt."""
         device = self.tokens.device
         longest = max(len(r.prompt) for r in requests)
         self.tokens[rows, :longest] = to_device([r.prompt + [0] * (longest - len(r.prompt)) for r in requests], device)
@@ -55,10 +70,10 @@ class Batch:
         return longest
 
     def resize(self, lengths: Sequence[int]) -> None:
-        """Sets every row's length: this is how a row grows, is rolled back and is emptied."""
+        """Sets every row's length, whether it grew, was rolled back or was emptied."""
         self.lengths.copy_(to_device(lengths, self.lengths.device))
 
     def keep(self, rows: Tensor) -> None:
-        """Gives up all rows but these (R,), which are numbered anew in this order."""
+        """Drops all rows except these (R,), which are renumbered in this order."""
         for name, column in vars(self).items():
             setattr(self, name, column[rows])

@@ -1,4 +1,4 @@
-"""What can be wrong with what a user gave. Knows no other module."""
+"""Exceptions of the decoding package."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 
 class UsageError(ValueError):
-    """An input breaks a rule. The message is one line: the thing, its value, the rule, the way out."""
+    """An invalid input. The message is one line: the input, its value, the rule it breaks and the way out."""
 
 
 class UnfinishedError(UsageError):
-    """Decoding had to stop. `finished` holds what was done by then: prompt index -> `Result`."""
+    """Decoding had to stop early. `finished` holds the results completed by then: prompt index -> `Result`."""
 
     finished: dict[int, Any]
 
 
 class NumericalError(UnfinishedError):
-    """A model gave logits that are NaN or +inf."""
+    """A model returned logits that are NaN or +inf."""
 
 
 class ThresholdError(UnfinishedError):
-    """A threshold policy gave a T that is NaN, or a negative scale."""
+    """A threshold policy returned a T that is NaN, or a negative scale."""
 
 
 class OutOfMemoryError(UnfinishedError):

@@ -1,7 +1,4 @@
-"""Public names of a package that are imported when they are first used (PEP 562).
-
-Models, search and tables take seconds to import, and `--help` should not wait for them.
-"""
+"""Lazy imports of a package's public names, on first use (PEP 562), so that `--help` does not wait for torch."""
 
 from __future__ import annotations
 
@@ -11,21 +8,22 @@ from importlib import import_module
 
 
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose names live in other modules.
+    """Returns `__getattr__` and `__dir__` for a package whose public names are defined in other modules.
 
     Args:
-        package: its `__name__`.
-        homes: the module that each public name is imported from; a name that is its module's own stands for that
-            module itself.
+        package: the package's `__name__`.
+        homes: public name -> module that defines it. A name that is the last part of its module's own name, and not
+            defined in it, stands for the module itself.
     """
 
     def getattr_(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = import_module(homes[name])
-        found: object = home if homes[name].endswith(f".{name}") and not hasattr(home, name) else getattr(home, name)
-        setattr(sys.modules[package], name, found)
-        return found
+        is_module = homes[name].endswith(f".{name}") and not hasattr(home, name)
+        value: object = home if is_module else getattr(home, name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     def dir_() -> list[str]:
         own = {name for name in vars(sys.modules[package]) if name.startswith("__")}

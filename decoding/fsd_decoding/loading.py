@@ -1,7 +1,4 @@
-"""Loads models and tokenizers, and says plainly what is wrong when they cannot be used together.
-
-Knows transformers' Auto classes. Knows nothing of decoding.
-"""
+"""Loading of models and tokenizers, and checks that a target and a draft can be used together."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ ModelSource = str | os.PathLike[str]
 
 
 def check_device(device: str) -> None:
-    """UsageError where nothing can be put on `device`."""
+    """Raises UsageError where tensors cannot be created on `device`."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -30,7 +27,11 @@ def check_device(device: str) -> None:
 
 
 def check_pair(target: Any, draft: Any) -> None:
-    """UsageError where either is no loaded causal LM, nor the draft another source; warns where they seem swapped."""
+    """Checks the types of target and draft, and warns where they seem to be swapped.
+
+    Raises:
+        UsageError: the target is not a loaded causal LM, or the draft is neither that nor a `DraftSource`.
+    """
     _check_causal("target", target)
     if isinstance(draft, DraftSource) and not isinstance(draft, type):
         return
@@ -46,7 +47,7 @@ def check_pair(target: Any, draft: Any) -> None:
 
 def _check_causal(role: str, model: Any) -> None:
     if isinstance(model, type):
-        raise UsageError(f"the {role} is the class {model.__name__}; give an object of it, {model.__name__}(…)")
+        raise UsageError(f"the {role} is the class {model.__name__}; pass an instance, {model.__name__}(…)")
     if not isinstance(model, torch.nn.Module) or not _has_head(model):
         raise UsageError(
             f"the {role} is {model!r:.60}; it must be a causal LM (AutoModelForCausalLM), or a path or hub id"
@@ -58,37 +59,43 @@ def _has_head(model: Any) -> bool:
 
 
 def default_device() -> str:
+    """Returns "cuda" where it is available, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None) -> Any:
-    """A causal LM in eval mode on `device`; dtype None is the checkpoint's own."""
-    wanted = as_dtype(dtype)
+    """Loads a causal LM in eval mode onto `device`; dtype None keeps the checkpoint's own."""
+    requested = as_dtype(dtype)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(_place(source), dtype=wanted)
-    except Exception as error:  # a broken file fails in as many ways as there are libraries on the way
+        model: Any = AutoModelForCausalLM.from_pretrained(_resolved(source), dtype=requested)
+    except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
     return model.to(device).eval()
 
 
 def load_tokenizer(source: ModelSource) -> Any:
+    """Loads a tokenizer from a path or hub id."""
     try:
-        return AutoTokenizer.from_pretrained(_place(source))
+        return AutoTokenizer.from_pretrained(_resolved(source))
     except Exception as error:  # as above
         raise UsageError(_cannot_load("tokenizer", source, error)) from error
 
 
 def is_source(model: Any) -> bool:
-    """A hub id or a path, rather than a loaded model."""
+    """Whether `model` is a hub id or a path, rather than a loaded model."""
     return isinstance(model, (str, os.PathLike))
 
 
-def shared_tokenizer(target: Any, draft: Any, given: Any) -> Any:
-    """The tokenizer given, or the target's; UsageError where a model comes with another."""
-    tokenizers = [given] if given is not None else []
+def shared_tokenizer(target: Any, draft: Any, tokenizer: Any) -> Any:
+    """Returns `tokenizer`, or the target's where it is None.
+
+    Raises:
+        UsageError: a model that is loaded from a path or hub id has a different tokenizer.
+    """
+    tokenizers = [tokenizer] if tokenizer is not None else []
     tokenizers += [load_tokenizer(model) for model in (target, draft) if is_source(model)]
     if not tokenizers:
-        raise UsageError("target and draft are loaded models; give their tokenizer= too")
+        raise UsageError("target and draft are loaded models; pass their tokenizer= as well")
     for other in tokenizers[1:]:
         if difference := tokenizer_difference(tokenizers[0], other):
             raise UsageError(f"target and draft cannot decode together, their tokenizers differ: {difference}")
@@ -96,17 +103,21 @@ def shared_tokenizer(target: Any, draft: Any, given: Any) -> Any:
 
 
 def as_dtype(dtype: str | torch.dtype | None) -> Any:
-    """What transformers calls it; None is the checkpoint's own. UsageError: no floating-point type."""
+    """Returns `dtype` as transformers expects it; None stands for the checkpoint's own.
+
+    Raises:
+        UsageError: it is not a floating-point type.
+    """
     if dtype is None:
         return "auto"
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
         raise UsageError(f"dtype is {dtype!r}; it must be one of float32, bfloat16, float16, float64")
-    return found
+    return resolved
 
 
-def _place(source: ModelSource) -> str:
-    """Absolute where it is a local path, so that a profile finds the model from any folder."""
+def _resolved(source: ModelSource) -> str:
+    """The source, made absolute where it is a local path, so that a profile finds the model from any folder."""
     path = Path(source)
     return str(path.resolve()) if path.exists() else os.fspath(source)
 
@@ -116,6 +127,6 @@ def _cannot_load(what: str, source: ModelSource, error: Exception) -> str:
     if Path(source).exists():
         return f"{what} at {os.fspath(source)!r} cannot be loaded: {reason}"
     return (
-        f"{what} {os.fspath(source)!r} is no local folder and cannot be had from the hub: {reason}; "
+        f"{what} {os.fspath(source)!r} is not a local folder and cannot be loaded from the hub: {reason}; "
         "--target and --draft also take paths of local folders"
     )

@@ -1,7 +1,7 @@
-"""Keyed noise: the same (seed, problem, position, stream, token) always gives the same number.
+"""Counter-based random numbers, a pure function of (seed, problem, position, stream, token).
 
-Knows integer hashing and the exponential race. Holds no generator state, so what a problem gets does
-not depend on its batch, its order or a restart. Knows nothing of models or rules.
+There is no generator state, so a problem's noise does not depend on its batch, its order or a restart. Sampling from it
+is the exponential race, also known as the Gumbel-max trick.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from fsd_decoding.graphs.tracing import in_graph
 
 
 def _word(value: int) -> Tensor:
-    """A 32-bit constant in int32; as a tensor, which small operations take twice as fast as a number."""
+    """A 32-bit constant in int32, as a tensor: small operations take it twice as fast as a Python number."""
     return torch.tensor(value - (value >> 31 << 32), dtype=torch.int32, device="cpu")
 
 
-def _logical(shift: int) -> tuple[Tensor, Tensor]:
+def _logical_shift(shift: int) -> tuple[Tensor, Tensor]:
     return _word(shift), _word(0xFFFFFFFF >> shift)
 
 
 # Words are int32 in two's complement: sums and products wrap, and a mask makes a right shift a logical one.
-_BY_9, _BY_15, _BY_16 = _logical(9), _logical(15), _logical(16)
+_BY_9, _BY_15, _BY_16 = _logical_shift(9), _logical_shift(15), _logical_shift(16)
 _GOLDEN, _FIRST, _SECOND = _word(0x9E3779B9), _word(0x7FEB352D), _word(0x846CA68B)
 
 
 class Stream(IntEnum):
     """Independent noise for independent purposes at one position."""
 
-    TOKEN = 0  # the race that picks a token; target and draft share it
+    TOKEN = 0  # the race that picks a token, shared by target and draft
     ACCEPT = 1  # u of speculative decoding's acceptance test
     RESIDUAL = 2  # the race among (p - q)+ after a rejection
 
 
 def problem_keys(seed: int, problem_ids: list[int]) -> Tensor:
-    """One 64-bit key a problem, as two 32-bit words in int64: (B, 2)."""
+    """Returns one 64-bit key per problem, as two 32-bit words in int64: (B, 2)."""
     digests = [hashlib.blake2b(f"{seed}/{i}".encode(), digest_size=8).digest() for i in problem_ids]
     words = [[int.from_bytes(d[:4], "little"), int.from_bytes(d[4:], "little")] for d in digests]
     return torch.tensor(words, dtype=torch.int64).reshape(-1, 2)
@@ -51,7 +51,7 @@ def _shifted(x: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _mix_(x: Tensor) -> Tensor:
-    """A 32-bit finalizer (Wellons' `lowbias32`), in place: bijective, and the same on every device."""
+    """Hashes 32-bit words in place (Wellons' `lowbias32`): bijective, and the same on every device."""
     x ^= _shifted(x, _BY_16)
     x *= _FIRST
     x ^= _shifted(x, _BY_15)
@@ -65,18 +65,19 @@ def _spread(tokens: Tensor) -> Tensor:
 
 
 def _spread_vocabulary(size: int, device: torch.device) -> Tensor:
-    return _spread_anew(size, device) if in_graph() else _spread_kept(size, device)
+    """The hashed ids of a whole vocabulary, cached except inside graphs, which own their memory: (V,) int32."""
+    return _spread_range(size, device) if in_graph() else _cached_spread_range(size, device)
 
 
-def _spread_anew(size: int, device: torch.device) -> Tensor:
+def _spread_range(size: int, device: torch.device) -> Tensor:
     return _spread(torch.arange(size, device=device))
 
 
-_spread_kept = lru_cache(maxsize=8)(_spread_anew)
+_cached_spread_range = lru_cache(maxsize=8)(_spread_range)
 
 
 def bits(keys: Tensor, positions: Tensor, stream: Stream, tokens: Tensor) -> Tensor:
-    """32 random bits for every token at every position.
+    """Returns 32 random bits for every token at every position.
 
     Args:
         keys: (B, 2) from `problem_keys`.
@@ -84,16 +85,24 @@ def bits(keys: Tensor, positions: Tensor, stream: Stream, tokens: Tensor) -> Ten
         tokens: (V,) token ids.
 
     Returns:
-        (B, N, V) int32: all 32 bits count, the sign's as well.
+        (B, N, V) int32, of which all 32 bits are random, the sign bit included.
     """
     return _bits(keys, positions, stream, _spread(tokens))
 
 
 def words(keys: Tensor, positions: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
-    """What all tokens' bits at a position are made of: (B, 2), (B, N) -> twice (B, N) int32."""
-    own = keys.to(torch.int32)
-    first = _mix_(own[:, :1] + (positions.to(torch.int32) * 4 + int(stream)))
-    return first, _mix_(own[:, 1:] + first)
+    """Returns the two words per position from which every token's bits there are derived.
+
+    Args:
+        keys: (B, 2) from `problem_keys`.
+        positions: (B, N) absolute positions of the tokens to emit.
+
+    Returns:
+        Two tensors (B, N) int32.
+    """
+    key_words = keys.to(torch.int32)
+    first = _mix_(key_words[:, :1] + (positions.to(torch.int32) * 4 + int(stream)))
+    return first, _mix_(key_words[:, 1:] + first)
 
 
 def _bits(keys: Tensor, positions: Tensor, stream: Stream, spread: Tensor) -> Tensor:
@@ -104,20 +113,20 @@ def _bits(keys: Tensor, positions: Tensor, stream: Stream, spread: Tensor) -> Te
 
 
 def unit(random_bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bits to (0, 1): 23 of them and a half step, which fp32 holds exactly, so that 1 is never reached."""
+    """Maps bits to (0, 1): 23 of them plus a half step, which fp32 represents exactly, so 1 is never reached."""
     return _shifted(random_bits, _BY_9).to(dtype).add_(0.5).mul_(2.0**-23)
 
 
 def gumbel(keys: Tensor, positions: Tensor, stream: Stream, vocabulary: int, dtype: torch.dtype) -> Tensor:
-    """-log E with E = -log1p(-v): argmax(log p + gumbel) is the exponential race argmin(E / p).
+    """Returns standard Gumbel noise (B, N, V) of `dtype` for every token at every position.
 
-    Returns (B, N, V) of `dtype` on the device of `keys`.
+    It is -log E with E = -log1p(-v) for uniform v, so argmax(log p + gumbel) is the exponential race argmin(E / p).
     """
     v = unit(_bits(keys, positions, stream, _spread_vocabulary(vocabulary, keys.device)), dtype)
     return v.neg_().log1p_().neg_().log_().neg_()
 
 
 def uniform(keys: Tensor, positions: Tensor, stream: Stream, dtype: torch.dtype) -> Tensor:
-    """One number in (0, 1) a position: (B, N)."""
+    """Returns one uniform number in (0, 1) per position: (B, N)."""
     token = torch.zeros(1, dtype=torch.int64, device=keys.device)
     return unit(bits(keys, positions, stream, token), dtype).squeeze(-1)

@@ -1,7 +1,4 @@
-"""How a next token is drawn from logits: greedily, or by temperature, top-k, top-p and min-p.
-
-Knows the sampling settings and transformers' own processors. Knows nothing of drafts or acceptance.
-"""
+"""Sampling of the next token from logits: greedy, or with temperature, top-k, top-p, min-p and logits processors."""
 
 from __future__ import annotations
 
@@ -24,25 +21,31 @@ from transformers import (
 
 from fsd_decoding import noise
 from fsd_decoding.errors import UsageError
-from fsd_decoding.kernels.dispatch import serves
+from fsd_decoding.kernels.dispatch import kernels_support
 
 if TYPE_CHECKING:
     from fsd_decoding.kernels.scan import Scan
 
-_LEAST_TEMPERATURE = 1e-6  # below, logits divided by it leave what fp32 holds
-_COLD = 1e-3
+_LEAST_TEMPERATURE = 1e-6  # below this, logits divided by it overflow fp32
+_COLD = 1e-3  # temperature below which fp32 loses the noise that is added to logits / temperature
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """temperature 0 is greedy; otherwise draft and target are both warped the same way first.
+    """Sampling settings, which warp the logits of draft and target alike.
 
-    In transformers' order: repetition_penalty (1 is none), `processors`, temperature, top_k, top_p, min_p.
-    The penalty counts the prompt too.
+    They apply in transformers' order: repetition_penalty, processors, temperature, top_k, top_p, min_p.
 
-    processors: any other of transformers' logits processors, called for one position at a time with the ids
-        before it (1, length) and its logits (1, V), more than once where a token is drafted: slow, and
-        nothing for those that remember their calls.
+    Args:
+        temperature: 0 is greedy decoding.
+        top_k, top_p, min_p: as in transformers; None is off.
+        repetition_penalty: as in transformers, counting the prompt as well; 1 is off.
+        processors: other logits processors of transformers. Each is called for one position at a time, with the ids
+            before it (1, length) and its logits (1, V). That is slow, and a drafted position is processed more than
+            once, so processors that keep state between calls do not work.
+
+    Raises:
+        UsageError: a setting is of the wrong type or out of range, or is combined with temperature 0.
     """
 
     temperature: float = 0.0
@@ -51,7 +54,7 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     processors: tuple[LogitsProcessor, ...] = ()
-    _warpers: LogitsProcessorList = field(init=False, repr=False, compare=False)  # what looks at the logits alone
+    _warpers: LogitsProcessorList = field(init=False, repr=False, compare=False)  # depend on the logits alone
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -59,27 +62,27 @@ class Sampling:
         _check_kind("top_k", self.top_k, Integral)
         if self.temperature != 0.0 and not _LEAST_TEMPERATURE <= self.temperature < math.inf:
             raise UsageError(
-                f"temperature is {self.temperature}; it must be 0 (greedy) or a number from {_LEAST_TEMPERATURE:g} on"
+                f"temperature is {self.temperature}; it must be 0 (greedy) or a finite number >= {_LEAST_TEMPERATURE:g}"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k is {self.top_k}; it must be at least 1, or absent")
+            raise UsageError(f"top_k is {self.top_k}; it must be at least 1, or None")
         for name, share in (("top_p", self.top_p), ("min_p", self.min_p)):
             if share is not None and not 0.0 < share <= 1.0:
-                raise UsageError(f"{name} is {share}; it must be in (0, 1], or absent")
+                raise UsageError(f"{name} is {share}; it must be in (0, 1], or None")
         if not (self.repetition_penalty > 0.0 and math.isfinite(self.repetition_penalty)):
             raise UsageError(
-                f"repetition_penalty is {self.repetition_penalty}; it must be a positive number (1 is none)"
+                f"repetition_penalty is {self.repetition_penalty}; it must be a positive number (1 is no penalty)"
             )
         for name in ("top_k", "top_p", "min_p"):
-            if self.greedy and (given := getattr(self, name)) is not None:
-                raise UsageError(f"{name} is {given} at temperature 0, which is greedy; give a temperature")
-        object.__setattr__(self, "_warpers", self._made_warpers())
+            if self.greedy and (value := getattr(self, name)) is not None:
+                raise UsageError(f"{name} is {value} at temperature 0, which is greedy; set a temperature above 0")
+        object.__setattr__(self, "_warpers", self._make_warpers())
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    def _made_warpers(self) -> LogitsProcessorList:
+    def _make_warpers(self) -> LogitsProcessorList:
         if self.greedy:
             return LogitsProcessorList()
         warpers = LogitsProcessorList([TemperatureLogitsWarper(float(self.temperature))])
@@ -92,12 +95,12 @@ class Sampling:
         return warpers
 
     def warp(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Logits as a choice sees them: (B, N, V); the raw ones when greedy with neither penalty nor processors.
+        """Returns processed logits (B, N, V); greedy ones without penalty or processors are the raw logits themselves.
 
         Args:
-            logits: (B, N, V) raw; they stay as they are.
-            tokens: (B, slots) the rows' texts. positions: (B, N) of the tokens the logits are for: what
-                lies before is their context.
+            logits: (B, N, V) raw logits, which are not modified.
+            tokens: (B, slots) token ids of the rows.
+            positions: (B, N) positions of the tokens that the logits predict; the context of each is what precedes it.
         """
         if self.repetition_penalty != 1.0:
             penalty = RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
@@ -108,7 +111,7 @@ class Sampling:
 
     def _processed(self, logits: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
         processors = LogitsProcessorList(self.processors)
-        processed = logits.clone()  # a processor may write into what it is given
+        processed = logits.clone()  # a processor may write into its input
         for row, ends in enumerate(positions.tolist()):
             for n, end in enumerate(ends):
                 before = tokens[row : row + 1, :end]
@@ -116,13 +119,13 @@ class Sampling:
         return processed
 
     def choose(self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """The token at every position, of raw logits (B, N, V) -> (B, N); the rest as for `warp` and `draw`."""
-        scanned = self.scan(logits, keys, positions)
-        return self.draw(self.warp(logits, tokens, positions), keys, positions) if scanned is None else scanned.choice
+        """Returns the token at every position from raw logits: (B, N, V) -> (B, N); see `warp` and `draw`."""
+        scan = self.scan(logits, keys, positions)
+        return self.draw(self.warp(logits, tokens, positions), keys, positions) if scan is None else scan.choice
 
     def scan(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Scan | None:
-        """Raw logits (B, N, V) read once, by a kernel, for the choices among all else; None where none does."""
-        if not (self._by_temperature_alone and logits.numel() and serves(logits)) or self._too_cold(logits):
+        """Returns one kernel pass over raw logits (B, N, V), which holds the choices; None where no kernel applies."""
+        if not (self._only_temperature and logits.numel() and kernels_support(logits)) or self._too_cold(logits):
             return None
         from fsd_decoding.kernels.scan import Race, scan
 
@@ -131,16 +134,17 @@ class Sampling:
         return scan(logits, Race.of(float(self.temperature), keys, positions, noise.Stream.TOKEN))
 
     def _too_cold(self, logits: Tensor) -> bool:
-        """Whether noise is lost beside logits over the temperature; `draw` takes their log-softmax first."""
+        """Whether logits / temperature are so large that fp32 loses the noise; `draw` takes their log-softmax first."""
         return not self.greedy and self.temperature < _COLD and logits.dtype != torch.float64
 
     @property
-    def _by_temperature_alone(self) -> bool:
+    def _only_temperature(self) -> bool:
+        """Whether no setting but the temperature changes logits."""
         plain = self.repetition_penalty == 1.0 and not self.processors
         return plain and self.top_k is None and self.top_p is None and self.min_p is None
 
     def draw(self, warped: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """The token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N)."""
+        """Returns the token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N)."""
         if self.greedy:
             return warped.argmax(-1)
         race = noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
@@ -154,14 +158,14 @@ def _check_kind(name: str, value: object, kind: type) -> None:
 
 
 def _on_rows(processor: LogitsProcessor | LogitsProcessorList, logits: Tensor, prefixes: Tensor) -> Tensor:
-    """A processor of (rows, V) on (B, N, V)."""
+    """Applies a processor of (rows, V) to logits (B, N, V)."""
     flat = logits.reshape(-1, logits.shape[-1])
-    done: Tensor = processor(prefixes, flat)  # type: ignore[arg-type]  # any integer tensor will do
-    return done.view_as(logits)
+    processed: Tensor = processor(prefixes, flat)  # type: ignore[arg-type]  # any integer tensor will do
+    return processed.view_as(logits)
 
 
 def _prefixes(tokens: Tensor, positions: Tensor) -> Tensor:
-    """What lies before every position, filled up with its first token, which to a set changes nothing.
+    """The tokens before every position, padded with the row's first token, which does not change their set.
 
     (B, slots), (B, N) -> (B * N, slots)
     """

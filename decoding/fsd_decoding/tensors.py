@@ -1,4 +1,4 @@
-"""`cached_property` that a compiled graph can go through: Python 3.11's own takes a lock. Knows nothing else."""
+"""Small helpers for tensors: a lazy attribute that graphs can trace, and host-to-device copies that do not block."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any, Generic, Self, TypeVar, overload
 import torch
 from torch import Tensor
 
-# MERGED: """Numbers on their way from the host to a device. Knows nothing of what they mean."""
-
-
 Value = TypeVar("Value")
 
 
-class lazy(Generic[Value]):  # noqa: N801  # read as the property it is
-    """A value computed when it is first asked for, and kept in the object's own dictionary."""
+class lazy(Generic[Value]):  # noqa: N801  # lower case, like `property`
+    """A `cached_property` that `torch.compile` can trace; Python 3.11's own takes a lock, which it cannot."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         self._compute, self._name = compute, compute.__name__
@@ -34,6 +31,6 @@ class lazy(Generic[Value]):  # noqa: N801  # read as the property it is
 
 
 def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of them on the device, where the host does not wait for what that has still to do."""
-    made = torch.tensor(numbers, dtype=dtype)
-    return (made.pin_memory() if device.type == "cuda" else made).to(device, non_blocking=True)
+    """Copies numbers to a tensor on the device, without waiting for work that the device has queued."""
+    tensor = torch.tensor(numbers, dtype=dtype)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

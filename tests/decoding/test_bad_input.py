@@ -1,4 +1,4 @@
-"""What users get wrong, and what models do: one line that names it, and what was finished is kept."""
+"""Errors about invalid input, broken logits and memory: one line that names the cause, and finished results kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fsd_decoding.errors import NumericalError, OutOfMemoryError, UsageError
 from support.tiny import VOCABULARY, llama, word_tokenizer
 
 NEW = 24
-ENDLESS = 2**47  # tokens whose ids alone, at 8 bytes, are more than a process can address
+ENDLESS = 2**47  # more tokens than a process can address, at 8 bytes per id
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +98,14 @@ def test_arrays_and_tensors_are_as_good_as_lists(decoder: SpeculativeDecoder) ->
     lists = decoder.generate(prompts, NEW, threshold=[0.1, 0.2, 0.3], draft_length=[1, 2, 3])
     makers: list[Any] = [np.array, torch.tensor]
     for array in makers:
-        found = decoder.generate(
+        actual = decoder.generate(
             [array(p) for p in prompts], NEW, threshold=array([0.1, 0.2, 0.3]), draft_length=array([1, 2, 3])
         )  # fmt: skip
-        assert [r.tokens for r in found] == [r.tokens for r in lists]
-        assert [r.drafted for r in found] == [r.drafted for r in lists]
+        assert [r.tokens for r in actual] == [r.tokens for r in lists]
+        assert [r.drafted for r in actual] == [r.drafted for r in lists]
 
 
-def test_a_draft_larger_than_the_target_is_warned_of() -> None:
+def test_a_draft_larger_than_the_target_gives_a_warning() -> None:
     small, large = llama(seed=1, layers=1), llama(seed=2, layers=2)
     message = r"the draft has [\d,]+ parameters, the target [\d,]+: drafting costs more than it saves"
     with pytest.warns(UserWarning, match=message):
@@ -116,7 +116,7 @@ def test_a_draft_larger_than_the_target_is_warned_of() -> None:
         SpeculativeDecoder(small, NGram(), word_tokenizer())
 
 
-def test_tokenizers_that_differ_are_refused_by_their_first_token(tmp_path: Path) -> None:
+def test_different_tokenizers_are_refused_naming_the_first_difference(tmp_path: Path) -> None:
     for name, words in (("target", VOCABULARY), ("draft", VOCABULARY - 2)):
         llama(seed=1).save_pretrained(tmp_path / name)
         word_tokenizer(words).save_pretrained(tmp_path / name)
@@ -125,7 +125,7 @@ def test_tokenizers_that_differ_are_refused_by_their_first_token(tmp_path: Path)
 
 
 def spoil(model: Any, token: int, value: float, also: slice) -> Any:
-    """After `token` the model gives `value` for the tokens `also`, as an overflow would."""
+    """After `token` the model returns `value` as the logits of the tokens `also`, as after an overflow."""
 
     def hook(_: Any, args: Any, fed: dict[str, Any], out: Any) -> None:
         kept = fed["input_ids"][:, -out.logits.shape[1] :]
@@ -140,40 +140,43 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 6))] for _ in range(12)]
 
 
-def first_met(prompts: list[list[int]], found: list[Result]) -> tuple[int, int, int]:
-    """(prompt, token, place): a token that one text alone has, and not among the first."""
-    for i, result in enumerate(found):
-        others = {t for j, r in enumerate(found) if j != i for t in [*prompts[j], *r.tokens]}
+def first_unique_token(prompts: list[list[int]], results: list[Result]) -> tuple[int, int, int]:
+    """(prompt, token, place) of a token that only one text contains, at place 7 or later."""
+    for i, result in enumerate(results):
+        others = {t for j, r in enumerate(results) if j != i for t in [*prompts[j], *r.tokens]}
         for place, token in enumerate(result.tokens[:-3]):
             if place >= 7 and token not in others | {*prompts[i], *result.tokens[:place]}:
                 return i, token, place
     raise AssertionError("no text has a token of its own")
 
 
-def run_spoiled(role: str, value: float, prompts: list[list[int]], **how: Any) -> tuple[Any, list[Result], int, int]:
-    """Draft and target alike, so that what is drafted is what is kept: an error, the sound texts, who, where."""
+def decode_broken(role: str, value: float, prompts: list[list[int]], **how: Any) -> tuple[Any, list[Result], int, int]:
+    """Decodes with one model's logits broken after one token; draft and target are equal, so every draft is accepted.
+
+    Returns the error, the results of the unbroken models, and the prompt and the place of the token.
+    """
     pair = SpeculativeDecoder(llama(seed=1), llama(seed=1), word_tokenizer(), rule="coupled", draft_length=3)
     sound = pair.generate(prompts, NEW, **how)
-    who, token, place = first_met(prompts, sound)
+    prompt, token, place = first_unique_token(prompts, sound)
     spoil(getattr(pair, role), token, value, slice(3, 5))
     with pytest.raises(NumericalError) as caught:
         pair.generate(prompts, NEW, batch_size=3, **how)
-    return caught.value, sound, who, place
+    return caught.value, sound, prompt, place
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_broken_logits_in_a_later_round_are_named_and_what_is_done_is_kept(
+def test_broken_logits_in_a_later_round_are_named_and_finished_results_kept(
     prompts: list[list[int]], value: float, role: str
 ) -> None:
-    error, sound, who, place = run_spoiled(role, value, prompts)
-    round_, seat = divmod(place, 4)  # a round brings three drafted tokens and the target's own
-    unread = 3 if role == "target" else 2  # places of a round whose token is fed in the next one only
+    error, sound, prompt, place = decode_broken(role, value, prompts)
+    round_, seat = divmod(place, 4)  # a round adds three drafted tokens and a bonus
+    unread = 3 if role == "target" else 2  # from this place on, a token is fed in the next round
     at = round_ + 1 + (seat >= unread)
-    assert f"prompt {who} got logits that are NaN or +inf in round {at};" in str(error)
+    assert f"prompt {prompt} got logits that are NaN or +inf in round {at};" in str(error)
     assert at > 1
     assert error.finished
-    assert who not in error.finished
+    assert prompt not in error.finished
     assert all(result == sound[i] for i, result in error.finished.items())
 
 
@@ -183,10 +186,10 @@ def test_minus_infinity_is_a_probability_of_zero(prompts: list[list[int]], rule:
     pair = SpeculativeDecoder(llama(seed=1), llama(seed=1), word_tokenizer(), rule=rule)
     for token in range(VOCABULARY):
         spoil(getattr(pair, role), token, -math.inf, slice(10, 30))
-    found = pair.generate(prompts, NEW, 0.9, threshold=None if rule in ("target", "sd", "coupled") else -1.0)
-    assert len(found) == len(prompts)
+    actual = pair.generate(prompts, NEW, 0.9, threshold=None if rule in ("target", "sd", "coupled") else -1.0)
+    assert len(actual) == len(prompts)
     if role == "target":
-        assert not any(10 <= t < 30 for r in found for t in r.tokens)
+        assert not any(10 <= t < 30 for r in actual for t in r.tokens)
 
 
 @pytest.mark.parametrize("rule", ["target", "sd", "coupled", "fsd", "fsd-coupled"])
@@ -205,7 +208,7 @@ def test_broken_logits_in_the_first_round_are_named_under_every_rule(prompts: li
 
 @pytest.fixture(scope="module")
 def endless() -> SpeculativeDecoder:
-    """Models without an end to their context, so that nothing shortens a text that cannot be held."""
+    """Models without a limit of their context, so that no text is shortened to one that fits into memory."""
     target, draft = (llama(seed, layers=1, max_position_embeddings=2 * ENDLESS) for seed in (1, 2))
     return SpeculativeDecoder(target, draft, word_tokenizer())
 
@@ -218,7 +221,7 @@ def endless() -> SpeculativeDecoder:
         ([[5]], 1, "out of memory with batch_size 1; shorten max_new_tokens or the prompt"),
     ],
 )
-def test_out_of_memory_says_what_was_tried_and_what_to_try(
+def test_out_of_memory_names_the_batch_size_and_what_to_try(
     endless: SpeculativeDecoder, prompts_: list[list[int]], batch_size: int, message: str
 ) -> None:
     with pytest.raises(OutOfMemoryError, match=message) as caught:
@@ -226,7 +229,7 @@ def test_out_of_memory_says_what_was_tried_and_what_to_try(
     assert caught.value.finished == {}
 
 
-def test_out_of_memory_is_said_when_a_stream_is_asked_for(endless: SpeculativeDecoder) -> None:
+def test_out_of_memory_is_raised_when_a_stream_is_requested(endless: SpeculativeDecoder) -> None:
     with pytest.raises(OutOfMemoryError, match="out of memory with batch_size 1; shorten max_new_tokens"):
         endless.stream([5], ENDLESS)
 
@@ -271,7 +274,7 @@ def test_typical_needs_a_threshold_on_its_own_scale(decoder: SpeculativeDecoder)
 
 
 BAD_DRAFTS: list[tuple[str, Any]] = [
-    (r"the draft is the class NGram; give an object of it, NGram\(", NGram),
+    (r"the draft is the class NGram; pass an instance, NGram\(", NGram),
     (r"the draft is Linear\(.*; it must be a causal LM", torch.nn.Linear(2, 2)),
     ("the draft is None; it must be a causal LM", None),
 ]

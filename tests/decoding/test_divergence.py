@@ -53,29 +53,29 @@ def test_agrees_with_scipy(name: str, logits: np.ndarray) -> None:
 @pytest.mark.parametrize(("there", "back"), [(n, MIRROR.get(n, n)) for n in DIVERGENCES if n != "doubt"])
 @given(logits=LOGITS)
 def test_exchanging_target_and_draft(there: str, back: str, logits: np.ndarray) -> None:
-    """All are symmetric but doubt and the two KLs, which are each other's mirror."""
+    """All are symmetric except doubt and the two KLs, each of which is the other one's mirror image."""
     target, draft = torch.from_numpy(logits)
-    found, mirrored = divergence(there, target, draft).item(), divergence(back, draft, target).item()
-    assert found == pytest.approx(mirrored, abs=1e-12, rel=1e-12)
+    actual, mirrored = divergence(there, target, draft).item(), divergence(back, draft, target).item()
+    assert actual == pytest.approx(mirrored, abs=1e-12, rel=1e-12)
 
 
 @given(logits=HARSH, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_impossible_tokens_and_huge_logits_keep_the_bounds(logits: np.ndarray, dtype: torch.dtype) -> None:
-    """No NaN whatever is -inf, underflows or overflows; 0 <= D <= `LARGEST`, or ∞."""
+    """No NaN, whichever logits are -inf, underflow or overflow; 0 <= D <= `LARGEST`, or ∞."""
     assume((logits > -np.inf).any(-1).all())
     names = [n + form for n in DIVERGENCES for form in ("", "@1", "@3", "@7")]
-    found = {n: d.item() for n, d in divergences(names, *torch.from_numpy(logits).to(dtype)).items()}
-    for name, value in found.items():
+    actual = {n: d.item() for n, d in divergences(names, *torch.from_numpy(logits).to(dtype)).items()}
+    for name, value in actual.items():
         assert 0 <= value <= LARGEST.get(name.partition("@")[0], math.inf) + 1e-6, name
     if dtype == torch.float64 and np.abs(logits[np.isfinite(logits)]).max() < 500:
         p, q = softmax(logits, axis=-1)
         for name in DIVERGENCES:
-            assert found[name] == pytest.approx(reference(name, p, q), abs=1e-12, rel=1e-9)
+            assert actual[name] == pytest.approx(reference(name, p, q), abs=1e-12, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 @given(logits=arrays.arrays(np.float64, (7,), elements=st.floats(-12, 12)), shift=st.floats(-5, 5))
-def test_equal_distributions_have_none(name: str, logits: np.ndarray, shift: float) -> None:
+def test_equal_distributions_have_no_divergence(name: str, logits: np.ndarray, shift: float) -> None:
     target = torch.from_numpy(logits)
     assert divergence(name, target, target + shift).item() == pytest.approx(0, abs=1e-12)
 
@@ -90,51 +90,51 @@ def test_disjoint_supports_give_the_largest_values_and_no_nan() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_answers_in_fp32_whatever_it_is_given(dtype: torch.dtype) -> None:
+def test_results_are_fp32_for_any_dtype(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 5, 11, generator=torch.Generator().manual_seed(0)).to(dtype)
-    found = divergence("js", logits, logits.flip(-1))
-    assert found.shape == (3, 5)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, divergence("js", logits.float(), logits.float().flip(-1)))
+    actual = divergence("js", logits, logits.flip(-1))
+    assert actual.shape == (3, 5)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, divergence("js", logits.float(), logits.float().flip(-1)))
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 @given(logits=LOGITS, k=st.integers(1, 9))
 def test_top_k_form_is_the_same_on_k_tokens_and_one_bucket(name: str, logits: np.ndarray, k: int) -> None:
     logits = logits + 0.0137 * np.arange(7)
-    assume(np.diff(np.sort(logits[0])).min() > 1e-6)  # with ties, which tokens are the top k is anyone's choice
+    assume(np.diff(np.sort(logits[0])).min() > 1e-6)  # ties would make the top k ambiguous
     p, q = softmax(logits[0]), softmax(logits[1])
     top, rest = np.argsort(-logits[0], kind="stable")[:k], np.argsort(-logits[0], kind="stable")[k:]
     merged = [np.append(x[top], x[rest].sum()) for x in (p, q)]
-    found = divergence(f"{name}@{k}", *torch.from_numpy(logits)).item()
-    assert found == pytest.approx(reference(name, *merged), abs=1e-7)
+    actual = divergence(f"{name}@{k}", *torch.from_numpy(logits)).item()
+    assert actual == pytest.approx(reference(name, *merged), abs=1e-7)
     if k >= 7:
-        assert found == divergence(name, *torch.from_numpy(logits)).item()
+        assert actual == divergence(name, *torch.from_numpy(logits)).item()
 
 
 @given(logits=LOGITS)
 def test_known_inequalities_hold(logits: np.ndarray) -> None:
-    """Pinsker; hellinger² <= tv <= √2 hellinger; js <= ln 2 · tv (Lin 1991, theorem 3); merging tokens adds nothing,
-    but to doubt, which is never below js.
+    """Pinsker; hellinger² <= tv <= √2 hellinger; js <= ln 2 · tv (Lin 1991, theorem 3).
 
-    With tv as a lower bound of each, none is zero where the distributions differ.
+    Merging tokens increases none but doubt, which is never below js. With tv as a lower bound of each, none is zero
+    where the distributions differ.
     """
     coarse = [f"{name}@3" for name in DIVERGENCES]
-    found = {n: d.item() for n, d in divergences([*DIVERGENCES, *coarse], *torch.from_numpy(logits)).items()}
-    tv, hellinger = found["tv"], found["hellinger"]
-    assert min(found["kl_pq"], found["kl_qp"]) >= 2 * tv**2 - 1e-12
-    assert min(found["js"], found["ag"]) >= tv**2 / 2 - 1e-12  # Pinsker for both halves: tv(m, p) is tv / 2
+    actual = {n: d.item() for n, d in divergences([*DIVERGENCES, *coarse], *torch.from_numpy(logits)).items()}
+    tv, hellinger = actual["tv"], actual["hellinger"]
+    assert min(actual["kl_pq"], actual["kl_qp"]) >= 2 * tv**2 - 1e-12
+    assert min(actual["js"], actual["ag"]) >= tv**2 / 2 - 1e-12  # Pinsker for both halves: tv(m, p) is tv / 2
     assert hellinger**2 - 1e-12 <= tv <= math.sqrt(2) * hellinger + 1e-12
-    assert found["js"] <= math.log(2) * tv + 1e-12
+    assert actual["js"] <= math.log(2) * tv + 1e-12
     assert tv == pytest.approx(np.abs(softmax(logits[0]) - softmax(logits[1])).sum() / 2, abs=1e-12)
-    assert found["doubt"] >= found["js"]
+    assert actual["doubt"] >= actual["js"]
     for name in DIVERGENCES:
-        assert found[f"{name}@3"] <= found[name] + 1e-7 or name == "doubt"
+        assert actual[f"{name}@3"] <= actual[name] + 1e-7 or name == "doubt"
 
 
 @given(logits=LOGITS)
-def test_doubt_is_js_where_the_draft_is_as_sure_as_the_target(logits: np.ndarray) -> None:
-    """One way round it is js, the other way it is js and the gap of the two entropies."""
+def test_doubt_is_js_where_the_draft_is_as_certain_as_the_target(logits: np.ndarray) -> None:
+    """In one direction doubt is js, in the other js plus the difference of the entropies."""
     target, draft = torch.from_numpy(logits)
     js = divergence("js", target, draft).item()
     there, back = (divergence("doubt", *pair).item() for pair in ((target, draft), (draft, target)))
@@ -143,14 +143,14 @@ def test_doubt_is_js_where_the_draft_is_as_sure_as_the_target(logits: np.ndarray
     assert max(there, back) == pytest.approx(js + gap, abs=1e-12)
 
 
-def test_doubt_tells_a_habit_from_a_guess() -> None:
-    """Target (.7, .3, 0, 0): a draft that says (.3, .7, 0, 0) is as sure, one that spreads out is not."""
+def test_doubt_tells_a_paraphrase_from_a_guess() -> None:
+    """For a target (.7, .3, 0, 0) a draft (.3, .7, 0, 0) is as certain, and a uniform one is not."""
     target, habit, guess = torch.tensor([[0.7, 0.3, 0.0, 0.0], [0.3, 0.7, 0.0, 0.0], [0.25] * 4]).log()
     assert divergence("doubt", target, habit).item() == pytest.approx(0.0823, abs=1e-4)  # js: .7 ln 1.4 + .3 ln .6
     assert divergence("doubt", target, guess).item() == pytest.approx(0.2299 + 0.7754, abs=1e-4)  # H: .6109, ln 4
 
 
-def test_doubt_is_largest_where_a_sure_target_meets_a_draft_that_knows_nothing() -> None:
+def test_doubt_is_largest_for_a_certain_target_and_a_uniform_draft() -> None:
     target, draft = torch.full((8,), -math.inf), torch.zeros(8)
     target[0] = 0.0
     # js = ½ ln(16/9) + ½ (⅛ ln(2/9) + ⅞ ln 2) and the entropies are 0 and ln 8
@@ -159,7 +159,7 @@ def test_doubt_is_largest_where_a_sure_target_meets_a_draft_that_knows_nothing()
     assert divergence("doubt", draft, target).item() == pytest.approx(js, abs=1e-6)
 
 
-def test_many_at_once_are_what_each_is_alone_and_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_divergences_equal_each_alone_for_any_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     target, draft = torch.randn(2, 3, 5, 11, generator=generator).unbind()
     names = [name + form for name in DIVERGENCES for form in ("", "@3", "@11")]
@@ -171,7 +171,7 @@ def test_many_at_once_are_what_each_is_alone_and_chunks_do_not_show(monkeypatch:
 
 
 def test_memory_is_bounded() -> None:
-    """No operation makes a tensor larger than a chunk, but for the answers."""
+    """No operation allocates a tensor larger than a chunk, except the results."""
     sizes: list[int] = []
 
     class Watch(TorchDispatchMode):
@@ -184,8 +184,8 @@ def test_memory_is_bounded() -> None:
     target, draft = torch.randn(2, 40, 25, 200).unbind()
     given_ = {target.untyped_storage().data_ptr()}
     with Watch():  # type: ignore[no-untyped-call]
-        found = divergences([name + form for name in DIVERGENCES for form in ("", "@50")], target, draft)
-    assert found["js"].shape == (40, 25)
+        actual = divergences([name + form for name in DIVERGENCES for form in ("", "@50")], target, draft)
+    assert actual["js"].shape == (40, 25)
     assert 200 * 100 < max(sizes) <= 1 << 15
 
 
@@ -206,7 +206,7 @@ def test_bad_top_k_names_are_refused(name: str) -> None:
         divergence(name, torch.zeros(3), torch.zeros(3))
 
 
-def test_unknown_name_lists_the_known() -> None:
+def test_unknown_name_lists_known_divergences() -> None:
     with pytest.raises(UsageError, match="unknown divergence 'jsd'; known: js, ag, kl_qp, kl_pq, tv, hellinger, doubt"):
         divergence("jsd", torch.zeros(3), torch.zeros(3))
 

@@ -1,7 +1,7 @@
-"""Whole texts are exactly what they should be: in distribution, token for token, and in any company.
+"""Exactness of whole texts: in distribution, token for token, and independent of the batch.
 
-Knows the decoder's public face alone, and an uncached forward to compare it with. Float64 on tiny random
-models, so that a verification and a single step agree to the last bit that matters.
+Only the decoder's public interface is used, and uncached forward passes to compare with. Tiny random models in float64,
+so that differences in rounding between a verification and a single step do not matter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FALSE_ALARM = 1e-6 / (len(LAWS) + len([PLAIN, *WARPED]))  # of each, so 1e-6 of 
 
 
 def endless_decoder(seed: int) -> SpeculativeDecoder:
-    """Five words, none of which ends a text, and distributions that leave each a chance."""
+    """A vocabulary of five words, none of which ends a text, each with a substantial probability."""
     pair = related(seed=2, spread=0.2, layers=1, vocab_size=WORDS, eos_token_id=[WORDS])
     with torch.no_grad():
         for model in pair:
@@ -57,38 +57,38 @@ def endless_decoder(seed: int) -> SpeculativeDecoder:
 
 
 def law(model: Any, sampling: Sampling) -> NDArray[np.float64]:
-    """The probability of each of the WORDS ** STEPS continuations, by uncached forwards: in lexical order."""
+    """The probability of each of the WORDS ** STEPS continuations in lexical order, by uncached forward passes."""
     every = torch.tensor(list(product(range(WORDS), repeat=STEPS)))
     prompts = torch.tensor(PROMPT).expand(len(every), -1)
     with torch.inference_mode():
         logits = model(torch.cat([prompts, every], 1), use_cache=False).logits[:, len(PROMPT) - 1 : -1]
-    logged = torch.log_softmax(warped(logits.reshape(-1, WORDS), sampling), -1).view_as(logits)
+    logged = torch.log_softmax(warp(logits.reshape(-1, WORDS), sampling), -1).view_as(logits)
     chosen: Tensor = logged.gather(-1, every[:, :, None]).sum((1, 2))
     return chosen.exp().numpy()
 
 
-def warped(logits: Tensor, sampling: Sampling) -> Tensor:
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     steps = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
     if sampling.top_k is not None:
         steps.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p is not None:
         steps.append(TopPLogitsWarper(sampling.top_p))
-    found: Tensor = steps(torch.empty((len(logits), 0), dtype=torch.int64), logits)  # type: ignore[arg-type]
-    return found
+    actual: Tensor = steps(torch.empty((len(logits), 0), dtype=torch.int64), logits)  # type: ignore[arg-type]
+    return actual
 
 
-def surprise(results: list[Result], expected: NDArray[np.float64]) -> float:
+def p_value(results: list[Result], expected: NDArray[np.float64]) -> float:
     """The p-value of the texts under the law; 0 where one of them is impossible."""
     places = [int("".join(map(str, r.tokens)), WORDS) for r in results]
-    seen = np.bincount(places, minlength=len(expected))
-    if seen[expected == 0].any():
+    counts = np.bincount(places, minlength=len(expected))
+    if counts[expected == 0].any():
         return 0.0
-    cells = pooled(np.stack([seen, expected * len(results)]))
+    cells = merge_rare_cells(np.stack([counts, expected * len(results)]))
     return float(chisquare(*cells).pvalue)
 
 
-def pooled(cells: NDArray[np.float64], least: float = 5.0) -> NDArray[np.float64]:
-    """(seen, expected) x cells, with the least expected cells made one, so that each expects `least` or more."""
+def merge_rare_cells(cells: NDArray[np.float64], least: float = 5.0) -> NDArray[np.float64]:
+    """(counts, expected counts) x cells, with the rarest cells merged so that each expects `least` or more."""
     cells = cells[:, np.argsort(cells[1])]
     small = int(np.searchsorted(np.cumsum(cells[1]), least)) + 1
     small = max(small, int((cells[1] < least).sum()))
@@ -107,25 +107,27 @@ def texts(count: int, rule: str, draft_length: int, batch_size: int, sampling: S
 def test_lossless_rules_write_the_targets_distribution(
     rule: str, draft_length: int, batch_size: int, sampling: Sampling
 ) -> None:
-    seed = LAWS.index((rule, draft_length, batch_size, sampling))  # its own noise for each
+    seed = LAWS.index((rule, draft_length, batch_size, sampling))  # different noise for each
     results = texts(DECODINGS[batch_size], rule, draft_length, batch_size, sampling, seed)
     assert all(len(r.tokens) == STEPS for r in results)
     most = len(results) * (STEPS - STEPS // (draft_length + 1))  # all but the bonus tokens
     assert 0.4 * most < sum(r.accepted for r in results) < 0.95 * most
-    assert surprise(results, law(endless_decoder(0).target, sampling)) > FALSE_ALARM
+    assert p_value(results, law(endless_decoder(0).target, sampling)) > FALSE_ALARM
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [PLAIN, *WARPED], ids=str)
-def test_as_many_texts_of_the_drafts_would_be_noticed(sampling: Sampling) -> None:
-    """The power of the test above at its smallest: `fsd` at T = ∞ writes the draft's distribution where L = 7, and
-    every second token of the draft's where L = 1."""
+def test_as_many_texts_from_the_draft_would_be_detected(sampling: Sampling) -> None:
+    """The power of the test above at its smallest number of texts.
+
+    `fsd` at T = ∞ writes the draft's distribution where L = 7, and takes every second token from it where L = 1.
+    """
     pair = endless_decoder(0)
     drafted = texts(min(DECODINGS.values()), "fsd", 7, 100, sampling, seed=0)
-    assert surprise(drafted, law(pair.draft, sampling)) > FALSE_ALARM
+    assert p_value(drafted, law(pair.draft, sampling)) > FALSE_ALARM
     mixed = texts(min(DECODINGS.values()), "fsd", 1, 100, sampling, seed=0)
     for results in (drafted, mixed):
-        assert surprise(results, law(pair.target, sampling)) < FALSE_ALARM
+        assert p_value(results, law(pair.target, sampling)) < FALSE_ALARM
 
 
 # --- token for token ---------------------------------------------------------------------------------
@@ -150,15 +152,15 @@ def alone(decoder: SpeculativeDecoder) -> dict[float, list[Result]]:
 def test_lossless_rules_write_the_targets_own_text(
     decoder: SpeculativeDecoder, alone: dict[float, list[Result]], rule: str, temperature: float, draft_length: int
 ) -> None:
-    found = decoder.generate(
+    actual = decoder.generate(
         ragged_prompts(200), NEW, temperature, rule=rule, threshold=-1e-9, draft_length=draft_length
     )
-    assert [r.tokens for r in found] == [r.tokens for r in alone[temperature]]
-    assert [r.finish_reason for r in found] == [r.finish_reason for r in alone[temperature]]
+    assert [r.tokens for r in actual] == [r.tokens for r in alone[temperature]]
+    assert [r.finish_reason for r in actual] == [r.finish_reason for r in alone[temperature]]
 
 
-def test_the_texts_compared_are_worth_comparing(decoder: SpeculativeDecoder, alone: dict[float, list[Result]]) -> None:
-    """Some end early and some do not, the draft writes much of them, and noise or a threshold changes many."""
+def test_the_compared_texts_vary(decoder: SpeculativeDecoder, alone: dict[float, list[Result]]) -> None:
+    """Some end early and some do not, many tokens are drafted, and noise or a threshold changes many texts."""
     for temperature, results in alone.items():
         ends = [r.finish_reason for r in results]
         assert min(ends.count("eos"), ends.count("length")) > 20
@@ -176,13 +178,13 @@ def test_the_texts_compared_are_worth_comparing(decoder: SpeculativeDecoder, alo
 def test_without_a_threshold_fsd_writes_the_drafts_text_but_for_the_bonus(
     decoder: SpeculativeDecoder, sampling: Sampling, draft_length: int
 ) -> None:
-    """T = ∞: every L + 1st token is the target's choice, every other one the draft's, given the text so far."""
+    """At T = ∞ every (L + 1)th token is the target's choice given the text so far, every other one the draft's."""
     prompts = ragged_prompts(60)
-    found = decoder.generate(
+    actual = decoder.generate(
         prompts, NEW, sampling.temperature, sampling.top_k, rule="fsd", threshold=math.inf, draft_length=draft_length
     )
     disagreed = 0
-    for key, (prompt, result) in enumerate(zip(prompts, found, strict=True)):
+    for key, (prompt, result) in enumerate(zip(prompts, actual, strict=True)):
         drafts, targets = (choices(m, prompt, result, sampling, key) for m in (decoder.draft, decoder.target))
         bonus = [at % (draft_length + 1) == draft_length for at in range(result.emitted)]
         expected = [t if last else d for d, t, last in zip(drafts, targets, bonus, strict=True)]
@@ -191,11 +193,11 @@ def test_without_a_threshold_fsd_writes_the_drafts_text_but_for_the_bonus(
         assert result.accepted == bonus.count(False)
         assert result.rounds == math.ceil(result.emitted / (draft_length + 1))
         disagreed += sum(d != t for d, t in zip(drafts, targets, strict=True))
-    assert disagreed > 200  # else it would not matter whose choice is asked for
+    assert disagreed > 200  # else the test could not tell the two models apart
 
 
 def choices(model: Any, prompt: list[int], result: Result, sampling: Sampling, key: int) -> list[int]:
-    """What `model` says at every position of a text, with the text so far read in one uncached forward."""
+    """The choices of `model` at every position of a text, from one uncached forward pass."""
     first = len(prompt)
     read = torch.tensor([prompt + result.tokens])[:, : first + result.emitted - 1]
     with torch.inference_mode():
@@ -207,22 +209,22 @@ def choices(model: Any, prompt: list[int], result: Result, sampling: Sampling, k
     return says
 
 
-# --- company -----------------------------------------------------------------------------------------
+# --- independence of the batch -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("rule", RULES)
-def test_company_does_not_matter(decoder: SpeculativeDecoder, rule: str, temperature: float) -> None:
-    """Alone, in a batch of 32, after refills, and in another order: the same result, field by field."""
+def test_results_do_not_depend_on_the_batch(decoder: SpeculativeDecoder, rule: str, temperature: float) -> None:
+    """The result is the same alone, in a batch of 32, after refills, and in another order."""
     prompts = ragged_prompts(80)
     thresholds = [0.05 * (i % 8) for i in range(80)]
 
     def run(order: Sequence[int], batch_size: int) -> dict[int, Result]:
-        found = decoder.generate(
+        actual = decoder.generate(
             [prompts[i] for i in order], NEW, temperature, rule=rule, threshold=[thresholds[i] for i in order],
             draft_length=4, ids=order, batch_size=batch_size,
         )  # fmt: skip
-        return dict(zip(order, found, strict=True))
+        return dict(zip(order, actual, strict=True))
 
     together = run(range(80), 32)  # the last 48 in refilled rows
     for order, batch_size in ((range(64, 80), 1), (range(79, -1, -1), 6), (range(48, 80), 32)):
@@ -231,7 +233,7 @@ def test_company_does_not_matter(decoder: SpeculativeDecoder, rule: str, tempera
 
 
 def assert_same(one: Result, other: Result) -> None:
-    """Every field; a D at an end of the interval may differ in its last bits."""
+    """Compares every field; the ends of the interval may differ in rounding."""
     assert one.interval == pytest.approx(other.interval, abs=1e-9)
     assert dataclasses.replace(one, interval=other.interval) == other
 
@@ -241,7 +243,7 @@ def assert_same(one: Result, other: Result) -> None:
 
 @pytest.mark.slow
 def test_the_numerical_floor_is_reported(tmp_path: Path) -> None:
-    """On the bundled pair in fp32: all of 200 texts were the target's own, and nine in ten must be on any machine."""
+    """The bundled pair in fp32: 200 of 200 texts equalled the target's own; 90% must do so on any machine."""
     script = BENCHMARKS / "floor.py"
     out = tmp_path / "floor.json"
     subprocess.run([sys.executable, str(script), "--problems", "24", "--out", str(out)], check=True, timeout=900)

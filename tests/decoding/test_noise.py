@@ -1,4 +1,4 @@
-"""Keyed noise: fixed bits, extreme bits, and the distributions that sampling rests on."""
+"""Counter-based noise: fixed bits, extreme bits, and the distributions that sampling relies on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORED_FAR = {
         [[3438314943, 2553805930], [219845471, 3173629964]],
     ],
 }
-FALSE_ALARM = 1e-6  # of every statistical test here; the noise is fixed, so a pass stays a pass
+FALSE_ALARM = 1e-6  # of every statistical test here; the noise is fixed, so results are reproducible
 
 
 def places(problems: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,8 +34,8 @@ def places(problems: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, torch.arange(positions).expand(problems, -1)
 
 
-def test_keys_and_bits_are_what_they_were() -> None:
-    """Stored vectors: results in caches and profiles depend on every bit."""
+def test_keys_and_bits_do_not_change() -> None:
+    """Stored values, because results in caches and profiles depend on every bit."""
     keys = noise.problem_keys(7, [3, 2**47])
     assert keys.tolist() == STORED_KEYS
     where, tokens = torch.tensor([[0, 1000], [5, 6]]), torch.tensor([0, 151_935])
@@ -46,8 +46,8 @@ def test_keys_and_bits_are_what_they_were() -> None:
 
 
 def unsigned(words: torch.Tensor) -> list[list[list[int]]]:
-    found: list[list[list[int]]] = (words.long() & 0xFFFFFFFF).tolist()
-    return found
+    actual: list[list[list[int]]] = (words.long() & 0xFFFFFFFF).tolist()
+    return actual
 
 
 def test_every_part_of_the_key_matters() -> None:
@@ -65,7 +65,7 @@ def test_every_part_of_the_key_matters() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_bits_leave_the_open_interval(dtype: torch.dtype) -> None:
-    """Every pattern of the 23 bits that count, with the others all 0 and all 1."""
+    """Every pattern of the 23 bits in use, with the other bits all 0 and all 1."""
     high = torch.arange(2**23, dtype=torch.int32) << 9
     v = noise.unit(high, dtype)
     assert torch.equal(noise.unit(high | 511, dtype), v)
@@ -77,12 +77,12 @@ def test_no_bits_leave_the_open_interval(dtype: torch.dtype) -> None:
     assert (race.diff() <= 0).all()  # a large v is late in the race
 
 
-def test_the_race_is_that_of_the_bits() -> None:
+def test_the_race_follows_from_the_bits() -> None:
     keys, positions = places(3, 4)
     v = noise.unit(noise.bits(keys, positions, Stream.RESIDUAL, torch.arange(50)), torch.float64)
     expected = -np.log(-np.log1p(-v.numpy()))
-    found = noise.gumbel(keys, positions, Stream.RESIDUAL, 50, torch.float64)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-14)
+    actual = noise.gumbel(keys, positions, Stream.RESIDUAL, 50, torch.float64)
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_uniform_noise_is_uniform() -> None:

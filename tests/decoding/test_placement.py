@@ -1,4 +1,4 @@
-"""Models of every dtype, in pieces on several devices, offloaded or quantised: decoded as they are."""
+"""Decoding with models of every dtype, split over devices, offloaded or quantised."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def texts(target: Any, draft: Any, **call: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_every_dtype_decodes(dtype: torch.dtype) -> None:
-    """Where rounding leaves no near-ties, lossless is equal; a half type may turn some choices around."""
+    """Lossless texts are equal where rounding leaves no near-ties; half precision may change some choices."""
     target, draft = (model.to(dtype) for model in related(seed=1, spread=0.05))
     alone, coupled = texts(target, draft, rule="target"), texts(target, draft, threshold=-1.0)
     same = sum(a == b for a, b in zip(alone, coupled, strict=True))
@@ -44,7 +44,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def test_a_target_in_pieces_decodes_as_the_whole(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_split_target_decodes_like_the_whole(checkpoint: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="device_map needs accelerate")
     draft = llama(seed=2, layers=1).float()
     layers = {f"model.layers.{i}": "disk" if i > 1 else "cpu" for i in range(4)}
@@ -56,7 +56,7 @@ def test_a_target_in_pieces_decodes_as_the_whole(checkpoint: Path, tmp_path: Pat
 
 
 def test_a_quantised_target_decodes_losslessly(checkpoint: Path) -> None:
-    """Its own text, that is: quantised weights are another model."""
+    """It gives the quantised target's own text, which differs from the original's."""
     pytest.importorskip("accelerate", reason="quantised loading needs accelerate")
     quantization = pytest.importorskip("torchao.quantization", reason="torchao does the quantising")
     target = AutoModelForCausalLM.from_pretrained(
@@ -69,7 +69,7 @@ def test_a_quantised_target_decodes_losslessly(checkpoint: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device beside the CPU")
 @pytest.mark.parametrize("places", [("cpu", "cuda"), ("cuda", "cpu")])
-def test_draft_and_target_may_sit_on_different_devices(places: tuple[str, str]) -> None:
+def test_draft_and_target_may_be_on_different_devices(places: tuple[str, str]) -> None:
     target, draft = related(seed=1, spread=0.05)
     expected = texts(target, draft, threshold=0.2)
     assert texts(target.to(places[0]), draft.to(places[1]), threshold=0.2) == expected

@@ -1,4 +1,4 @@
-"""Sampling settings against transformers' own `generate`, and the contexts that processors see."""
+"""Sampling settings, compared with transformers' own `generate`, and the contexts that processors receive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def decoder(target: Any) -> SpeculativeDecoder:
 
 
 def round_of(rows: int = 4, positions: int = 3, slots: int = 12) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (B, N, V), texts with rubbish behind them (B, slots), positions (B, N); every row of its own length."""
+    """Logits (B, N, V), padded texts (B, slots) and positions (B, N) of rows of different lengths."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(rows, positions, VOCABULARY, generator=generator, dtype=torch.float64)
     tokens = torch.randint(VOCABULARY, (rows, slots), generator=generator)
@@ -46,20 +46,20 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_every_combination_is_transformers_own_in_its_order(target: Any, settings: dict[str, Any]) -> None:
-    """`generate` builds its processors from the same settings; each position gets its real prefix."""
+def test_every_combination_equals_transformers_in_its_order(target: Any, settings: dict[str, Any]) -> None:
+    """`generate` builds its processors from the same settings; each position is processed with its own prefix."""
     config = GenerationConfig(do_sample=True, **{**settings, "top_k": settings["top_k"] or 0})
     processors = target._get_logits_processor(config, input_ids_seq_length=1)
     logits, tokens, positions = round_of()
     before = logits.clone()
-    found = Sampling(**settings).warp(logits, tokens, positions)
+    actual = Sampling(**settings).warp(logits, tokens, positions)
     for row, n in product(range(4), range(3)):
         expected = processors(tokens[row : row + 1, : positions[row, n]], logits[row, n : n + 1].clone())[0]
-        torch.testing.assert_close(found[row, n], expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(actual[row, n], expected, rtol=1e-12, atol=0)
     assert torch.equal(logits, before)
 
 
-def test_greedy_without_a_penalty_leaves_logits_alone() -> None:
+def test_greedy_without_a_penalty_returns_logits_unchanged() -> None:
     logits, tokens, positions = round_of()
     assert Sampling().warp(logits, tokens, positions) is logits
 
@@ -70,26 +70,26 @@ def test_greedy_honours_the_penalty_as_transformers_does(
     decoder: SpeculativeDecoder, penalty: float, rule: str
 ) -> None:
     prompts = [[5], [9, 2, 9], [11, 3, 4, 30, 8]]
-    found = decoder.generate(
+    actual = decoder.generate(
         prompts, NEW, rule=rule, threshold=-1.0, repetition_penalty=penalty, draft_length=4, batch_size=2
     )
-    for prompt, result in zip(prompts, found, strict=True):
-        assert result.tokens == generated(decoder.target, prompt, repetition_penalty=penalty)
-    assert [r.tokens for r in found] != [r.tokens for r in decoder.generate(prompts, NEW, rule="target")]
+    for prompt, result in zip(prompts, actual, strict=True):
+        assert result.tokens == generate_with_transformers(decoder.target, prompt, repetition_penalty=penalty)
+    assert [r.tokens for r in actual] != [r.tokens for r in decoder.generate(prompts, NEW, rule="target")]
 
 
-def test_other_processors_see_the_real_prefix(target: Any) -> None:
-    """`generate` without repeated pairs of tokens, prompt included."""
+def test_other_processors_receive_the_actual_prefix(target: Any) -> None:
+    """As in `generate` with a ban on repeated bigrams, prompt included."""
     sampling = Sampling(processors=(NoRepeatNGramLogitsProcessor(2),))
     pair = SpeculativeDecoder(target, llama(seed=2, layers=1), word_tokenizer(), sampling=sampling)
     prompts = [[5, 6, 5, 6, 5], [9, 2, 9]]
-    found = pair.generate(prompts, NEW, rule="coupled", draft_length=3)
-    for prompt, result in zip(prompts, found, strict=True):
-        assert result.tokens == generated(target, prompt, no_repeat_ngram_size=2)
+    actual = pair.generate(prompts, NEW, rule="coupled", draft_length=3)
+    for prompt, result in zip(prompts, actual, strict=True):
+        assert result.tokens == generate_with_transformers(target, prompt, no_repeat_ngram_size=2)
 
 
 class Recording(LogitsProcessor):
-    """Keeps what it was called with, and spoils it."""
+    """Records its arguments, then overwrites them."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[int], list[float]]] = []
@@ -116,7 +116,7 @@ def test_processors_come_between_penalty_and_warpers() -> None:
     ]
 
 
-def generated(model: Any, prompt: list[int], **settings: Any) -> list[int]:
+def generate_with_transformers(model: Any, prompt: list[int], **settings: Any) -> list[int]:
     ids = torch.tensor([prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, **settings)
     written: list[int] = out[0, len(prompt) :].tolist()

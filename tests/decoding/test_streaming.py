@@ -1,4 +1,4 @@
-"""Streamed pieces make up the generated text, whatever the tokenizer does at their borders."""
+"""Streaming: the pieces concatenate to the generated text, whatever the tokenizer does at their borders."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ POSITIONS = 96
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """GPT-2's kind: a token is a byte, or several."""
+    """As GPT-2's: a token is one byte or several."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("Ġ", "ð"), ("e", "n"), ("en", "d"), ("Ċ", "Ċ")]  # one of them ends amid a character
+    merges = [("Ġ", "ð"), ("e", "n"), ("en", "d"), ("Ċ", "Ċ")]  # one of them ends within a character
     vocabulary = {"<eos>": 0} | {token: i for i, token in enumerate([*alphabet, *map("".join, merges)], 1)}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -36,7 +36,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """Llama-2's kind: spaces are ▁, the first is dropped, and what has no token is written in bytes."""
+    """As Llama-2's: spaces are ▁, the first is dropped, and characters without a token are written as bytes."""
     pieces = [*"Hinavedotxyn.,'", "▁", "▁x", "▁en", "end"]
     words = ["<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(pieces)]
     vocabulary = {word: i for i, word in enumerate(words)}
@@ -48,7 +48,7 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 
 
 def cleaning() -> PreTrainedTokenizerFast:
-    """Words with spaces between, some of which the tokenizer takes out again."""
+    """Words separated by spaces, some of which the tokenizer removes again."""
     words = ["<eos>", "<unk>", "do", "n't", "'", "'s", "'ve", ".", ",", "we", "n", "?", "😀", "你", "好", "end"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "removed")
@@ -61,19 +61,19 @@ TOKENIZERS = {"words": word_tokenizer(), "byte-level": byte_level(), "byte fallb
               "cleaning": cleaning()}  # fmt: skip
 
 
-def whole(tokenizer: Any, tokens: list[int]) -> str:
+def decode_whole(tokenizer: Any, tokens: list[int]) -> str:
     text: str = tokenizer.decode(tokens, skip_special_tokens=True)
     return text
 
 
-def streamed(tokenizer: Any, tokens: list[int], sizes: list[int]) -> list[str]:
-    """Pieces of a text that grows by `sizes`, in turn, to all of its tokens."""
+def stream_pieces(tokenizer: Any, tokens: list[int], sizes: list[int]) -> list[str]:
+    """The pieces of a text that grows by `sizes` tokens, in turn."""
     stream, end = TextStream(tokenizer, ()), 0
     pieces: list[str] = []
     while end < len(tokens):
         end += sizes[len(pieces) % len(sizes)]
         pieces.append(stream.push(tokens[:end]))
-    return [*pieces, stream.rest(whole(tokenizer, tokens))]
+    return [*pieces, stream.rest(decode_whole(tokenizer, tokens))]
 
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
@@ -81,33 +81,33 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.data())
-def test_pieces_make_up_any_text(kind: str, data: st.DataObject) -> None:
-    """Any tokens at all: bytes that are no characters, special tokens, spaces at every border."""
+def test_pieces_concatenate_to_any_text(kind: str, data: st.DataObject) -> None:
+    """Arbitrary tokens: bytes that form no character, special tokens, spaces at every border."""
     tokenizer = TOKENIZERS[kind]
     tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=14))
-    assert "".join(streamed(tokenizer, tokens, data.draw(SIZES))) == whole(tokenizer, tokens)
+    assert "".join(stream_pieces(tokenizer, tokens, data.draw(SIZES))) == decode_whole(tokenizer, tokens)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
 @given(text=st.text("aex 你好é😀\n", max_size=12), cut=st.integers(0, 3), sizes=SIZES)
 @example(text="你é", cut=1, sizes=[1])
-def test_pieces_make_up_text_cut_amid_a_character(kind: str, text: str, cut: int, sizes: list[int]) -> None:
+def test_pieces_concatenate_to_text_cut_within_a_character(kind: str, text: str, cut: int, sizes: list[int]) -> None:
     tokenizer = TOKENIZERS[kind]
     tokens = tokenizer(text)["input_ids"]
     kept = tokens[: max(0, len(tokens) - cut)]
-    pieces = streamed(tokenizer, kept, sizes)
-    assert "".join(pieces) == whole(tokenizer, kept)
+    pieces = stream_pieces(tokenizer, kept, sizes)
+    assert "".join(pieces) == decode_whole(tokenizer, kept)
     assert not any("\ufffd" in piece for piece in pieces[:-1])
 
 
-def test_plain_text_is_given_out_as_it_comes() -> None:
+def test_plain_text_is_emitted_at_once() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     tokens = tokenizer("plain words")["input_ids"]
-    assert streamed(tokenizer, tokens, [1]) == [*"plain words", ""]
-    assert streamed(tokenizer, tokens, [4]) == ["plai", "n wo", "rds", ""]
+    assert stream_pieces(tokenizer, tokens, [1]) == [*"plain words", ""]
+    assert stream_pieces(tokenizer, tokens, [4]) == ["plai", "n wo", "rds", ""]
 
 
-def test_what_may_begin_a_stop_string_is_held_back() -> None:
+def test_a_possible_start_of_a_stop_string_is_held_back() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     tokens = tokenizer("ab<ab<st")["input_ids"]
     stream = TextStream(tokenizer, ["<stop>"])
@@ -117,14 +117,14 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.data())
 def test_stop_strings_are_found_when_they_are_completed(kind: str, data: st.DataObject) -> None:
-    """Against a look at the whole text at every length, the stop string being some part of it."""
+    """Compared with decoding the whole text at every length; the stop string is a part of it."""
     tokenizer = TOKENIZERS[kind]
     tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), min_size=1, max_size=14))
-    text = whole(tokenizer, tokens).replace("\ufffd", "x")  # nobody stops at half a character
+    text = decode_whole(tokenizer, tokens).replace("\ufffd", "x")  # no stop string is half a character
     start = data.draw(st.integers(0, len(text)))
     stop = text[start : start + data.draw(st.integers(1, 5))] or "x"
     lengths = range(1, len(tokens) + 1)
-    expected = next((n for n in lengths if stop in whole(tokenizer, tokens[:n])), None)
+    expected = next((n for n in lengths if stop in decode_whole(tokenizer, tokens[:n])), None)
     assert first_stop(StopStrings(tokenizer, [stop]), tokens, data.draw(SIZES)) == expected
 
 
@@ -133,23 +133,23 @@ def first_stop(stops: StopStrings, tokens: list[int], sizes: list[int]) -> int |
     while end < len(tokens):
         new = min(sizes[rounds % len(sizes)], len(tokens) - end)
         end, rounds = end + new, rounds + 1
-        if (found := stops.completed_at(tokens[:end], new)) is not None:
-            return found
+        if (actual := stops.completed_at(tokens[:end], new)) is not None:
+            return actual
     return None
 
 
-def test_a_stop_string_is_found_behind_a_run_of_bytes_and_special_tokens() -> None:
-    """What a tail by itself would decode to something else, or to nothing."""
+def test_a_stop_string_is_found_after_a_run_of_bytes_and_special_tokens() -> None:
+    """Their tail on its own would decode to something else, or to nothing."""
     tokenizer = TOKENIZERS["byte fallback"]
     vocabulary = tokenizer.get_vocab()
     run = [vocabulary[f"<0x{byte:02X}>"] for byte in "你好".encode()]
     assert StopStrings(tokenizer, ["好"]).completed_at(run, 1) == 6
-    assert StopStrings(tokenizer, ["你"]).completed_at(run[:4], 2) == 3  # the fourth byte breaks it again
+    assert StopStrings(tokenizer, ["你"]).completed_at(run[:4], 2) == 3  # the fourth byte makes it invalid again
     assert StopStrings(tokenizer, ["nx"]).completed_at([vocabulary["n"], 0, 0, 0, 0, vocabulary["x"]], 1) == 6
 
 
 def scripted(tokens: list[int], vocabulary: int) -> Any:
-    """A GPT-2 that knows its positions only: at position i it says tokens[i]."""
+    """A GPT-2 that depends on positions only: at position i it predicts tokens[i]."""
     config = GPT2Config(vocab_size=vocabulary, n_embd=POSITIONS, n_layer=1, n_head=1, n_positions=POSITIONS,
                         tie_word_embeddings=False, bos_token_id=None, eos_token_id=0)  # fmt: skip
     model = random_model(config, seed=0)
@@ -163,8 +163,8 @@ def scripted(tokens: list[int], vocabulary: int) -> Any:
     return model
 
 
-def saying(kind: str, text: str = TEXT) -> SpeculativeDecoder:
-    """A target that says `text` and EOS after a prompt of one token, and a draft that errs at every third."""
+def generating(kind: str, text: str = TEXT) -> SpeculativeDecoder:
+    """A target that generates `text` and EOS after a one-token prompt, and a draft that errs at every third token."""
     tokenizer = TOKENIZERS[kind]
     script = [5, *tokenizer(text)["input_ids"], 0]
     wrong = [token if i % 3 else 5 for i, token in enumerate(script)]
@@ -174,7 +174,7 @@ def saying(kind: str, text: str = TEXT) -> SpeculativeDecoder:
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
 def test_a_text_of_many_alphabets_is_streamed(kind: str) -> None:
-    pair = saying(kind)
+    pair = generating(kind)
     pieces = list(pair.stream([5], 90))
     assert "".join(pieces) == TEXT
     assert len(pieces) > 5
@@ -185,11 +185,11 @@ def test_a_text_of_many_alphabets_is_streamed(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
 def test_a_text_that_ends_anywhere_is_streamed(kind: str) -> None:
-    """Truncation amid every character and every round."""
-    pair = saying(kind)
+    """Truncated within every character and every round."""
+    pair = generating(kind)
     tokens = pair.tokenizer(TEXT)["input_ids"]
     for room in range(1, 26):
-        assert "".join(pair.stream([5], room)) == whole(pair.tokenizer, tokens[:room])
+        assert "".join(pair.stream([5], room)) == decode_whole(pair.tokenizer, tokens[:room])
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
@@ -197,8 +197,8 @@ def test_a_text_that_ends_anywhere_is_streamed(kind: str) -> None:
     "stop", [[TEXT[0]], [TEXT[:9]], ["😀🎉 naïve 你好, don't"], ["你", "é"], ["\n\n"], ["zz"], ["."]]
 )
 def test_a_text_ends_before_its_stop_string(kind: str, stop: list[str]) -> None:
-    """One at the very start, some over several rounds, one of two, one that never comes, one before EOS."""
-    pair = saying(kind)
+    """Stop strings at the start, over several rounds, one of two, one that never occurs, and one before EOS."""
+    pair = generating(kind)
     (result,) = pair.generate([[5]], 90, stop=stop)
     starts = [TEXT.index(s) for s in stop if s in TEXT]
     assert result.text == TEXT[: min(starts, default=None)]
@@ -218,17 +218,19 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("rule", ["target", "sd", "fsd", "fsd-coupled"])
-def test_pieces_make_up_what_generate_gives(decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str) -> None:
-    """Sampled, with EOS and a stop string; `id` names the noise as `ids` does."""
-    found = decoder.generate(prompts, 8, 0.9, rule=rule, threshold=0.3, stop=STOPS)
-    assert {r.finish_reason for r in found} == {"eos", "length", "stop"}
-    for i, (prompt, result) in enumerate(zip(prompts, found, strict=True)):
+def test_pieces_concatenate_to_the_text_of_generate(
+    decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str
+) -> None:
+    """Sampled, with EOS and a stop string; `id` selects the noise as `ids` does."""
+    actual = decoder.generate(prompts, 8, 0.9, rule=rule, threshold=0.3, stop=STOPS)
+    assert {r.finish_reason for r in actual} == {"eos", "length", "stop"}
+    for i, (prompt, result) in enumerate(zip(prompts, actual, strict=True)):
         pieces = decoder.stream(prompt, 8, rule=rule, threshold=0.3, id=i, stop=STOPS, temperature=0.9)
         assert "".join(pieces) == result.text
 
 
 def test_a_piece_comes_before_the_text_is_finished(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:
-    """A model fed once a round: the first pieces are there before it was fed for the last."""
+    """By the number of forward passes: the first pieces come before the last round's pass."""
     fed = 0
 
     def count(*_: Any) -> None:
@@ -255,8 +257,8 @@ WRONG: list[tuple[str, Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("message", "prompt", "more"), WRONG, ids=[m for m, _, _ in WRONG])
-def test_what_is_wrong_is_said_at_the_call(
+def test_invalid_arguments_are_refused_at_the_call(
     decoder: SpeculativeDecoder, message: str, prompt: list[int], more: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        decoder.stream(prompt, **more)  # no piece is asked for
+        decoder.stream(prompt, **more)  # without requesting a piece

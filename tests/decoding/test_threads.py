@@ -1,7 +1,4 @@
-"""One pair of models in several threads: no thread sees that another is decoding.
-
-Knows decoders and the attention they borrow a model for. Knows nothing of rules.
-"""
+"""One pair of models shared by several threads: no thread is affected by another one's decoding."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from fsd_decoding.models.attention import NAME, grouped
+from fsd_decoding.models.attention import NAME, use_grouped_attention
 from support.tiny import SMALL, llama, random_model
 from support.tiny_pair import ragged_prompts, tiny_decoder
 
@@ -21,16 +18,16 @@ THREADS, NEW = 4, 12
 
 
 @pytest.fixture
-def _hasty_switches() -> Iterator[None]:
-    """Threads change places within a forward, not only between them."""
+def _frequent_switches() -> Iterator[None]:
+    """Makes threads switch within a forward pass, not only between passes."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("_hasty_switches")
-def test_threads_that_share_models_decode_as_one_does() -> None:
+@pytest.mark.usefixtures("_frequent_switches")
+def test_threads_that_share_models_decode_like_one() -> None:
     decoder, prompts = tiny_decoder(), ragged_prompts(3)
     alone = [r.tokens for r in decoder.generate(prompts, NEW)]
 
@@ -43,26 +40,26 @@ def test_threads_that_share_models_decode_as_one_does() -> None:
 
 
 @pytest.mark.parametrize("key_heads", [2, 4])
-def test_a_model_called_during_a_round_answers_as_ever(key_heads: int) -> None:
-    """As another thread would: a plain forward, and a cached generation, while our attention is set."""
+def test_a_model_called_during_a_round_gives_its_usual_results(key_heads: int) -> None:
+    """A plain forward pass and a cached generation, while the runner's attention is set, as by another thread."""
     model = random_model(LlamaConfig(**SMALL | {"num_key_value_heads": key_heads}), seed=3)
     ids = torch.tensor([[5, 6, 9, 11, 3, 8]])
 
-    def answers() -> tuple[torch.Tensor, torch.Tensor]:
+    def outputs() -> tuple[torch.Tensor, torch.Tensor]:
         return model(ids).logits, model.generate(ids, max_new_tokens=8, do_sample=False)
 
-    logits, text = answers()
-    with torch.no_grad(), grouped(model.config):
+    logits, text = outputs()
+    with torch.no_grad(), use_grouped_attention(model.config):
         assert model.config._attn_implementation == NAME
-        found, written = answers()
-    torch.testing.assert_close(found, logits, rtol=0, atol=1e-9)
+        actual, written = outputs()
+    torch.testing.assert_close(actual, logits, rtol=0, atol=1e-9)
     assert torch.equal(written, text)
 
 
-def test_rounds_that_overlap_leave_the_models_own_attention() -> None:
-    """The first to begin ends first, in the midst of the other."""
+def test_overlapping_rounds_restore_the_models_own_attention() -> None:
+    """The context that is entered first is left first."""
     config = llama(seed=1).config
-    first, second = grouped(config), grouped(config)
+    first, second = use_grouped_attention(config), use_grouped_attention(config)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

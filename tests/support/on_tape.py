@@ -1,7 +1,4 @@
-"""Decoders whose rounds are captured on a tape, and what they left behind.
-
-Knows the tape, rooms and how a decoder is built. Knows nothing of rules.
-"""
+"""Decoders whose rounds are captured on a simulated device, and the caches that they return to their pools."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ def again(decoder: SpeculativeDecoder, draft: Any = None) -> SpeculativeDecoder:
 
 
 def graphs(decoder: SpeculativeDecoder) -> int:
-    """How many steps were captured in the rooms at hand."""
+    """Number of steps captured in the unused caches of the decoder's pool."""
     return sum(len(caches.call) for caches in free(decoder) if isinstance(caches.call, Captured))
 
 
@@ -33,7 +30,7 @@ def free(decoder: SpeculativeDecoder) -> list[kv_pool.PooledCaches]:
 
 
 def same(ours: SpeculativeDecoder, theirs: SpeculativeDecoder, temperature: float = 0.0, **how: Any) -> None:
-    """Decodes with both; a batch that shrinks, which graphs do not, rounds its last bits anew."""
+    """Checks that both decode alike; intervals may differ in rounding, because only an eager batch shrinks."""
     settings: dict[str, Any] = {"threshold": 0.2, "draft_length": 3, "batch_size": 4} | how
     for a, b in zip(*(d.generate(PROMPTS, NEW, temperature, **settings) for d in (ours, theirs)), strict=True):
         assert replace(a, interval=(0.0, 0.0)) == replace(b, interval=(0.0, 0.0))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding import noise
-from fsd_decoding.divergence import DIVERGENCES, Pair, entropy, log_softmax, of_pair
+from fsd_decoding.divergence import DIVERGENCES, DistributionPair, divergences_of_pair, entropy, log_softmax
 from fsd_decoding.kernels.divergences import compare
 from fsd_decoding.kernels.scan import Race, scan
 from fsd_decoding.sampling import Sampling
@@ -73,8 +73,8 @@ def _fused(target: Tensor, draft: Tensor) -> Any:
 def _reference(target: Tensor, draft: Tensor) -> Any:
     keys, positions = _noise(target)
     drawn = Sampling(_TEMPERATURE).draw(target.float() / _TEMPERATURE, keys, positions)
-    pair = Pair(log_softmax(target), log_softmax(draft))
-    return of_pair(["js"], pair), entropy(target), entropy(draft), drawn
+    pair = DistributionPair(log_softmax(target), log_softmax(draft))
+    return divergences_of_pair(["js"], pair), entropy(target), entropy(draft), drawn
 
 
 def _noise(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def _noise(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _errors(target: Tensor, draft: Tensor) -> dict[str, Any]:
     found = compare(NAMES, target, draft, (scan(target), scan(draft)))
-    exact = of_pair(NAMES, Pair(*(log_softmax(one.cpu().double()) for one in (target, draft))))
+    exact = divergences_of_pair(NAMES, DistributionPair(*(log_softmax(one.cpu().double()) for one in (target, draft))))
     return {
         "errors": {name: _off(found[name], exact[name]) for name in NAMES},
         "entropy_error": _off(scan(target).entropy, entropy(target.cpu().double())),

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fsd_decoding.graphs.host_sync import looks
+from fsd_decoding.graphs.host_sync import reads_values
 
 
 class Tape:
@@ -46,7 +46,7 @@ class _Recording(TorchDispatchMode):
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if looks(operation, args) or (operation is torch.ops.aten.lift_fresh.default and args[0].dim()):
+        if reads_values(operation, args) or (operation is torch.ops.aten.lift_fresh.default and args[0].dim()):
             _refuse(str(operation))
         written = _written(operation, args, kwargs)
         self._before += [(one, one.clone()) for one in written]

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fsd_decoding.drafters.base import Drafter, ModelDrafter
+from fsd_decoding.drafters.base import Drafter
+from fsd_decoding.drafters.model import ModelDrafter
 from fsd_decoding.models.runner import ModelRunner
 
 

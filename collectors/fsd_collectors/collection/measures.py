@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.acceptance.rules import accepted_by_chance
-from fsd_decoding.divergence import Pair, check_name, log_softmax, of_pair
+from fsd_decoding.divergence import DistributionPair, check_name, divergences_of_pair, log_softmax
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 
@@ -79,13 +79,13 @@ class Measures:
 
     def _of_chunk(self, at: Positions) -> Tensor:
         x, y = at.drafted, at.choice
-        raw = Pair(log_softmax(at.target_logits), log_softmax(at.draft_logits))
+        raw = DistributionPair(log_softmax(at.target_logits), log_softmax(at.draft_logits))
         processed = self._processed(at)
         p_top, p_shape = _shape(at.target_logits, raw.log_p, raw.p, x)
         q_top, q_shape = _shape(at.draft_logits, raw.log_q, raw.q, x)
         decision = (x, y, p_top == q_top, x == y, *self._exact(at, processed))
-        on = Pair(*map(log_softmax, processed)) if self._on == "processed" and processed else raw
-        divergences = of_pair(self._divergences, on).values()
+        on = DistributionPair(*map(log_softmax, processed)) if self._on == "processed" and processed else raw
+        divergences = divergences_of_pair(self._divergences, on).values()
         return torch.stack([column.float() for column in (*decision, *divergences, *p_shape, *q_shape)])
 
     def _processed(self, at: Positions) -> tuple[Tensor, Tensor] | None:

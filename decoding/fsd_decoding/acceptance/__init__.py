@@ -1,1 +1,1 @@
-"""Acceptance rules: which drafted tokens stay."""
+"""Acceptance rules: which drafted tokens a round accepts."""

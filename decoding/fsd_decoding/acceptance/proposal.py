@@ -1,8 +1,7 @@
-"""What one round puts before an acceptance rule, and what a rule answers.
+"""Input and output of an acceptance rule: one round's drafted tokens, and the decisions on them.
 
-Knows logits, drafted tokens, keyed noise and thresholds of one round. Knows no rule, no model and nothing
-of rows' bookkeeping. DESIGN words: x is the drafted token, y what target-only decoding would emit there with
-the same noise, D the divergence, T the threshold.
+Throughout the acceptance code x is the drafted token, y the token that target-only decoding would emit at its position
+with the same noise, D the divergence of the two models' next-token distributions there, and T the threshold.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from fsd_decoding.divergence import check_name, unchecked
+from fsd_decoding.divergence import check_name, unchecked_divergences
 from fsd_decoding.errors import UsageError
-from fsd_decoding.kernels.dispatch import serves
+from fsd_decoding.kernels.dispatch import kernels_support
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import lazy
 
@@ -27,10 +26,12 @@ Logits = Literal["raw", "processed"]
 
 @dataclass(frozen=True)
 class Criterion:
-    """What D is, and what it may not accept.
+    """How D is computed, and which tokens a small D may not accept.
 
-    divergence: a name of `divergence.py`. on: "raw" logits, or "processed" by temperature, top-k and the
-    like. within_support: reject what the processed target gives no probability, however small D is.
+    Args:
+        divergence: a name of `divergence.py`, such as "js" or "js@50".
+        on: "raw" logits, or logits "processed" by temperature, top-k and the other sampling settings.
+        within_support: reject tokens to which the processed target gives probability 0, however small D is.
     """
 
     divergence: str = "js"
@@ -47,44 +48,46 @@ class Criterion:
 
 @dataclass
 class Proposal:
-    """One round as a rule sees it: B rows, L drafted tokens, verified at L + 1 positions."""
+    """One round as a rule receives it: B rows, L drafted tokens each, verified at L + 1 positions."""
 
     target_logits: Tensor  # (B, L + 1, V) raw
     draft_logits: Tensor  # (B, L, V) raw
     drafted: Tensor  # (B, L) x
     positions: Tensor  # (B, L + 1) absolute positions of the tokens to emit
-    tokens: Tensor  # (B, slots) the rows' texts, the drafted tokens in place
-    keys: Tensor  # (B, 2) of the noise
-    thresholds: Tensor  # (B,) T that each prompt was given
+    tokens: Tensor  # (B, slots) prompt and new tokens of each row, the drafted ones included
+    keys: Tensor  # (B, 2) noise keys
+    thresholds: Tensor  # (B,) T requested for each prompt
     criterion: Criterion
     sampling: Sampling
-    adapted: Tensor | None = None  # (B, 1) or (B, L) T in its stead
-    scales: Tensor | None = None  # (B, 1) or (B, L) what T is multiplied with
+    adapted: Tensor | None = None  # (B, 1) or (B, L) T of a threshold policy, which replaces `thresholds`
+    scales: Tensor | None = None  # (B, 1) or (B, L) factors of a scale policy, by which T is multiplied
 
     @lazy
     def warped_target(self) -> Tensor:
+        """The target's processed logits: (B, L + 1, V)."""
         return self.sampling.warp(self.target_logits, self.tokens, self.positions)
 
     @lazy
     def warped_draft(self) -> Tensor:
+        """The draft's processed logits: (B, L, V)."""
         return self.sampling.warp(self.draft_logits, self.tokens, self.positions[:, :-1])
 
     @lazy
     def target_choice(self) -> Tensor:
-        """y at every position, the last one being the bonus: (B, L + 1)."""
-        if self._scanned is not None:
-            return self._scanned.choice
+        """y at every position, the last one being the bonus token: (B, L + 1)."""
+        if self._target_scan is not None:
+            return self._target_scan.choice
         return self.sampling.draw(self.warped_target, self.keys, self.positions)
 
     @lazy
-    def _scanned(self) -> Scan | None:
-        """The target's raw logits, read once for y and for D; None where no kernel reads them."""
+    def _target_scan(self) -> Scan | None:
+        """One kernel pass over the target's raw logits, shared by y and D; None where no kernel applies."""
         return self.sampling.scan(self.target_logits, self.keys, self.positions)
 
     @lazy
-    def _draft_scanned(self) -> Scan | None:
-        """The draft's, likewise."""
-        if self._scanned is None or not (self.draft_logits.numel() and serves(self.draft_logits)):
+    def _draft_scan(self) -> Scan | None:
+        """One kernel pass over the draft's raw logits; None where no kernel applies."""
+        if self._target_scan is None or not (self.draft_logits.numel() and kernels_support(self.draft_logits)):
             return None
         from fsd_decoding.kernels.scan import scan
 
@@ -92,8 +95,8 @@ class Proposal:
 
     @property
     def finite(self) -> tuple[Tensor, Tensor]:
-        """Where logits are no NaN, not +inf and not all -inf: the target's (B, L + 1), the draft's (B, L)."""
-        target, draft = self._scanned, self._draft_scanned
+        """Where logits hold no NaN, no +inf and not only -inf: the target's (B, L + 1), the draft's (B, L)."""
+        target, draft = self._target_scan, self._draft_scan
         return (
             (self.target_logits.amax(-1) if target is None else target.normaliser).isfinite(),
             (self.draft_logits.amax(-1) if draft is None else draft.normaliser).isfinite(),
@@ -101,16 +104,16 @@ class Proposal:
 
     @lazy
     def divergences(self) -> Tensor:
-        """D: (B, L)."""
+        """D at the drafted positions: (B, L)."""
         name = self.criterion.divergence
         if self.criterion.on == "raw":
-            scanned = self._scanned, self._draft_scanned
-            return unchecked([name], self.target_logits[:, :-1], self.draft_logits, scanned)[name]
-        return unchecked([name], self.warped_target[:, :-1], self.warped_draft)[name]
+            scans = self._target_scan, self._draft_scan
+            return unchecked_divergences([name], self.target_logits[:, :-1], self.draft_logits, scans)[name]
+        return unchecked_divergences([name], self.warped_target[:, :-1], self.warped_draft)[name]
 
     @lazy
     def scores(self) -> Tensor:
-        """What T is held against: D, over its scale if there is one; infinity where it may not accept: (B, L)."""
+        """Scores compared with T: D, divided by its scale if there is one; infinite where D may not accept: (B, L)."""
         scores = self.divergences
         if self.scales is not None:
             scores = torch.where(self.scales > 0, scores / self.scales, float("inf"))
@@ -120,36 +123,36 @@ class Proposal:
         return scores.masked_fill(impossible, float("inf"))
 
     def of_drafted(self, values: Tensor) -> Tensor:
-        """What `values` (B, L, V) hold for x: (B, L)."""
+        """The entries of `values` (B, L, V) at the drafted tokens x: (B, L)."""
         return values.gather(-1, self.drafted.unsqueeze(-1)).squeeze(-1)
 
     def within_threshold(self, scores: Tensor) -> Tensor:
-        """score <= T, where an infinite score never is: (B, L)."""
-        return (scores <= self._own) & scores.isfinite()
+        """Whether score <= T, which an infinite score never is: (B, L) bool."""
+        return (scores <= self._unscaled_bounds) & scores.isfinite()
 
     @property
     def bounds(self) -> Tensor:
-        """T that D is held against, all told: (B, 1) or (B, L)."""
-        return self._own if self.scales is None else self._own * self.scales
+        """The effective bounds on D, scales included: (B, 1) or (B, L)."""
+        return self._unscaled_bounds if self.scales is None else self._unscaled_bounds * self.scales
 
-    def bounded(self, proposed: Tensor) -> Tensor:
-        """Whether T is a number, and no scale negative, where a token was `proposed` (B, L): (B,) bool."""
+    def has_valid_bounds(self, proposed: Tensor) -> Tensor:
+        """Whether no T is NaN and no scale negative, where a token was `proposed` (B, L): (B,) bool."""
         if self.scales is None and self.adapted is None:
             return torch.ones_like(self.thresholds, dtype=torch.bool)
-        sound = self.scales >= 0 if self.scales is not None else ~self._own.isnan()
-        return (sound | ~proposed).all(1)
+        valid = self.scales >= 0 if self.scales is not None else ~self._unscaled_bounds.isnan()
+        return (valid | ~proposed).all(1)
 
     @property
-    def _own(self) -> Tensor:
-        """What scores are held against: (B, 1) or (B, L)."""
+    def _unscaled_bounds(self) -> Tensor:
+        """The bounds on scores: (B, 1) or (B, L)."""
         return self.thresholds[:, None] if self.adapted is None else self.adapted
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule says of a round; the engine cuts it at the first rejection."""
+    """A rule's decisions on every drafted token of a round; the engine cuts them at the first rejection."""
 
     accepted: Tensor  # (B, L) bool
-    fallback: Tensor  # (B, L): emitted in place of the first rejected token
-    score: Tensor | None = None  # (B, L) what T was held against: accepted where score <= T
-    by_score: Tensor | None = None  # (B, L) bool: the decisions the score made; the others do not depend on T
+    fallback: Tensor  # (B, L) token emitted in place of the first rejected one
+    score: Tensor | None = None  # (B, L) compared with T: accepted where score <= T
+    by_score: Tensor | None = None  # (B, L) bool: decided by the score; the other decisions do not depend on T

@@ -1,8 +1,7 @@
-"""Acceptance rules: which drafted tokens stay, and what is emitted where one does not.
+"""Acceptance rules: which drafted tokens are accepted, and which token is emitted after a rejection.
 
-Knows the formulas that decide over a `Proposal`. Knows nothing of models, caches or rows' bookkeeping. A
-rule is one small class; `RULES` is where one is added. What is emitted after a round accepted whole is no
-rule's to say: it is always the target's own choice.
+Every rule is one small class over a `Proposal`, listed in `RULES`; new rules are added there. The bonus token, emitted
+after a draft accepted whole, is not up to the rule: it is always the target's own choice.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from fsd_decoding.errors import UsageError
 
 
 class Rule:
-    """One acceptance rule.
+    """Base class of acceptance rules.
 
-    name: what users and profiles call it. drafts: whether it has a use for a draft. lossless: the rule
-    to run when no threshold may be trusted (its own name: it never loses anything). bounds_divergence: whether
-    its threshold is one of D.
+    Attributes:
+        name: the rule's name in `RULES`, arguments and profiles.
+        lossless: name of the rule to run when no threshold may be trusted; a lossless rule names itself.
+        drafts: whether the rule needs a draft model.
+        bounds_divergence: whether its threshold bounds the divergence D.
     """
 
     name: str
@@ -33,105 +34,110 @@ class Rule:
 
     @property
     def fuzzy(self) -> bool:
+        """Whether the rule may change the target's outputs, depending on T."""
         return self.lossless != self.name
 
     def widest(self, threshold: float) -> tuple[float, float]:
-        """Where no decision has narrowed it, the interval [lo, hi) of T that gives one and the same text."""
+        """The interval [lo, hi) of thresholds that give the same text, before any decision narrows it."""
         return -math.inf, math.inf
 
-    def judge(self, round_: Proposal) -> Verdict:
+    def judge(self, proposal: Proposal) -> Verdict:
+        """Decides every drafted token of a round, without regard to earlier rejections in it."""
         raise NotImplementedError
 
 
 class TargetOnly(Rule):
-    """No drafting: the target decodes alone."""
+    """Target-only decoding, without a draft."""
 
     name = lossless = "target"
     drafts = False
 
-    def judge(self, round_: Proposal) -> Verdict:
-        nothing = torch.zeros_like(round_.drafted, dtype=torch.bool)
-        return Verdict(nothing, round_.target_choice[:, :-1])
+    def judge(self, proposal: Proposal) -> Verdict:
+        nothing = torch.zeros_like(proposal.drafted, dtype=torch.bool)
+        return Verdict(nothing, proposal.target_choice[:, :-1])
 
 
 class Coupled(Rule):
-    """Accept x = y: drafter-invariant speculative decoding by Gumbel coupling (arXiv 2408.07978)."""
+    """Drafter-invariant speculative decoding by Gumbel coupling (arXiv 2408.07978): accepts x = y, else emits y."""
 
     name = lossless = "coupled"
 
-    def judge(self, round_: Proposal) -> Verdict:
-        y = round_.target_choice[:, :-1]
-        return Verdict(round_.drafted == y, y)
+    def judge(self, proposal: Proposal) -> Verdict:
+        y = proposal.target_choice[:, :-1]
+        return Verdict(proposal.drafted == y, y)
 
 
 class Speculative(Rule):
-    """Speculative sampling (Leviathan et al. 2023): u <= p(x)/q(x), else a sample of (p - q)+.
+    """Speculative sampling (Leviathan et al. 2023): accepts when u <= p(x)/q(x), else emits a sample of (p - q)+.
 
-    Greedy decoding is its limit: accept x = y, else emit y.
+    Greedy decoding is its limit at temperature 0: it accepts x = y, else emits y.
     """
 
     name = lossless = "sd"
 
-    def judge(self, round_: Proposal) -> Verdict:
-        if round_.sampling.greedy:
-            return Coupled().judge(round_)
-        p, q = _probabilities(round_)
-        p_x, q_x = round_.of_drafted(p), round_.of_drafted(q)
-        accepted = accepted_by_chance(p_x, q_x, round_.keys, round_.positions[:, :-1])
-        return Verdict(accepted, _residual(p, q, round_))
+    def judge(self, proposal: Proposal) -> Verdict:
+        if proposal.sampling.greedy:
+            return Coupled().judge(proposal)
+        p, q = _probabilities(proposal)
+        p_x, q_x = proposal.of_drafted(p), proposal.of_drafted(q)
+        accepted = accepted_by_chance(p_x, q_x, proposal.keys, proposal.positions[:, :-1])
+        return Verdict(accepted, _residual(p, q, proposal))
 
 
 class Fuzzy(Rule):
-    """Fuzzy Speculative Decoding (arXiv 2502.20704, section 3): accept when D <= T, whatever x is."""
+    """Fuzzy speculative decoding (arXiv 2502.20704, section 3): accepts when D <= T, whatever x is, else emits y."""
 
     name, lossless = "fsd", "coupled"
     bounds_divergence = True
 
-    def judge(self, round_: Proposal) -> Verdict:
-        return _by_score(round_, round_.scores)
+    def judge(self, proposal: Proposal) -> Verdict:
+        return _by_score(proposal, proposal.scores)
 
 
 class FuzzyOver(Rule):
-    """An exact rule's acceptances, and those with D <= T: `fsd`'s quality, never a shorter round."""
+    """Accepts what a lossless rule accepts, and also every token with D <= T; else emits the lossless rule's token.
+
+    It accepts every token that `fsd` accepts at the same T, so its rounds are never shorter.
+    """
 
     bounds_divergence = True
 
-    def __init__(self, name: str, exact: Rule) -> None:
-        self.name, self.lossless, self._exact = name, exact.name, exact
+    def __init__(self, name: str, base: Rule) -> None:
+        self.name, self.lossless, self._base = name, base.name, base
 
-    def judge(self, round_: Proposal) -> Verdict:
-        exact = self._exact.judge(round_)
-        fuzzy = round_.within_threshold(round_.scores)
-        return Verdict(exact.accepted | fuzzy, exact.fallback, round_.scores, ~exact.accepted)
+    def judge(self, proposal: Proposal) -> Verdict:
+        base = self._base.judge(proposal)
+        fuzzy = proposal.within_threshold(proposal.scores)
+        return Verdict(base.accepted | fuzzy, base.fallback, proposal.scores, ~base.accepted)
 
 
 class Typical(Rule):
     """Medusa's typical acceptance (arXiv 2401.10774): p(x) > min(ε, δ·exp(-H(p))).
 
-    One threshold: T = 1 - ε, and δ = √ε, the tie Medusa itself uses. Then x is accepted when 1 - max(p(x),
-    (p(x)·exp H)²) < T, so T < 0 accepts nothing, like `fsd`; and ε is never below 0, so x that the target
-    cannot emit stays out at every T. p is after the processors; at temperature 0 it is the softmax of the
-    logits, where Medusa takes the limit, which is `coupled` at every T. D plays no part.
+    There is one threshold: T = 1 - ε, with δ = √ε as in Medusa. Then x is accepted when
+    1 - max(p(x), (p(x)·exp H)²) < T, so T < 0 accepts nothing, as with `fsd`; and ε is never below 0, so a token that
+    the target cannot emit is rejected at every T. p is taken after the logits processors. At temperature 0 it is the
+    softmax of the logits, where Medusa takes the limit, which is `coupled` at every T. D is not used.
     """
 
     name, lossless = "typical", "coupled"
 
-    def judge(self, round_: Proposal) -> Verdict:
-        p = torch.softmax(round_.warped_target[:, :-1], -1)
-        p_x, entropy = round_.of_drafted(p), torch.special.entr(p).sum(-1)
+    def judge(self, proposal: Proposal) -> Verdict:
+        p = torch.softmax(proposal.warped_target[:, :-1], -1)
+        p_x, entropy = proposal.of_drafted(p), torch.special.entr(p).sum(-1)
         score = 1.0 - torch.maximum(p_x, (p_x * entropy.exp()).square()).double()
         below = torch.nextafter(score, torch.full_like(score, math.inf))  # <= T exactly where score < T
-        return _by_score(round_, below.clamp_min(0.0).masked_fill(p_x == 0, math.inf))
+        return _by_score(proposal, below.clamp_min(0.0).masked_fill(p_x == 0, math.inf))
 
 
 class Ensemble(Rule):
     """Static ensemble verification (arXiv 2604.07622; transformers' `assistant_ensemble_weight` w): `sd`
-    against v = w·p + (1 - w)·q in place of p, so that every drafted position emits from v.
+    with v = w·p + (1 - w)·q in place of p, so that every drafted position emits a sample of v.
 
-    T = 1 - w, held to [0, 1]: T <= 0 is `sd`. Sampled: accept when u <= v(x)/q(x), else a sample of (v - q)+,
-    which normalised is that of (p - q)+. Greedy: accept x = argmax v, else emit that. p and q are after the
-    processors; at temperature 0 they are the softmax of the logits. D plays no part, and what is emitted
-    depends on T itself, so a text holds for this T alone.
+    T = 1 - w, clamped to [0, 1]; T <= 0 is `sd`. With sampling, x is accepted when u <= v(x)/q(x); else a sample of
+    (v - q)+ is emitted, which after normalisation is (p - q)+. Greedily, x = argmax v is accepted; else argmax v is
+    emitted. p and q are taken after the logits processors; at temperature 0 they are the softmax of the logits. D is
+    not used, and the emitted tokens depend on T itself, so a text is known to hold for its own T alone.
     """
 
     name, lossless = "ensemble", "sd"
@@ -141,46 +147,55 @@ class Ensemble(Rule):
             return -math.inf, math.nextafter(0.0, math.inf)
         return (1.0, math.inf) if threshold >= 1.0 else (threshold, math.nextafter(threshold, math.inf))
 
-    def judge(self, round_: Proposal) -> Verdict:
-        p, q = _probabilities(round_)
-        share = round_.thresholds.clamp(0.0, 1.0).to(p.dtype)[:, None]  # (B, 1) of q in v
-        if round_.sampling.greedy:
+    def judge(self, proposal: Proposal) -> Verdict:
+        p, q = _probabilities(proposal)
+        share = proposal.thresholds.clamp(0.0, 1.0).to(p.dtype)[:, None]  # (B, 1) weight of q in v
+        if proposal.sampling.greedy:
             mixed = _mixture(p, q, share.unsqueeze(-1)).argmax(-1)
-            choice = torch.where(share > 0, mixed, round_.target_choice[:, :-1])  # softmax may tie what logits do not
-            return Verdict(round_.drafted == choice, choice)
-        p_x, q_x = round_.of_drafted(p), round_.of_drafted(q)
-        accepted = accepted_by_chance(_mixture(p_x, q_x, share), q_x, round_.keys, round_.positions[:, :-1])
-        if round_.criterion.within_support:
+            choice = torch.where(share > 0, mixed, proposal.target_choice[:, :-1])  # softmax may tie
+            return Verdict(proposal.drafted == choice, choice)
+        p_x, q_x = proposal.of_drafted(p), proposal.of_drafted(q)
+        accepted = accepted_by_chance(_mixture(p_x, q_x, share), q_x, proposal.keys, proposal.positions[:, :-1])
+        if proposal.criterion.within_support:
             accepted &= p_x > 0
-        return Verdict(accepted, _residual(p, q, round_))
+        return Verdict(accepted, _residual(p, q, proposal))
 
 
-def _probabilities(round_: Proposal) -> tuple[Tensor, Tensor]:
-    """p and q after the processors at the drafted positions: (B, L, V) each."""
-    return torch.softmax(round_.warped_target[:, :-1], -1), torch.softmax(round_.warped_draft, -1)
+def _probabilities(proposal: Proposal) -> tuple[Tensor, Tensor]:
+    """p and q at the drafted positions, after the logits processors: (B, L, V) each."""
+    return torch.softmax(proposal.warped_target[:, :-1], -1), torch.softmax(proposal.warped_draft, -1)
 
 
 def accepted_by_chance(p_x: Tensor, q_x: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-    """u <= p(x)/q(x), where u is the noise of `keys` (B, 2) at `positions`: all else and the answer (B, L)."""
+    """Whether u <= p(x)/q(x), where u is the acceptance noise of `keys` at `positions`.
+
+    Args:
+        p_x, q_x: (B, L) probabilities of the drafted tokens.
+        keys: (B, 2) noise keys.
+        positions: (B, L) absolute positions.
+
+    Returns:
+        (B, L) bool.
+    """
     return noise.uniform(keys, positions, noise.Stream.ACCEPT, p_x.dtype) * q_x <= p_x
 
 
-def _residual(p: Tensor, q: Tensor, round_: Proposal) -> Tensor:
-    """A keyed sample of (p - q)+ at every drafted position; y where p = q leaves nothing: (B, L)."""
+def _residual(p: Tensor, q: Tensor, proposal: Proposal) -> Tensor:
+    """A keyed sample of (p - q)+ at every drafted position, or y where p = q: (B, L)."""
     rest = (p - q).clamp_min(0.0)
-    race = noise.gumbel(round_.keys, round_.positions[:, :-1], noise.Stream.RESIDUAL, p.shape[-1], p.dtype)
+    race = noise.gumbel(proposal.keys, proposal.positions[:, :-1], noise.Stream.RESIDUAL, p.shape[-1], p.dtype)
     sampled = (rest.log() + race).argmax(-1)
-    return torch.where(rest.sum(-1) > 0, sampled, round_.target_choice[:, :-1])
+    return torch.where(rest.sum(-1) > 0, sampled, proposal.target_choice[:, :-1])
 
 
 def _mixture(p: Tensor, q: Tensor, share: Tensor) -> Tensor:
     return (1.0 - share) * p + share * q
 
 
-def _by_score(round_: Proposal, scores: Tensor) -> Verdict:
-    """Accept score <= T, else emit y."""
-    accepted = round_.within_threshold(scores)
-    return Verdict(accepted, round_.target_choice[:, :-1], scores, torch.ones_like(accepted))
+def _by_score(proposal: Proposal, scores: Tensor) -> Verdict:
+    """Accepts where score <= T, else emits y."""
+    accepted = proposal.within_threshold(scores)
+    return Verdict(accepted, proposal.target_choice[:, :-1], scores, torch.ones_like(accepted))
 
 
 RULES: Mapping[str, Rule] = {
@@ -199,6 +214,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def rule_named(name: str) -> Rule:
+    """Returns the rule of that name; UsageError where there is none."""
     if not isinstance(name, str) or name not in RULES:
         raise UsageError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
     return RULES[name]

@@ -1,1 +1,1 @@
-"""Drafters: where the draft distribution q comes from."""
+"""Drafters: sources of the draft distribution q."""

@@ -1,7 +1,6 @@
-"""Drafting without a model: a trigram estimate of the next token from the row's own text.
+"""Drafting without a model, from smoothed trigram counts of the row's own text.
 
-Knows counts and their smoothing. Knows nothing of sampling, of models or of rounds: what it says is a function of
-the text alone, so there is nothing to train, to read in or to roll back.
+q is a function of the text alone, so there is nothing to train, prefill or roll back.
 """
 
 from __future__ import annotations
@@ -12,27 +11,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_CONTEXT = 2  # tokens the longest counts look back: a trigram
+_CONTEXT = 2  # tokens of context of the longest counts, which are trigrams
 
 
 @dataclass(frozen=True)
 class NGram:
-    """Stands where a draft model stands: `SpeculativeDecoder(target, NGram(), tokenizer)`."""
+    """A `DraftSource` of trigram drafters, used as in `SpeculativeDecoder(target, NGram(), tokenizer)`."""
 
     def drafter(self, rows: int, slots: int, vocabulary: int) -> NGramDrafter:
         return NGramDrafter(vocabulary)
 
 
 class NGramDrafter:
-    """Trigram, bigram and unigram counts over the prompt and all that follows it, by Witten–Bell smoothing.
+    """A `Drafter` from trigram, bigram and unigram counts over prompt and generated text, with Witten–Bell smoothing.
 
-    For a context h, of which h' is all but the oldest token, c(h, w) the times w followed h, c(h) their sum and
-    n(h) the number of different tokens that did (Witten and Bell 1991, in the recursive form of Chen and Goodman,
-    "An empirical study of smoothing techniques for language modeling", TR-10-98, section 2.5):
+    For a context h, let h' be h without its oldest token, c(h, w) the number of times that token w followed h, c(h) the
+    sum of these over w, and n(h) the number of different tokens that followed h. Then (Witten and Bell 1991, in the
+    recursive form of Chen and Goodman, "An empirical study of smoothing techniques for language modeling", TR-10-98,
+    section 2.5)
 
-        q(w | h) = (c(h, w) + n(h) q(w | h')) / (c(h) + n(h)),     below the unigram: 1 / V
+        q(w | h) = (c(h, w) + n(h) q(w | h')) / (c(h) + n(h)),
 
-    It sums to one and gives every token of the vocabulary something. A step costs O(B (slots + V)).
+    where the distribution below the unigrams is uniform, 1 / V. q sums to one and is positive for every token. A step
+    costs O(B (slots + V)).
+
+    Args:
+        vocabulary: V.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -43,19 +47,19 @@ class NGramDrafter:
         return NGramDrafter, self._vocabulary
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
-        """Nothing: the text is the table."""
+        """Does nothing, as counts are taken from the text at every step."""
 
     def keep(self, rows: Tensor) -> None:
-        """Nothing, likewise."""
+        """Does nothing, as no state is kept per row."""
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
-        """log q in fp32: (B, 1, V); see `Drafter`."""
+        """Returns log q in fp32 (B, 1, V); see `Drafter.logits`."""
         text, ends = tokens[:, :reach], lengths[:, None] + step  # (B, reach), (B, 1)
         follows = torch.arange(reach, device=text.device) < ends  # (B, reach): these tokens follow the context h
         q = torch.full((len(text), 1), 1.0 / self._vocabulary, device=text.device)
         for back in range(_CONTEXT + 1):
             if back:
-                # An empty place before the text matches nothing, as a context that reaches beyond it must.
+                # Padding before the text equals no token, so contexts that reach beyond its start do not match.
                 before = torch.nn.functional.pad(text, (back, 0), value=-1)[:, :reach]
                 follows = follows & (before == text.gather(1, (ends - back).clamp_min(0)))
             q = _witten_bell(text, follows, q, self._vocabulary)
@@ -63,10 +67,20 @@ class NGramDrafter:
 
 
 def _witten_bell(text: Tensor, follows: Tensor, shorter: Tensor, vocabulary: int) -> Tensor:
-    """q(· | h) from the tokens that follow h and q(· | h'): (B, V). A context never seen leaves the latter as it is."""
-    each = follows.to(shorter.dtype)  # (B, reach)
-    counts = each.new_zeros((len(text), vocabulary)).scatter_add_(1, text, each)
-    # Every kind of token counts one in all, which asks of (B, reach) what `counts` would be asked of (B, V).
-    kinds = (each / counts.gather(1, text).clamp_min(1)).sum(1, keepdim=True).round()
-    kinds = kinds.clamp_min(1)  # where nothing was seen
-    return counts.addcmul_(kinds, shorter).div_(each.sum(1, keepdim=True) + kinds)
+    """Returns q(· | h), which is q(· | h') where the context h has no counts.
+
+    Args:
+        text: (B, reach) token ids.
+        follows: (B, reach) bool, whether the token at each position follows an occurrence of h.
+        shorter: (B, V) q(· | h'), or (B, 1) where it is uniform.
+        vocabulary: V.
+
+    Returns:
+        (B, V).
+    """
+    weights = follows.to(shorter.dtype)  # (B, reach)
+    counts = weights.new_zeros((len(text), vocabulary)).scatter_add_(1, text, weights)
+    # n(h): occurrences weighted by 1 / count sum to one per distinct token. That takes (B, reach) work, not (B, V).
+    distinct = (weights / counts.gather(1, text).clamp_min(1)).sum(1, keepdim=True).round()
+    distinct = distinct.clamp_min(1)  # where h has no counts
+    return counts.addcmul_(distinct, shorter).div_(weights.sum(1, keepdim=True) + distinct)

@@ -1,1 +1,1 @@
-"""The decoding loop: draft, verify, accept, emit, refill."""
+"""The decoding loop and the phases of its rounds: draft, verify, accept, emit, refill."""

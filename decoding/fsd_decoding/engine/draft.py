@@ -1,6 +1,8 @@
-"""The draft phase of a round: ask for q, draw a token, decide whether to go on.
+"""Draft phase of a round: computes q, draws a token, decides whether to draft another.
 
-Knows drafters, sampling and when stop policies are asked. Knows nothing of verification or acceptance.
+Under a stop policy the host needs the policy's answer before the next draft step. `Steps` computes a draft step when
+its logits are needed; `StepsAhead` computes one step ahead, so that the device works while the host waits for the
+answer.
 """
 
 from __future__ import annotations
@@ -18,18 +20,13 @@ from fsd_decoding.policies.stopping import Answer, DraftState, RowFacts, StopPol
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import to_device
 
-# MERGED: """When draft steps are taken under a stop policy: as they are asked for, or one ahead of the question.
-#
-# Knows neither what a step does nor what a policy asks, nor what a device's streams are (`cuda.py`).
-# """
-
 
 class Steps:
-    """Takes a step when its logits are to be seen.
+    """Draft steps of one round, each computed when its logits are needed.
 
     Args:
-        take: takes step 0, 1, … and returns its logits (B, 1, V).
-        most: steps there may be.
+        take: computes step 0, 1, … and returns its logits (B, 1, V).
+        most: the largest number of steps.
     """
 
     def __init__(self, take: Callable[[int], Tensor], most: int) -> None:
@@ -37,83 +34,94 @@ class Steps:
         self._logits: list[Tensor] = []
 
     @contextmanager
-    def seen(self, count: int) -> Iterator[list[Tensor]]:
-        """Within, the first `count` steps may be looked at."""
-        self._reach(count)
+    def readable(self, count: int) -> Iterator[list[Tensor]]:
+        """Yields the logits of the first `count` steps, which may be read inside the context."""
+        self._compute(count)
         yield self._logits[:count]
 
     def end(self, count: int) -> list[Tensor]:
-        """No more questions; the first `count` steps are drafted.
+        """Ends the draft after `count` steps and returns their logits.
 
-        Step 0 is taken even then: the drafter reads on in it, or would miss tokens for good.
+        Step 0 is computed even for `count` 0, because the drafter reads the last round's tokens in it.
         """
-        self._reach(1)
+        self._compute(1)
         return self._logits[:count]
 
-    def _reach(self, count: int) -> None:
+    def _compute(self, count: int) -> None:
         while len(self._logits) < min(count, self._most):
             self._logits.append(self._take(len(self._logits)))
 
 
-class Side(Protocol):
-    """A place for work beside that of steps; see `cuda.SideStream`."""
+class SideStream(Protocol):
+    """A second stream of work beside the one that steps run on; see `cuda.CudaSideStream`."""
 
-    def mark(self) -> Any: ...
-    def behind(self, mark: Any) -> AbstractContextManager[None]: ...
-    def after(self, mark: Any) -> None: ...
-    def join(self) -> None: ...
+    def mark(self) -> Any:
+        """Marks the end of the work that is queued on the main stream."""
+
+    def run_after(self, mark: Any) -> AbstractContextManager[None]:
+        """Inside, work goes to the side stream, ordered after the mark."""
+
+    def wait_for(self, mark: Any) -> None:
+        """Orders the main stream's further work after the mark."""
+
+    def join(self) -> None:
+        """Orders the main stream's further work after the side stream's work so far."""
 
 
 class StepsAhead(Steps):
-    """Takes the next step before a policy is asked about the last one: the host awaits the answer while the device
-    works. At the end of a draft one step was in vain; what is drafted stays the same.
+    """Draft steps of one round, each computed before the policy is asked about the previous one.
 
-    A policy's own work goes to the side, behind the steps it may look at and not behind the next.
+    At the end of a draft one step was computed in vain; the draft itself is the same. The policy's work runs on the
+    side stream, ordered after the steps it may read but not after the next one.
     """
 
-    def __init__(self, take: Callable[[int], Tensor], most: int, side: Side) -> None:
+    def __init__(self, take: Callable[[int], Tensor], most: int, side: SideStream) -> None:
         super().__init__(take, most)
         self._side = side
-        self._marks = [side.mark()]  # behind so many steps
+        self._marks = [side.mark()]  # entry n: after the first n steps
 
     @contextmanager
-    def seen(self, count: int) -> Iterator[list[Tensor]]:
-        self._reach(count + 1)
-        with self._side.behind(self._marks[count]):
+    def readable(self, count: int) -> Iterator[list[Tensor]]:
+        self._compute(count + 1)
+        with self._side.run_after(self._marks[count]):
             yield self._logits[:count]
 
     def end(self, count: int) -> list[Tensor]:
-        self._side.join()  # before the memory it looked at is used again
+        self._side.join()  # before the memory that the policy read is written again
         return super().end(count)
 
-    def _reach(self, count: int) -> None:
+    def _compute(self, count: int) -> None:
         while len(self._logits) < min(count, self._most):
-            super()._reach(len(self._logits) + 1)
+            super()._compute(len(self._logits) + 1)
             self._marks.append(self._side.mark())
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a round drafted: tokens that stand behind the rows' texts.
+    """The tokens drafted in a round, which are written behind the rows' texts in the batch."""
 
-    A row's first `counts` are proposed; what follows them is rubbish.
-    """
-
-    logits: list[Tensor]  # L times (B, 1, V), raw
-    counts: Tensor  # (B,)
+    logits: list[Tensor]  # L tensors (B, 1, V), raw
+    counts: Tensor  # (B,) tokens each row proposes; positions beyond are uninitialised padding
 
 
 def draft_steps(drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, reach: int) -> list[Tensor]:
-    """Drafts `draft_length` = L tokens a row, writes them behind its text and returns L logits (B, 1, V).
+    """Drafts a fixed number of tokens per row and writes them into the batch.
 
-    `reach` is at least the largest of `batch.lengths` and L. No step depends on a tensor's value, so the whole
-    phase may be one graph.
+    No step depends on a tensor's value, so the whole phase can be one graph.
+
+    Args:
+        drafter, batch, sampling: what to draft with.
+        draft_length: L.
+        reach: an upper bound of `batch.lengths + L`.
+
+    Returns:
+        L tensors of raw logits (B, 1, V).
     """
     return [draft_step(drafter, batch, sampling, step, reach) for step in range(draft_length)]
 
 
 def draft_step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, reach: int) -> Tensor:
-    """One of them."""
+    """Drafts one token per row, writes it into the batch and returns its raw logits (B, 1, V)."""
     logits = drafter.logits(batch.tokens, batch.lengths, step, reach)
     positions = batch.lengths[:, None] + step
     drawn = sampling.choose(logits, batch.tokens, batch.keys, positions)
@@ -124,32 +132,32 @@ def draft_step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, re
 def draft_until(
     policy: StopPolicy, rows: Sequence[RowFacts | None], batch: Batch, draft_length: int, steps: Steps
 ) -> Draft:
-    """The same under a policy; ends early where it has stopped every row.
+    """Drafts up to `draft_length` tokens per row, until the policy has stopped every row.
 
-    What stops rows is kept on the host. A policy that answers there costs no synchronisation; any other one waits
-    for the device, which `StepsAhead` keeps busy meanwhile.
+    Which rows have stopped is kept on the host. A policy that answers with host values costs no synchronisation; for
+    any other one the host waits for the device, which `StepsAhead` keeps busy meanwhile.
     """
     most = [row.request.draft_length if row else 0 for row in rows]
     counts, going = [0] * len(rows), [True] * len(rows)
 
     def select_active(answer: Answer) -> list[bool]:
-        """Rows that were going on, and are in the answer."""
-        return [was and chosen for was, chosen in zip(going, as_bools(answer, len(rows)), strict=True)]
+        """The rows that are still drafting and selected by the answer."""
+        return [active and chosen for active, chosen in zip(going, as_bools(answer, len(rows)), strict=True)]
 
     for step in range(draft_length):
-        going = [was and step < L for was, L in zip(going, most, strict=True)]
-        with steps.seen(step) as logits:
+        going = [active and step < L for active, L in zip(going, most, strict=True)]
+        with steps.readable(step) as logits:
             going = select_active(policy.goes_on(DraftState(batch, logits, rows, going)))
         if not any(going):
             break
         counts = [count + drafts for count, drafts in zip(counts, going, strict=True)]
-        with steps.seen(step + 1) as logits:
+        with steps.readable(step + 1) as logits:
             withheld = policy.withholds(DraftState(batch, logits, rows, going))
             dropped = None if withheld is None else select_active(withheld)
         if dropped is not None:
             counts = [count - drops for count, drops in zip(counts, dropped, strict=True)]
-            going = [was and not drops for was, drops in zip(going, dropped, strict=True)]
+            going = [active and not drops for active, drops in zip(going, dropped, strict=True)]
             if not any(going):
                 break
-    drafted = steps.end(max(counts))  # what every row withheld need not be verified
+    drafted = steps.end(max(counts))  # a step whose token every row withheld need not be verified
     return Draft(drafted, to_device(counts, batch.lengths.device))

@@ -1,7 +1,4 @@
-"""Where requests are decoded: rows, both models' caches, and how steps are called there.
-
-Knows who may use a room and for how long. Knows nothing of rounds.
-"""
+"""Pool of key-value caches: allocation, and reuse by later calls of the same decoder."""
 
 from __future__ import annotations
 
@@ -15,48 +12,56 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.batch import Batch
-from fsd_decoding.drafters.base import Drafter, DraftSource, ModelDrafter
-from fsd_decoding.engine.draft import Side
+from fsd_decoding.drafters.base import Drafter, DraftSource
+from fsd_decoding.drafters.model import ModelDrafter
+from fsd_decoding.engine.draft import SideStream
 from fsd_decoding.graphs.callers import Caller, Eager, caller
 from fsd_decoding.graphs.capture import Capture, Captured
-from fsd_decoding.graphs.cuda import SideStream, cuda_graphs
+from fsd_decoding.graphs.cuda import CudaSideStream, cuda_graphs
 from fsd_decoding.models.compatibility import check_model
 from fsd_decoding.models.runner import ModelRunner
 
 CAPTURES: dict[str, Callable[[torch.device], Capture | None]] = {"cuda": cuda_graphs}
-"""By device type; where there is none, `torch.compile` alone makes graphs."""
+"""How steps are captured, by device type. Devices without an entry only have graphs made by `torch.compile`."""
 
 _Key = tuple[int, Hashable]
-"""Rows and models."""
+"""Number of rows, and identity of the models."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """Whose texts a room is for."""
+    """The models that caches are allocated for.
+
+    Args:
+        target: a loaded causal LM.
+        draft: a loaded causal LM or a `DraftSource`.
+        vocabulary: number of token ids that both share.
+    """
 
     target: Any
-    draft: Any  # or a `DraftSource`
+    draft: Any
     vocabulary: int
 
     def drafter(self, rows: int, slots: int) -> Drafter:
+        """Returns a new drafter for `rows` rows of up to `slots` tokens."""
         if isinstance(self.draft, DraftSource):
             return self.draft.drafter(rows, slots, self.vocabulary)
         return ModelDrafter(ModelRunner(self.draft, rows, slots, self.vocabulary))
 
     def check(self, slots: int, drafts: bool) -> None:
-        """UsageError: see `check_model`."""
+        """Raises UsageError for a model that cannot be run in rows of `slots` tokens; see `check_model`."""
         for model in self._modules() if drafts else [self.target]:
             check_model(model, slots)
 
     def device(self) -> torch.device | None:
-        """Where all is; None: in more places than one."""
-        found = {self.target.device, *(weight.device for weight in self._tensors())}
-        return found.pop() if len(found) == 1 else None
+        """The device of all weights and buffers; None where they are on several."""
+        devices = {self.target.device, *(weight.device for weight in self._tensors())}
+        return devices.pop() if len(devices) == 1 else None
 
-    def place(self) -> Hashable:
-        """Which models, and where their weights are; None where a weight does not say, as quantised ones may not."""
-        places = [weight.data_ptr() for weight in self._tensors() if weight.numel()]
-        return (id(self.target), id(self.draft), *places) if all(places) else None
+    def identity(self) -> Hashable:
+        """The models and the addresses of their weights; None where a weight has no address (some quantised ones)."""
+        addresses = [weight.data_ptr() for weight in self._tensors() if weight.numel()]
+        return (id(self.target), id(self.draft), *addresses) if all(addresses) else None
 
     def _modules(self) -> list[torch.nn.Module]:
         return [model for model in (self.target, self.draft) if isinstance(model, torch.nn.Module)]
@@ -68,21 +73,22 @@ class Models:
 
 @dataclass
 class PooledCaches:
-    """One engine's at a time."""
+    """KV caches of both models and the batch state that goes with them, used by one engine at a time."""
 
     models: Models
     batch: Batch
     target: ModelRunner
     call: Caller
-    side: Side | None  # where policies work beside draft steps, on devices that can
-    drafter: Drafter | None = None  # once a rule drafts
-    kept: _Kept | None = None  # where it goes when it is left; then none, or each would keep the other and its memory
-    left: Any = None  # a mark behind the last work done here
+    side: SideStream | None  # where stop policies run beside draft steps; None on devices without streams
+    drafter: Drafter | None = None  # allocated when a rule first drafts
+    free_list: _FreeList | None = None  # while in use only: a reference cycle with the pool would delay freeing
+    last_use: Any = None  # mark of the side stream after the last work on these caches
 
     @classmethod
-    def of(cls, models: Models, rows: int, slots: int, call: Caller) -> PooledCaches:
+    def allocate(cls, models: Models, rows: int, slots: int, call: Caller) -> PooledCaches:
+        """Allocates caches of `rows` rows of `slots` tokens; the draft's follow when a rule first drafts."""
         target = ModelRunner(models.target, rows, slots, models.vocabulary)
-        side = SideStream(target.device) if target.device.type == "cuda" else None
+        side = CudaSideStream(target.device) if target.device.type == "cuda" else None
         return cls(models, Batch(rows, slots, target.device), target, call, side)
 
     @property
@@ -93,11 +99,15 @@ class PooledCaches:
     def slots(self) -> int:
         return self.target.slots
 
-    def entered(self, drafts: bool) -> PooledCaches:
-        """Empty. UsageError: a model is no longer fit."""
+    def reset(self, drafts: bool) -> PooledCaches:
+        """Empties the batch for a new use, after the work of the last one.
+
+        Raises:
+            UsageError: a model can no longer be run, for example because it is in training mode.
+        """
         self.models.check(self.slots, drafts)
-        if self.side is not None and self.left is not None:
-            self.side.after(self.left)
+        if self.side is not None and self.last_use is not None:
+            self.side.wait_for(self.last_use)
         self.batch.clear()
         if drafts and self.drafter is None:
             self.drafter = self.models.drafter(self.rows, self.slots)
@@ -105,39 +115,50 @@ class PooledCaches:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Leaves the room to others afterwards, unless it is spoiled or something went wrong."""
+        """Returns the caches to the pool on exit, unless they are spoiled or an error occurred."""
         try:
             yield
-        except GeneratorExit:  # whoever asked for rounds has had enough
-            self._leave()
+        except GeneratorExit:  # the caller stopped reading rounds
+            self._release()
             raise
         except torch.OutOfMemoryError:
-            if self.kept is not None:
-                self.kept.pool.clear()
+            if self.free_list is not None:
+                self.free_list.clear()
             raise
-        self._leave()
+        self._release()
 
     def spoil(self) -> None:
-        """Nobody shall have it again: what is no number would stay in its caches."""
-        self.kept = None
+        """Keeps these caches from being reused, because NaN in them would outlive a reset."""
+        self.free_list = None
 
-    def _leave(self) -> None:
-        kept, self.kept = self.kept, None
-        if kept is not None:
-            self.left = self.side.mark() if self.side is not None else None
-            kept.pool.setdefault(kept.key, []).append(self)
+    def _release(self) -> None:
+        free_list, self.free_list = self.free_list, None
+        if free_list is not None:
+            self.last_use = self.side.mark() if self.side is not None else None
+            free_list.add(self)
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A place among rooms that nobody uses."""
+class _FreeList:
+    """The unused caches of one key in a pool."""
 
-    pool: dict[_Key, list[PooledCaches]]
+    caches_by_key: dict[_Key, list[PooledCaches]]
     key: _Key
+
+    def add(self, caches: PooledCaches) -> None:
+        self.caches_by_key.setdefault(self.key, []).append(caches)
+
+    def clear(self) -> None:
+        """Drops the unused caches of all keys."""
+        self.caches_by_key.clear()
 
 
 class KVCachePool:
-    """Makes rooms. One whose steps are captured is kept when it is left: its graphs hold for its addresses alone."""
+    """Allocates caches, and keeps those whose steps were captured for reuse: their graphs hold for their addresses.
+
+    Args:
+        compile: how steps are called; see `graphs.callers.caller`.
+    """
 
     def __init__(self, compile: bool | Literal["capture"]) -> None:
         self._compile, self._call = compile, caller(compile)
@@ -146,33 +167,42 @@ class KVCachePool:
     def caches(
         self, models: Models, requests: int, batch_size: int, longest: int, drafts: bool, graphs: bool
     ) -> PooledCaches:
-        """For so many requests, `batch_size` of them at a time, whose texts grow to `longest` tokens.
+        """Returns empty caches, reused or newly allocated, which go back to the pool when their use ends.
 
-        drafts: whether the draft is asked. graphs: whether what is done there fits any.
+        Args:
+            models: the models to run.
+            requests: number of requests to decode in all.
+            batch_size: the most requests to decode at a time.
+            longest: the most tokens a row will hold, drafts included.
+            drafts: whether the draft model is used.
+            graphs: whether steps may be called as graphs.
+
+        Raises:
+            UsageError: a model cannot be run; see `check_model`.
         """
-        call = self._caller(models) if graphs else Eager()
+        call = self._caller_for(models) if graphs else Eager()
         rows, slots = call.rows(requests, batch_size), call.size(longest)
-        place = models.place() if isinstance(call, Captured) else None
-        if place is None:
-            return PooledCaches.of(models, rows, slots, call).entered(drafts)
-        key = rows, place
-        caches = (self._found(key, slots) or PooledCaches.of(models, rows, slots, call)).entered(drafts)
-        caches.kept = _Kept(self._free, key)
+        identity = models.identity() if isinstance(call, Captured) else None
+        if identity is None:
+            return PooledCaches.allocate(models, rows, slots, call).reset(drafts)
+        key = rows, identity
+        caches = (self._take_free(key, slots) or PooledCaches.allocate(models, rows, slots, call)).reset(drafts)
+        caches.free_list = _FreeList(self._free, key)
         return caches
 
-    def _found(self, key: _Key, slots: int) -> PooledCaches | None:
-        """One that was left; those too small for it, and those of models that were exchanged, are given up."""
+    def _take_free(self, key: _Key, slots: int) -> PooledCaches | None:
+        """Removes unused caches of the key from the pool; drops smaller ones, and all of models that were replaced."""
         for other in [other for other in list(self._free) if other[1] != key[1]]:
             self._free.pop(other, None)
-        pool = self._free.get(key, [])
-        with suppress(IndexError):  # there is none left, or another thread was faster
-            while (caches := pool.pop()).slots < slots:
+        free = self._free.get(key, [])
+        with suppress(IndexError):  # none is left, or another thread took it
+            while (caches := free.pop()).slots < slots:
                 pass
             return caches
         return None
 
-    def _caller(self, models: Models) -> Caller:
-        """A device's own graphs where there are such, and all is on that device."""
+    def _caller_for(self, models: Models) -> Caller:
+        """A caller that captures graphs, where the device can and all weights are on it; else the pool's own."""
         if not self._compile or models.target.device.type not in CAPTURES or (device := models.device()) is None:
             return self._call
         capture = CAPTURES[device.type](device)

@@ -1,7 +1,4 @@
-"""What one prompt became, and how that is told.
-
-Knows finished rows and a tokenizer. Knows nothing of how they were decoded.
-"""
+"""The result of decoding one prompt, and what becomes of finished results when decoding fails."""
 
 from __future__ import annotations
 
@@ -18,25 +15,31 @@ from fsd_decoding.errors import OutOfMemoryError, UnfinishedError
 
 @dataclass(frozen=True)
 class Result:
-    """What one prompt became."""
+    """The generated text of one prompt, with its statistics."""
 
     text: str
-    tokens: list[int]  # new ones, without EOS
+    tokens: list[int]  # new tokens, without EOS
     rounds: int
     drafted: int
     accepted: int
-    bonus: int  # tokens the target added to a draft accepted whole
-    interval: tuple[float, float]  # every threshold in [lo, hi) gives this very text
+    bonus: int  # tokens the target added to drafts accepted whole
+    interval: tuple[float, float]  # every threshold in [lo, hi) gives this same text
     finish_reason: FinishReason
 
     @property
     def emitted(self) -> int:
-        """Tokens the rounds brought, an EOS included: what speeds are counted in."""
+        """Number of new tokens, EOS included; speeds are measured in these."""
         return len(self.tokens) + (self.finish_reason == "eos")
 
     @classmethod
     def of(cls, row: Row, tokenizer: Any, stop: Sequence[str]) -> Self:
-        """Of a finished row, whose text is cut before the first of the strings `stop` where one ended it."""
+        """Returns the result of a finished row.
+
+        Args:
+            row: the row.
+            tokenizer: decodes its tokens.
+            stop: stop strings; where one ended the row, the text is cut before the first of them.
+        """
         text = tokenizer.decode(row.tokens, skip_special_tokens=True)
         if row.finish_reason == "stop":
             text = text[: min((at for s in stop if (at := text.find(s)) >= 0), default=None)]
@@ -47,7 +50,15 @@ class Result:
 
 @contextmanager
 def keeping(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
-    """Hands what is finished to whoever catches the error that ended a run."""
+    """Attaches the finished results to an error that ends decoding, so that the caller who catches it has them.
+
+    Args:
+        finished: prompt index -> result, filled by the caller inside the context.
+        batch_size: named in the error when memory runs out.
+
+    Raises:
+        OutOfMemoryError: in place of PyTorch's own.
+    """
     try:
         yield
     except UnfinishedError as error:
@@ -57,6 +68,6 @@ def keeping(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
         if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
             raise
         way_out = f"try batch_size {batch_size // 2}" if batch_size > 1 else "shorten max_new_tokens or the prompt"
-        full = OutOfMemoryError(f"out of memory with batch_size {batch_size}; {way_out}")
-        full.finished = finished
-        raise full from error
+        out_of_memory = OutOfMemoryError(f"out of memory with batch_size {batch_size}; {way_out}")
+        out_of_memory.finished = finished
+        raise out_of_memory from error

@@ -1,7 +1,4 @@
-"""A threshold policy at work on a batch: told which texts begin, asked before a round is judged, told what came of it.
-
-Knows when a policy is asked, and what the device keeps for it. Knows no policy in particular, and no rule.
-"""
+"""Connection of a threshold policy to the engine: when it is called, and what is kept for it on the device."""
 
 from __future__ import annotations
 
@@ -18,7 +15,11 @@ from fsd_decoding.tensors import to_device
 
 
 class ThresholdControl:
-    """One policy during one stream of requests."""
+    """Calls one threshold policy during one call of the decoder.
+
+    Per round, `adapt` requests T before the drafts are judged, `judged` stores the verdict, and `observe` passes the
+    outcome on.
+    """
 
     def __init__(self, policy: ThresholdPolicy, batch: Batch) -> None:
         self._policy = policy
@@ -29,16 +30,20 @@ class ThresholdControl:
         self._judged: JudgedRound | None = None
 
     def start(self, rows: Tensor, requests: Sequence[Request]) -> None:
-        """Texts begin in `rows` (R,)."""
+        """Announces requests that start in `rows` (R,)."""
         self._memory.forget(rows)
         self._begins[rows] = to_device([len(r.prompt) for r in requests], rows.device)
         self._policy.start(NewRequests(rows, requests, self._memory, self._first))
         self._first = False
 
     def adapt(self, proposal: Proposal, drafted: Tensor) -> None:
-        """Puts the policy's T into the proposal. UsageError: its answer is none."""
+        """Sets the policy's T in the proposal.
+
+        Raises:
+            UsageError: the policy returned something else than float tensors of one entry per row or token.
+        """
         policy = self._policy
-        state = RoundState(proposal, drafted.clone(), self._begins, self._memory)  # a row that ends drafts 0 from then
+        state = RoundState(proposal, drafted.clone(), self._begins, self._memory)  # cloned, as finished rows get 0
         self._state = state
         if isinstance(policy, ScalePolicy):
             proposal.scales = check_output(policy.scales(state), policy, state)
@@ -46,21 +51,25 @@ class ThresholdControl:
             proposal.adapted = check_output(policy.thresholds(state), policy, state)
 
     def judged(self, judged: JudgedRound) -> None:
-        """What is shown to the policy once the round is over."""
+        """Stores the judged round for `observe`."""
         self._judged = judged
 
     def observe(self, kept: Sequence[int]) -> None:
-        """The round is over; `kept`: tokens that each row's text got."""
+        """Reports the round to the policy, if it listens.
+
+        Args:
+            kept: number of tokens that the round added to each row's text; 0 for empty rows.
+        """
         if not self._policy.listens:
             return
         state, judged = self._state, self._judged
         assert state is not None
         assert judged is not None
-        told = to_device(kept, self._begins.device)
+        kept_on_device = to_device(kept, self._begins.device)
         bounds = judged.proposal.bounds
-        self._policy.observe(RoundOutcome(state, bounds, judged.verdict, judged.accepted, told))
+        self._policy.observe(RoundOutcome(state, bounds, judged.verdict, judged.accepted, kept_on_device))
 
     def keep(self, rows: Tensor) -> None:
-        """The batch gives up all rows but these (R,)."""
+        """Drops all rows except these (R,), as the batch does."""
         self._memory.keep(rows)
         self._begins = self._begins[rows]

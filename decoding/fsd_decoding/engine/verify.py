@@ -1,7 +1,6 @@
-"""The second half of a round, on the device: verify, judge, write what is emitted, pack it for the host.
+"""Verification phase of a round, on the device: run the target, judge the drafts, write and pack the emitted tokens.
 
-Knows one round's tensors. Knows neither how tokens were drafted nor what a row is on the host. No step depends
-on a tensor's value, so each may be one graph.
+No step depends on a tensor's value, so each can be one graph. The host reads the result once, in `Decided.of`.
 """
 
 from __future__ import annotations
@@ -23,18 +22,27 @@ from fsd_decoding.sampling import Sampling
 
 @dataclass(frozen=True)
 class JudgedRound:
-    """What became of a round's drafts."""
+    """A round after the rule's decisions, still on the device."""
 
     proposal: Proposal
     verdict: Verdict
-    drafted: Tensor  # (B,) tokens proposed
-    accepted: Tensor  # (B,) of them, up to the first rejection
+    drafted: Tensor  # (B,) number of proposed tokens
+    accepted: Tensor  # (B,) number of them before the first rejection
 
 
 def verify(target: ModelRunner, batch: Batch, drafts: int, reach: int, unread: int = 1) -> Tensor:
-    """Raw logits of the target after the last token and after each of L drafted ones: (B, L + 1, V).
+    """Runs the target on the drafted tokens.
 
-    Feeds the last `unread` tokens of every row too. A shorter row feeds its first one again in their stead.
+    Args:
+        target: the target model with its cache.
+        batch: rows with the drafted tokens behind their texts.
+        drafts: L, the number of drafted tokens.
+        reach: an upper bound of the rows' lengths + L.
+        unread: number of tokens at the end of every row that the target has not read yet. A shorter row feeds its first
+            token repeatedly instead.
+
+    Returns:
+        Raw logits (B, L + 1, V) after each row's last token and after each drafted one.
     """
     at = (batch.lengths[:, None] - unread + _span(batch, unread + drafts)).clamp_min(0)
     return target.logits(batch.tokens.gather(1, at), at, reach, keep=drafts + 1)
@@ -43,7 +51,14 @@ def verify(target: ModelRunner, batch: Batch, drafts: int, reach: int, unread: i
 def propose(
     batch: Batch, criterion: Criterion, sampling: Sampling, target_logits: Tensor, draft_logits: list[Tensor]
 ) -> Proposal:
-    """`target_logits` (B, L + 1, V), `draft_logits` L times (B, 1, V)."""
+    """Collects a round for the rule.
+
+    Args:
+        batch: rows with the drafted tokens behind their texts.
+        criterion, sampling: settings of the proposal.
+        target_logits: (B, L + 1, V) raw.
+        draft_logits: L tensors (B, 1, V), raw.
+    """
     positions = _last_and_drafted(batch, len(draft_logits)) + 1
     return Proposal(
         target_logits,
@@ -59,24 +74,28 @@ def propose(
 
 
 def judge(rule: Rule, proposal: Proposal, drafted: Tensor) -> JudgedRound:
-    """`drafted` (B,): of the proposal's L tokens, those that count."""
+    """Applies the rule; of the proposal's L tokens, each row's first `drafted` (B,) count."""
     verdict = rule.judge(proposal)
     span = torch.arange(proposal.drafted.shape[1], device=drafted.device)
-    agreed = verdict.accepted & (span < drafted[:, None])
-    return JudgedRound(proposal, verdict, drafted, agreed.cumprod(1).sum(1))
+    accepted = verdict.accepted & (span < drafted[:, None])
+    return JudgedRound(proposal, verdict, drafted, accepted.cumprod(1).sum(1))
 
 
 def settle(judged: JudgedRound, batch: Batch) -> Tensor:
-    """Writes what every position emits if the round gets that far, and packs what `Decided.of` unpacks."""
+    """Writes the tokens of every position into the batch, and packs the round for `Decided.of`.
+
+    Returns:
+        (B, columns) float64.
+    """
     proposal, verdict = judged.proposal, judged.verdict
     span = _span(batch, proposal.positions.shape[1])
     bonus = torch.where(span < judged.drafted[:, None], pad(verdict.fallback, (0, 1)), proposal.target_choice)
     emitted = torch.where(span < judged.accepted[:, None], pad(proposal.drafted, (0, 1)), bonus)  # (B, L + 1)
-    batch.tokens.scatter_(1, proposal.positions, emitted)  # what lies beyond the new length is written again later
+    batch.tokens.scatter_(1, proposal.positions, emitted)  # positions beyond the new length are overwritten later
     target, draft = proposal.finite
-    rubbish = span[:-1] >= judged.drafted[:, None]
-    sound = target[:, 0] & (target[:, 1:] & draft | rubbish).all(1)
-    bounded = proposal.bounded(~rubbish)
+    padding = span[:-1] >= judged.drafted[:, None]
+    sound = target[:, 0] & (target[:, 1:] & draft | padding).all(1)
+    bounded = proposal.has_valid_bounds(~padding)
     parts = [emitted, torch.stack([judged.drafted, judged.accepted, sound, bounded], 1)]
     if verdict.score is not None and verdict.by_score is not None:
         score = verdict.score.double()
@@ -94,25 +113,25 @@ def judge_and_settle(
     draft_logits: list[Tensor],
     drafted: Tensor,
 ) -> Tensor:
-    """`propose`, `judge` and `settle` as one step, for a round that nobody observes or has a say in."""
+    """`propose`, `judge` and `settle` as one step, for rounds without an observer or a threshold policy."""
     return settle(judge(rule, propose(batch, criterion, sampling, target_logits, draft_logits), drafted), batch)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """One round on the host: per row its candidate tokens and what was decided of them."""
+    """One round on the host: the candidate tokens of every row, and the decisions on them."""
 
-    emitted: list[list[int]]  # L + 1 each; the first `accepted + 1` count
+    emitted: list[list[int]]  # L + 1 each, of which the first `accepted + 1` are emitted
     drafted: list[int]
     accepted: list[int]
-    sound: list[bool]  # no logits of the row were NaN or +inf
-    bounded: list[bool]  # nor was any T
-    spared: list[list[float]]  # largest score so far that alone accepted, by position
-    refused: list[list[float]]  # score where it rejected, else inf
+    sound: list[bool]  # no logits of the row are NaN or +inf
+    bounded: list[bool]  # no T of the row is NaN, and no scale negative
+    spared: list[list[float]]  # by position, the largest score up to it that accepted a token; -inf where none did
+    refused: list[list[float]]  # by position, the score that rejected the token; inf where none did
 
     @classmethod
     def of(cls, packed: Tensor, drafts: int) -> Decided:
-        """One copy to the host for the whole round."""
+        """Unpacks the result of `settle`, by one copy to the host for the whole round."""
         rows = packed.tolist()
         n = drafts + 1
         return cls(
@@ -126,7 +145,7 @@ class Decided:
         )
 
     def verified(self, row: int) -> Verified:
-        """What a stop policy is told of a row's round."""
+        """The outcome of a row's round, as passed to a stop policy."""
         drafted, accepted = self.drafted[row], self.accepted[row]
         spared = self.spared[row][accepted - 1] if accepted and self.spared[row] else -math.inf
         refused = self.refused[row][accepted] if accepted < drafted and self.refused[row] else math.inf
@@ -136,7 +155,7 @@ class Decided:
 
 
 def _last_and_drafted(batch: Batch, drafts: int) -> Tensor:
-    """Positions of every row's last token and the drafted ones behind it: (B, L + 1)."""
+    """Positions of every row's last token and of the drafted tokens after it: (B, L + 1)."""
     return batch.lengths[:, None] - 1 + _span(batch, drafts + 1)
 
 

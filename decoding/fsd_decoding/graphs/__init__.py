@@ -1,1 +1,1 @@
-"""How the steps of a round are called: directly, compiled, or captured as CUDA graphs."""
+"""Execution of a round's steps: eager, compiled by `torch.compile`, or captured as CUDA graphs."""

@@ -1,7 +1,4 @@
-"""How a step of a round is called: as it is, or as a compiled graph for every shape that occurs.
-
-Knows `torch.compile`, and which sizes keep shapes few. Knows nothing of what it calls.
-"""
+"""Callers of a round's steps: eager, or as one `torch.compile` graph per shape."""
 
 from __future__ import annotations
 
@@ -19,9 +16,11 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class GraphKey:
-    """Whatever beside tensors' values makes two calls of a function differ.
+    """Everything but tensor values that makes two calls of a step differ.
 
-    shape: what of it the shapes of results depend on; rest: all else.
+    Args:
+        shape: the part that determines the shapes of the results.
+        rest: everything else.
     """
 
     shape: Hashable
@@ -29,31 +28,32 @@ class GraphKey:
 
 
 class Caller(Protocol):
-    """Calls steps."""
+    """Calls the steps of a round, and chooses the sizes they are called with."""
 
     @property
     def reshapes(self) -> bool:
-        """Whether another number of rows costs nothing."""
+        """Whether the number of rows may change without cost."""
 
     @property
     def keeps(self) -> bool:
-        """Whether what a step returned is still that once one of its shape is called again."""
+        """Whether a step's results stay valid after the next call of a step with results of the same shape."""
 
     @property
     def uncompiled(self) -> Caller:
-        """One for steps that are too many to compile each."""
+        """A caller for steps that come in too many variants to compile each."""
 
     def size(self, needed: int) -> int:
-        """How many slots to have, or to read, where so many are needed."""
+        """Returns the number of slots to allocate or read, at least `needed`."""
 
     def rows(self, requests: int, batch_size: int) -> int:
-        """How many rows to decode so many requests in."""
+        """Returns the number of rows to decode `requests` requests in, at most `batch_size`."""
 
-    def __call__(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value: ...
+    def __call__(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value:
+        """Returns `function(*args)`."""
 
 
 class Eager:
-    """Calls a step as it is."""
+    """Calls every step directly."""
 
     reshapes = keeps = True
 
@@ -62,7 +62,7 @@ class Eager:
         return self
 
     def size(self, needed: int) -> int:
-        return -(-needed // 32) * 32  # so that shapes repeat
+        return -(-needed // 32) * 32  # so that few different shapes occur
 
     def rows(self, requests: int, batch_size: int) -> int:
         return min(batch_size, requests)
@@ -72,11 +72,14 @@ class Eager:
 
 
 class Graphs:
-    """Calls a step as one full graph, made when a key first occurs.
+    """Calls every step as one full graph, compiled when its key first occurs.
 
-    `backend` is PyTorch's: "inductor" compiles kernels, "eager" keeps the ones there are and only leaves
-    Python out, which gives the very same numbers. PyTorch's own check whether a graph still fits costs more
-    than the graph of a small model, so it is left out: the key has to say it all.
+    PyTorch's own guards, which check whether a graph still applies, cost more than the graph of a small model. They are
+    switched off, so the key must hold everything that a graph depends on.
+
+    Args:
+        backend: that of `torch.compile`. "inductor" compiles kernels; "eager" keeps PyTorch's kernels and only removes
+            Python, so results are bit-identical.
     """
 
     reshapes = False
@@ -94,18 +97,25 @@ class Graphs:
         return min(batch_size, power_of_two(requests))
 
     def __call__(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value:
-        place = (function, key)
-        if place not in self._graphs:
-            self._graphs[place] = _graph(function, self._backend)
-        found: Value = self._graphs[place](*args)
-        return found
+        graph_id = (function, key)
+        if graph_id not in self._graphs:
+            self._graphs[graph_id] = _compile(function, self._backend)
+        result: Value = self._graphs[graph_id](*args)
+        return result
 
     def __len__(self) -> int:
         return len(self._graphs)
 
 
 def caller(compile: bool | Literal["capture"]) -> Caller:
-    """False: as it is; "capture": graphs of the same kernels; True: compiled kernels."""
+    """Returns the caller for a `compile=` argument.
+
+    Args:
+        compile: False calls steps directly, "capture" makes graphs of PyTorch's own kernels, True compiles kernels.
+
+    Raises:
+        UsageError: it is none of these.
+    """
     if compile not in (False, True, "capture"):
         raise UsageError(f"compile is {compile!r}; it must be False, 'capture' or True")
     if not compile:
@@ -113,8 +123,8 @@ def caller(compile: bool | Literal["capture"]) -> Caller:
     return Graphs("eager" if compile == "capture" else "inductor")
 
 
-def _graph(function: Any, backend: str) -> Callable[..., Any]:
-    """PyTorch keeps its graphs by code object, so every one gets a code object of its own."""
+def _compile(function: Any, backend: str) -> Callable[..., Any]:
+    """Compiles a copy of the function, because PyTorch stores graphs by code object and each needs its own."""
     code = function.__code__.replace()
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     unguarded: dict[str, str | int | bool | Callable[..., Any]] = {
@@ -124,5 +134,5 @@ def _graph(function: Any, backend: str) -> Callable[..., Any]:
 
 
 def power_of_two(size: int) -> int:
-    """The least one that is not below `size`."""
+    """Returns the smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()

@@ -1,7 +1,6 @@
-"""Steps captured once and replayed: all that they launched, at the addresses it had, and no Python.
+"""Capture and replay of steps: a replay launches the same kernels at the same addresses, without Python.
 
-Knows which tensors a step is given and which it returns. Knows neither what a step does nor how a device captures:
-CUDA graphs are in `cuda.py`.
+How a device captures is passed in; `cuda.py` has CUDA graphs.
 """
 
 from __future__ import annotations
@@ -19,29 +18,34 @@ from fsd_decoding.graphs.host_sync import HostSyncDetector
 from fsd_decoding.graphs.tracing import capturing
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Goes through a function without doing what that launches; what it returns does it, whenever it is called."""
+"""Records the work that a function launches, without running it, and returns a function that runs it."""
 
-
-_MOST = 256  # steps remembered, most of them with a graph: a server may be asked for any number of temperatures
+_MOST = 256  # steps kept, most of them with a graph: a server may receive any number of different temperatures
 
 
 @dataclass(frozen=True)
 class _Step:
-    inputs: list[Tensor]  # where it reads what it is given
-    holds: tuple[Any, ...]  # whatever else it was given: a graph knows addresses only
+    """A captured step."""
+
+    inputs: list[Tensor]  # the tensors it reads; arguments of later calls are copied here
+    args: tuple[Any, ...]  # kept alive, because a graph holds addresses only
     replay: Callable[[], None]
 
 
 _State = Literal["new", "once", "never"]
-"""Of a step without a graph: not called yet, called once, or not to be captured."""
+"""A step without a graph: not called yet, called once, or impossible to capture."""
 
 
 class Captured:
-    """Calls a step as it is the first time, which also loads what it needs; captures it the second time; then replays.
+    """Calls a step directly the first time, which also loads its kernels, captures it the second time, then replays it.
 
-    So a shape that comes once costs no capture, and no step ever runs twice. Steps return a tensor or a list of
-    them, which lie where the last call of their shape put them: whoever keeps one takes a copy. What else a step
-    is given must stay where it is in memory, and be written in place.
+    So a shape that occurs once costs no capture, and no step runs twice. Steps return a tensor or a list of tensors,
+    whose memory is shared by all results of the same shape: copy what is kept beyond the next call. State that a step
+    reads or writes besides its tensor arguments must stay at its address and be written in place.
+
+    Args:
+        inner: calls a step where it is not replayed.
+        capture: records a step on the device.
     """
 
     reshapes = keeps = False
@@ -49,7 +53,7 @@ class Captured:
     def __init__(self, inner: Caller, capture: Capture) -> None:
         self._inner, self._capture = inner, capture
         self._uncompiled = None if isinstance(inner, Eager) else Captured(Eager(), capture)
-        self._steps: dict[Hashable, _Step | _State] = {}  # the latest called last
+        self._steps: dict[Hashable, _Step | _State] = {}  # in order of the latest call
         self._results: dict[Hashable, Any] = {}
 
     @property
@@ -57,7 +61,7 @@ class Captured:
         return self if self._uncompiled is None else self._uncompiled
 
     def size(self, needed: int) -> int:
-        """Steps of an eighth, so that at most that much is read in vain and graphs stay few."""
+        """Rounds up by at most an eighth of the size, which limits both unused slots and the number of graphs."""
         eighth = max(64, power_of_two(needed) // 16)
         return max(self._inner.size(needed), -(-needed // eighth) * eighth)
 
@@ -65,47 +69,48 @@ class Captured:
         return min(batch_size, power_of_two(requests))
 
     def __call__(self, key: GraphKey, function: Callable[..., Any], *args: Any) -> Any:
-        place = function, key
-        step = self._steps.pop(place, "new")
+        step_id = function, key
+        step = self._steps.pop(step_id, "new")
         if step == "once":
-            step = self._captured(key, function, args) or "never"
+            step = self._capture_step(key, function, args) or "never"
         if isinstance(step, _Step):
-            made = self._replayed(step, key, function, args)
+            result = self._replay(step, key, function, args)
         elif step == "new":
-            step, made = self._tried(key, function, args)
+            step, result = self._call_first(key, function, args)
         else:
-            made = self._done(key, function, args)
-        self._steps[place] = step
+            result = self._call(key, function, args)
+        self._steps[step_id] = step
         if len(self._steps) > _MOST:
             del self._steps[next(iter(self._steps))]
-        return made
+        return result
 
     def __len__(self) -> int:
-        """How many graphs there are."""
+        """Number of graphs."""
         return sum(isinstance(step, _Step) for step in self._steps.values())
 
-    def _tried(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[_State, Any]:
-        """The first call, and what it says of the next."""
+    def _call_first(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[_State, Any]:
+        """Calls a step directly; the state returned says whether the next call may capture it."""
         if not isinstance(self._inner, Eager):
-            return "once", self._done(key, function, args)  # what was compiled as a whole looks at nothing
-        with HostSyncDetector() as looked:
-            made = self._done(key, function, args)
-        if looked.at is None:
-            return "once", made
-        _warn(function, f"{looked.at} waits for a value")
-        return "never", made
+            return "once", self._call(key, function, args)  # a step compiled as one full graph reads no values
+        with HostSyncDetector() as detector:
+            result = self._call(key, function, args)
+        if detector.at is None:
+            return "once", result
+        _warn(function, f"{detector.at} waits for a value")
+        return "never", result
 
-    def _replayed(self, step: _Step, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        for own, given in zip(step.inputs, _tensors(args), strict=True):
-            if own is not given:
-                own.copy_(given)
+    def _replay(self, step: _Step, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        for captured, passed in zip(step.inputs, _tensors(args), strict=True):
+            if captured is not passed:
+                captured.copy_(passed)
         step.replay()
         return self._results[function, key.shape]
 
-    def _captured(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> _Step | None:
+    def _capture_step(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> _Step | None:
+        """Captures a step; None, after a warning, where that fails."""
         try:
             with capturing():
-                replay = self._capture(lambda: self._done(key, function, args))
+                replay = self._capture(lambda: self._call(key, function, args))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -113,23 +118,25 @@ class Captured:
             return None
         return _Step(_tensors(args), args, replay)
 
-    def _done(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Calls the step, and puts what it returns where results of its shape lie."""
-        made, shape = self._inner(key, function, *args), (function, key.shape)
+    def _call(self, key: GraphKey, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Calls the step directly, and copies its result to the memory that results of its shape share."""
+        result, shape = self._inner(key, function, *args), (function, key.shape)
         if shape not in self._results:
-            self._results[shape] = made.clone() if isinstance(made, Tensor) else [one.clone() for one in made]
+            self._results[shape] = result.clone() if isinstance(result, Tensor) else [one.clone() for one in result]
         else:
-            for own, new in zip(_tensors([self._results[shape]]), _tensors([made]), strict=True):
-                own.copy_(new)
+            for shared, new in zip(_tensors([self._results[shape]]), _tensors([result]), strict=True):
+                shared.copy_(new)
         return self._results[shape]
 
 
 def _warn(function: Callable[..., Any], reason: str) -> None:
-    shown = " ".join(reason.split())
-    warnings.warn(f"{function.__name__} cannot be captured, so that rounds are slower: {shown:.200}", stacklevel=2)
+    one_line = " ".join(reason.split())
+    warnings.warn(
+        f"step {function.__name__!r} cannot be captured as a graph, so rounds are slower: {one_line:.200}", stacklevel=2
+    )
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Those among the values, and in lists among them."""
+    """The tensors among the values and inside lists among them."""
     lists = (value if isinstance(value, list) else [value] for value in values)
-    return [one for some in lists for one in some if isinstance(one, Tensor)]
+    return [item for items in lists for item in items if isinstance(item, Tensor)]

@@ -1,7 +1,4 @@
-"""What CUDA alone has: graphs of what was launched, and streams beside one another.
-
-Knows PyTorch's interface to them. Knows nothing of what is launched.
-"""
+"""CUDA graphs and CUDA side streams."""
 
 from __future__ import annotations
 
@@ -12,12 +9,11 @@ from threading import Lock
 
 import torch
 
-_ONE_AT_A_TIME = Lock()  # a capture waits for the whole GPU first, which would break another thread's
+_ONE_AT_A_TIME = Lock()  # a capture first synchronises with the whole GPU, which breaks other threads' captures
 
 
 class CudaGraphs:
-    """Captures on the current GPU. All its graphs share what memory they need within a step: they run one after
-    another."""
+    """Captures CUDA graphs on the current GPU. They share one memory pool, because they run one after another."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -26,8 +22,8 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with (
             _ONE_AT_A_TIME,
-            self._mended(),
-            # Other threads may allocate meanwhile.
+            self._cleaned_up_on_error(),
+            # "thread_local", because other threads may allocate meanwhile.
             torch.cuda.graph(
                 graph, self._pool, _stream(torch.cuda.current_device()), capture_error_mode="thread_local"
             ),
@@ -36,8 +32,8 @@ class CudaGraphs:
         return graph.replay
 
     @contextmanager
-    def _mended(self) -> Iterator[None]:
-        """A capture that fails leaves its stream current, and its memory pool open and in use."""
+    def _cleaned_up_on_error(self) -> Iterator[None]:
+        """Restores the current stream and replaces the memory pool, which a failed capture leaves open and in use."""
         with torch.cuda.stream(torch.cuda.current_stream()):
             try:
                 yield
@@ -50,39 +46,41 @@ class CudaGraphs:
 
 
 def cuda_graphs(device: torch.device) -> CudaGraphs | None:
-    """None for another GPU than the current one, which kernels are launched on."""
+    """Returns a capture for the current GPU; None for any other, because kernels are launched on the current one."""
     return CudaGraphs() if device.index == torch.cuda.current_device() else None
 
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """One for all captures, as libraries keep a workspace for each that they ever saw."""
+    """The one stream of all captures on a GPU, because libraries keep a workspace for every stream they have seen."""
     return torch.cuda.Stream(device)
 
 
-class SideStream:
-    """Work beside the current stream's, behind what that was given up to a mark."""
+class CudaSideStream:
+    """A second CUDA stream, whose work is ordered after a mark on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
 
     def mark(self) -> torch.cuda.Event:
+        """Marks the end of the work that is queued on the current stream."""
         event = torch.cuda.Event()
         event.record(self._current())
         return event
 
     @contextmanager
-    def behind(self, mark: torch.cuda.Event) -> Iterator[None]:
+    def run_after(self, mark: torch.cuda.Event) -> Iterator[None]:
+        """Inside, work goes to the side stream, ordered after the mark."""
         self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream):
             yield
 
-    def after(self, mark: torch.cuda.Event) -> None:
-        """What the current stream is given from now on comes behind the mark."""
+    def wait_for(self, mark: torch.cuda.Event) -> None:
+        """Orders the current stream's further work after the mark."""
         self._current().wait_event(mark)
 
     def join(self) -> None:
-        """What the current stream is given from now on comes behind the work done here."""
+        """Orders the current stream's further work after the side stream's work so far."""
         self._current().wait_stream(self._stream)
 
     def _current(self) -> torch.cuda.Stream:

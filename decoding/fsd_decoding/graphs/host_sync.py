@@ -1,7 +1,4 @@
-"""Whether the host has to know a value, or hands one over, while a step runs: no graph of a device can hold that.
-
-Knows PyTorch's operations as they are dispatched. Knows nothing of steps.
-"""
+"""Detection of operations that synchronise host and device, which a device graph cannot hold."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class HostSyncDetector(TorchDispatchMode):
-    """Within, notes the first operation by which host and device wait for each other."""
+    """Inside its context, records in `at` the first operation by which host and device wait for each other."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -27,24 +24,24 @@ class HostSyncDetector(TorchDispatchMode):
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = operation(*args, **kwargs or {})
-        if self.at is None and (looks(operation, args) or crosses((args, kwargs), out)):
+        if self.at is None and (reads_values(operation, args) or crosses_devices((args, kwargs), out)):
             self.at = str(operation)
         return out
 
 
-def looks(operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether what comes out depends on values in another way than by being computed from them."""
-    if operation in _INDEXING:  # by numbers it gathers, by truth values it counts them first
-        masked = any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1])
-        return masked and (len(args) < 3 or args[2].numel() > 1)  # one number for all needs no count
+def reads_values(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the host must read values to run the operation, for example to know the shape of its result."""
+    if operation in _INDEXING:  # indices are gathered on the device, but the entries of a mask are counted first
+        masked = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        return masked and (len(args) < 3 or args[2].numel() > 1)  # a single number fills a mask without counting
     return not _TAGS.isdisjoint(operation.tags)
 
 
-def crosses(given: Any, made: Any) -> bool:
-    """Whether an operation copies between devices; a number of the host that goes along with it is no copy."""
-    sources, results = ([one for one in tree_leaves(some) if isinstance(one, Tensor)] for some in (given, made))
+def crosses_devices(inputs: Any, outputs: Any) -> bool:
+    """Whether an operation copies between devices; a host scalar passed as an argument is no copy."""
+    sources, results = ([x for x in tree_leaves(values) if isinstance(x, Tensor)] for values in (inputs, outputs))
     if not sources or not results:
         return False
     device = results[0].device
-    elsewhere = [one for one in sources if one.device != device]
-    return len(elsewhere) == len(sources) or any(one.dim() for one in elsewhere)
+    elsewhere = [source for source in sources if source.device != device]
+    return len(elsewhere) == len(sources) or any(source.dim() for source in elsewhere)

@@ -1,4 +1,4 @@
-"""Whether work is being put into a graph, rather than done. Knows nothing else."""
+"""Whether code runs inside a graph under construction, and custom kernels as operations that graphs can hold."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from typing import Any, TypeVar
 
 import torch
 
-# MERGED: """Kernels' launches as single operations, which whoever makes a graph takes in without a look inside.
-#
-# Knows how PyTorch registers an operation. Knows no kernel.
-# """
-
-
 _capturing = ContextVar("capturing", default=False)
 
 
 def in_graph() -> bool:
-    """Nothing that is made now may be kept from one call to the next, and no value be looked at."""
+    """Whether a graph is being traced or captured: then tensors must not be cached across calls, nor values read."""
     return torch.compiler.is_compiling() or _capturing.get()
 
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Within, work is captured by whoever says so."""
+    """Inside, `in_graph` is true."""
     before = _capturing.set(True)
     try:
         yield
@@ -36,13 +30,20 @@ def capturing() -> Iterator[None]:
 Launch = TypeVar("Launch", bound=Callable[..., Any])
 
 
-def opaque(name: str, schema: str, launch: Launch, memory: Callable[..., Any]) -> Launch:
-    """`launch` as an operation. memory: given the same, makes what it returns, with whatever in it."""
+def opaque_operation(name: str, schema: str, launch: Launch, allocate: Callable[..., Any]) -> Launch:
+    """Registers a kernel launch as a PyTorch operation, which graphs hold as a whole.
+
+    Args:
+        name: the operation's name in the namespace `fsd_decoding`.
+        schema: its signature in PyTorch's schema language.
+        launch: launches the kernel and returns its results.
+        allocate: takes the same arguments and returns uninitialised results, for tracing.
+    """
     operation = torch.library.custom_op(f"fsd_decoding::{name}", launch, mutates_args=(), schema=schema)
-    operation.register_fake(memory)
+    operation.register_fake(allocate)
     return operation  # type: ignore[return-value]
 
 
-def as_graphs_can(launch: Launch, operation: Launch) -> Launch:
-    """The operation where a graph is made; else the launch itself, which costs the host less."""
+def launch_or_operation(launch: Launch, operation: Launch) -> Launch:
+    """Returns the registered operation inside a graph, else the launch itself, which costs the host less."""
     return operation if in_graph() else launch

@@ -1,7 +1,7 @@
-"""Second pass: every asked divergence, of p and q that are never written down.
+"""Kernel for divergences: a second pass over the logits, which never stores p or q.
 
-Knows Triton, and how the definitions in `divergence.py` fall into sums over the vocabulary. Reads logits once more,
-with the normalisers that `scanning.py` found.
+It uses the normalisers from the first pass (`scan.py`), and computes the sums over the vocabulary from which the
+definitions in `divergence.py` follow.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsd_decoding.graphs.tracing import as_graphs_can, opaque
+from fsd_decoding.graphs.tracing import launch_or_operation, opaque_operation
 from fsd_decoding.kernels.scan import BLOCK, Scan, accumulator, splits, sums_dtype
 
-_SUMS = ("js", "ag", "kl_qp", "kl_pq", "tv", "squares")  # in the order of their columns; 0 where nobody asks
+_SUMS = ("js", "ag", "kl_qp", "kl_pq", "tv", "squares")  # in the order of their columns; 0 where not requested
 _NEEDS = {name: name for name in _SUMS[:-1]} | {"hellinger": "squares", "doubt": "js"}  # divergence -> its sum
 _FINISH: Mapping[str, Callable[[Tensor, Scan, Scan], Tensor]] = {
     "hellinger": lambda squares, p, q: squares.sqrt(),
@@ -23,57 +23,62 @@ _FINISH: Mapping[str, Callable[[Tensor, Scan, Scan], Tensor]] = {
 }
 
 
-def knows(names: Sequence[str]) -> bool:
-    """Whether it computes them all: forms like "js@50", and what is added to `DIVERGENCES` alone, it does not."""
+def supports(names: Sequence[str]) -> bool:
+    """Whether the kernel computes all of these. Top-k forms ("js@50") and new entries of `DIVERGENCES` it does not."""
     return all(name in _NEEDS for name in names)
 
 
 def compare(names: Sequence[str], target: Tensor, draft: Tensor, scans: tuple[Scan, Scan]) -> dict[str, Tensor]:
-    """target and draft logits (B, N, V) of any float dtypes, strided as they like but for tokens side by side.
+    """Returns divergences of target and draft logits.
 
-    scans: of both, of at least their first N places. Returns for each name (B, N) in nats, summed in fp32, or in fp64
-    where both logits are fp64.
+    Args:
+        names: divergences that `supports` accepts.
+        target, draft: logits (B, N, V) of any float dtypes and strides, with the vocabulary contiguous.
+        scans: first passes over both, of at least their first N positions.
+
+    Returns:
+        For each name (B, N) in nats, summed in fp32, or in fp64 where both logits are fp64.
     """
-    p, q = (one.normaliser[:, : target.shape[1]].contiguous() for one in scans)
-    asked = [name for name in _SUMS if name in {_NEEDS[name] for name in names}]
-    sums = as_graphs_can(_read, _opaque)(target, draft, p, q, ",".join(asked))
-    found = dict(zip(_SUMS, sums.sum(2).unbind(-1), strict=True))
+    p, q = (scan.normaliser[:, : target.shape[1]].contiguous() for scan in scans)
+    requested = [name for name in _SUMS if name in {_NEEDS[name] for name in names}]
+    partial = launch_or_operation(_launch, _operation)(target, draft, p, q, ",".join(requested))
+    sums = dict(zip(_SUMS, partial.sum(2).unbind(-1), strict=True))
     return {
-        name: (_FINISH[name](found[_NEEDS[name]], *scans) if name in _FINISH else found[name]).clamp_min(0.0)
+        name: (_FINISH[name](sums[_NEEDS[name]], *scans) if name in _FINISH else sums[name]).clamp_min(0.0)
         for name in names
     }
 
 
-def _read(target: Tensor, draft: Tensor, target_normaliser: Tensor, draft_normaliser: Tensor, asked: str) -> Tensor:
-    """What every split sums up of the sums asked for: (B, N, S, 6)."""
+def _launch(target: Tensor, draft: Tensor, target_normaliser: Tensor, draft_normaliser: Tensor, names: str) -> Tensor:
+    """The requested sums over every split of the vocabulary, `names` separated by commas: (B, N, S, 6)."""
     rows, places, vocabulary = target.shape
     parts, size = splits(vocabulary)
-    sums = _found(target, draft, target_normaliser, draft_normaliser, asked)
-    needed = asked.split(",")
+    sums = _allocate(target, draft, target_normaliser, draft_normaliser, names)
+    requested = names.split(",")
     _compare[(rows * places, parts)](
         target, draft, target_normaliser, draft_normaliser, sums,
         places, vocabulary, size, *target.stride()[:2], *draft.stride()[:2],
-        **{name.upper(): name in needed for name in _SUMS},
+        **{name.upper(): name in requested for name in _SUMS},
         COLUMNS=len(_SUMS), INNER=accumulator(target, draft), BLOCK=BLOCK,
     )  # fmt: skip
     return sums
 
 
-def _found(target: Tensor, draft: Tensor, target_normaliser: Tensor, draft_normaliser: Tensor, asked: str) -> Tensor:
-    """Memory for it."""
+def _allocate(target: Tensor, draft: Tensor, target_normaliser: Tensor, draft_normaliser: Tensor, names: str) -> Tensor:
+    """Uninitialised results of `_launch`."""
     rows, places, vocabulary = target.shape
     return target.new_empty((rows, places, splits(vocabulary)[0], len(_SUMS)), dtype=sums_dtype(target, draft))
 
 
-_opaque = opaque(
-    "compare", "(Tensor target, Tensor draft, Tensor target_normaliser, Tensor draft_normaliser, str asked) -> Tensor",
-    _read, _found,
+_operation = opaque_operation(
+    "compare", "(Tensor target, Tensor draft, Tensor target_normaliser, Tensor draft_normaliser, str names) -> Tensor",
+    _launch, _allocate,
 )  # fmt: skip
 
 
 @triton.jit
 def _expected(weights, log_ratio):
-    """Where a zero weight counts nothing even against infinity, and a NaN one stays NaN."""
+    """The sum of weights * log_ratio with 0·∞ = 0; a NaN weight stays NaN."""
     return tl.sum(tl.where(weights == 0.0, 0.0, weights * log_ratio), 0)
 
 

@@ -1,7 +1,7 @@
-"""One pass over logits: softmax's normaliser, its entropy, the two likeliest tokens, and the one a keyed race picks.
+"""Kernel for one pass over logits: normaliser, entropy, the two likeliest tokens, and the winner of a keyed race.
 
-Knows Triton. The pass is divided into splits, so that few rows keep a whole GPU busy; partial results are merged in a
-fixed order, so that the same logits, laid out alike, always give the same answer.
+The vocabulary is divided into splits, so that few rows keep a whole GPU busy. Partial results are merged in a fixed
+order, so that equal logits in the same memory layout always give equal results.
 """
 
 from __future__ import annotations
@@ -14,62 +14,63 @@ import triton.language as tl
 from torch import Tensor
 
 from fsd_decoding import noise
-from fsd_decoding.graphs.tracing import as_graphs_can, opaque
+from fsd_decoding.graphs.tracing import launch_or_operation, opaque_operation
 
-BLOCK = 1024  # logits a program reads at once
+BLOCK = 1024  # logits that a program reads at a time
 _LEAST_SPLIT = 4 * BLOCK
 _MOST_SPLITS = 64
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Of logits (B, N, V): (B, N) each."""
+    """Results of one pass over logits (B, N, V), each (B, N)."""
 
-    normaliser: Tensor  # log Σ exp(logit); NaN, or -inf where nothing is possible
+    normaliser: Tensor  # log Σ exp(logit); -inf where all logits are -inf, NaN where one is NaN
     entropy: Tensor  # of the softmax, in nats
     top: Tensor  # the likeliest token, the first of equals
     top1: Tensor  # its logit
-    top2: Tensor  # the next logit, -inf where V is 1
-    choice: Tensor  # the race's winner; without a race the likeliest
+    top2: Tensor  # the second largest logit, -inf where V is 1
+    choice: Tensor  # the winner of the race; without a race the likeliest token
 
 
 @dataclass(frozen=True)
 class Race:
-    """The exponential race among softmax(logits / temperature)."""
+    """A keyed exponential race, which samples from softmax(logits / temperature)."""
 
     temperature: float
-    words: tuple[Tensor, Tensor]  # (B, N) each, of `noise.words`
+    words: tuple[Tensor, Tensor]  # (B, N) each, from `noise.words`
 
     @classmethod
     def of(cls, temperature: float, keys: Tensor, positions: Tensor, stream: noise.Stream) -> Race:
-        """keys (B, 2), positions (B, N)."""
+        """Returns the race of these noise keys (B, 2) at these positions (B, N)."""
         first, second = noise.words(keys, positions, stream)
         return cls(temperature, (first.contiguous(), second.contiguous()))
 
 
 def splits(vocabulary: int) -> tuple[int, int]:
-    """How many parts a row is read in, and how long each is, but for the last."""
+    """Returns the number of splits of a vocabulary, and the size of each but the last."""
     size = max(_LEAST_SPLIT, triton.cdiv(triton.cdiv(vocabulary, _MOST_SPLITS), BLOCK) * BLOCK)
     return triton.cdiv(vocabulary, size), size
 
 
 def sums_dtype(*logits: Tensor) -> torch.dtype:
-    """What sums are held in: fp64 for fp64 logits alone."""
-    return torch.float64 if all(one.dtype == torch.float64 for one in logits) else torch.float32
+    """Returns the dtype of sums over these logits: fp64 where all of them are fp64, else fp32."""
+    return torch.float64 if all(tensor.dtype == torch.float64 for tensor in logits) else torch.float32
 
 
 def accumulator(*logits: Tensor) -> tl.dtype:
-    """The same in Triton's words."""
+    """Returns `sums_dtype` as a Triton type."""
     return tl.float64 if sums_dtype(*logits) == torch.float64 else tl.float32
 
 
 def scan(logits: Tensor, race: Race | None = None) -> Scan:
-    """logits (B, N, V) of any float dtype and strides, but for tokens side by side."""
+    """Returns one pass over logits (B, N, V) of any float dtype and strides, with the vocabulary contiguous."""
     first, second = race.words if race is not None else (None, None)
-    floats, tokens = as_graphs_can(_read, _opaque)(logits, first, second, race.temperature if race is not None else 1.0)
+    temperature = race.temperature if race is not None else 1.0
+    floats, tokens = launch_or_operation(_launch, _operation)(logits, first, second, temperature)
     largest, total, weighted, second_largest, won = floats
     top, choice = tokens
-    best = largest.argmax(-1, keepdim=True)  # the first of equals, and parts lie in order
+    best = largest.argmax(-1, keepdim=True)  # the first of equals, as splits are in order
     winner = won.argmax(-1, keepdim=True)
     return Scan(
         *_merged(largest, total, weighted),
@@ -80,13 +81,13 @@ def scan(logits: Tensor, race: Race | None = None) -> Scan:
     )
 
 
-def _read(logits: Tensor, first: Tensor | None, second: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """What every split found: (5, B, N, S) numbers and (2, B, N, S) tokens, in the order of `_scan`'s pointers."""
+def _launch(logits: Tensor, first: Tensor | None, second: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """Results per split: (5, B, N, S) numbers and (2, B, N, S) tokens, in the order of `_scan`'s pointers."""
     rows, places, vocabulary = logits.shape
     parts, size = splits(vocabulary)
-    floats, tokens = _found(logits, first, second, temperature)
-    warmth = floats.new_full((1,), temperature)  # a number would be cut to fp32
-    words = (warmth, warmth) if first is None else (first, second)  # without a race not looked at
+    floats, tokens = _allocate(logits, first, second, temperature)
+    warmth = floats.new_full((1,), temperature)  # a scalar argument would be rounded to fp32
+    words = (warmth, warmth) if first is None else (first, second)  # placeholders, not read without a race
     _scan[(rows * places, parts)](
         logits, *floats.unbind(), *tokens.unbind(), *words, warmth, places, vocabulary, size,
         *logits.stride()[:2], RACES=first is not None, INNER=accumulator(logits), BLOCK=BLOCK,
@@ -94,26 +95,29 @@ def _read(logits: Tensor, first: Tensor | None, second: Tensor | None, temperatu
     return floats, tokens
 
 
-def _found(logits: Tensor, first: Tensor | None, second: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """Memory for it."""
+def _allocate(logits: Tensor, first: Tensor | None, second: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """Uninitialised results of `_launch`."""
     rows, places, vocabulary = logits.shape
     shape = rows, places, splits(vocabulary)[0]
     floats = logits.new_empty((5, *shape), dtype=sums_dtype(logits))
     return floats, logits.new_empty((2, *shape), dtype=torch.int32)
 
 
-_opaque = opaque(
-    "scan", "(Tensor logits, Tensor? first, Tensor? second, float temperature) -> (Tensor, Tensor)", _read, _found
+_operation = opaque_operation(
+    "scan", "(Tensor logits, Tensor? first, Tensor? second, float temperature) -> (Tensor, Tensor)", _launch, _allocate
 )
 
 
 def _merged(largest: Tensor, total: Tensor, weighted: Tensor) -> tuple[Tensor, Tensor]:
-    """Of all splits of each row, its normaliser and its entropy.
+    """Merges splits into the normaliser and the entropy, (…,) each.
 
-    (…, S) each: the largest logit, and with x what a logit is below it, Σ exp x and Σ x·exp x.
+    Args:
+        largest: (…, S) the largest logit of each split.
+        total: (…, S) Σ exp x, where x is a logit minus the split's largest.
+        weighted: (…, S) Σ x·exp x.
     """
     top = largest.amax(-1, keepdim=True)
-    below = torch.where(total > 0, largest - top, 0.0)  # a split where nothing is possible counts nothing
+    below = torch.where(total > 0, largest - top, 0.0)  # a split of only -inf counts nothing
     share = below.exp()
     whole = (share * total).sum(-1)
     log = whole.log()
@@ -135,7 +139,7 @@ def _mixed(x):
 def gumbel(first, second, tokens, INNER: tl.constexpr):
     """`noise.gumbel`: -log(-log(1 - v)), v = (k + ½)/2²³ of 23 random bits k.
 
-    1 - v is exact in fp32. Small v win races, and a logarithm need not be accurate near 1: a series there.
+    1 - v is exact in fp32. For small v, which win races, a series is used, because log may be inaccurate near 1.
     """
     golden = tl.full(tokens.shape, 0x9E3779B9, tl.uint32)
     mixed = first.to(tl.uint32, bitcast=True) ^ _mixed(tokens.to(tl.uint32) * golden)
@@ -158,7 +162,7 @@ def _scan(
     nothing = tl.full((), float("-inf"), INNER)
     maximum, next_best, best = nothing, nothing, nothing
     summed, moment = tl.zeros((), INNER), tl.zeros((), INNER)
-    token, winner = part * size, part * size  # where all are -inf, the first
+    token, winner = part * size, part * size  # the first token, where all logits are -inf
     if RACES:
         word, other, warmth = tl.load(first + row), tl.load(second + row), tl.load(temperature)
     for start in range(part * size, tl.minimum((part + 1) * size, vocabulary), BLOCK):

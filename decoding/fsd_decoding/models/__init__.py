@@ -1,1 +1,1 @@
-"""Hugging Face causal language models, run with a key-value cache of slots."""
+"""Hugging Face causal language models: running, caching, compatibility checks and fingerprints."""

@@ -1,8 +1,4 @@
-"""Attention for grouped queries over a cache, without a repeated copy of keys and values.
-
-Knows transformers' attention interface and PyTorch's scaled dot product. Knows nothing of caches or masks
-beyond their shapes.
-"""
+"""Grouped-query attention over a cache, without repeating keys and values."""
 
 from __future__ import annotations
 
@@ -30,14 +26,23 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' `sdpa` computes, with the G queries that share a key head folded into the query axis.
+    """Computes transformers' `sdpa` attention with the G queries that share a key head folded into the query axis.
 
-    query (B, G·K, Q, D), key and value (B, K, S, D), `attention_mask` (B, 1, Q, S) additive -> (B, Q, G·K, D).
-    Where there is a mask transformers repeats keys and values G times instead, which copies the cache at every
-    layer; the mask is smaller by far.
+    With a mask, transformers repeats keys and values G times instead, which copies the cache in every layer. Repeating
+    the mask is far cheaper.
+
+    Args:
+        module, dropout, kwargs: as in transformers' attention interface.
+        query: (B, G·K, Q, D).
+        key, value: (B, K, S, D).
+        attention_mask: (B, 1, Q, S) additive.
+        scaling: factor of the scores; None is 1/√D.
+
+    Returns:
+        (B, Q, G·K, D), and None in place of attention weights.
     """
     if attention_mask is None or attention_mask.dtype == torch.bool or dropout:
-        # Not our runner: another thread calls the model while a round of ours is under way.
+        # Not called by `ModelRunner`, but by another thread that uses the model meanwhile.
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     rows, heads, queries, size = query.shape
     groups = heads // key.shape[1]
@@ -48,14 +53,15 @@ def grouped_attention(
 
 
 AttentionInterface.register(NAME, grouped_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls that bring no mask of their own
+AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls without a mask of their own
 
 
 @contextmanager
-def grouped(config: Any) -> Iterator[None]:
-    """Within, a model of `config` that was loaded with `sdpa` attends by `grouped_attention`.
+def use_grouped_attention(config: Any) -> Iterator[None]:
+    """Inside, a model of this config that was loaded with `sdpa` uses `grouped_attention`.
 
-    Only for the length of a forward: the model is its owner's. Another thread may come and go within it.
+    Enter it for single forward passes only, because the model belongs to the caller. Other threads may use the model or
+    enter this context meanwhile.
     """
     config._attn_implementation_internal = NAME
     try:

@@ -1,8 +1,8 @@
-"""Which models a `SlotCache` serves. Knows what transformers declares of a model, and runs nothing.
+"""Check that a model can run on a `SlotCache`.
 
-A row is rolled back by feeding positions again, next to rows of other lengths. That is right where a token's
-keys and values depend on nothing but the tokens before it and its position, and where the model takes
-positions and masks from its caller. Any other model is refused by its type.
+A row is rolled back by feeding its positions again, in one batch with rows of other lengths. That is correct where a
+token's keys and values depend only on the tokens up to it and its position, and where the model takes positions and
+masks from its caller. Other models are refused, judged by their type and configuration alone; nothing is run.
 """
 
 from __future__ import annotations
@@ -17,57 +17,61 @@ import torch
 
 from fsd_decoding.errors import UsageError
 
-_ASKED = ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
+_REQUIRED_ARGUMENTS = ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
 
-
-_checked: WeakSet[Any] = WeakSet()  # models without an obstacle: looking through all modules takes milliseconds
+_checked: WeakSet[Any] = WeakSet()  # models that passed, because going through all modules takes milliseconds
 
 
 def check_model(model: Any, slots: int) -> None:
-    """Raises UsageError for a model whose rows of up to `slots` tokens cannot be fed and rolled back one by one."""
-    passing = chain(_in_training(model), _too_long(model, slots))
-    for obstacle in passing if model in _checked else chain(_obstacles(model), passing):
+    """Checks that a model can decode rows of up to `slots` tokens, of different lengths and with rollback.
+
+    Raises:
+        UsageError: it cannot; the message says why, and what to use instead.
+    """
+    changeable = chain(_in_training(model), _too_long(model, slots))
+    for obstacle in changeable if model in _checked else chain(_obstacles(model), changeable):
         raise UsageError(f"{model.config.model_type} {obstacle}")
     _checked.add(model)
 
 
 def _obstacles(model: Any) -> Iterator[str]:
+    """Reasons why the model can never run on a `SlotCache`, as the rest of a sentence about it."""
     if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         yield "attends to an encoder; use a decoder-only model"
     if model._is_stateful:
         yield "keeps a state that cannot be rolled back; use a model whose layers are full or sliding attention"
-    forward = getattr(model, "_orig_mod", model).forward  # torch.compile hides what a model takes
-    if missing := [name for name in _ASKED if name not in inspect.signature(forward).parameters]:
+    forward = getattr(model, "_orig_mod", model).forward  # torch.compile hides a model's signature
+    if missing := [name for name in _REQUIRED_ARGUMENTS if name not in inspect.signature(forward).parameters]:
         yield f"takes no {', '.join(missing)}, so rows of different lengths cannot share a batch; use another model"
     config = model.config.get_text_config()
     if getattr(config, "alibi", False):
-        yield "biases attention by ALiBi, which it takes from a padding mask; use a model with position_ids"
+        yield "uses ALiBi, whose positions it derives from a padding mask; use a model with position_ids"
     if any(getattr(module, "is_causal", None) is False for module in model.get_decoder().modules()):
-        yield "attends to later tokens too; use a causal model (encoders: load with is_decoder=True)"
+        yield "attends to later tokens as well; use a causal model (load an encoder with is_decoder=True)"
     if "token_type_ids" in inspect.signature(forward).parameters and not getattr(config, "is_decoder", True):
-        yield "is an encoder as it was loaded; load it with is_decoder=True, or use a decoder-only model"
+        yield "is an encoder as loaded; load it with is_decoder=True, or use a decoder-only model"
     if any(buffer.dtype == torch.bool and buffer.dim() == 4 for buffer in model.buffers()):
-        yield "masks by its own table, which takes all rows to be of one length; use another model"
+        yield "masks by a table of its own, which assumes rows of equal length; use another model"
     if any("position" in name and getattr(m, "padding_idx", None) is not None for name, m in model.named_modules()):
-        yield "counts positions from its padding token's id; use a model that counts from 0"
+        yield "numbers positions from its padding token's id; use a model that numbers them from 0"
 
 
 def _in_training(model: Any) -> Iterator[str]:
     if model.training:
-        yield "is in training mode, where dropout makes every call another; call .eval() on it"
+        yield "is in training mode, in which dropout randomises its outputs; call .eval() on it"
 
 
 def _too_long(model: Any, slots: int) -> Iterator[str]:
     longest = _unscaled_length(model.config.get_text_config())
     if longest is not None and slots > longest:
         yield (
-            f"computes all positions anew in texts beyond {longest} tokens (longrope), and {slots} are asked for; "
-            f"keep prompt, new tokens and draft within {longest}"
+            f"rescales all positions in texts of more than {longest} tokens (longrope), and {slots} are requested; "
+            f"keep prompt, new tokens and draft within {longest} tokens"
         )
 
 
 def _unscaled_length(config: Any) -> int | None:
-    """Tokens up to which positions mean the same whatever the length of the text; None: always."""
+    """Length up to which the encoding of positions does not depend on the length of the text; None for any length."""
     rope = getattr(config, "rope_parameters", None) or {}
     by_layer = [entry for entry in rope.values() if isinstance(entry, dict)] or [rope]
     lengths = [r["original_max_position_embeddings"] for r in by_layer if r.get("rope_type") == "longrope"]

@@ -1,7 +1,7 @@
-"""Fingerprints: the same model or tokenizer has the same one, on any machine, device and load path.
+"""Fingerprints of models and tokenizers, which are equal on any machine, device and load path.
 
-Knows what makes a model decode as it does: configuration, parameter names and shapes, and a sample of
-the weights. Knows nothing of profiles. A profile stores these and refuses other models.
+A model's fingerprint covers its configuration, parameter names and shapes, and a sample of its weights. A profile
+stores fingerprints, and refuses models and tokenizers with others.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SAMPLED = 64  # elements of every tensor; a fine-tune moves nearly all, so one would nearly do
-# What a configuration records of how, where and by whom a model was loaded, or of text handling around it.
+_SAMPLED = 64  # elements of every tensor; fine-tuning changes nearly all, so even one would nearly do
+# Configuration entries about how and where a model was loaded, or about text handling, which do not change the model.
 _NOT_ARCHITECTURE = {
     *("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "return_dict"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id", "problem_type"),
@@ -23,12 +23,11 @@ _NOT_ARCHITECTURE = {
 
 
 def model_fingerprint(model: Any) -> str:
-    """Sha256 (hex) of a loaded causal LM: its class, architecture and 64 elements of every tensor.
+    """Returns the SHA-256 (hex) of a loaded causal LM: its class, architecture and 64 elements of every tensor.
 
-    Reads a few hundred kilobytes even of a 70B model. The elements are rounded to bfloat16 first, so a
-    checkpoint loaded in float32, bfloat16 or float64 has one fingerprint; float16 keeps it too unless a
-    sampled weight lies below its normal range (6e-5) and the checkpoint is wider. Quantised weights are
-    other weights.
+    That reads a few hundred kilobytes even of a 70B model. Elements are rounded to bfloat16, so a checkpoint has the
+    same fingerprint loaded in float32, bfloat16 or float64. float16 has it too, unless a sampled weight of a wider
+    checkpoint lies below float16's normal range (6e-5). Quantised weights have a fingerprint of their own.
     """
     digest = hashlib.sha256(_json([type(model).__name__, _architecture(model.config.to_diff_dict())]))
     for name, tensor in sorted(model.state_dict().items()):
@@ -38,9 +37,9 @@ def model_fingerprint(model: Any) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Sha256 (hex) of all that turns text into token ids and back, and of where a text ends.
+    """Returns the SHA-256 (hex) of everything that maps text to token ids and back, and of the BOS and EOS tokens.
 
-    Padding and truncation, which any call may set, do not count, nor does the chat template.
+    Padding and truncation, which any call may set, are left out, and so is the chat template.
     """
     parts = [
         sorted(tokenizer.get_vocab().items(), key=_by_id),
@@ -49,16 +48,16 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     ]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        described = json.loads(backend.to_str())
-        parts.append({k: v for k, v in described.items() if k not in ("padding", "truncation")})
+        description = json.loads(backend.to_str())
+        parts.append({k: v for k, v in description.items() if k not in ("padding", "truncation")})
     return hashlib.sha256(_json(parts)).hexdigest()
 
 
 def tokenizer_difference(a: Any, b: Any, names: tuple[str, str] = ("target", "draft")) -> str | None:
-    """The first token id on which two tokenizers disagree, in words; None where they agree.
+    """Describes the first token id on which two tokenizers disagree; None where they agree.
 
-    Added and special tokens count like all others. Which of them ends a text may differ (a base model's
-    draft beside an instruction-tuned target): decoding follows the target's tokenizer alone.
+    Added and special tokens count like all others. The choice of EOS may differ (a draft from a base model with an
+    instruction-tuned target), because decoding uses the target's tokenizer alone.
     """
     ours, theirs = _strings(a), _strings(b)
     for i in sorted(ours.keys() | theirs.keys()):
@@ -69,7 +68,7 @@ def tokenizer_difference(a: Any, b: Any, names: tuple[str, str] = ("target", "dr
 
 
 def _architecture(config: Any) -> Any:
-    """A configuration, and those nested in it, without what is not the model's own."""
+    """A configuration without the entries that do not describe the model, in nested configurations too."""
     if not isinstance(config, dict):
         return config
     return {
@@ -80,7 +79,7 @@ def _architecture(config: Any) -> Any:
 
 
 def _sample(tensor: Tensor) -> bytes:
-    """Evenly spaced elements of a tensor of any shape, as bfloat16 bits."""
+    """Evenly spaced elements of a tensor, as bytes of bfloat16."""
     import torch
 
     flat = tensor.detach().reshape(-1)

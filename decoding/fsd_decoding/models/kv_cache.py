@@ -1,7 +1,7 @@
-"""SlotCache: keys and values where the slot index is the token's absolute position in its row.
+"""Key-value cache whose slot index is the token's absolute position in its row.
 
-Knows where to write and how far to read. Rolling back is feeding a position again: nothing is copied,
-shapes stay, and every row has its own length. Knows nothing of models beyond the `Cache` interface.
+Feeding a position again overwrites its slot, which is how a row is rolled back: nothing is copied, shapes stay the
+same, and every row has its own length.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from transformers import Cache
 
 
 class SlotCache(Cache):
-    """A transformers cache of `rows` × `slots`. Before each forward `aim` says which rows and slots it
-    writes and how many slots it reads; attention masks decide which of those a query sees."""
+    """A transformers `Cache` of fixed size.
+
+    Before each forward pass `aim` sets the rows and slots that it writes and the number of slots that it reads.
+    Attention masks decide which of these a query attends to.
+
+    Args:
+        rows: number of rows.
+        slots: tokens per row.
+        device: where row offsets are; keys and values are where the layers are.
+    """
 
     def __init__(self, rows: int, slots: int, device: torch.device) -> None:
         super().__init__(layers=[])  # transformers' own layers would copy on every update
@@ -25,7 +33,13 @@ class SlotCache(Cache):
         self._reach = 0
 
     def aim(self, rows: Tensor | None, positions: Tensor, reach: int) -> None:
-        """The next forward writes `positions` (B, Q) of `rows` (B,; None: all) and reads slots < reach."""
+        """Sets what the next forward pass writes and reads.
+
+        Args:
+            rows: (B,) rows to write; None is all.
+            positions: (B, Q) slots to write in each of them.
+            reach: number of slots to read.
+        """
         begins = self._begins if rows is None else self._begins[rows]
         self._rows = rows
         self._written = (begins + positions).flatten()  # (B·Q,) in rows·slots
@@ -34,23 +48,23 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores (B, heads, Q, size) and returns what attention reads: (B, heads, reach, size)."""
+        """Stores keys and values (B, heads, Q, size), and returns those to attend to: (B, heads, reach, size)."""
         if layer_idx not in self._stores:
             self._stores[layer_idx] = (self._empty(key_states), self._empty(value_states))
         keys, values = self._stores[layer_idx]
-        return self._exchange(keys, key_states), self._exchange(values, value_states)
+        return self._write_and_read(keys, key_states), self._write_and_read(values, value_states)
 
     def _empty(self, states: Tensor) -> Tensor:
         return states.new_zeros((self.rows, self.slots, states.shape[1], states.shape[3]))
 
-    def _exchange(self, store: Tensor, states: Tensor) -> Tensor:
+    def _write_and_read(self, store: Tensor, states: Tensor) -> Tensor:
         flat = states.transpose(1, 2).flatten(2).flatten(0, 1)  # (B·Q, heads·size)
         store.view(self.rows * self.slots, -1).index_copy_(0, self._written.to(store.device), flat)
-        seen = store[:, : self._reach] if self._rows is None else store[self._rows.to(store.device), : self._reach]
-        return seen.transpose(1, 2)
+        read = store[:, : self._reach] if self._rows is None else store[self._rows.to(store.device), : self._reach]
+        return read.transpose(1, 2)
 
     def keep(self, rows: Tensor) -> None:
-        """Gives up all rows but these (R,), which are numbered anew in this order."""
+        """Drops all rows except these (R,), which are renumbered in this order."""
         self._stores = {
             layer: (keys[rows.to(keys.device)], values[rows.to(values.device)])
             for layer, (keys, values) in self._stores.items()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fsd_decoding.divergence import check_name, unchecked
+from fsd_decoding.divergence import check_name, unchecked_divergences
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 
@@ -73,4 +73,4 @@ class Recorder:
         if self._pending:
             p, q = (torch.cat([pending[i][pending[2]] for pending in self._pending]) for i in (0, 1))
             self._pending.clear()
-            self._keep(**unchecked(self._names, p, q))
+            self._keep(**unchecked_divergences(self._names, p, q))

@@ -14,7 +14,7 @@ from torch import Tensor
 from fsd_decoding.acceptance.proposal import Proposal, Verdict
 from fsd_decoding.acceptance.rules import Rule
 from fsd_decoding.batch import Request
-from fsd_decoding.divergence import entropy, log_softmax, unchecked
+from fsd_decoding.divergence import entropy, log_softmax, unchecked_divergences
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.tensors import lazy, to_device
 
@@ -59,7 +59,7 @@ class RoundRecord:
 
     def divergences(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Returns each named divergence on raw logits: (B, L)."""
-        return unchecked(names, *self._drafted_logits)
+        return unchecked_divergences(names, *self._drafted_logits)
 
     def entropies(self) -> tuple[Tensor, Tensor]:
         """Returns the entropies of p and of q, on raw logits, in nats: (B, L) each."""

@@ -1,7 +1,7 @@
-"""Every decision and every emitted token of whole runs, decided again from stored logits.
+"""Every decision and every emitted token of whole runs, recomputed from recorded logits by a second implementation.
 
-The second implementation is written from the formulas, one number at a time in float64, with its own hash,
-softmax and processors; it shares no code with the package.
+The second implementation follows the formulas, one number at a time in float64, with its own hash, softmax and
+processors; it shares no code with the package.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ TOKEN, ACCEPT, RESIDUAL = 0, 1, 2
 
 
 @dataclass
-class Seen:
-    """What one round showed of one row."""
+class RecordedRow:
+    """One row of one round, as an observer recorded it."""
 
     target: Array  # (L + 1, V)
     draft: Array  # (L, V)
@@ -44,62 +44,62 @@ class Seen:
 
 
 class Decisions:
-    """Decides one row's rounds again. `text`: its prompt and what was emitted so far."""
+    """Recomputes one row's rounds; `text` is the prompt and the tokens emitted so far."""
 
     def __init__(self, rule: str, divergence: str, sampling: dict[str, Any], prompt: list[int]) -> None:
         self.rule, self.divergence, self.sampling = rule, divergence, sampling
         self.greedy = "temperature" not in sampling
         self.text = list(prompt)
 
-    def check(self, seen: Seen) -> None:
-        """Compares the round's decisions, and appends what it emits."""
-        assert seen.position == len(self.text)
-        outcomes = [self.judge(seen, j) for j in range(len(seen.drafted))]
-        assert seen.decided == [accepted for accepted, _ in outcomes]
+    def check(self, recorded: RecordedRow) -> None:
+        """Compares the round's decisions, and appends the tokens it emits."""
+        assert recorded.position == len(self.text)
+        outcomes = [self.judge(recorded, j) for j in range(len(recorded.drafted))]
+        assert recorded.decided == [accepted for accepted, _ in outcomes]
         for j, (accepted, fallback) in enumerate(outcomes):
-            assert seen.drafted[j] == self.draw(self.process(seen.draft[j], self.text), seen, j)
-            self.text.append(seen.drafted[j] if accepted else fallback)
+            assert recorded.drafted[j] == self.draw(self.process(recorded.draft[j], self.text), recorded, j)
+            self.text.append(recorded.drafted[j] if accepted else fallback)
             if not accepted:
-                assert seen.accepted == j
+                assert recorded.accepted == j
                 return
-        assert seen.accepted == len(seen.drafted)
-        last = len(seen.drafted)
-        self.text.append(self.draw(self.process(seen.target[last], self.text), seen, last))
+        assert recorded.accepted == len(recorded.drafted)
+        last = len(recorded.drafted)
+        self.text.append(self.draw(self.process(recorded.target[last], self.text), recorded, last))
 
-    def judge(self, seen: Seen, j: int) -> tuple[bool, int]:
-        """Whether the drafted token stays, and what is emitted if not."""
-        before = self.text + seen.drafted[:j]
-        target, draft = (self.process(logits[j], before) for logits in (seen.target, seen.draft))
+    def judge(self, recorded: RecordedRow, j: int) -> tuple[bool, int]:
+        """Whether the drafted token is accepted, and the token emitted if not."""
+        before = self.text + recorded.drafted[:j]
+        target, draft = (self.process(logits[j], before) for logits in (recorded.target, recorded.draft))
         p, q = softmax(target), softmax(draft)
-        x, y = seen.drafted[j], self.draw(target, seen, j)
-        exact, otherwise = x == y, y
+        x, y = recorded.drafted[j], self.draw(target, recorded, j)
+        lossless, residual = x == y, y
         if self.rule.endswith("sd") or self.rule == "ensemble":
-            exact, otherwise = self.speculative(seen, j, p, q, x, y)
-        near = self.distance(seen.target[j], seen.draft[j]) <= seen.threshold
+            lossless, residual = self.speculative(recorded, j, p, q, x, y)
+        within = self.distance(recorded.target[j], recorded.draft[j]) <= recorded.threshold
         return {
-            "sd": (exact, otherwise),
-            "coupled": (exact, y),
-            "fsd": (near, y),
-            "fsd-sd": (exact or near, otherwise),
-            "fsd-coupled": (exact or near, y),
-            "typical": (typical(p, x, seen.threshold), y),
-            "ensemble": (exact, otherwise),
+            "sd": (lossless, residual),
+            "coupled": (lossless, y),
+            "fsd": (within, y),
+            "fsd-sd": (lossless or within, residual),
+            "fsd-coupled": (lossless or within, y),
+            "typical": (typical(p, x, recorded.threshold), y),
+            "ensemble": (lossless, residual),
         }[self.rule]
 
-    def speculative(self, seen: Seen, j: int, p: Array, q: Array, x: int, y: int) -> tuple[bool, int]:
-        """`sd`, and `ensemble` as `sd` against w p + (1 - w) q."""
-        weight = min(max(1 - seen.threshold, 0.0), 1.0) if self.rule == "ensemble" else 1.0
+    def speculative(self, recorded: RecordedRow, j: int, p: Array, q: Array, x: int, y: int) -> tuple[bool, int]:
+        """`sd`, and `ensemble` as `sd` with w p + (1 - w) q in place of p."""
+        weight = min(max(1 - recorded.threshold, 0.0), 1.0) if self.rule == "ensemble" else 1.0
         mixed = weight * p + (1 - weight) * q
         if self.greedy:
             return x == int(mixed.argmax()), int(mixed.argmax())
-        u = unit(seen.key, seen.position + j, ACCEPT, 0)
+        u = unit(recorded.key, recorded.position + j, ACCEPT, 0)
         rest = np.maximum(mixed - q, 0)
-        return u <= mixed[x] / q[x], race(rest, seen.key, seen.position + j, RESIDUAL) if rest.any() else y
+        return u <= mixed[x] / q[x], race(rest, recorded.key, recorded.position + j, RESIDUAL) if rest.any() else y
 
-    def draw(self, processed: Array, seen: Seen, j: int) -> int:
+    def draw(self, processed: Array, recorded: RecordedRow, j: int) -> int:
         if self.greedy:
             return int(processed.argmax())
-        return race(softmax(processed), seen.key, seen.position + j, TOKEN)
+        return race(softmax(processed), recorded.key, recorded.position + j, TOKEN)
 
     def distance(self, target: Array, draft: Array) -> float:
         p, q = softmax(target), softmax(draft)
@@ -115,7 +115,7 @@ class Decisions:
         }[self.divergence]
 
     def process(self, logits: Array, before: list[int]) -> Array:
-        """Penalty, temperature, top-k, top-p, min-p."""
+        """Applies penalty, temperature, top-k, top-p and min-p."""
         out, penalty = logits.copy(), self.sampling["repetition_penalty"]
         for token in set(before):
             out[token] = out[token] * penalty if out[token] < 0 else out[token] / penalty
@@ -176,25 +176,25 @@ def decoder() -> SpeculativeDecoder:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rule", RULES)
-def test_decisions_are_those_of_the_formulas(decoder: SpeculativeDecoder, rule: str, sampling: dict[str, Any]) -> None:
-    run_and_decide_again(decoder, rule, "js", sampling)
+def test_decisions_follow_the_formulas(decoder: SpeculativeDecoder, rule: str, sampling: dict[str, Any]) -> None:
+    run_and_recompute(decoder, rule, "js", sampling)
 
 
 @pytest.mark.parametrize("divergence", [name for name in DIVERGENCES if name != "js"])
-def test_every_divergence_decides_by_its_formula(decoder: SpeculativeDecoder, divergence: str) -> None:
-    run_and_decide_again(decoder, "fsd", divergence, GREEDY)
+def test_every_divergence_follows_its_formula(decoder: SpeculativeDecoder, divergence: str) -> None:
+    run_and_recompute(decoder, "fsd", divergence, GREEDY)
 
 
-def run_and_decide_again(decoder: SpeculativeDecoder, rule: str, divergence: str, sampling: dict[str, Any]) -> None:
+def run_and_recompute(decoder: SpeculativeDecoder, rule: str, divergence: str, sampling: dict[str, Any]) -> None:
     """Twelve prompts in four rows, each prompt with a threshold and a draft length of its own."""
     rng = Random(0)
     prompts = [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 9))] for _ in range(12)]
     thresholds = [rng.choice([-0.1, 0.0, 0.02, 0.1, 0.3, 0.6]) for _ in prompts]
-    seen: list[list[Seen]] = [[] for _ in prompts]
+    recorded: list[list[RecordedRow]] = [[] for _ in prompts]
 
     def observe(round_: RoundRecord) -> None:
         for index, row in rows_of(round_):
-            seen[index].append(row)
+            recorded[index].append(row)
 
     pair = SpeculativeDecoder(
         decoder.target, decoder.draft, decoder.tokenizer, rule=rule, divergence=divergence, seed=3
@@ -204,39 +204,39 @@ def run_and_decide_again(decoder: SpeculativeDecoder, rule: str, divergence: str
         draft_length=[1 + i % 5 for i in range(len(prompts))], batch_size=4, observer=observe, **sampling,
     )  # fmt: skip
     decided = []
-    for prompt, rounds, result in zip(prompts, seen, results, strict=True):
-        again = Decisions(rule, divergence, sampling, prompt)
+    for prompt, rounds, result in zip(prompts, recorded, results, strict=True):
+        recomputed = Decisions(rule, divergence, sampling, prompt)
         for round_ in rounds:
-            again.check(round_)
+            recomputed.check(round_)
             decided += round_.decided
-        assert result.tokens == cut(again.text[len(prompt) :])
+        assert result.tokens == cut(recomputed.text[len(prompt) :])
         assert result.rounds == len(rounds)
     if rule != "target":
         assert 0.1 < np.mean(decided) < 0.95
 
 
-def rows_of(round_: RoundRecord) -> Iterator[tuple[int, Seen]]:
-    """Copies, since the engine goes on in the same tensors."""
-    shown = round_.proposal
+def rows_of(round_: RoundRecord) -> Iterator[tuple[int, RecordedRow]]:
+    """Copies of a round's rows, since the engine reuses its tensors."""
+    proposal = round_.proposal
     for i, request in enumerate(round_.requests):
         if request is not None:
             drafted = int(round_.drafted[i])
             yield (
                 request.index,
-                Seen(
-                    shown.target_logits[i].numpy().copy(),
-                    shown.draft_logits[i].numpy().copy(),
-                    shown.drafted[i, :drafted].tolist(),
-                    int(shown.positions[i, 0]),
-                    shown.keys[i].tolist(),
-                    float(shown.thresholds[i]),
+                RecordedRow(
+                    proposal.target_logits[i].numpy().copy(),
+                    proposal.draft_logits[i].numpy().copy(),
+                    proposal.drafted[i, :drafted].tolist(),
+                    int(proposal.positions[i, 0]),
+                    proposal.keys[i].tolist(),
+                    float(proposal.thresholds[i]),
                     round_.verdict.accepted[i, :drafted].tolist(),
                     int(round_.accepted[i]),
                 ),
             )
 
 
-def cut(written: list[int]) -> list[int]:
-    """Up to an EOS or the most tokens a text may have."""
-    kept = written[:NEW]
+def cut(emitted: list[int]) -> list[int]:
+    """Cuts new tokens before EOS and at the maximum length."""
+    kept = emitted[:NEW]
     return kept[: next((i for i, t in enumerate(kept) if t in EOS), len(kept))]

@@ -1,7 +1,7 @@
-"""One decoding answers for an interval of thresholds: inside it nothing changes, at its ends one decision does.
+"""A result's interval of thresholds: inside it the result does not change, at its ends one decision does.
 
-Knows the decoder's public face alone. A threshold may differ by prompt, so one call decodes every problem at a
-threshold of its own. Float64: a D that another batch computes may differ by rounding, some 1e-16.
+Only the decoder's public interface is used. Thresholds may differ by prompt, so one call decodes every problem at a
+threshold of its own. Models are in float64, where the D of another batch may differ by rounding of about 1e-16.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def decoder() -> SpeculativeDecoder:
 
 
 class Run:
-    """A hundred problems under one rule, each first decoded at a threshold of its own."""
+    """A hundred problems under one rule; `base` holds their results at one threshold each."""
 
     def __init__(self, decoder: SpeculativeDecoder, rule: str, temperature: float) -> None:
         self.rule = rule
@@ -55,13 +55,13 @@ def run(request: pytest.FixtureRequest, decoder: SpeculativeDecoder) -> Run:
     return Run(decoder, *request.param)
 
 
-def said(result: Result) -> Result:
-    """All of a result but its interval."""
+def without_interval(result: Result) -> Result:
+    """The result without its interval."""
     return dataclasses.replace(result, interval=(0.0, 0.0))
 
 
-def test_texts_end_where_intervals_are_easily_got_wrong(run: Run) -> None:
-    """By EOS and by length, both within a drafted block: decided behind the end, but without effect."""
+def test_texts_end_within_drafts(run: Run) -> None:
+    """By EOS and by length, both within a draft: tokens after the end were judged too, but must have no effect."""
     cut = [r.finish_reason for r in run.base if r.emitted == r.accepted + r.rounds - 1]
     assert min(cut.count("eos"), cut.count("length")) >= 8
     bounded = [[math.isfinite(end) for end in r.interval] for r in run.base]
@@ -69,44 +69,44 @@ def test_texts_end_where_intervals_are_easily_got_wrong(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_inside_nothing_changes(run: Run) -> None:
-    """50 random thresholds of every problem's interval give its result again, and the interval."""
+def test_thresholds_inside_the_interval_give_the_same_result(run: Run) -> None:
+    """50 random thresholds from every problem's interval reproduce its result and its interval."""
     rng = Random(1)
     for _ in range(DRAWS):
         for was, now in zip(run.base, run.at([inside(r, rng) for r in run.base]), strict=True):
-            assert said(now) == said(was)
+            assert without_interval(now) == without_interval(was)
             assert now.interval == pytest.approx(was.interval, abs=ROUNDING)
 
 
 def inside(result: Result, rng: Random) -> float:
-    """Anywhere in [lo, hi), the sides that no D bounds included, but a rounding away from the ends."""
+    """A random threshold in [lo, hi), unbounded sides included, kept away from the ends by a rounding error."""
     lo, hi = max(result.interval[0], -0.1), min(result.interval[1], 0.8)
     assert hi - lo > 100 * ROUNDING
     return rng.uniform(lo + ROUNDING, hi - ROUNDING)
 
 
 @pytest.mark.parametrize("end", [0, 1], ids=["below lo", "from hi"])
-def test_outside_the_decision_that_bounds_flips(run: Run, end: int) -> None:
-    """Up to that decision nothing changes; then its D, accepted before, is the least rejected, or the reverse.
+def test_outside_the_interval_the_bounding_decision_flips(run: Run, end: int) -> None:
+    """Up to that decision nothing changes; then a D that was accepted is the smallest rejected one, or the reverse.
 
-    So the new interval begins where the old one ends. Where D decides, x is not what the exact rule would emit, and
-    another result follows; only under `fsd` may x be y, and another split into rounds may happen to look the same.
+    So the new interval begins where the old one ends. Where D decides, x is not what the lossless rule would emit, and
+    the result differs. Only under `fsd` may x equal y, and then different rounds may happen to give an equal result.
     """
     step = (-1, 1)[end] * ROUNDING * 10
     outside = run.at([r.interval[end] + step for r in run.base])
     for was, now in zip(run.base, outside, strict=True):
         bound = was.interval[end]
         if math.isinf(bound):
-            assert said(now) == said(was)
+            assert without_interval(now) == without_interval(was)
             continue
         assert now.interval[1 - end] == pytest.approx(bound, abs=ROUNDING)
         assert was.interval[0] < was.interval[1]
         if run.rule != "fsd":
-            assert said(now) != said(was)
+            assert without_interval(now) != without_interval(was)
 
 
 def test_the_lower_end_is_inside_and_the_upper_is_not(run: Run) -> None:
-    """[lo, hi) to the last bit, where nothing but the threshold differs between two decodings."""
+    """[lo, hi) holds to the last bit, where only the threshold differs between two decodings."""
     finite = [0, 0]
     for problem in range(0, PROBLEMS, 5):
         was = run.alone(problem, run.thresholds[problem])

@@ -1,4 +1,4 @@
-"""What every acceptance rule promises, one round at a time."""
+"""Acceptance rules, one round at a time."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from support.tiny_pair import ragged_prompts, related
 
 FALSE_ALARM = 1e-6
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)]
-ALONE = ("fsd", "typical")  # at T < 0 they are the target alone: right, and slower than their lossless counterpart
+ALONE = ("fsd", "typical")  # at T < 0 these equal target-only decoding: correct, but slower than their lossless rule
 
 
 def proposal(
     sampling: Sampling, threshold: float, rows: int = 200, drafts: int = 4, name: str = "js", seed: int = 0
 ) -> Proposal:
-    """A round of random, related distributions over 9 tokens, drafted with the keyed noise."""
+    """A round with random, related distributions over 9 tokens, whose drafts are drawn with the keyed noise."""
     generator = torch.Generator().manual_seed(seed)
     target = 2 * torch.randn(rows, drafts + 1, 9, generator=generator, dtype=torch.float64)
     draft = target[:, :-1] + torch.randn(rows, drafts, 9, generator=generator, dtype=torch.float64)
     keys = noise.problem_keys(seed, list(range(rows)))
     positions = torch.arange(drafts + 1).expand(rows, -1) + 10
-    return drawn(
+    return draw_round(
         target, draft, positions, keys, torch.full((rows,), threshold, dtype=torch.float64), Criterion(name), sampling
     )
 
 
-def drawn(
+def draw_round(
     target: Tensor,
     draft: Tensor,
     positions: Tensor,
@@ -68,12 +68,12 @@ class TestEveryRule:
         assert verdict.fallback.shape == round_.drafted.shape
         assert ((verdict.fallback >= 0) & (verdict.fallback < 9)).all()
 
-    def test_says_the_same_again(self, name: str, sampling: Sampling) -> None:
+    def test_is_deterministic(self, name: str, sampling: Sampling) -> None:
         first, second = (rule_named(name).judge(proposal(sampling, 0.1)) for _ in range(2))
         assert torch.equal(first.accepted, second.accepted)
         assert torch.equal(first.fallback, second.fallback)
 
-    def test_rows_do_not_see_each_other(self, name: str, sampling: Sampling) -> None:
+    def test_rows_are_independent(self, name: str, sampling: Sampling) -> None:
         whole = rule_named(name).judge(proposal(sampling, 0.1))
         part = proposal(sampling, 0.1)
         for field in ("target_logits", "draft_logits", "drafted", "positions", "tokens", "keys", "thresholds"):
@@ -100,8 +100,8 @@ class TestEveryRule:
             assert not (tight & ~loose).any()
         assert rule_named(name).fuzzy == bool((accepted[-1] & ~accepted[0]).any())
 
-    def test_every_threshold_of_the_interval_decides_alike(self, name: str, sampling: Sampling) -> None:
-        """By score where there is one, else by what the rule says of itself."""
+    def test_every_threshold_of_the_interval_decides_the_same(self, name: str, sampling: Sampling) -> None:
+        """The interval follows from the scores where there are any, else from the rule's `widest`."""
         base = rule_named(name).judge(proposal(sampling, 0.1))
         lo, hi = rule_named(name).widest(0.1)
         if base.score is not None and base.by_score is not None:
@@ -117,7 +117,7 @@ class TestEveryRule:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("divergence_name", ["js", "ag", "kl_qp"])
 def test_fuzzy_rules_accept_by_divergence(sampling: Sampling, divergence_name: str) -> None:
-    """Against the definition: D <= T; x = y or D <= T; and they say which decisions D made."""
+    """They accept D <= T, or x = y or D <= T, and report which decisions D made."""
     round_ = proposal(sampling, 0.08, name=divergence_name)
     near = divergence(divergence_name, round_.target_logits[:, :-1], round_.draft_logits) <= 0.08
     same = round_.drafted == round_.target_choice[:, :-1]
@@ -141,7 +141,7 @@ def test_an_infinite_divergence_is_rejected_at_every_threshold() -> None:
 
 @pytest.mark.parametrize("threshold", [0.0, 0.4, 0.91])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_typical_is_medusas_formula(sampling: Sampling, threshold: float) -> None:
+def test_typical_follows_medusas_formula(sampling: Sampling, threshold: float) -> None:
     """Medusa's own `posterior_prob > min(epsilon, alpha * exp(-entropy))`, alpha = sqrt(epsilon)."""
     round_ = proposal(sampling, threshold)
     p = softmax(round_.warped_target[:, :-1].numpy(), -1)
@@ -155,8 +155,8 @@ def test_typical_is_medusas_formula(sampling: Sampling, threshold: float) -> Non
     assert torch.equal(verdict.fallback, round_.target_choice[:, :-1])
 
 
-def test_typical_is_strict_and_never_takes_what_the_target_cannot_emit() -> None:
-    """One token is certain: score 0, and 0 < T; the other is impossible, and rejected at every T."""
+def test_typical_is_strict_and_never_accepts_what_the_target_cannot_emit() -> None:
+    """One token is certain, with score 0; the other is impossible, and rejected at every T."""
     for threshold, expected in ((-1e-9, False), (0.0, False), (5e-324, True), (math.inf, True)):
         round_ = proposal(Sampling(), threshold)
         round_.target_logits[:] = -math.inf
@@ -180,7 +180,7 @@ def test_greedy_ensemble_chooses_as_transformers_does(weight: float) -> None:
 
 
 def test_greedy_ensemble_without_weight_on_the_draft_breaks_no_ties() -> None:
-    """In fp32 a softmax cannot tell these two logits apart; the target itself can."""
+    """Two logits that differ have equal softmaxes in fp32; the target's own choice compares the logits."""
     round_ = proposal(Sampling(), 0.0, rows=1)
     round_.target_logits = torch.zeros(1, 5, 9)
     round_.target_logits[..., 6] = 1e-8
@@ -191,7 +191,7 @@ def test_greedy_ensemble_without_weight_on_the_draft_breaks_no_ties() -> None:
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0, 7.0])
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
 def test_ensemble_emits_from_the_mixture(sampling: Sampling, threshold: float) -> None:
-    """w p + (1 - w) q of the processed distributions; T beyond 1 is the draft. False alarm: 1e-6 each."""
+    """w p + (1 - w) q of the processed distributions; T above 1 is the draft. False alarm rate: 1e-6 each."""
     share = min(threshold, 1.0)
     one = _emits("ensemble", sampling, threshold, lambda p, q: (1 - share) * p + share * q)
     assert (one > 0.95) == (share == 1.0)
@@ -200,33 +200,33 @@ def test_ensemble_emits_from_the_mixture(sampling: Sampling, threshold: float) -
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
 @pytest.mark.parametrize("name", ["sd", "coupled"])
 def test_lossless_rules_emit_the_targets_distribution(name: str, sampling: Sampling) -> None:
-    """False alarm: 1e-6 each."""
+    """False alarm rate: 1e-6 each."""
     assert 0.05 < _emits(name, sampling, 0.0, lambda p, q: p) < 0.95
 
 
 def _emits(name: str, sampling: Sampling, threshold: float, law: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """30,000 first tokens of rounds that all start alike follow `law`; returns the share accepted."""
+    """Checks that the first tokens of 30,000 equal rounds follow `law`, and returns the share of accepted drafts."""
     rows = 30_000
     one = proposal(sampling, 0.0, rows=1, drafts=1, seed=4)
     target, draft = one.target_logits.expand(rows, -1, -1), one.draft_logits.expand(rows, -1, -1)
     keys, positions = noise.problem_keys(1, list(range(rows))), one.positions.expand(rows, -1)
-    round_ = drawn(
+    round_ = draw_round(
         target, draft, positions, keys, torch.full((rows,), threshold, dtype=torch.float64), Criterion(), sampling
     )
     verdict = rule_named(name).judge(round_)
     emitted = torch.where(verdict.accepted, round_.drafted, verdict.fallback).flatten()
     expected = law(torch.softmax(one.warped_target[0, 0], -1), torch.softmax(one.warped_draft[0, 0], -1))
-    seen = torch.bincount(emitted, minlength=9)
+    counts = torch.bincount(emitted, minlength=9)
     possible = expected > 0
-    assert not seen[~possible].any()
-    assert chisquare(seen[possible].numpy(), (expected[possible] * rows).numpy()).pvalue > FALSE_ALARM
+    assert not counts[~possible].any()
+    assert chisquare(counts[possible].numpy(), (expected[possible] * rows).numpy()).pvalue > FALSE_ALARM
     return verdict.accepted.double().mean().item()
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_divergences_of_processed_logits(sampling: Sampling, name: str) -> None:
-    """Top-k and top-p empty both supports in part: D is that of what is left, infinite at most, never NaN."""
+    """Top-k and top-p cut both supports: D compares what remains; it may be infinite, but never NaN."""
     raw, processed = (proposal(sampling, 0.1, name=name) for _ in range(2))
     processed.criterion = Criterion(name, on="processed")
     expected = divergence(name, processed.warped_target[:, :-1], processed.warped_draft)
@@ -243,9 +243,9 @@ def test_divergences_of_processed_logits_see_the_penalty_when_greedy() -> None:
     round_.tokens[:] = torch.arange(20) % 4
     round_.criterion = Criterion(on="processed")
     kept = torch.tensor([False] * 4 + [True] * 5)
-    for found, logits in ((round_.warped_target, round_.target_logits), (round_.warped_draft, round_.draft_logits)):
-        assert torch.equal(found[..., kept], logits[..., kept])
-        assert torch.equal(found[..., ~kept], torch.where(logits < 0, logits * 3, logits / 3)[..., ~kept])
+    for actual, logits in ((round_.warped_target, round_.target_logits), (round_.warped_draft, round_.draft_logits)):
+        assert torch.equal(actual[..., kept], logits[..., kept])
+        assert torch.equal(actual[..., ~kept], torch.where(logits < 0, logits * 3, logits / 3)[..., ~kept])
     expected = divergence("js", round_.warped_target[:, :-1], round_.warped_draft)
     assert torch.equal(round_.divergences, expected)
     assert not torch.equal(expected, divergence("js", round_.target_logits[:, :-1], round_.draft_logits))
@@ -254,7 +254,7 @@ def test_divergences_of_processed_logits_see_the_penalty_when_greedy() -> None:
 @pytest.mark.parametrize("on", ["raw", "processed"])
 @pytest.mark.parametrize("name", ["fsd", "fsd-sd", "fsd-coupled"])
 def test_within_support_rejects_what_the_target_cannot_emit(name: str, on: Logits) -> None:
-    """It changes nothing else, and it only matters where processors cut the support."""
+    """It changes no other decision, and only matters where processors cut the support."""
     for sampling in SAMPLINGS:
         free, held = (proposal(sampling, 0.5) for _ in range(2))
         free.criterion, held.criterion = Criterion("js", on), Criterion("js", on, within_support=True)
@@ -279,14 +279,14 @@ def test_coupling_accepts_as_often_as_its_bound_says() -> None:
     assert (x == y).double().mean().item() >= (1 - tv) / (1 + tv) - 4 * math.sqrt(0.25 / rows)
 
 
-def test_unknown_rule_lists_the_known() -> None:
+def test_unknown_rule_lists_known_rules() -> None:
     known = "target, sd, coupled, fsd, fsd-sd, fsd-coupled, typical, ensemble"
     with pytest.raises(UsageError, match=f"unknown rule 'exact'; known: {known}$"):
         rule_named("exact")
 
 
 def test_ensemble_within_support_accepts_only_what_the_target_can_emit() -> None:
-    """top_k = 1 leaves the target one token, and T = 9 would accept all of the draft's."""
+    """top_k = 1 leaves the target one token, while T = 9 would accept every draft."""
     pair = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), within_support=True)
     pair.target.generation_config.eos_token_id = []
     kept = outside = 0

@@ -184,7 +184,7 @@ def pair() -> SpeculativeDecoder:
     return SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer())
 
 
-def of_pair(pair: SpeculativeDecoder) -> ThresholdProfile:
+def divergences_of_pair(pair: SpeculativeDecoder) -> ThresholdProfile:
     points = [Point(None, 3.0, 300.0), Point(0.1, 4.0, 400.0), Point(0.6, 5.0, 500.0)]
     models = ModelInfo.of(pair.target), ModelInfo.of(pair.draft)
     of_points = profile_of(points, 0.6, 5, *models, tokenizer_fingerprint(pair.tokenizer))
@@ -193,7 +193,7 @@ def of_pair(pair: SpeculativeDecoder) -> ThresholdProfile:
 
 def test_rounds_are_timed_with_their_prompts_and_time_between_calls_is_not(pair: SpeculativeDecoder) -> None:
     clock = Steps(0.01)
-    budget = SpeedBudget(250.0, of_pair(pair), clock=clock)
+    budget = SpeedBudget(250.0, divergences_of_pair(pair), clock=clock)
     for _ in range(3):
         clock.now += 1e6
         pair.generate(ragged_prompts(6), 24, batch_size=2, threshold=budget)  # prompts are refilled between rounds
@@ -208,7 +208,7 @@ def test_a_real_engine_makes_the_requested_speed_on_a_simulated_clock(pair: Spec
         for results in (pair.generate(ragged_prompts(32), 48, threshold=t, batch_size=4) for t in (-1.0, 0.6))
     )
     requested = (slow + fast) / 2 / 0.01
-    budget = SpeedBudget(requested, of_pair(pair), beyond=True, clock=Steps(0.01), rounds=16)
+    budget = SpeedBudget(requested, divergences_of_pair(pair), beyond=True, clock=Steps(0.01), rounds=16)
     seen: list[float] = []
     for _ in range(4):
         results = pair.generate(
@@ -224,7 +224,7 @@ def test_a_real_engine_makes_the_requested_speed_on_a_simulated_clock(pair: Spec
 
 
 def test_a_decoder_that_does_not_match_the_profile_is_refused(pair: SpeculativeDecoder) -> None:
-    budget = SpeedBudget(380.0, of_pair(pair))
+    budget = SpeedBudget(380.0, divergences_of_pair(pair))
     prompts = ragged_prompts(1)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"draft_length": 4}, "draft_length is 4"), ({"rule": "fsd"}, "'fsd-coupled', but this decoder runs 'fsd'"),
@@ -245,7 +245,7 @@ def test_a_decoder_that_does_not_match_the_profile_is_refused(pair: SpeculativeD
 
 @pytest.mark.parametrize("changes", [{"logits": "processed"}, {"within_support": True}])
 def test_a_decoder_that_means_something_else_by_t_is_refused(pair: SpeculativeDecoder, changes: dict[str, Any]) -> None:
-    of_another = of_pair(pair).model_copy(update=changes)
+    of_another = divergences_of_pair(pair).model_copy(update=changes)
     (name,) = changes
     for budget in (SpeedBudget(380.0, of_another), DivergenceBudget(profile=of_another)):
         with pytest.raises(UsageError, match=f"the profile of .* has {name} .*, but this decoding has"):
@@ -253,7 +253,7 @@ def test_a_decoder_that_means_something_else_by_t_is_refused(pair: SpeculativeDe
 
 
 def test_doubts_about_the_profile_are_warned_of_where_the_decoder_was_called(pair: SpeculativeDecoder) -> None:
-    of_another = of_pair(pair).model_copy(update={"device": "cuda"})
+    of_another = divergences_of_pair(pair).model_copy(update={"device": "cuda"})
     for budget in (SpeedBudget(1.0, of_another), DivergenceBudget(profile=of_another)):
         with pytest.warns(UserWarning, match="calibrated on cuda") as caught:
             pair.generate(ragged_prompts(1), 8, threshold=budget)
@@ -261,12 +261,12 @@ def test_doubts_about_the_profile_are_warned_of_where_the_decoder_was_called(pai
 
 
 def test_a_call_that_missed_its_speed_warns_at_its_end(pair: SpeculativeDecoder) -> None:
-    budget = SpeedBudget(380.0, of_pair(pair), clock=Steps(1.0))
+    budget = SpeedBudget(380.0, divergences_of_pair(pair), clock=Steps(1.0))
     with pytest.warns(UserWarning, match="SpeedBudget should hold 380 tokens/s but made"):
         pair.generate(ragged_prompts(4), 24, threshold=budget)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pair.generate(ragged_prompts(4), 24, threshold=SpeedBudget(1.0, of_pair(pair), clock=Steps(0.01)))
+        pair.generate(ragged_prompts(4), 24, threshold=SpeedBudget(1.0, divergences_of_pair(pair), clock=Steps(0.01)))
 
 
 @given(

@@ -1,4 +1,4 @@
-"""What every drafter promises, and what the n-gram one says. Rounds with them are in `test_drafting.py`."""
+"""The interface of every drafter, and the n-gram drafter's distribution; `test_drafting.py` has whole rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.drafters.base import Drafter, DraftSource, ModelDrafter
+from fsd_decoding.drafters.base import Drafter, DraftSource
+from fsd_decoding.drafters.model import ModelDrafter
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import ModelRunner
@@ -23,11 +24,11 @@ from support.profiles import values
 from support.tiny import VOCABULARY, llama, word_tokenizer
 
 SLOTS = 40
-LENGTHS = [1, 2, 9, 5]  # of the prompts a drafter is asked about
+LENGTHS = [1, 2, 9, 5]  # of the prompts
 
 
 @pytest.fixture(autouse=True)
-def _as_the_engine_does() -> Iterator[None]:
+def _inference_mode() -> Iterator[None]:
     with torch.inference_mode():
         yield
 
@@ -41,20 +42,20 @@ def ngram_drafter(rows: int, vocabulary: int = VOCABULARY) -> Drafter:
 
 
 def texts(seed: int = 0, rows: int = len(LENGTHS)) -> Tensor:
-    """(rows, SLOTS) tokens of which some repeat."""
+    """(rows, SLOTS) tokens with repetitions."""
     return torch.randint(2, 9, (rows, SLOTS), generator=torch.Generator().manual_seed(seed))
 
 
-def read(drafter: Drafter, tokens: Tensor, lengths: Tensor) -> Drafter:
+def prefill(drafter: Drafter, tokens: Tensor, lengths: Tensor) -> Drafter:
     drafter.prefill(torch.arange(len(tokens)), tokens, int(lengths.max()) - 1)
     return drafter
 
 
 def drafted(drafter: Drafter, tokens: Tensor, lengths: Tensor, steps: int = 4) -> Tensor:
-    """log q of every step of a round, whose tokens stand in `tokens` already: (B, steps, V)."""
+    """log q at every step of a round whose drafts are already in `tokens`: (B, steps, V)."""
     longest = int(lengths.max())
-    found = [drafter.logits(tokens, lengths, step, longest + step) for step in range(steps)]
-    return torch.log_softmax(torch.cat(found, 1), -1)
+    actual = [drafter.logits(tokens, lengths, step, longest + step) for step in range(steps)]
+    return torch.log_softmax(torch.cat(actual, 1), -1)
 
 
 def same(a: Tensor, b: Tensor) -> None:
@@ -63,76 +64,76 @@ def same(a: Tensor, b: Tensor) -> None:
 
 @pytest.mark.parametrize("make", [model_drafter, ngram_drafter])
 class TestEveryDrafter:
-    def test_names_a_distribution_at_every_step(self, make: Callable[..., Drafter]) -> None:
+    def test_gives_a_distribution_at_every_step(self, make: Callable[..., Drafter]) -> None:
         lengths = torch.tensor(LENGTHS)
-        drafter = read(make(len(LENGTHS)), texts(), lengths)
+        drafter = prefill(make(len(LENGTHS)), texts(), lengths)
         for step in range(4):
             logits = drafter.logits(texts(), lengths, step, max(LENGTHS) + step)
             assert logits.shape == (len(LENGTHS), 1, VOCABULARY)
             assert logits.dtype in (torch.float32, torch.float64)
             assert logits.isfinite().all()
 
-    def test_says_the_same_again(self, make: Callable[..., Drafter]) -> None:
+    def test_is_deterministic(self, make: Callable[..., Drafter]) -> None:
         lengths = torch.tensor(LENGTHS)
-        drafter = read(make(len(LENGTHS)), texts(), lengths)
+        drafter = prefill(make(len(LENGTHS)), texts(), lengths)
         first = drafted(drafter, texts(), lengths)
         assert torch.equal(drafted(drafter, texts(), lengths), first)
 
-    def test_rows_do_not_see_each_other(self, make: Callable[..., Drafter]) -> None:
+    def test_rows_are_independent(self, make: Callable[..., Drafter]) -> None:
         lengths = torch.tensor(LENGTHS)
-        together = drafted(read(make(len(LENGTHS)), texts(), lengths), texts(), lengths)
+        together = drafted(prefill(make(len(LENGTHS)), texts(), lengths), texts(), lengths)
         for i in range(len(LENGTHS)):
             one, length = texts()[i : i + 1], lengths[i : i + 1]
-            same(drafted(read(make(1), one, length), one, length), together[i : i + 1])
+            same(drafted(prefill(make(1), one, length), one, length), together[i : i + 1])
 
-    def test_sees_only_the_text_before(self, make: Callable[..., Drafter]) -> None:
+    def test_depends_only_on_the_text_before(self, make: Callable[..., Drafter]) -> None:
         lengths = torch.tensor(LENGTHS)
-        clean = drafted(read(make(len(LENGTHS)), texts(), lengths), texts(), lengths)
+        clean = drafted(prefill(make(len(LENGTHS)), texts(), lengths), texts(), lengths)
         for step in range(4):
             beyond = torch.arange(SLOTS) >= lengths[:, None] + step
             other = torch.where(beyond, texts(seed=1), texts())
-            drafter = read(make(len(LENGTHS)), other, lengths)
+            drafter = prefill(make(len(LENGTHS)), other, lengths)
             same(drafted(drafter, other, lengths, step + 1)[:, step], clean[:, step])
 
-    def test_sees_all_of_the_last_two_tokens(self, make: Callable[..., Drafter]) -> None:
+    def test_depends_on_the_last_two_tokens(self, make: Callable[..., Drafter]) -> None:
         lengths = torch.tensor(LENGTHS)
-        clean = drafted(read(make(len(LENGTHS)), texts(), lengths), texts(), lengths, 1)
+        clean = drafted(prefill(make(len(LENGTHS)), texts(), lengths), texts(), lengths, 1)
         for back in (1, 2):
             other = texts().scatter(1, (lengths - back).clamp_min(0)[:, None], 9)
-            changed = drafted(read(make(len(LENGTHS)), other, lengths), other, lengths, 1)
+            changed = drafted(prefill(make(len(LENGTHS)), other, lengths), other, lengths, 1)
             assert (changed - clean).abs().amax((1, 2)).min() > 1e-3
 
-    def test_asking_at_a_shorter_length_rolls_back(self, make: Callable[..., Drafter]) -> None:
-        """Rounds that keep 0 to 4 of 4 drafted tokens and add one: as if it had read the kept text at once."""
+    def test_a_shorter_length_rolls_back(self, make: Callable[..., Drafter]) -> None:
+        """Rounds keep 0 to 4 of 4 drafted tokens and add one; q is that of a drafter that read the text at once."""
         lengths, tokens, rng = torch.tensor(LENGTHS), texts(), Random(0)
-        drafter = read(make(len(LENGTHS)), tokens, lengths)
+        drafter = prefill(make(len(LENGTHS)), tokens, lengths)
         for round_ in range(5):
             drafted(drafter, tokens, lengths)
             lengths = lengths + torch.tensor([rng.randint(0, 4) for _ in LENGTHS])
             tokens = torch.where(torch.arange(SLOTS) < lengths[:, None], tokens, texts(seed=2 + round_))
             lengths = lengths + 1
-            fresh = read(make(len(LENGTHS)), tokens, lengths)
+            fresh = prefill(make(len(LENGTHS)), tokens, lengths)
             same(drafted(drafter, tokens, lengths), drafted(fresh, tokens, lengths))
 
     def test_a_refilled_row_forgets_its_former_text(self, make: Callable[..., Drafter]) -> None:
         lengths, tokens = torch.tensor(LENGTHS), texts()
-        drafter = read(make(len(LENGTHS)), tokens, lengths)
+        drafter = prefill(make(len(LENGTHS)), tokens, lengths)
         drafted(drafter, tokens, lengths)
         tokens[2], lengths[2] = texts(seed=5)[2], 3
         drafter.prefill(torch.tensor([2]), tokens[2:3], 2)
-        fresh = read(make(len(LENGTHS)), tokens, lengths)
+        fresh = prefill(make(len(LENGTHS)), tokens, lengths)
         same(drafted(drafter, tokens, lengths), drafted(fresh, tokens, lengths))
 
-    def test_kept_rows_are_numbered_anew(self, make: Callable[..., Drafter]) -> None:
+    def test_kept_rows_are_renumbered(self, make: Callable[..., Drafter]) -> None:
         lengths, tokens, kept = torch.tensor(LENGTHS), texts(), torch.tensor([2, 0])
-        drafter = read(make(len(LENGTHS)), tokens, lengths)
+        drafter = prefill(make(len(LENGTHS)), tokens, lengths)
         whole = drafted(drafter, tokens, lengths)
         drafter.keep(kept)
         same(drafted(drafter, tokens[kept], lengths[kept]), whole[kept])
 
 
 def witten_bell(text: list[int], vocabulary: int) -> list[Fraction]:
-    """q of the next token, from tables of what followed what."""
+    """q of the next token in exact fractions, from explicit tables of counts."""
     tables: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for end in range(len(text)):
         for start in range(max(0, end - 2), end + 1):
@@ -146,18 +147,18 @@ def witten_bell(text: list[int], vocabulary: int) -> list[Fraction]:
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=14), min_size=1, max_size=4))
-def test_ngram_is_witten_bell_smoothing_of_the_rows_own_text(rows: list[list[int]]) -> None:
-    """Ragged rows with rubbish behind them; what is returned is log q itself."""
+def test_ngram_applies_witten_bell_smoothing_to_the_rows_own_text(rows: list[list[int]]) -> None:
+    """Rows differ in length and end in padding; the result is log q itself."""
     tokens = torch.tensor([row + [3] * (SLOTS - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
-    found = ngram_drafter(len(rows), 5).logits(tokens, lengths, 0, int(lengths.max()))[:, 0].exp()
+    actual = ngram_drafter(len(rows), 5).logits(tokens, lengths, 0, int(lengths.max()))[:, 0].exp()
     expected = torch.tensor([[float(x) for x in witten_bell(row, 5)] for row in rows])
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-    assert (found > 0).all()
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
+    assert (actual > 0).all()
 
 
 def test_ngram_never_waits_for_the_device() -> None:
-    """On the meta device there are no values, so whoever asks for one fails."""
+    """The meta device has no values, so reading one fails."""
     tokens, lengths = torch.zeros((3, SLOTS), dtype=torch.int64, device="meta"), torch.ones(3, device="meta").long()
     assert ngram_drafter(3).logits(tokens, lengths, 1, 9).device.type == "meta"
 

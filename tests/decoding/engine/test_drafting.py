@@ -1,4 +1,4 @@
-"""Decoding with drafters: policies that stop a draft, lengths by prompt, what is counted, and no model at all."""
+"""Decoding with different drafters: stop policies, draft lengths per prompt, token counts, and n-gram drafts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEW = 24
 
 
 @pytest.fixture(autouse=True)
-def _as_the_engine_does() -> Iterator[None]:
+def _inference_mode() -> Iterator[None]:
     with torch.inference_mode():
         yield
 
@@ -39,21 +39,21 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def by_text() -> SpeculativeDecoder:
+def ngram_decoder() -> SpeculativeDecoder:
     return SpeculativeDecoder.from_pretrained(llama(seed=1), NGram(), tokenizer=word_tokenizer())
 
 
 @pytest.fixture(scope="module")
-def by_model() -> SpeculativeDecoder:
+def model_decoder() -> SpeculativeDecoder:
     target, draft = llama(seed=1), llama(seed=1)
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():  # a draft that agrees about as often as not
+    with torch.no_grad():  # a draft that agrees about half of the time
         for weight in draft.parameters():
             weight.mul_(1 + 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
     return SpeculativeDecoder(target, draft, word_tokenizer())
 
 
-def texts_of(results: list[Result]) -> list[tuple[list[int], str]]:
+def tokens_and_reasons(results: list[Result]) -> list[tuple[list[int], str]]:
     return [(r.tokens, r.finish_reason) for r in results]
 
 
@@ -62,29 +62,31 @@ LOSSLESS = [("coupled", 0.0), ("coupled", 0.9), ("fsd", 0.9), ("fsd-coupled", 0.
 
 @pytest.mark.parametrize(("rule", "temperature"), LOSSLESS)
 def test_drafting_by_ngram_keeps_the_targets_text(
-    by_text: SpeculativeDecoder, prompts: list[list[int]], rule: str, temperature: float
+    ngram_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str, temperature: float
 ) -> None:
-    alone = by_text.generate(prompts, NEW, temperature, rule="target")
-    found = by_text.generate(prompts, NEW, temperature, rule=rule, threshold=-1.0, batch_size=5)
-    assert texts_of(found) == texts_of(alone)
+    alone = ngram_decoder.generate(prompts, NEW, temperature, rule="target")
+    actual = ngram_decoder.generate(prompts, NEW, temperature, rule=rule, threshold=-1.0, batch_size=5)
+    assert tokens_and_reasons(actual) == tokens_and_reasons(alone)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_drafting_by_ngram_works_with_every_rule_in_any_company(
-    by_text: SpeculativeDecoder, prompts: list[list[int]], rule: str
+def test_drafting_by_ngram_works_with_every_rule_and_batch_size(
+    ngram_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str
 ) -> None:
-    together = by_text.generate(prompts, NEW, 0.9, rule=rule, threshold=0.3)
-    equal_but_for_rounding(by_text.generate(prompts, NEW, 0.9, rule=rule, threshold=0.3, batch_size=2), together)
+    together = ngram_decoder.generate(prompts, NEW, 0.9, rule=rule, threshold=0.3)
+    assert_equal_up_to_rounding(
+        ngram_decoder.generate(prompts, NEW, 0.9, rule=rule, threshold=0.3, batch_size=2), together
+    )
 
 
-def equal_but_for_rounding(found: list[Result], expected: list[Result]) -> None:
-    assert [replace(r, interval=(0, 0)) for r in found] == [replace(r, interval=(0, 0)) for r in expected]
-    for one, other in zip(found, expected, strict=True):
+def assert_equal_up_to_rounding(actual: list[Result], expected: list[Result]) -> None:
+    assert [replace(r, interval=(0, 0)) for r in actual] == [replace(r, interval=(0, 0)) for r in expected]
+    for one, other in zip(actual, expected, strict=True):
         assert one.interval == pytest.approx(other.interval, abs=1e-9)
 
 
-def cycling(length: int) -> Any:
-    """A target that says 20, 21, … and begins again after `length` tokens: the next depends on the last alone."""
+def cyclic_target(length: int) -> Any:
+    """A target that repeats the tokens 20, 21, … with period `length`; its next token depends on the last one alone."""
     model = llama(seed=1, hidden_size=64)
     following = torch.arange(VOCABULARY)
     following[20 : 20 + length] = torch.arange(length).add(1).remainder(length) + 20
@@ -99,13 +101,13 @@ def cycling(length: int) -> Any:
 
 
 def test_ngram_learns_a_repetition_as_it_goes() -> None:
-    """Four tokens on end: from the second time on every draft is right, whether the prompt has the first or not."""
-    pair = SpeculativeDecoder(cycling(4), NGram(), word_tokenizer(), rule="coupled", draft_length=5)
-    shown, unseen = pair.generate([[20, 21, 22, 23, 20], [20]], NEW)
-    assert shown.tokens == ([21, 22, 23, 20] * 6)
-    assert (shown.rounds, shown.bonus) == (NEW // 6, NEW // 6)
-    assert unseen.tokens == shown.tokens
-    assert shown.rounds < unseen.rounds <= 4 + NEW // 6
+    """The text repeats four tokens: from the second repetition on every draft is correct, wherever the first one is."""
+    pair = SpeculativeDecoder(cyclic_target(4), NGram(), word_tokenizer(), rule="coupled", draft_length=5)
+    with_first, without_first = pair.generate([[20, 21, 22, 23, 20], [20]], NEW)
+    assert with_first.tokens == ([21, 22, 23, 20] * 6)
+    assert (with_first.rounds, with_first.bonus) == (NEW // 6, NEW // 6)
+    assert without_first.tokens == with_first.tokens
+    assert with_first.rounds < without_first.rounds <= 4 + NEW // 6
 
 
 def never(state: DraftState) -> Tensor:
@@ -120,14 +122,14 @@ def after_two(state: DraftState) -> Tensor:
     return torch.full_like(state.drafting, len(state.logits) < 2)
 
 
-def by_chance(state: DraftState) -> Tensor:
-    """As good as random, and a matter of the row alone."""
+def pseudo_random(state: DraftState) -> Tensor:
+    """Pseudo-random, and dependent on the row alone."""
     mixed = state.batch.lengths * 7919 + len(state.logits) * 104729 + state.batch.keys[:, 0]
     return mixed % 5 > 1
 
 
 def unlikely_token(state: DraftState) -> Tensor:
-    """Looks at q, and at what was drawn from it."""
+    """Depends on q and on the token drawn from it."""
     if not state.logits:
         return torch.ones_like(state.drafting)
     q = torch.softmax(state.logits[-1][:, 0], -1)
@@ -135,108 +137,108 @@ def unlikely_token(state: DraftState) -> Tensor:
     return q.gather(1, last)[:, 0] > 0.3
 
 
-POLICIES = [never, always, after_two, by_chance, unlikely_token]
+POLICIES = [never, always, after_two, pseudo_random, unlikely_token]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("rule", "temperature"), LOSSLESS)
 def test_no_policy_changes_a_lossless_text(
-    by_model: SpeculativeDecoder,
+    model_decoder: SpeculativeDecoder,
     prompts: list[list[int]],
     rule: str,
     temperature: float,
     policy: Callable[[DraftState], Tensor],
 ) -> None:
-    alone = by_model.generate(prompts, NEW, temperature, rule="target")
-    found = by_model.generate(
+    alone = model_decoder.generate(prompts, NEW, temperature, rule="target")
+    actual = model_decoder.generate(
         prompts, NEW, temperature, rule=rule, threshold=-1.0, draft_length=4, batch_size=5, stop_policy=policy
     )
-    assert texts_of(found) == texts_of(alone)
+    assert tokens_and_reasons(actual) == tokens_and_reasons(alone)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_is_asked_before_each_step_and_obeyed(
-    by_model: SpeculativeDecoder, prompts: list[list[int]], policy: Callable[[DraftState], Tensor]
+def test_a_policy_is_called_before_each_step_and_followed(
+    model_decoder: SpeculativeDecoder, prompts: list[list[int]], policy: Callable[[DraftState], Tensor]
 ) -> None:
-    """Steps are asked about in order, no more than L a round, and what was allowed is what was drafted."""
-    asked: list[int] = []
+    """It is called for the steps in order, at most L a round, and exactly the tokens it allows are drafted."""
+    calls: list[int] = []
     allowed: list[Tensor] = []
     rounds = 0
 
-    def watched(state: DraftState) -> Tensor:
+    def recording(state: DraftState) -> Tensor:
         answer = policy(state)
-        asked.append(len(state.logits))
+        calls.append(len(state.logits))
         allowed.append(answer & state.drafting)
         return answer
 
     def observe(record: RoundRecord) -> None:
         nonlocal rounds
         rounds += 1
-        assert asked == list(range(len(asked)))
-        assert 1 <= len(asked) <= 4
+        assert calls == list(range(len(calls)))
+        assert 1 <= len(calls) <= 4
         assert torch.equal(torch.stack(allowed).sum(0), record.drafted)
         assert all(not (later & ~earlier).any() for earlier, later in itertools.pairwise(allowed))
-        asked.clear()
+        calls.clear()
         allowed.clear()
 
-    by_model.generate(
-        prompts, NEW, 0.9, rule="fsd-coupled", threshold=0.2, draft_length=4, batch_size=5, stop_policy=watched,
+    model_decoder.generate(
+        prompts, NEW, 0.9, rule="fsd-coupled", threshold=0.2, draft_length=4, batch_size=5, stop_policy=recording,
         observer=observe,
     )  # fmt: skip
     assert rounds > 5
 
 
 @pytest.mark.parametrize("rule", ["sd", "fsd", "fsd-coupled"])
-def test_policies_that_amount_to_a_draft_length(
-    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str
+def test_policies_that_equal_a_draft_length(
+    model_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str
 ) -> None:
     def run(**more: Any) -> list[Result]:
-        return by_model.generate(prompts, NEW, 0.9, rule=rule, threshold=0.2, **more)
+        return model_decoder.generate(prompts, NEW, 0.9, rule=rule, threshold=0.2, **more)
 
-    equal_but_for_rounding(run(draft_length=4, stop_policy=never), run(draft_length=4))
-    equal_but_for_rounding(run(draft_length=4, stop_policy=after_two), run(draft_length=2))
+    assert_equal_up_to_rounding(run(draft_length=4, stop_policy=never), run(draft_length=4))
+    assert_equal_up_to_rounding(run(draft_length=4, stop_policy=after_two), run(draft_length=2))
     for r in run(draft_length=4, stop_policy=always):
         assert (r.rounds, r.drafted, r.accepted, r.bonus) == (r.emitted, 0, 0, 0)
 
 
-def test_sampled_sd_keeps_the_distribution_under_a_policy_that_looks_at_q() -> None:
-    """All three-token continuations of a six-token vocabulary, 8,000 samples. False alarm: 1e-6."""
+def test_sampled_sd_keeps_the_distribution_under_a_policy_that_reads_q() -> None:
+    """All three-token continuations over a six-token vocabulary, 8,000 samples. False alarm rate: 1e-6."""
     target, draft = (llama(seed, layers=1, vocab_size=6, eos_token_id=None) for seed in (1, 2))
     target.generation_config.eos_token_id = []
     pair = SpeculativeDecoder(target, draft, word_tokenizer(), rule="sd", draft_length=3)
     samples, temperature = 8_000, 2.0
-    found = pair.generate([[5, 2]] * samples, 3, temperature, batch_size=4_000, stop_policy=unlikely_token)
-    assert 0.05 < sum(r.accepted for r in found) / sum(r.drafted for r in found) < 0.95
+    actual = pair.generate([[5, 2]] * samples, 3, temperature, batch_size=4_000, stop_policy=unlikely_token)
+    assert 0.05 < sum(r.accepted for r in actual) / sum(r.drafted for r in actual) < 0.95
     expected = continuations(target, [5, 2], temperature).flatten()
-    seen = torch.zeros(6, 6, 6, dtype=torch.float64)
-    for r in found:
-        seen[tuple(r.tokens)] += 1
+    counts = torch.zeros(6, 6, 6, dtype=torch.float64)
+    for r in actual:
+        counts[tuple(r.tokens)] += 1
     rare = expected * samples < 5
-    pooled = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (seen.flatten(), expected * samples)]
+    pooled = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts.flatten(), expected * samples)]
     assert (~rare).sum() > 30
     assert chisquare(pooled[0].numpy(), pooled[1].numpy()).pvalue > 1e-6
 
 
 @pytest.mark.parametrize("rule", ["sd", "coupled", "fsd", "fsd-coupled"])
 def test_each_prompt_may_have_its_own_draft_length(
-    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str
+    model_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str
 ) -> None:
     lengths = [1 + i % 6 for i in range(len(prompts))]
-    together = by_model.generate(prompts, NEW, 0.9, rule=rule, threshold=0.2, draft_length=lengths, batch_size=5)
+    together = model_decoder.generate(prompts, NEW, 0.9, rule=rule, threshold=0.2, draft_length=lengths, batch_size=5)
     alone = [
-        by_model.generate([prompt], NEW, 0.9, rule=rule, threshold=0.2, draft_length=length, ids=[i])[0]
+        model_decoder.generate([prompt], NEW, 0.9, rule=rule, threshold=0.2, draft_length=length, ids=[i])[0]
         for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
     ]
-    equal_but_for_rounding(together, alone)
+    assert_equal_up_to_rounding(together, alone)
     assert all(r.drafted == length * r.rounds for r, length in zip(together, lengths, strict=True))
 
 
-@pytest.mark.parametrize("policy", [never, by_chance])
+@pytest.mark.parametrize("policy", [never, pseudo_random])
 @pytest.mark.parametrize("rule", ["sd", "fsd-coupled"])
 def test_every_token_is_drafted_a_bonus_or_a_fallback(
-    by_model: SpeculativeDecoder, prompts: list[list[int]], rule: str, policy: Callable[[DraftState], Tensor]
+    model_decoder: SpeculativeDecoder, prompts: list[list[int]], rule: str, policy: Callable[[DraftState], Tensor]
 ) -> None:
-    """Against what an observer saw: a round adds one token, but for the last, which may end before it."""
+    """Compared with an observer's counts: a round adds one token to its accepted ones; the last may end before that."""
     whole: dict[int, list[bool]] = defaultdict(list)  # by prompt and round: a draft was accepted to its end
 
     def observe(record: RoundRecord) -> None:
@@ -244,65 +246,65 @@ def test_every_token_is_drafted_a_bonus_or_a_fallback(
             if request is not None:
                 whole[request.index].append(bool(0 < record.drafted[i] == record.accepted[i]))
 
-    found = by_model.generate(
+    actual = model_decoder.generate(
         prompts, NEW, 0.9, rule=rule, threshold=0.2, draft_length=3, batch_size=5, stop_policy=policy, observer=observe
     )
-    for i, r in enumerate(found):
+    for i, r in enumerate(actual):
         *before, last = whole[i]
         assert r.rounds == len(before) + 1
         added_last = r.emitted - r.accepted - len(before)
         assert added_last in (0, 1)
         assert r.bonus == sum(before) + (last and added_last)
-    assert sum(r.bonus for r in found) > 5
-    assert sum(r.rounds - r.bonus for r in found) > 5
+    assert sum(r.bonus for r in actual) > 5
+    assert sum(r.rounds - r.bonus for r in actual) > 5
 
 
 def every_third_place(state: DraftState) -> Tensor:
-    """Skips whole rounds of a row, by where its text stands."""
+    """Skips the drafts of whole rounds of a row, depending on its length."""
     return (state.batch.lengths % 3 == 0) | torch.full_like(state.drafting, bool(state.logits))
 
 
 def test_a_policy_that_skips_rounds_gives_each_prompt_its_own_text(
-    by_model: SpeculativeDecoder, prompts: list[list[int]]
+    model_decoder: SpeculativeDecoder, prompts: list[list[int]]
 ) -> None:
     how: dict[str, Any] = {"rule": "fsd", "threshold": 0.2, "draft_length": 4, "stop_policy": every_third_place}
-    together = by_model.generate(prompts, NEW, **how)
-    alone = [by_model.generate([prompt], NEW, ids=[i], **how)[0] for i, prompt in enumerate(prompts)]
+    together = model_decoder.generate(prompts, NEW, **how)
+    alone = [model_decoder.generate([prompt], NEW, ids=[i], **how)[0] for i, prompt in enumerate(prompts)]
     assert any(0 < r.drafted < 4 * r.rounds for r in alone)  # a round drafts four or none
-    equal_but_for_rounding(together, alone)
+    assert_equal_up_to_rounding(together, alone)
 
 
-def test_a_draft_has_read_what_rounds_without_drafting_added(
-    by_model: SpeculativeDecoder, prompts: list[list[int]]
+def test_a_draft_model_has_read_tokens_of_rounds_without_drafts(
+    model_decoder: SpeculativeDecoder, prompts: list[list[int]]
 ) -> None:
-    """q at a round's first step against an uncached forward; prompts are taken one at a time, or others draft."""
-    seen = 0
+    """q at a round's first step equals that of an uncached forward pass; one prompt at a time, so no other drafts."""
+    checked = 0
 
     def observe(record: RoundRecord) -> None:
-        nonlocal seen
+        nonlocal checked
         proposal = record.proposal
         if proposal.drafted.shape[1]:
             text = proposal.tokens[:1, : int(proposal.positions[0, 0])]
-            expected = by_model.draft(text, use_cache=False).logits[0, -1]
+            expected = model_decoder.draft(text, use_cache=False).logits[0, -1]
             torch.testing.assert_close(proposal.draft_logits[0, 0], expected, rtol=0, atol=1e-9)
-            seen += 1
+            checked += 1
 
-    by_model.generate(
+    model_decoder.generate(
         prompts[:4], NEW, rule="coupled", draft_length=2, batch_size=1, stop_policy=every_third_place, observer=observe
     )
-    assert seen > 5
+    assert checked > 5
 
 
 NO_ANSWERS = [True, None, torch.ones(3), torch.ones(2, dtype=torch.bool), torch.ones(3, 1, dtype=torch.bool)]
 
 
 @pytest.mark.parametrize("answer", NO_ANSWERS, ids=str)
-def test_a_policy_that_gives_no_truth_value_a_row_is_refused(by_model: SpeculativeDecoder, answer: Any) -> None:
+def test_a_policy_without_one_bool_per_row_is_refused(model_decoder: SpeculativeDecoder, answer: Any) -> None:
     with pytest.raises(UsageError, match="the policy returned"):
-        by_model.generate([[5], [6], [7]], NEW, stop_policy=lambda _: answer)
+        model_decoder.generate([[5], [6], [7]], NEW, stop_policy=lambda _: answer)
 
 
-def test_a_policy_that_answers_a_matrix_is_refused_in_one_line(by_model: SpeculativeDecoder) -> None:
+def test_a_policy_that_returns_a_matrix_is_refused_in_one_line(model_decoder: SpeculativeDecoder) -> None:
     with pytest.raises(UsageError) as caught:
-        by_model.generate([[5], [6], [7]], NEW, stop_policy=lambda _: torch.ones(3, 1))
+        model_decoder.generate([[5], [6], [7]], NEW, stop_policy=lambda _: torch.ones(3, 1))
     assert "\n" not in str(caught.value)

@@ -1,6 +1,6 @@
-"""Decoding whole texts: what transformers would write, well counted, and ended where they should be.
+"""Decoding of whole texts, compared with transformers: tokens, counts and ends.
 
-Float64 on tiny random models, so that a verification and a single step agree to the last bit that matters.
+Tiny random models in float64, so that differences in rounding between a verification and a single step do not matter.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def tokens(results: list[Result]) -> list[list[int]]:
     return [result.tokens for result in results]
 
 
-def test_greedy_target_alone_is_what_transformers_generates(
+def test_greedy_target_only_decoding_equals_transformers_generate(
     decoder: SpeculativeDecoder, prompts: list[list[int]]
 ) -> None:
-    found = decoder.generate(prompts, NEW, rule="target")
-    for prompt, result in zip(prompts, found, strict=True):
-        assert result.tokens == generated(decoder.target, prompt)
+    actual = decoder.generate(prompts, NEW, rule="target")
+    for prompt, result in zip(prompts, actual, strict=True):
+        assert result.tokens == generate_with_transformers(decoder.target, prompt)
 
 
-def generated(model: torch.nn.Module, prompt: list[int]) -> list[int]:
+def generate_with_transformers(model: torch.nn.Module, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     mask = torch.ones_like(ids)
     out = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)  # type: ignore[operator]
@@ -49,12 +49,12 @@ def generated(model: torch.nn.Module, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families_decode_as_transformers_does(family: str, prompts: list[list[int]]) -> None:
-    """Ragged rows, refills and rollback; windows of 6 are crossed by texts of up to 36 tokens."""
+def test_model_families_decode_as_in_transformers(family: str, prompts: list[list[int]]) -> None:
+    """With ragged rows, refills and rollback; sliding windows of 6 tokens on texts of up to 36."""
     model = random_model(FAMILIES[family], seed=3, spread=3.0)
     pair = SpeculativeDecoder(model, llama(seed=5, layers=1), word_tokenizer())
-    found = pair.generate(prompts[:8], NEW, rule="coupled", draft_length=3, batch_size=3)
-    assert tokens(found) == [generated(model, prompt) for prompt in prompts[:8]]
+    actual = pair.generate(prompts[:8], NEW, rule="coupled", draft_length=3, batch_size=3)
+    assert tokens(actual) == [generate_with_transformers(model, prompt) for prompt in prompts[:8]]
 
 
 def test_counts_add_up(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> None:
@@ -101,7 +101,7 @@ def test_texts_and_token_ids_are_the_same_prompt(decoder: SpeculativeDecoder) ->
 
 
 def test_a_text_ends_with_the_context(decoder: SpeculativeDecoder) -> None:
-    """128 positions, learned ones as well: nothing is fed beyond the last."""
+    """128 positions, learned embeddings included: no position beyond the last is fed."""
     prompts = [[5] * 120, [7, 9]]
     learned = SpeculativeDecoder(random_model(FAMILIES["gpt2"], seed=3), decoder.draft, word_tokenizer())
     for pair, context in ((decoder, 128), (learned, CONTEXT)):
@@ -114,8 +114,8 @@ def test_a_text_ends_with_the_context(decoder: SpeculativeDecoder) -> None:
 
 
 @pytest.mark.parametrize("widths", [(152064, 151936), (151936, 152064)], ids=str)
-def test_vocabularies_padded_to_different_widths_decode_on_what_they_share(widths: tuple[int, int]) -> None:
-    """Qwen2.5's 7B and 0.5B. The wider model would say a padding token at every turn, were it heard."""
+def test_vocabularies_padded_to_different_widths_use_their_common_part(widths: tuple[int, int]) -> None:
+    """As Qwen2.5's 7B and 0.5B do. The wider model's largest logit is always that of a padding token."""
     target, draft = llama(seed=1, layers=4, vocab_size=widths[0]), llama(seed=2, layers=1, vocab_size=widths[1])
     narrow = min(widths)
     with torch.no_grad():
@@ -138,8 +138,8 @@ PLACES = [(30, 12, [1, 30]), (30, 32, [1, 8]), (27, 32, [1, 8]), (29, 32, [2, 5]
 
 
 @pytest.mark.parametrize(("prompt", "new", "lengths"), PLACES, ids=str)
-def test_draft_lengths_of_its_own_leave_each_prompt_room(prompt: int, new: int, lengths: list[int]) -> None:
-    """A full row beside one that drafts more than its own length would let it: caches grow by 32 places."""
+def test_different_draft_lengths_leave_slots_for_every_prompt(prompt: int, new: int, lengths: list[int]) -> None:
+    """A row at its maximum length beside one that drafts more tokens than the full row has slots left."""
     pair = tiny_decoder()
     pair.target.generation_config.eos_token_id = []
     prompts, thresholds = [[5] * prompt, [7] * 3], [9.0, -1.0]

@@ -1,4 +1,4 @@
-"""Rooms that captured rounds leave to each other: whose they are, when they are kept and when given up."""
+"""Reuse of KV caches by captured rounds: for which models, when they return to the pool, and when they are dropped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
     return again(plain)
 
 
-def test_other_models_get_rooms_of_their_own_and_free_the_old(captured: SpeculativeDecoder) -> None:
+def test_other_models_get_caches_of_their_own_and_free_the_old(captured: SpeculativeDecoder) -> None:
     for seed in (5, 6):
         captured.target, captured.draft = related(seed=seed, spread=0.05)
         theirs = SpeculativeDecoder(captured.target, captured.draft, captured.tokenizer)
@@ -45,7 +45,7 @@ def test_other_models_get_rooms_of_their_own_and_free_the_old(captured: Speculat
         assert len(free(captured)) == 1
 
 
-def test_weights_that_moved_are_read_where_they_are() -> None:
+def test_weights_that_moved_get_new_caches() -> None:
     ours = again(tiny_decoder())
     same(ours, ours)
     (before,) = free(ours)
@@ -55,7 +55,7 @@ def test_weights_that_moved_are_read_where_they_are() -> None:
     assert before not in free(ours)
 
 
-def test_longer_texts_get_a_larger_room_and_shorter_ones_keep_it(captured: SpeculativeDecoder) -> None:
+def test_longer_texts_get_larger_caches_and_shorter_ones_reuse_them(captured: SpeculativeDecoder) -> None:
     slots = []
     for new in (8, 200, 8):
         captured.generate(PROMPTS[:4], new, draft_length=3)
@@ -83,7 +83,7 @@ def _padded(stream: Iterator[str]) -> Iterator[str]:
         yield ""
 
 
-def test_a_stream_that_is_given_up_leaves_its_room(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
+def test_a_stream_that_is_closed_returns_its_caches(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     stream = captured.stream(PROMPTS[0], NEW)
     next(stream)
     assert not free(captured)
@@ -93,8 +93,8 @@ def test_a_stream_that_is_given_up_leaves_its_room(captured: SpeculativeDecoder,
     assert free(captured) == [caches]
 
 
-def test_memory_goes_with_its_decoder(plain: SpeculativeDecoder) -> None:
-    """At once: garbage collection knows nothing of what a GPU has left."""
+def test_memory_is_freed_with_its_decoder(plain: SpeculativeDecoder) -> None:
+    """By reference counts alone, because the garbage collector does not run when a GPU's memory is short."""
     ours = again(plain)
     gc.disable()
     try:
@@ -108,21 +108,21 @@ def test_memory_goes_with_its_decoder(plain: SpeculativeDecoder) -> None:
         gc.enable()
 
 
-def test_a_room_is_entered_empty(captured: SpeculativeDecoder) -> None:
+def test_reused_caches_have_an_empty_batch(captured: SpeculativeDecoder) -> None:
     settings = captured.settings()
-    asked = captured.requests(PROMPTS[:4], NEW)
-    rounds = captured.engine(settings, asked, 4).rounds(asked)
+    requests = captured.requests(PROMPTS[:4], NEW)
+    rounds = captured.engine(settings, requests, 4).rounds(requests)
     next(rounds)
     rounds.close()  # type: ignore[attr-defined]  # a generator
-    (left,) = free(captured)
-    assert left.batch.lengths.amax() > 1
-    batch = captured.engine(settings, asked, 4)._batch
-    assert batch is left.batch
+    (released,) = free(captured)
+    assert released.batch.lengths.amax() > 1
+    batch = captured.engine(settings, requests, 4)._batch
+    assert batch is released.batch
     assert batch.lengths.tolist() == [1] * 4
     assert batch.draft_lengths.tolist() == [0] * 4
 
 
-def test_concurrent_streams_keep_a_room_each(captured: SpeculativeDecoder) -> None:
+def test_concurrent_streams_have_caches_each(captured: SpeculativeDecoder) -> None:
     for _ in range(2):
         streams = [captured.stream(prompt, NEW) for prompt in PROMPTS[:3]]
         for stream in streams:
@@ -132,7 +132,7 @@ def test_concurrent_streams_keep_a_room_each(captured: SpeculativeDecoder) -> No
         assert len(free(captured)) == 3
 
 
-def test_where_memory_runs_out_rooms_that_nobody_uses_are_given_up(captured: SpeculativeDecoder) -> None:
+def test_unused_caches_are_dropped_when_memory_runs_out(captured: SpeculativeDecoder) -> None:
     captured.generate(PROMPTS[:4], NEW)
 
     def full(module: Any, args: Any) -> None:
@@ -147,13 +147,13 @@ def test_where_memory_runs_out_rooms_that_nobody_uses_are_given_up(captured: Spe
     assert not free(captured)
 
 
-def test_a_room_outlives_inference_mode(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
+def test_caches_are_reused_outside_inference_mode(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     with torch.inference_mode():
         same(captured, plain)
     same(captured, plain)
 
 
-def test_a_model_is_looked_at_again_before_its_room_is_used() -> None:
+def test_a_model_is_checked_again_before_its_caches_are_reused() -> None:
     ours = again(tiny_decoder())
     ours.generate(PROMPTS[:1], NEW)
     for model in (ours.target, ours.draft):
@@ -162,10 +162,10 @@ def test_a_model_is_looked_at_again_before_its_room_is_used() -> None:
             ours.generate(PROMPTS[:1], NEW)
         model.eval()
     ours.draft.train()
-    ours.generate(PROMPTS[:1], NEW, rule="target")  # which asks no draft
+    ours.generate(PROMPTS[:1], NEW, rule="target")  # which needs no draft
 
 
-def test_other_temperatures_need_graphs_but_no_more_room_for_results(
+def test_other_temperatures_need_graphs_but_no_more_memory_for_results(
     captured: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "_MOST", 8)
@@ -180,12 +180,12 @@ def test_other_temperatures_need_graphs_but_no_more_room_for_results(
     assert len(set(results)) == 1
 
 
-def test_a_round_that_broke_spoils_its_room_whoever_stops_listening(captured: SpeculativeDecoder) -> None:
+def test_a_round_with_nan_spoils_its_caches_even_if_the_caller_stops(captured: SpeculativeDecoder) -> None:
     settings = captured.settings()
-    asked = captured.requests(PROMPTS[:4], NEW)
+    requests = captured.requests(PROMPTS[:4], NEW)
     hook = captured.target.get_input_embeddings().register_forward_hook(lambda module, args, out: out * float("nan"))
     try:
-        rounds = captured.engine(settings, asked, 4).rounds(asked)
+        rounds = captured.engine(settings, requests, 4).rounds(requests)
         next(rounds)
     finally:
         hook.remove()
@@ -193,8 +193,8 @@ def test_a_round_that_broke_spoils_its_room_whoever_stops_listening(captured: Sp
     assert not free(captured)
 
 
-def test_a_room_where_something_went_wrong_is_given_up(plain: SpeculativeDecoder) -> None:
-    """What is no number would stay in its caches."""
+def test_caches_are_dropped_after_an_error(plain: SpeculativeDecoder) -> None:
+    """NaN would stay in them."""
     ours = again(plain)
     ours.generate(PROMPTS[:4], NEW)
     (before,) = free(ours)
@@ -205,7 +205,7 @@ def test_a_room_where_something_went_wrong_is_given_up(plain: SpeculativeDecoder
     hook = plain.target.get_input_embeddings().register_forward_hook(spoil)
     try:
         with pytest.raises(NumericalError):
-            ours.generate([[7] * 30] * 4, NEW)  # another reach: no step of the old room's is replayed
+            ours.generate([[7] * 30] * 4, NEW)  # another reach, so no captured step is replayed
     finally:
         hook.remove()
     assert not free(ours)

@@ -1,4 +1,4 @@
-"""Where the host waits for the device: once a round, and a stop policy makes it wait only for what is over."""
+"""Synchronisation of host and device: once per round, and under a stop policy only with steps that are complete."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from support.stop_policies import Unsure
 from support.tiny import VOCABULARY
 from support.tiny_pair import ragged_prompts, related, tiny_decoder
 
-META = torch.device("meta")  # where a value can neither be looked at nor waited for
+META = torch.device("meta")  # a device without values, which cannot be read or waited for
 
 
-class Unhurried(TorchDispatchMode):
-    """Fails where the host would wait to hand the device something. A number may go along with an operation."""
+class NoBlockingCopies(TorchDispatchMode):
+    """Fails where a copy to the device would block the host; host scalars as arguments are allowed."""
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         out = operation(*args, **kwargs)
-        made = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
-        crosses = any(one.device.type == "cpu" and one.dim() for one in given) and any(one.is_meta for one in made)
+        outputs = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
+        crosses = any(one.device.type == "cpu" and one.dim() for one in inputs) and any(one.is_meta for one in outputs)
         waits = not (kwargs.get("non_blocking") or any(one is True for one in args))
         assert not (crosses and waits), f"{operation} waits for the device"
         return out
 
 
 class Patient(StopPolicy):
-    """Answers without a look at any tensor."""
+    """Answers without reading a tensor."""
 
     looks = False
 
@@ -79,11 +79,11 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(("how", "rule"), CASES)
-def test_a_round_waits_for_the_device_once(how: str, rule: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it runs on a device without values, refills included; what the one look finds is made up."""
+def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything runs on a device without values, refills included; the one read per round returns made-up values."""
     looks = itertools.count()
 
-    def made_up(packed: Tensor, drafts: int) -> verify.Decided:
+    def fake(packed: Tensor, drafts: int) -> verify.Decided:
         rows = len(packed)
         next(looks)
         return verify.Decided(
@@ -91,21 +91,21 @@ def test_a_round_waits_for_the_device_once(how: str, rule: str, sampling: str, m
             sound=[True] * rows, bounded=[True] * rows, spared=[[]] * rows, refused=[[]] * rows,
         )  # fmt: skip
 
-    monkeypatch.setattr(verify.Decided, "of", made_up)
+    monkeypatch.setattr(verify.Decided, "of", fake)
     target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
     settings = Settings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])
     caches = KVCachePool(False).caches(Models(target, draft, VOCABULARY), 6, 4, 64, settings.rule.drafts, graphs=True)
-    with Unhurried():  # type: ignore[no-untyped-call]
+    with NoBlockingCopies():  # type: ignore[no-untyped-call]
         rounds = list(Engine(caches, settings).rounds(requests()))
     assert next(looks) == len(rounds) > 3
 
 
-class Beside:
-    """A `stepping.Side` that knows what is over for whoever works there."""
+class RecordingSideStream:
+    """A `SideStream` that records which mark its current work is ordered after."""
 
     def __init__(self) -> None:
         self.marks = 0
-        self.over: int | None = None  # the mark that work comes behind; outside, none
+        self.over: int | None = None  # the mark that work is ordered after; None outside `run_after`
         self.joined = 0
 
     def mark(self) -> int:
@@ -113,12 +113,12 @@ class Beside:
         return self.marks
 
     @contextmanager
-    def behind(self, mark: int) -> Iterator[None]:
+    def run_after(self, mark: int) -> Iterator[None]:
         self.over = mark
         yield
         self.over = None
 
-    def after(self, mark: int) -> None:
+    def wait_for(self, mark: int) -> None:
         assert mark <= self.marks
 
     def join(self) -> None:
@@ -127,37 +127,37 @@ class Beside:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_one_step_ahead_drafts_the_same(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, side = tiny_decoder(), Beside()
+def test_steps_ahead_give_the_same_drafts(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, side = tiny_decoder(), RecordingSideStream()
     how: dict[str, Any] = {"rule": "coupled", "draft_length": 5, "stop_policy": Unsure(), "batch_size": rows}
     expected = decoder.generate(ragged_prompts(6), 30, 0.8, **how)
-    made = KVCachePool.caches
-    monkeypatch.setattr(KVCachePool, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
+    caches = KVCachePool.caches
+    monkeypatch.setattr(KVCachePool, "caches", lambda *args, **kwargs: replace(caches(*args, **kwargs), side=side))
     assert decoder.generate(ragged_prompts(6), 30, 0.8, **how) == expected
     assert side.joined >= max(result.rounds for result in expected)
 
 
-def test_a_question_is_asked_one_step_late_and_sees_no_more_than_on_time() -> None:
+def test_steps_ahead_run_one_step_early_and_show_no_more() -> None:
     taken: list[int] = []
 
     def take(step: int) -> Tensor:
-        assert side.over is None  # steps are nobody's side work
+        assert side.over is None  # steps do not run on the side stream
         taken.append(step)
         return torch.tensor(step)
 
-    side = Beside()
+    side = RecordingSideStream()
     steps = StepsAhead(take, 4, side)
     for count in range(5):
-        with steps.seen(count) as logits:
+        with steps.readable(count) as logits:
             assert [int(one) for one in logits] == list(range(count))
-            assert side.over == count + 1  # the first mark lies before all steps
+            assert side.over == count + 1  # the first mark precedes all steps
             assert len(taken) == min(count + 1, 4)
     assert len(steps.end(2)) == 2
     assert side.joined == 1
     assert taken == [0, 1, 2, 3]
 
 
-def test_on_time_no_step_is_in_vain_but_the_first_which_reads() -> None:
+def test_steps_compute_no_more_than_needed_but_always_the_first() -> None:
     taken: list[int] = []
 
     def take(step: int) -> Tensor:
@@ -165,9 +165,9 @@ def test_on_time_no_step_is_in_vain_but_the_first_which_reads() -> None:
         return torch.tensor(step)
 
     steps = Steps(take, 4)
-    with steps.seen(0):
+    with steps.readable(0):
         assert not taken
-    with steps.seen(2):
+    with steps.readable(2):
         assert taken == [0, 1]
     steps.end(1)
     assert taken == [0, 1]
@@ -177,12 +177,12 @@ def test_on_time_no_step_is_in_vain_but_the_first_which_reads() -> None:
 
 
 @pytest.mark.parametrize(("looks", "watches"), [(False, False), (True, True)])
-def test_who_looks_at_nothing_or_watches_the_draft_is_asked_on_time(
+def test_policies_that_read_no_tensor_or_watch_the_draft_have_no_steps_ahead(
     looks: bool, watches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder, side, policy = tiny_decoder(), Beside(), Patient()
+    decoder, side, policy = tiny_decoder(), RecordingSideStream(), Patient()
     policy.looks, policy.watches = looks, watches
-    made = KVCachePool.caches
-    monkeypatch.setattr(KVCachePool, "room", lambda *args, **kwargs: replace(made(*args, **kwargs), side=side))
+    caches = KVCachePool.caches
+    monkeypatch.setattr(KVCachePool, "caches", lambda *args, **kwargs: replace(caches(*args, **kwargs), side=side))
     decoder.generate(ragged_prompts(2), 12, stop_policy=policy)
     assert not side.marks

@@ -1,4 +1,4 @@
-"""Rounds as graphs: the same texts, and no graph made twice."""
+"""Rounds as compiled graphs: the same texts, and no graph compiled twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEW = 20
 PROMPTS = ragged_prompts(6)
 
 
-def again(decoder: SpeculativeDecoder, compile: str | bool) -> SpeculativeDecoder:
+def with_compile(decoder: SpeculativeDecoder, compile: str | bool) -> SpeculativeDecoder:
     return SpeculativeDecoder(decoder.target, decoder.draft, decoder.tokenizer, compile=compile)  # type: ignore[arg-type]
 
 
@@ -31,7 +31,7 @@ def plain() -> SpeculativeDecoder:
 
 @pytest.fixture(scope="module")
 def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
-    return again(plain, "capture")
+    return with_compile(plain, "capture")
 
 
 def decode(decoder: SpeculativeDecoder, rule: str, temperature: float) -> list[Result]:
@@ -43,41 +43,41 @@ def decode(decoder: SpeculativeDecoder, rule: str, temperature: float) -> list[R
 def test_captured_rounds_give_the_same_results(
     plain: SpeculativeDecoder, captured: SpeculativeDecoder, rule: str, temperature: float
 ) -> None:
-    """The same kernels in the same order; a batch that shrinks, which graphs do not, rounds its last bits anew."""
+    """Kernels and their order are equal. Intervals may differ in rounding, because only an eager batch shrinks."""
     for ours, theirs in zip(decode(captured, rule, temperature), decode(plain, rule, temperature), strict=True):
         assert replace(ours, interval=(0.0, 0.0)) == replace(theirs, interval=(0.0, 0.0))
         assert ours.interval == pytest.approx(theirs.interval, rel=1e-9)
 
 
 def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
-    """Other prompts, thresholds, seeds of noise and ids: nothing that needs another graph."""
+    """Other prompts, thresholds, seeds and ids need no other graph."""
     graphs = captured._pool._call
     assert isinstance(graphs, Graphs)
     decode(captured, "fsd-coupled", 0.8)
-    made = len(graphs)
+    compiled_before = len(graphs)
     torch._dynamo.utils.counters.clear()
     captured.seed = 3
     captured.generate(
         ragged_prompts(8)[4:], NEW, 0.8, threshold=[0.1, -1.0, 0.3, 9.0], draft_length=3, ids=[5, 6, 7, 8]
     )
-    assert len(graphs) == made
-    assert not torch._dynamo.utils.counters["frames"]  # PyTorch itself compiled nothing either
+    assert len(graphs) == compiled_before
+    assert not torch._dynamo.utils.counters["frames"]  # nor did PyTorch compile anything
 
 
 def test_an_observer_sees_the_same_round(plain: SpeculativeDecoder, captured: SpeculativeDecoder) -> None:
-    """To the last bit, as long as the batch stays as large."""
-    seen: list[list[RoundRecord]] = [[], []]
-    for decoder, to in zip((plain, captured), seen, strict=True):
+    """To the last bit, while the batch keeps its size."""
+    records: list[list[RoundRecord]] = [[], []]
+    for decoder, to in zip((plain, captured), records, strict=True):
         decoder.generate(PROMPTS[:1], NEW, rule="sd", draft_length=3, observer=to.append)
-    for a, b in zip(*seen, strict=True):
+    for a, b in zip(*records, strict=True):
         assert torch.equal(a.proposal.divergences, b.proposal.divergences)
         assert torch.equal(a.accepted, b.accepted)
 
 
 @pytest.mark.slow
 def test_compiled_kernels_give_the_same_texts(plain: SpeculativeDecoder) -> None:
-    """Float64 on tiny models: rounding is far below what turns a choice around."""
-    compiled = again(plain, True)
+    """Tiny models in float64, whose rounding is too small to change a choice."""
+    compiled = with_compile(plain, True)
     for temperature in (0.0, 0.8):
         ours, theirs = (decode(d, "fsd-coupled", temperature) for d in (compiled, plain))
         assert [(r.tokens, r.rounds, r.accepted) for r in ours] == [(r.tokens, r.rounds, r.accepted) for r in theirs]
@@ -89,7 +89,7 @@ def test_compile_is_one_of_three(plain: SpeculativeDecoder) -> None:
 
 
 def test_another_target_gets_graphs_of_its_own() -> None:
-    """Of the same shapes, but one has a window: its graph would fit the other and say something else."""
+    """Two targets of equal shapes, one with a sliding window: the other's graph would run, and give wrong results."""
     first, other = random_model(FAMILIES["llama"], seed=3), random_model(FAMILIES["mistral"], seed=4)
     swapped = SpeculativeDecoder(first, NGram(), word_tokenizer(), compile="capture")
     expected = alone(SpeculativeDecoder(other, NGram(), word_tokenizer()))

@@ -1,4 +1,4 @@
-"""Rounds captured and replayed, on a tape instead of a GPU: the same texts, and nothing captured twice."""
+"""Captured and replayed rounds, on a simulated device: the same texts, and nothing captured twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
 def test_replayed_rounds_give_the_same_results(
     captured: SpeculativeDecoder, plain: SpeculativeDecoder, rule: str, temperature: float
 ) -> None:
-    """With refills, through several reaches, and again in the room they left."""
+    """With refills, at several reaches, and again in reused caches."""
     for _ in range(2):
         same(captured, plain, temperature, rule=rule)
     assert graphs(captured) > 1
@@ -59,13 +59,13 @@ def test_other_texts_thresholds_seeds_and_ids_capture_nothing(
 ) -> None:
     for _ in range(2):
         same(captured, plain, 0.8)
-    made = graphs(captured)
+    captured_before = graphs(captured)
     captured.seed = plain.seed = 3
     try:
         same(captured, plain, 0.8, threshold=[0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1], ids=range(5, 14))
     finally:
         plain.seed = 0
-    assert graphs(captured) == made
+    assert graphs(captured) == captured_before
 
 
 def test_under_a_stop_policy(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
@@ -81,17 +81,17 @@ def test_a_policy_that_watches_the_draft_sees_every_step(
         watches = True
 
     for _ in range(2):
-        seen: list[int] = []
-        hook = plain.draft.get_output_embeddings().register_forward_pre_hook(lambda *_, to=seen: to.append(1))
+        forwards: list[int] = []
+        hook = plain.draft.get_output_embeddings().register_forward_pre_hook(lambda *_, to=forwards: to.append(1))
         try:
-            found = captured.generate(PROMPTS[:1], NEW, stop_policy=Watching())
+            actual = captured.generate(PROMPTS[:1], NEW, stop_policy=Watching())
         finally:
             hook.remove()
-        assert len(seen) >= found[0].drafted
+        assert len(forwards) >= actual[0].drafted
 
 
 def test_hidden_states_are_kept_of_uncaptured_drafts_only(captured: SpeculativeDecoder) -> None:
-    """A hook sees nothing of a replay."""
+    """A replay runs no hooks."""
     with (
         HiddenStates(captured.draft, 4, seed=0),
         pytest.raises(UsageError, match="of eager drafts only; decode with compile=False"),
@@ -99,12 +99,12 @@ def test_hidden_states_are_kept_of_uncaptured_drafts_only(captured: SpeculativeD
         captured.generate(PROMPTS[:1], NEW)
 
 
-def test_what_an_observer_keeps_stays_what_it_was(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
-    seen: list[list[RoundRecord]] = [[], []]
-    for decoder, to in zip((plain, captured), seen, strict=True):
+def test_tensors_that_an_observer_keeps_do_not_change(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
+    records: list[list[RoundRecord]] = [[], []]
+    for decoder, to in zip((plain, captured), records, strict=True):
         for _ in range(2):
             decoder.generate(PROMPTS[:1], NEW, rule="fsd", draft_length=3, observer=to.append)
-    for a, b in zip(*seen, strict=True):
+    for a, b in zip(*records, strict=True):
         for name in ("js", "tv"):
             assert torch.equal(a.divergences([name])[name], b.divergences([name])[name])
         assert torch.equal(a.proposal.target_logits, b.proposal.target_logits)
@@ -112,7 +112,7 @@ def test_what_an_observer_keeps_stays_what_it_was(captured: SpeculativeDecoder, 
         assert torch.equal(a.accepted, b.accepted)
 
 
-def test_where_a_policy_moves_t(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
+def test_under_a_threshold_policy(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
         same(captured, plain, threshold=EntropyScaled(0.2, slope=2.0))
 
@@ -123,16 +123,16 @@ def test_without_a_draft_model(plain: SpeculativeDecoder) -> None:
         same(ours, theirs)
 
 
-def test_a_model_that_looks_at_values_is_called_as_it_is_and_that_is_said(plain: SpeculativeDecoder) -> None:
+def test_a_model_that_reads_values_is_called_directly_with_a_warning(plain: SpeculativeDecoder) -> None:
     ours = again(plain)
 
-    def look(module: Any, args: Any, out: Tensor) -> None:
+    def read_value(module: Any, args: Any, out: Tensor) -> None:
         out.amax().item()
 
-    hook = plain.target.get_input_embeddings().register_forward_hook(look)
+    hook = plain.target.get_input_embeddings().register_forward_hook(read_value)
     try:
-        with pytest.warns(UserWarning, match="verify cannot be captured, so that rounds are slower: aten.*waits for"):
+        with pytest.warns(UserWarning, match="step .verify. cannot be captured as a graph, .*: aten.*waits for"):
             same(ours, plain)
     finally:
         hook.remove()
-    assert graphs(ours) > 0  # the draft's steps, and what judges
+    assert graphs(ours) > 0  # the draft's steps and the judgement

@@ -1,4 +1,4 @@
-"""One captured step, and the tape it is tested on: done once a call, and never where it looks at a value."""
+"""A captured step, on a simulated device: it runs once per call, and is not captured where it reads a value."""
 
 from __future__ import annotations
 
@@ -18,85 +18,85 @@ def fill(x: Tensor) -> None:
     x.clone()[x > 0] = torch.arange(2.0)
 
 
-LOOKS: dict[str, Callable[[Tensor], Any]] = {
+READS: dict[str, Callable[[Tensor], Any]] = {
     "tolist": lambda x: x.tolist(), "numpy": lambda x: x.numpy(), "item": lambda x: x[0].item(),
     "nonzero": lambda x: x.nonzero(), "mask": lambda x: x[x > 0], "fill": fill,
     "handed over": lambda x: torch.tensor([1.0, 2.0]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_tape_is_as_strict_as_a_graph(look: str) -> None:
+@pytest.mark.parametrize("read", READS)
+def test_a_tape_is_as_strict_as_a_graph(read: str) -> None:
     with pytest.raises(RuntimeError, match="which is not permitted while a graph is captured"):
-        Tape()(lambda: LOOKS[look](torch.ones(2)))
+        Tape()(lambda: READS[read](torch.ones(2)))
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_step_that_looks_is_done_as_it_is(look: str) -> None:
-    """Seen at its first call, or refused at its capture: the host's own lists and arrays leave no trace on a CPU."""
+@pytest.mark.parametrize("read", READS)
+def test_a_step_that_reads_values_is_called_directly(read: str) -> None:
+    """It is detected at the first call, or fails at capture: a CPU's lists and arrays are read without a trace."""
     call = Captured(Eager(), Tape())
 
-    def step(given: Tensor) -> Tensor:
-        LOOKS[look](given)
-        return given + 1
+    def step(values: Tensor) -> Tensor:
+        READS[read](values)
+        return values + 1
 
-    with pytest.warns(UserWarning, match="step cannot be captured, so that rounds are slower: "):
-        made = [call(GraphKey("k", 0), step, torch.full((2,), float(n))).tolist() for n in (1, 2, 3)]
-    assert made == [[2, 2], [3, 3], [4, 4]]
+    with pytest.warns(UserWarning, match="step .step. cannot be captured as a graph, so rounds are slower: "):
+        results = [call(GraphKey("k", 0), step, torch.full((2,), float(n))).tolist() for n in (1, 2, 3)]
+    assert results == [[2, 2], [3, 3], [4, 4]]
     assert len(call) == 0
 
 
-def test_a_replay_reads_where_it_read() -> None:
+def test_a_replay_reads_the_captured_addresses() -> None:
     weight = torch.nn.Parameter(torch.tensor([2.0]))
-    given, out = torch.tensor([3.0]), torch.zeros(1)
+    values, out = torch.tensor([3.0]), torch.zeros(1)
 
     def launch() -> None:
-        out.copy_(given * weight)
+        out.copy_(values * weight)
 
     with torch.inference_mode():
         replay = Tape()(launch)
         weight.data = torch.tensor([5.0])
-        given.fill_(4.0)
+        values.fill_(4.0)
         replay()
     assert out.item() == 8
 
 
-def test_what_is_compiled_is_not_compiled_for_every_draft_step() -> None:
+def test_draft_steps_are_not_compiled_each() -> None:
     whole = Captured(Graphs("eager"), Tape())
     assert whole.uncompiled is not whole
     assert whole.uncompiled.uncompiled is whole.uncompiled
 
 
 @pytest.mark.parametrize("index", [torch.tensor([1, 0]), torch.tensor([[0], [1]])])
-def test_gathering_looks_at_nothing(index: Tensor) -> None:
+def test_gathering_reads_no_values(index: Tensor) -> None:
     call = Captured(Eager(), Tape())
     for n in range(3):
         values = torch.tensor([n, n + 1])
-        assert torch.equal(call(GraphKey("k", 0), lambda given: given[index] * 1, values), values[index])
+        assert torch.equal(call(GraphKey("k", 0), lambda values: values[index] * 1, values), values[index])
 
 
 class Adding:
-    """A step whose results show what it read."""
+    """A step whose results show which values it read."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.state = torch.zeros(2)
 
-    def step(self, given: list[Tensor], by: float) -> list[Tensor]:
+    def step(self, values: list[Tensor], by: float) -> list[Tensor]:
         self.calls += 1
         self.state.add_(by)
-        return [one + self.state for one in given]
+        return [one + self.state for one in values]
 
 
-def test_a_step_is_done_once_a_call() -> None:
+def test_a_step_runs_once_per_call() -> None:
     adding, call = Adding(), Captured(Eager(), Tape())
     for n in range(1, 6):
-        (found,) = call(GraphKey("k", 0), adding.step, [torch.full((2,), 10.0 * n)], 1.0)
-        assert found.tolist() == [11.0 * n] * 2
-    assert adding.calls == 2  # once as it is, once captured
+        (actual,) = call(GraphKey("k", 0), adding.step, [torch.full((2,), 10.0 * n)], 1.0)
+        assert actual.tolist() == [11.0 * n] * 2
+    assert adding.calls == 2  # once directly, once captured
 
 
-def test_results_of_a_kind_lie_where_they_lay_whatever_the_reach() -> None:
+def test_results_of_one_shape_share_memory_at_every_reach() -> None:
     adding, call = Adding(), Captured(Eager(), Tape())
     first, second, other = (
         call(GraphKey(kind, reach), adding.step, [torch.zeros(2)], 1.0)[0]
@@ -105,7 +105,7 @@ def test_results_of_a_kind_lie_where_they_lay_whatever_the_reach() -> None:
     assert first.data_ptr() == second.data_ptr() != other.data_ptr()
 
 
-def test_memory_that_ran_out_is_not_hidden() -> None:
+def test_out_of_memory_is_raised() -> None:
     def full(launch: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -116,6 +116,6 @@ def test_memory_that_ran_out_is_not_hidden() -> None:
 
 
 @pytest.mark.parametrize("needed", [1, 63, 64, 65, 1000, 1024, 1025, 4100, 131_072])
-def test_at_most_an_eighth_is_read_in_vain(needed: int) -> None:
+def test_at_most_an_eighth_of_the_slots_is_unused(needed: int) -> None:
     size = Captured(Eager(), Tape()).size(needed)
     assert needed <= size <= max(needed + 63, 1.125 * needed)

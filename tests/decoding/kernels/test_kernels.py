@@ -1,4 +1,4 @@
-"""Kernels compute what the PyTorch operations that define it compute. On a GPU where there is one, else interpreted."""
+"""Kernels, compared with the PyTorch operations that define their results; interpreted where there is no GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from torch import Tensor
 
 from fsd_calib import SpeculativeDecoder
 from fsd_decoding import noise
-from fsd_decoding.divergence import DIVERGENCES, Pair, entropy, log_softmax, of_pair, unchecked
+from fsd_decoding.divergence import (
+    DIVERGENCES,
+    DistributionPair,
+    divergences_of_pair,
+    entropy,
+    log_softmax,
+    unchecked_divergences,
+)
 from fsd_decoding.kernels import dispatch
 from fsd_decoding.sampling import Sampling
 from support.paths import ROOT
@@ -31,7 +38,7 @@ from fsd_decoding.kernels import scan as scan_kernel
 from fsd_decoding.kernels.divergences import compare
 from fsd_decoding.kernels.scan import Race, scan
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # NumPy's, of what is meant to be infinite
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # NumPy's, about infinities
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,7 +47,7 @@ NAMES = list(DIVERGENCES)
 
 
 def logits(seed: int, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
-    """Of a target and a draft that is like it; some tokens are impossible for one of them, or both."""
+    """Logits of a target and a similar draft; some tokens are impossible for one of them or for both."""
     random = torch.Generator().manual_seed(seed)
     target = 4 * torch.randn(shape, generator=random)
     draft = target + torch.randn(shape, generator=random)
@@ -50,26 +57,26 @@ def logits(seed: int, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
     return target.to(dtype).to(DEVICE), draft.to(dtype).to(DEVICE)
 
 
-def compared(target: Tensor, draft: Tensor, names: list[str] = NAMES) -> Any:
+def compare_logits(target: Tensor, draft: Tensor, names: list[str] = NAMES) -> Any:
     return compare(names, target, draft, (scan(target), scan(draft)))
 
 
 def reference(target: Tensor, draft: Tensor) -> dict[str, Tensor]:
-    return of_pair(NAMES, Pair(log_softmax(target), log_softmax(draft)))
+    return divergences_of_pair(NAMES, DistributionPair(log_softmax(target), log_softmax(draft)))
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
+def close(actual: Tensor, expected: Tensor) -> bool:
     tolerance = 1e-11 if expected.dtype == torch.float64 else 3e-6
-    return found.dtype == expected.dtype and torch.allclose(found, expected, tolerance, tolerance, equal_nan=True)
+    return actual.dtype == expected.dtype and torch.allclose(actual, expected, tolerance, tolerance, equal_nan=True)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_divergences(dtype: torch.dtype, width: int) -> None:
     target, draft = logits(width, dtype, 2, 3, width)
-    found, expected = compared(target, draft), reference(target, draft)
+    actual, expected = compare_logits(target, draft), reference(target, draft)
     for name in NAMES:
-        assert close(found[name], expected[name]), name
+        assert close(actual[name], expected[name]), name
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -80,50 +87,50 @@ def test_entropies(dtype: torch.dtype, width: int) -> None:
         assert close(scan(one).normaliser, (one if dtype == torch.float64 else one.float()).logsumexp(-1))
 
 
-def test_both_of_another_dtype() -> None:
+def test_different_dtypes() -> None:
     target, draft = logits(1, torch.float64, 1, 2, 979)
-    found = compared(target.float(), draft.bfloat16())
+    actual = compare_logits(target.float(), draft.bfloat16())
     for name, expected in reference(target.float(), draft.bfloat16()).items():
-        assert close(found[name], expected), name
+        assert close(actual[name], expected), name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_by_itself(name: str) -> None:
+def test_each_alone(name: str) -> None:
     target, draft = logits(2, torch.float32, 1, 2, 979)
-    alone, together = (compared(target, draft, names) for names in ([name], NAMES))
+    alone, together = (compare_logits(target, draft, names) for names in ([name], NAMES))
     assert close(alone[name], together[name])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_likeliest_and_the_next(width: int, dtype: torch.dtype) -> None:
+def test_the_two_likeliest(width: int, dtype: torch.dtype) -> None:
     target, _ = logits(width, dtype, 2, 3, width)
-    found = scan(target)
-    assert torch.equal(found.top, target.argmax(-1))
-    assert torch.equal(found.choice, found.top)
-    two = torch.cat([target, target[..., :1] - torch.inf], -1).to(found.top1.dtype).topk(2).values
-    assert torch.equal(torch.stack([found.top1, found.top2], -1), two)
+    actual = scan(target)
+    assert torch.equal(actual.top, target.argmax(-1))
+    assert torch.equal(actual.choice, actual.top)
+    two = torch.cat([target, target[..., :1] - torch.inf], -1).to(actual.top1.dtype).topk(2).values
+    assert torch.equal(torch.stack([actual.top1, actual.top2], -1), two)
 
 
 @pytest.mark.parametrize("places", [(0, 1), (5, 3000), (1023, 1024), (4095, 4096), (10, 9000), (4096, 8192, 9000)])
-def test_of_equals_the_first_is_the_likeliest(places: tuple[int, ...]) -> None:
-    """Within a block of 1,024, between two, and between splits of 4,096."""
+def test_the_first_of_equal_logits_is_the_likeliest(places: tuple[int, ...]) -> None:
+    """Ties within a block of 1,024, across blocks, and across splits of 4,096."""
     row = torch.zeros(1, 1, 9001, device=DEVICE)
     row[0, 0, list(places)] = 2.0
-    found = scan(row)
-    assert found.top.item() == found.choice.item() == places[0]
-    assert found.top1.item() == found.top2.item() == 2.0
+    actual = scan(row)
+    assert actual.top.item() == actual.choice.item() == places[0]
+    assert actual.top1.item() == actual.top2.item() == 2.0
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=30))
 def test_the_two_largest_of_any_row(values: list[int]) -> None:
-    found = scan(torch.tensor([[values]], dtype=torch.float32, device=DEVICE))
-    assert found.top.item() == values.index(max(values))
-    assert [found.top1.item(), found.top2.item()] == sorted(values)[:-3:-1]
+    actual = scan(torch.tensor([[values]], dtype=torch.float32, device=DEVICE))
+    assert actual.top.item() == values.index(max(values))
+    assert [actual.top1.item(), actual.top2.item()] == sorted(values)[:-3:-1]
 
 
 @pytest.mark.parametrize("ahead", [1e-9, -1e-9])
-def test_in_fp64_a_race_is_decided_by_what_fp32_does_not_see(ahead: float) -> None:
+def test_in_fp64_a_race_is_decided_by_differences_below_fp32(ahead: float) -> None:
     keys, positions = noise.problem_keys(7, [1]).to(DEVICE), torch.tensor([[5]], device=DEVICE)
     luck = noise.gumbel(keys, positions, noise.Stream.TOKEN, 5000, torch.float64)[0, 0]
     temperature, row = 0.7, torch.full((1, 1, 5000), -torch.inf, dtype=torch.float64, device=DEVICE)
@@ -137,7 +144,7 @@ def test_in_fp64_a_race_is_decided_by_what_fp32_does_not_see(ahead: float) -> No
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_race_picks_the_token_that_sampling_draws(width: int, dtype: torch.dtype) -> None:
-    """Where rounding may turn a choice around, half precision's logits do not: they are the same on both sides."""
+    """Half-precision logits are widened alike on both sides, so no rounding changes a choice."""
     target, _ = logits(width, dtype, 2, 4, width)
     wide = target if dtype == torch.float64 else target.float()
     keys = noise.problem_keys(7, [1, 2]).to(DEVICE)
@@ -150,18 +157,18 @@ def test_the_race_picks_the_token_that_sampling_draws(width: int, dtype: torch.d
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 5000, 8191, 9000])
-def test_what_is_no_number_gives_none(bad: float, place: int) -> None:
+def test_nan_and_inf_give_nan(bad: float, place: int) -> None:
     target, draft = logits(3, torch.float32, 1, 2, 9001)
     target[0, 0, place] = draft[0, 1, place] = bad
-    found = compared(target, draft)
-    assert all(found[name].isnan().all() for name in NAMES)
+    actual = compare_logits(target, draft)
+    assert all(actual[name].isnan().all() for name in NAMES)
 
 
-def test_where_nothing_is_possible_there_is_no_number() -> None:
+def test_rows_of_minus_infinity_give_nan() -> None:
     target, draft = logits(3, torch.float32, 1, 2, 9001)
     target[0, 1] = -torch.inf
-    found = compared(target, draft)
-    assert all(found[name].isnan().tolist() == [[False, True]] for name in NAMES)
+    actual = compare_logits(target, draft)
+    assert all(actual[name].isnan().tolist() == [[False, True]] for name in NAMES)
     assert scan(target).top[0, 1] == 0
 
 
@@ -169,40 +176,40 @@ def test_certain_models_that_disagree() -> None:
     target = torch.full((1, 1, 5000), -torch.inf, device=DEVICE)
     draft = target.clone()
     target[..., 17] = draft[..., 4444] = 3.0
-    found = {name: one.item() for name, one in compared(target, draft).items()}
+    actual = {name: one.item() for name, one in compare_logits(target, draft).items()}
     infinite = dict.fromkeys(("ag", "kl_qp", "kl_pq"), math.inf)
-    assert found == pytest.approx(infinite | {"js": math.log(2), "doubt": math.log(2), "tv": 1, "hellinger": 1})
+    assert actual == pytest.approx(infinite | {"js": math.log(2), "doubt": math.log(2), "tv": 1, "hellinger": 1})
 
 
-def test_equal_models_differ_by_nothing() -> None:
+def test_equal_models_have_no_divergence() -> None:
     target, _ = logits(4, torch.bfloat16, 1, 3, 9001)
-    assert all((one <= 1e-6).all() for one in compared(target, target.clone()).values())
+    assert all((one <= 1e-6).all() for one in compare_logits(target, target.clone()).values())
 
 
-def test_rows_may_lie_anywhere() -> None:
+def test_rows_may_be_strided() -> None:
     target, draft = logits(5, torch.float32, 3, 6, 979)
-    found = compared(target.transpose(0, 1)[1:4], draft.transpose(0, 1)[1:4])
-    expected = compared(target, draft)
+    actual = compare_logits(target.transpose(0, 1)[1:4], draft.transpose(0, 1)[1:4])
+    expected = compare_logits(target, draft)
     for name in NAMES:
-        assert torch.equal(found[name], expected[name].transpose(0, 1)[1:4])
+        assert torch.equal(actual[name], expected[name].transpose(0, 1)[1:4])
 
 
 def test_the_widest_vocabularies() -> None:
     target, draft = logits(6, torch.bfloat16, 1, 1, 262_144)
-    found, expected = compared(target, draft), reference(target.double(), draft.double())
-    assert all(close(found[name], expected[name].float()) for name in NAMES)  # operations in fp32 are off by 1e-5
+    actual, expected = compare_logits(target, draft), reference(target.double(), draft.double())
+    assert all(close(actual[name], expected[name].float()) for name in NAMES)  # fp32 operations err by 1e-5
     assert torch.equal(scan(target).top, target.argmax(-1))
 
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Kernels read wherever they can; how often each of them did."""
+    """Enables kernels wherever they apply, and counts their calls."""
     calls: Counter[str] = Counter()
 
     def counting(name: str, kernel: Any) -> Any:
-        def counted(*given: Any) -> Any:
+        def counted(*args: Any) -> Any:
             calls[name] += 1
-            return kernel(*given)
+            return kernel(*args)
 
         return counted
 
@@ -212,25 +219,25 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return calls
 
 
-def test_divergences_take_the_kernel_and_any_shape(fused: Counter[str]) -> None:
+def test_divergences_use_the_kernel_for_any_shape(fused: Counter[str]) -> None:
     target, draft = logits(7, torch.float32, 2, 3, 979)
     for shape in ((979,), (3, 979), (2, 3, 979), (1, 2, 3, 979)):
         t, d = (one.reshape(-1)[: math.prod(shape)].reshape(shape) for one in (target, draft))
         expected = reference(t, d)
-        assert all(close(one, expected[name]) for name, one in unchecked(NAMES, t, d).items())
+        assert all(close(one, expected[name]) for name, one in unchecked_divergences(NAMES, t, d).items())
         assert close(entropy(t), torch.special.entr(log_softmax(t).exp()).sum(-1))
     assert fused == {"scan": 12, "compare": 4}
 
 
-def test_what_no_kernel_computes_is_left_to_operations(fused: Counter[str]) -> None:
+def test_unsupported_inputs_use_pytorch_operations(fused: Counter[str]) -> None:
     target, draft = logits(7, torch.float32, 2, 3, 979)
-    assert unchecked(["js@5", "js"], target, draft).keys() == {"js@5", "js"}
-    assert unchecked(["js"], target.double(), draft)["js"].dtype == torch.float64
-    assert unchecked(["js"], target[:0], draft[:0])["js"].shape == (0, 3)
+    assert unchecked_divergences(["js@5", "js"], target, draft).keys() == {"js@5", "js"}
+    assert unchecked_divergences(["js"], target.double(), draft)["js"].dtype == torch.float64
+    assert unchecked_divergences(["js"], target[:0], draft[:0])["js"].shape == (0, 3)
     with pytest.raises(RuntimeError):
-        unchecked(["js"], target, draft[..., :40])
-    assert unchecked(["js"], target.clone().requires_grad_(), draft)["js"].requires_grad
-    assert unchecked(["js"], target.mT.contiguous().mT, draft)["js"].shape == (2, 3)
+        unchecked_divergences(["js"], target, draft[..., :40])
+    assert unchecked_divergences(["js"], target.clone().requires_grad_(), draft)["js"].requires_grad
+    assert unchecked_divergences(["js"], target.mT.contiguous().mT, draft)["js"].shape == (2, 3)
     keys, positions = noise.problem_keys(1, [1, 2]).to(DEVICE), torch.arange(6, device=DEVICE).reshape(2, 3)
     for sampling in (Sampling(1e-4), Sampling(1.0, top_k=3), Sampling(1.0, min_p=0.1)):
         assert sampling.scan(target, keys, positions) is None
@@ -242,7 +249,7 @@ def test_what_no_kernel_computes_is_left_to_operations(fused: Counter[str]) -> N
     "sampling", [Sampling(), Sampling(0.8), Sampling(0.8, top_k=9)], ids=["greedy", "0.8", "top-k"]
 )
 @pytest.mark.parametrize("rule", ["target", "coupled", "sd", "fsd-coupled", "fsd-sd"])
-def test_the_engine_writes_the_same_texts(rule: str, sampling: Sampling, request: pytest.FixtureRequest) -> None:
+def test_the_engine_gives_the_same_texts(rule: str, sampling: Sampling, request: pytest.FixtureRequest) -> None:
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), sampling=sampling)
     how: dict[str, Any] = {"rule": rule, "draft_length": 3}
     if "fsd" in rule:
@@ -253,12 +260,12 @@ def test_the_engine_writes_the_same_texts(rule: str, sampling: Sampling, request
     assert [(r.tokens, r.rounds, r.accepted) for r in ours] == [(r.tokens, r.rounds, r.accepted) for r in usual]
     if "fsd" in rule:
         assert calls["compare"] > 0
-        assert (calls["scan"] == 2 * calls["compare"]) == (sampling.top_k is not None)  # choices are the reference's
+        assert (calls["scan"] == 2 * calls["compare"]) == (sampling.top_k is not None)  # PyTorch chooses under top-k
         assert [r.interval for r in ours] == [pytest.approx(r.interval) for r in usual]
 
 
-class Counted:
-    """A kernel that counts its launches, wherever they come from."""
+class CountedKernel:
+    """A kernel that counts its launches, from graphs too."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.launches = kernel, 0
@@ -268,35 +275,35 @@ class Counted:
         return self.kernel[grid]
 
 
-def test_compiled_graphs_launch_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_graphs_launch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), threshold=0.1, draft_length=3)
     compiled = SpeculativeDecoder(
         usual.target, usual.draft, usual.tokenizer, threshold=0.1, draft_length=3, compile="capture"
     )
     expected = usual.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
     monkeypatch.setattr(dispatch, "INTERPRETED", DEVICE == "cpu")
-    scans, compares = Counted(scan_kernel._scan), Counted(divergences_kernel._compare)
+    scans, compares = CountedKernel(scan_kernel._scan), CountedKernel(divergences_kernel._compare)
     monkeypatch.setattr(scan_kernel, "_scan", scans)
     monkeypatch.setattr(divergences_kernel, "_compare", compares)
-    found = compiled.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
-    assert [(r.tokens, r.rounds, r.accepted) for r in found] == [(r.tokens, r.rounds, r.accepted) for r in expected]
-    rounds = max(r.rounds for r in found)
+    actual = compiled.generate(["w1 w2", "w3 w4 w5"], 12, 0.8)
+    assert [(r.tokens, r.rounds, r.accepted) for r in actual] == [(r.tokens, r.rounds, r.accepted) for r in expected]
+    rounds = max(r.rounds for r in actual)
     assert compares.launches == rounds
-    assert scans.launches == 5 * rounds  # three drafted tokens', and both models' at verification
+    assert scans.launches == 5 * rounds  # three drafted tokens, and both models' logits at verification
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="here Triton works")
-def test_where_triton_fails_it_is_said_once_and_nothing_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_triton_fails_there_is_one_warning_and_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_works", {})
     lacking = "(CUDA|NVIDIA)"  # a build of torch without CUDA says the one, a machine without a driver the other
-    with pytest.warns(UserWarning, match=f"Triton does not work here, so that decoding is slower: .*{lacking}"):
+    with pytest.warns(UserWarning, match=f"Triton does not work on cuda:0, so decoding is slower: .*{lacking}"):
         dispatch.prepare(torch.device("cuda", 0))
     dispatch.prepare(torch.device("cuda", 0))
     assert dispatch._works == {0: False}
 
 
 @pytest.mark.slow
-def test_they_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+def test_kernels_compile_for_absent_gpus(tmp_path: Path) -> None:
     folders = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     program = ROOT / "tests" / "support" / "compile_kernels.py"
     ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=os.environ | folders)

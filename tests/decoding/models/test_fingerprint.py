@@ -1,4 +1,4 @@
-"""Fingerprints, on tiny random models: what is the same, what is not, and what a profile makes of it."""
+"""Fingerprints of tiny random models: what keeps them, what changes them, and the checks of a profile."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fitting(pair: tuple[Any, Any], tokenizer: Any) -> ThresholdProfile:
 # Fingerprints
 
 
-def test_a_model_is_the_same_after_saving_and_in_another_dtype(tmp_path: Path) -> None:
+def test_a_model_keeps_its_fingerprint_when_saved_and_in_another_dtype(tmp_path: Path) -> None:
     model = tiny(7)
     known = model_fingerprint(model)
     model.save_pretrained(tmp_path)
@@ -69,19 +69,19 @@ def test_a_model_is_the_same_after_saving_and_in_another_dtype(tmp_path: Path) -
     assert model_fingerprint(loaded) == known
 
 
-def test_other_weights_shapes_or_settings_are_another_model() -> None:
+def test_other_weights_shapes_or_settings_change_the_fingerprint() -> None:
     same = tiny(7)
     retrained = tiny(7)
     with torch.no_grad():
         retrained.model.layers[0].mlp.up_proj.weight.mul_(1.01)
     others = [tiny(8), retrained, tiny(7, rms_norm_eps=1e-4), tiny(7, num_hidden_layers=2),
               tiny(7, rope_parameters={"rope_type": "default", "rope_theta": 5e5})]  # fmt: skip
-    found = {model_fingerprint(model) for model in [same, *others]}
-    assert len(found) == 1 + len(others)
+    actual = {model_fingerprint(model) for model in [same, *others]}
+    assert len(actual) == 1 + len(others)
     assert model_fingerprint(tiny(7)) == model_fingerprint(same)
 
 
-def test_a_tokenizer_is_the_same_after_saving_and_padding(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_tokenizer_keeps_its_fingerprint_when_saved_and_padded(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(tokenizer)
@@ -92,7 +92,7 @@ def test_a_tokenizer_is_the_same_after_saving_and_padding(tokenizer: Any, tmp_pa
     assert tokenizer_fingerprint(loaded) != tokenizer_fingerprint(tokenizer)
 
 
-def test_equal_vocabularies_that_split_otherwise_are_other_tokenizers(tokenizer: Any, tmp_path: Path) -> None:
+def test_equal_vocabularies_that_split_differently_have_other_fingerprints(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer.json"
     content = json.loads(file.read_text())
@@ -117,10 +117,12 @@ def test_the_first_token_that_differs_is_named(tokenizer: Any) -> None:
     assert tokenizer_difference(tokenizer, words, ("a", "b")) == expected
 
 
-# Against the models in hand
+# Checks of a profile against models
 
 
-def test_its_own_models_pass_without_a_word(fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any) -> None:
+def test_matching_models_pass_without_a_warning(
+    fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitting.check(*pair, tokenizer)
@@ -141,8 +143,10 @@ def test_other_models_are_refused(fitting: ThresholdProfile, pair: tuple[Any, An
         changed.check(target, draft, tokenizer)
 
 
-def test_another_dtype_or_device_is_warned_of(fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any) -> None:
-    with pytest.warns(UserWarning, match="the target in float32, this one is in bfloat16"):
+def test_another_dtype_or_device_gives_a_warning(
+    fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
+) -> None:
+    with pytest.warns(UserWarning, match="target ran in float32, this one is in bfloat16"):
         fitting.check(tiny(0, num_hidden_layers=2).to(torch.bfloat16), pair[1], tokenizer)
     elsewhere = fitting.model_copy(update={"device": "cuda"})
     with pytest.warns(UserWarning, match="calibrated on cuda, decoding runs on cpu"):

@@ -1,7 +1,7 @@
-"""The runner and its cache against each family's own uncached forward: every row, every ragged step.
+"""The runner and its cache, compared with uncached forward passes of each model family at every ragged step.
 
-Float64 on tiny random models, so that 1e-10 tells a wrong mask or position from the last bits. What cannot be
-rolled back so must be refused by its type.
+Tiny random models in float64, so that a tolerance of 1e-10 tells a wrong mask or position from rounding. Families that
+cannot be rolled back must be refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fsd_decoding.models.runner import ModelRunner
 from support.tiny import CONTEXT, FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model
 
 ROWS, ROUNDS, DRAFT = 3, 50, 5
-SLOTS = CONTEXT + DRAFT + 2  # drafts overhang the context; no multiple of anything
+SLOTS = CONTEXT + DRAFT + 2  # drafts extend beyond the context; not a multiple of any block size
 
 DEEPSEEK: dict[str, Any] = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
                             "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
@@ -56,7 +56,7 @@ CASES = FAMILIES | MORE
 
 @pytest.fixture(autouse=True)
 def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager attention and routers of transformers take their softmax in fp32 whatever the model's dtype."""
+    """Makes softmaxes float64, which transformers' eager attention and routers take in fp32 for every dtype."""
     softmax = torch.nn.functional.softmax
 
     def exact(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -66,7 +66,7 @@ def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ragged:
-    """A batch whose rows are fed at their own positions, and all of whose logits are checked."""
+    """A batch of rows of different lengths, all of whose logits are checked."""
 
     def __init__(self, model: Any, seed: int = 0, slots: int = SLOTS) -> None:
         self.model, self.random = model, Random(seed)
@@ -77,7 +77,7 @@ class Ragged:
         return [self.random.randrange(VOCABULARY) for _ in range(count)]
 
     def refill(self, lengths: dict[int, int]) -> None:
-        """New prompts for some rows (row -> length), the others' caches being kept."""
+        """Gives some rows (row -> length) new prompts, and keeps the others' caches."""
         for row, length in lengths.items():
             self.texts[row] = self.words(length)
         longest = max(lengths.values())
@@ -85,26 +85,26 @@ class Ragged:
         self.runner.prefill(torch.tensor(list(lengths)), torch.tensor(padded), longest - 1)
 
     def round(self, drafted: int, again: int, keep: int) -> None:
-        """Feeds each row its last `again` tokens and some drafts, checks, and accepts some of the drafts."""
+        """Feeds each row its last `again` tokens and some drafts, checks the logits, and accepts some of the drafts."""
         length = torch.tensor([len(text) for text in self.texts])
         positions = (length[:, None] - again + torch.arange(again + drafted)).clamp_min(0)
         texts = [text + self.words(drafted) for text in self.texts]
         fed = [[text[at] for at in row] for text, row in zip(texts, positions.tolist(), strict=True)]
-        found = self.runner.logits(torch.tensor(fed), positions, int(positions.max()) + 1, keep)
-        for text, row, at in zip(texts, found, positions[:, -keep:].tolist(), strict=True):
+        actual = self.runner.logits(torch.tensor(fed), positions, int(positions.max()) + 1, keep)
+        for text, row, at in zip(texts, actual, positions[:, -keep:].tolist(), strict=True):
             self.check(text, row, at)
         self.texts = [
             text[: len(text) - self.random.randint(0, drafted)] + self.words(1) for text in texts
-        ]  # the last word is the fallback or the bonus token
+        ]  # the last token is the fallback or the bonus
 
-    def check(self, text: list[int], found: Tensor, positions: list[int]) -> None:
+    def check(self, text: list[int], actual: Tensor, positions: list[int]) -> None:
         fresh = self.model(torch.tensor([text[:CONTEXT]]), use_cache=False).logits[0]
-        for logits, at in zip(found, positions, strict=True):
+        for logits, at in zip(actual, positions, strict=True):
             if at < CONTEXT:
                 torch.testing.assert_close(logits, fresh[at], atol=1e-10, rtol=0)
 
     def refill_ended(self) -> None:
-        """Rows at the end of the context, and some before it, make room for the next prompt."""
+        """Replaces rows at the end of the context, and some other ones, by new prompts."""
         ended = [i for i, text in enumerate(self.texts) if len(text) >= CONTEXT or self.random.random() < 0.05]
         if ended:
             self.refill({i: self.random.choice((1, 2, 3, 9, 17, CONTEXT - 5)) for i in ended})
@@ -118,7 +118,7 @@ def attentions(config: Any) -> list[str]:
 @pytest.mark.parametrize(("case", "attention"), [(case, a) for case, c in CASES.items() for a in attentions(c)])
 @torch.inference_mode()
 def test_ragged_rounds_equal_the_uncached_forward(case: str, attention: str) -> None:
-    """50 rounds of random accept patterns, with one-token prompts, refills, windows and contexts crossed."""
+    """50 rounds with random acceptances, one-token prompts, refills, and texts beyond windows and contexts."""
     batch = Ragged(random_model(CASES[case], seed=3, attention=attention))
     batch.refill({0: 1, 1: 7, 2: 19})
     for _ in range(ROUNDS):
@@ -128,8 +128,8 @@ def test_ragged_rounds_equal_the_uncached_forward(case: str, attention: str) -> 
 
 
 @pytest.mark.skipif("sdpa" in attentions(FAMILIES["gemma2"]), reason="transformers before 5.21 forgot the cap there")
-def test_softcapped_scores_have_no_sdpa() -> None:
-    """Gemma-2 caps its scores, which torch's sdpa cannot; transformers then never takes it."""
+def test_softcapped_scores_do_not_use_sdpa() -> None:
+    """Gemma-2 caps attention scores, which torch's sdpa cannot, so transformers never uses it there."""
     assert random_model(FAMILIES["gemma2"], seed=3).config._attn_implementation == "eager"
 
 
@@ -141,8 +141,8 @@ def test_prompts_longer_than_a_prefill_chunk() -> None:
     batch.refill({1: 1})
     fresh = batch.model(torch.tensor([batch.texts[0]]), use_cache=False).logits[0, -1]
     last = torch.tensor([[text[-1]] for text in batch.texts])
-    found = batch.runner.logits(last, torch.tensor([[599], [0], [2]]), 600, keep=1)
-    torch.testing.assert_close(found[0, 0], fresh, atol=1e-10, rtol=0)
+    actual = batch.runner.logits(last, torch.tensor([[599], [0], [2]]), 600, keep=1)
+    torch.testing.assert_close(actual[0, 0], fresh, atol=1e-10, rtol=0)
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -164,10 +164,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "mpt": (hf.MptConfig(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4), "takes no position_ids"),
     "falcon": (hf.FalconConfig(**NO_HEAD_SIZE, alibi=True), "ALiBi"),
     "openai-gpt": (hf.OpenAIGPTConfig(**SMALL), "takes no past_key_values"),
-    "gpt_neo": (hf.GPTNeoConfig(**GPT_NEO), "masks by its own table"),
+    "gpt_neo": (hf.GPTNeoConfig(**GPT_NEO), "masks by a table of its own"),
     "bert": (hf.BertConfig(**SMALL), "attends to later tokens"),
-    "megatron-bert": (hf.MegatronBertConfig(**SMALL), "is an encoder as it was loaded"),
-    "roberta": (hf.RobertaConfig(**SMALL, is_decoder=True), "counts positions from its padding"),
+    "megatron-bert": (hf.MegatronBertConfig(**SMALL), "is an encoder as loaded"),
+    "roberta": (hf.RobertaConfig(**SMALL, is_decoder=True), "numbers positions from its padding"),
     "gpt2": (hf.GPT2Config(**SMALL, add_cross_attention=True), "attends to an encoder"),
     "phi3": (hf.Phi3Config(**SMALL, original_max_position_embeddings=SLOTS - 1, rope_parameters=LONG), "longrope"),
 }
@@ -186,5 +186,5 @@ def test_an_encoder_decoder_is_refused_by_its_type() -> None:
         ModelRunner(model, ROWS, SLOTS, VOCABULARY)
 
 
-def test_a_compiled_model_is_judged_as_the_model_it_was() -> None:
+def test_a_compiled_model_is_checked_like_the_original() -> None:
     ModelRunner(torch.compile(llama(seed=1)), ROWS, SLOTS, VOCABULARY)

@@ -26,7 +26,6 @@ from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import StoppingRule
 from fsd_predictors.stopping.throughput import Throughput
 from support.in_memory import InMemory
-from support.model_laws import continuations
 from support.stopping import KINDS, UNENDING, Linear, traced
 from support.tiny import continuations, llama, word_tokenizer
 from support.tiny_pair import ragged_prompts, tiny_decoder
