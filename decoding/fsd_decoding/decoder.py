@@ -16,9 +16,9 @@ from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, Dec
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import Engine, Settings
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
-from fsd_decoding.engine.result import Result, keeping
+from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.errors import UsageError
-from fsd_decoding.kernels.dispatch import prepare
+from fsd_decoding.kernels.dispatch import probe_triton
 from fsd_decoding.keywords import override, refuse_rest, rename_former
 from fsd_decoding.loading import (
     as_dtype,
@@ -199,14 +199,14 @@ class SpeculativeDecoder:
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
         finished: dict[int, Result] = {}
-        with keeping(finished, min(batch_size, len(requests))):
+        with attach_finished(finished, min(batch_size, len(requests))):
             for row in self.engine(settings, requests, batch_size).run(requests):
                 index = row.request.index
                 finished[index] = Result.of(row, self.tokenizer, stop)
                 if on_finish is not None:
                     on_finish(index, finished[index])
         results = [finished[i] for i in range(len(requests))]
-        _doubt(settings.adaptive, stacklevel=3)
+        _doubt(settings.threshold_policy, stacklevel=3)
         watch(self.drift, settings, requests, results, stacklevel=3)
         return results
 
@@ -229,18 +229,18 @@ class SpeculativeDecoder:
         call = _call("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
-        with keeping({}, 1):
+        with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
     def _pieces(self, engine: Engine, settings: Settings, asked: list[Request], stop: Sequence[str]) -> Iterator[str]:
         text = TextStream(self.tokenizer, stop)
-        with keeping({}, 1):
+        with attach_finished({}, 1):
             for (row,) in engine.rounds(asked):
                 done = row.finish_reason is not None
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
-        _doubt(settings.adaptive, stacklevel=3)
+        _doubt(settings.threshold_policy, stacklevel=3)
         watch(self.drift, settings, asked, [row], stacklevel=3)
 
     def requests(
@@ -321,12 +321,12 @@ class SpeculativeDecoder:
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         """The loop for these requests, with caches for `batch_size` of them at a time. It runs once."""
-        prepare(self.device)
+        probe_triton(self.device)
         longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
         longest += max(r.draft_length for r in requests) + 1  # all rows draft the most
         models = Models(self.target, self.draft, self._vocabulary)
         graphs = not settings.sampling.processors  # what those do fits none
-        caches = self._pool.caches(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
+        caches = self._pool.acquire(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
         return Engine(caches, settings)
 
     @property

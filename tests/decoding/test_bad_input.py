@@ -124,7 +124,7 @@ def test_different_tokenizers_are_refused_naming_the_first_difference(tmp_path: 
         SpeculativeDecoder.from_pretrained(tmp_path / "target", tmp_path / "draft")
 
 
-def spoil(model: Any, token: int, value: float, also: slice) -> Any:
+def discard(model: Any, token: int, value: float, also: slice) -> Any:
     """After `token` the model returns `value` as the logits of the tokens `also`, as after an overflow."""
 
     def hook(_: Any, args: Any, fed: dict[str, Any], out: Any) -> None:
@@ -158,7 +158,7 @@ def decode_broken(role: str, value: float, prompts: list[list[int]], **how: Any)
     pair = SpeculativeDecoder(llama(seed=1), llama(seed=1), word_tokenizer(), rule="coupled", draft_length=3)
     sound = pair.generate(prompts, NEW, **how)
     prompt, token, place = first_unique_token(prompts, sound)
-    spoil(getattr(pair, role), token, value, slice(3, 5))
+    discard(getattr(pair, role), token, value, slice(3, 5))
     with pytest.raises(NumericalError) as caught:
         pair.generate(prompts, NEW, batch_size=3, **how)
     return caught.value, sound, prompt, place
@@ -185,7 +185,7 @@ def test_broken_logits_in_a_later_round_are_named_and_finished_results_kept(
 def test_minus_infinity_is_a_probability_of_zero(prompts: list[list[int]], rule: str, role: str) -> None:
     pair = SpeculativeDecoder(llama(seed=1), llama(seed=1), word_tokenizer(), rule=rule)
     for token in range(VOCABULARY):
-        spoil(getattr(pair, role), token, -math.inf, slice(10, 30))
+        discard(getattr(pair, role), token, -math.inf, slice(10, 30))
     actual = pair.generate(prompts, NEW, 0.9, threshold=None if rule in ("target", "sd", "coupled") else -1.0)
     assert len(actual) == len(prompts)
     if role == "target":

@@ -28,7 +28,7 @@ from fsd_collectors.store.writing import TraceWriter
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
-from fsd_decoding.engine.result import keeping
+from fsd_decoding.engine.result import attach_finished
 from fsd_decoding.errors import UnfinishedError, UsageError
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.sampling import Sampling
@@ -93,7 +93,7 @@ def collect_traces(
 @contextmanager
 def _telling_what_stays(writer: TraceWriter) -> Iterator[None]:
     try:
-        with keeping({}, writer.manifest.batch_size):
+        with attach_finished({}, writer.manifest.batch_size):
             yield
     except UnfinishedError as error:
         first = writer.finished * writer.manifest.portion

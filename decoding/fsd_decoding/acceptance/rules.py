@@ -37,7 +37,7 @@ class Rule:
         """Whether the rule may change the target's outputs, depending on T."""
         return self.lossless != self.name
 
-    def widest(self, threshold: float) -> tuple[float, float]:
+    def initial_interval(self, threshold: float) -> tuple[float, float]:
         """The interval [lo, hi) of thresholds that give the same text, before any decision narrows it."""
         return -math.inf, math.inf
 
@@ -142,7 +142,7 @@ class Ensemble(Rule):
 
     name, lossless = "ensemble", "sd"
 
-    def widest(self, threshold: float) -> tuple[float, float]:
+    def initial_interval(self, threshold: float) -> tuple[float, float]:
         if threshold <= 0.0:
             return -math.inf, math.nextafter(0.0, math.inf)
         return (1.0, math.inf) if threshold >= 1.0 else (threshold, math.nextafter(threshold, math.inf))

@@ -15,7 +15,7 @@ from fsd_decoding.batch import Request
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundState
 from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.profile.settings import doubt_of
+from fsd_decoding.profile.settings import warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.validation import number
 
@@ -88,7 +88,7 @@ class PerDomain(ThresholdPolicy):
                 f"the profile of {tag!r} was calibrated with the draft model {profile.draft.id!r}, but this decoder "
                 f"drafts without a model; load that draft model, or set a number as the T of {tag!r}"
             )
-        doubts = [*profile.compare(models[0], models[1], tokenizer), doubt_of(profile)]
+        doubts = [*profile.compare(models[0], models[1], tokenizer), warning_of(profile)]
         return [f"domain {tag!r}: {doubt}" for doubt in doubts if doubt is not None]
 
     def _threshold_of(self, request: Request) -> float:

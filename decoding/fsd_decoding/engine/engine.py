@@ -67,25 +67,26 @@ class Settings:
     stops: Callable[[Request, list[int], int], int | None] | None = None
     """(request, its new tokens, how many of them are of this round) -> the number of tokens up to the one that ends the
     text, or None where none does."""
-    policy: StopPolicy | None = None
-    adaptive: ThresholdPolicy | None = None
+    stop_policy: StopPolicy | None = None
+    threshold_policy: ThresholdPolicy | None = None
     observer: Observer | None = None
 
 
 class Engine:
     """Decodes any number of requests in a fixed number of rows, refilling a row when it finishes."""
 
-    def __init__(self, room: PooledCaches, settings: Settings) -> None:
-        self._caches, self._settings = room, settings
-        self._batch, self._target, self._call = room.batch, room.target, room.call
-        self._drafter = room.drafter if settings.rule.drafts else None
-        self._rows: list[Row | None] = [None] * room.rows
+    def __init__(self, caches: PooledCaches, settings: Settings) -> None:
+        self._caches, self._settings = caches, settings
+        self._batch, self._target, self._call = caches.batch, caches.target, caches.call
+        self._drafter = caches.drafter if settings.rule.drafts else None
+        self._rows: list[Row | None] = [None] * caches.rows
         models = self._target.identity, self._drafter.identity if self._drafter else None
-        self._kind = (*models, room.rows, room.slots)
-        self._threshold_control = ThresholdControl(settings.adaptive, self._batch) if settings.adaptive else None
-        self._pending_prompt_tokens = (
-            0  # tokens of the longest prompt, where all rows are new and their first round reads it too
+        self._kind = (*models, caches.rows, caches.slots)
+        self._threshold_control = (
+            ThresholdControl(settings.threshold_policy, self._batch) if settings.threshold_policy else None
         )
+        # Length of the longest prompt where all rows are new: their first verification then reads the prompts too.
+        self._pending_prompt_tokens = 0
 
     def run(self, requests: Sequence[Request]) -> Iterator[Row]:
         """Yields rows as they finish."""
@@ -108,7 +109,7 @@ class Engine:
                 took_part = [row for row in self._rows if row is not None]
                 errors = self._settle(decided)
                 if errors:
-                    self._caches.spoil()
+                    self._caches.discard()
                 self._batch.resize([row.length if row else 1 for row in self._rows])
                 yield took_part
                 for error in errors:
@@ -121,7 +122,7 @@ class Engine:
             return any(self._rows)
         new = [waiting.pop() for _ in free]
         for i, request in zip(free, new, strict=True):
-            self._rows[i] = Row(request, *self._widest(request.threshold))
+            self._rows[i] = Row(request, *self._initial_interval(request.threshold))
         rows = to_device(free, self._batch.lengths.device)
         longest = self._batch.put(rows, new, self._settings.seed)
         if self._threshold_control is not None:
@@ -135,19 +136,19 @@ class Engine:
             self._target.prefill(rows, prompts, longest - 1)
         return True
 
-    def _widest(self, threshold: float) -> tuple[float, float]:
+    def _initial_interval(self, threshold: float) -> tuple[float, float]:
         """The interval of T at the start: T alone where a stop policy reads it, empty where a policy sets it."""
-        policy, adaptive = self._settings.policy, self._settings.adaptive
-        if not (adaptive is None or isinstance(adaptive, ScalePolicy)):
+        stopping, moving = self._settings.stop_policy, self._settings.threshold_policy
+        if not (moving is None or isinstance(moving, ScalePolicy)):
             return threshold, threshold
-        if policy is not None and policy.reads_threshold:
+        if stopping is not None and stopping.reads_threshold:
             return threshold, math.nextafter(threshold, math.inf)
-        return self._settings.rule.widest(threshold)
+        return self._settings.rule.initial_interval(threshold)
 
     def _shrink(self) -> None:
         """Drops empty rows, which cost as much as others, once they are half of all."""
         taken = [i for i, row in enumerate(self._rows) if row is not None]
-        if not self._call.reshapes or 2 * len(taken) > len(self._rows):
+        if not self._call.can_reshape or 2 * len(taken) > len(self._rows):
             return
         self._rows = [self._rows[i] for i in taken]
         rows = to_device(taken, self._batch.lengths.device)
@@ -174,22 +175,29 @@ class Engine:
         settings, batch, control = self._settings, self._batch, self._threshold_control
         proposing = (settings.criterion, settings.sampling)
         if settings.observer is None and control is None:
-            key = GraphKey((self._kind, len(draft.logits), settings.rule.name), (proposing, settings.policy is None))
+            key = GraphKey(
+                (self._kind, len(draft.logits), settings.rule.name), (proposing, settings.stop_policy is None)
+            )
             given = (settings.rule, *proposing, logits, draft.logits, draft.counts)
             return self._call(key, judge_and_settle, batch, *given)
-        own = logits if self._call.keeps else logits.clone()  # observers may keep them
+        own = logits if self._call.results_persist else logits.clone()  # observers may keep them
         proposal = propose(batch, *proposing, own, draft.logits)
         if control is not None:
             control.adapt(proposal, draft.counts)
         judged = judge(settings.rule, proposal, draft.counts)
         if control is not None:
-            control.judged(judged)
+            control.record_verdict(judged)
         if settings.observer is not None:
             settings.observer(self._record(judged, draft_seconds, verify_seconds))
         return settle(judged, batch)
 
     def _draft(self, most: int, reach: int) -> Draft:
-        batch, sampling, policy, drafter = self._batch, self._settings.sampling, self._settings.policy, self._drafter
+        batch, sampling, policy, drafter = (
+            self._batch,
+            self._settings.sampling,
+            self._settings.stop_policy,
+            self._drafter,
+        )
         if drafter is None:
             return Draft([], torch.zeros_like(batch.lengths))
         if policy is None:
@@ -218,7 +226,7 @@ class Engine:
     def _record(self, judged: JudgedRound, draft_seconds: float, verify_seconds: float) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]
         outcome = (judged.proposal, judged.verdict, judged.drafted.clone(), judged.accepted)
-        who = (self._settings.rule, self._settings.adaptive)
+        who = (self._settings.rule, self._settings.threshold_policy)
         return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who)
 
     def _settle(self, decided: Decided) -> list[UnfinishedError]:
@@ -228,8 +236,8 @@ class Engine:
         for i, row in enumerate(self._rows):
             if row is None:
                 continue
-            if not (decided.sound[i] and decided.bounded[i]):
-                errors.append(self._error(row, decided.sound[i]))
+            if not (decided.finite_logits[i] and decided.valid_bounds[i]):
+                errors.append(self._error(row, decided.finite_logits[i]))
                 continue
             kept[i] = self._emit(row, decided, i)
             if row.finish_reason is not None:
@@ -250,8 +258,8 @@ class Engine:
         row.accepted += min(accepted, kept)
         row.bonus += 0 < drafted == accepted < kept
         self._narrow(row, decided, i, kept)
-        if self._settings.policy is not None:
-            row.memory = self._settings.policy.remember(row.memory, decided.verified(i))
+        if self._settings.stop_policy is not None:
+            row.memory = self._settings.stop_policy.remember(row.memory, decided.verified(i))
         return kept
 
     def _narrow(self, row: Row, decided: Decided, i: int, kept: int) -> None:
@@ -277,14 +285,14 @@ class Engine:
             return ended + 1, "eos"
         return len(kept), "length" if len(kept) == left else None
 
-    def _error(self, row: Row, sound: bool) -> UnfinishedError:
+    def _error(self, row: Row, finite_logits: bool) -> UnfinishedError:
         where = f"prompt {row.request.index} got"
-        if not sound:
+        if not finite_logits:
             return NumericalError(
                 f"{where} logits that are NaN or +inf in round {row.rounds + 1}; "
                 "a wider dtype (bfloat16 rather than float16, or float32) usually helps"
             )
         return ThresholdError(
-            f"{where} a threshold that is NaN, or a negative scale, from {type(self._settings.adaptive).__name__} in "
+            f"{where} a threshold that is NaN, or a negative scale, from {type(self._settings.threshold_policy).__name__} in "
             f"round {row.rounds + 1}; a threshold policy must give numbers (-1 is lossless)"
         )

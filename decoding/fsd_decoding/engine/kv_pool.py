@@ -127,7 +127,7 @@ class PooledCaches:
             raise
         self._release()
 
-    def spoil(self) -> None:
+    def discard(self) -> None:
         """Keeps these caches from being reused, because NaN in them would outlive a reset."""
         self.free_list = None
 
@@ -164,7 +164,7 @@ class KVCachePool:
         self._compile, self._call = compile, caller(compile)
         self._free: dict[_Key, list[PooledCaches]] = {}
 
-    def caches(
+    def acquire(
         self, models: Models, requests: int, batch_size: int, longest: int, drafts: bool, graphs: bool
     ) -> PooledCaches:
         """Returns empty caches, reused or newly allocated, which go back to the pool when their use ends.

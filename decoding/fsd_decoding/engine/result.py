@@ -49,7 +49,7 @@ class Result:
 
 
 @contextmanager
-def keeping(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
+def attach_finished(finished: dict[int, Result], batch_size: int) -> Iterator[None]:
     """Attaches the finished results to an error that ends decoding, so that the caller who catches it has them.
 
     Args:

@@ -50,9 +50,9 @@ class ThresholdControl:
         else:
             proposal.adapted = check_output(policy.thresholds(state), policy, state)
 
-    def judged(self, judged: JudgedRound) -> None:
+    def record_verdict(self, record_verdict: JudgedRound) -> None:
         """Stores the judged round for `observe`."""
-        self._judged = judged
+        self._judged = record_verdict
 
     def observe(self, kept: Sequence[int]) -> None:
         """Reports the round to the policy, if it listens.
@@ -62,12 +62,14 @@ class ThresholdControl:
         """
         if not self._policy.listens:
             return
-        state, judged = self._state, self._judged
+        state, record_verdict = self._state, self._judged
         assert state is not None
-        assert judged is not None
+        assert record_verdict is not None
         kept_on_device = to_device(kept, self._begins.device)
-        bounds = judged.proposal.bounds
-        self._policy.observe(RoundOutcome(state, bounds, judged.verdict, judged.accepted, kept_on_device))
+        bounds = record_verdict.proposal.bounds
+        self._policy.observe(
+            RoundOutcome(state, bounds, record_verdict.verdict, record_verdict.accepted, kept_on_device)
+        )
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows except these (R,), as the batch does."""

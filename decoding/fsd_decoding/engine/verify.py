@@ -94,9 +94,9 @@ def settle(judged: JudgedRound, batch: Batch) -> Tensor:
     batch.tokens.scatter_(1, proposal.positions, emitted)  # positions beyond the new length are overwritten later
     target, draft = proposal.finite
     padding = span[:-1] >= judged.drafted[:, None]
-    sound = target[:, 0] & (target[:, 1:] & draft | padding).all(1)
-    bounded = proposal.has_valid_bounds(~padding)
-    parts = [emitted, torch.stack([judged.drafted, judged.accepted, sound, bounded], 1)]
+    finite_logits = target[:, 0] & (target[:, 1:] & draft | padding).all(1)
+    valid_bounds = proposal.has_valid_bounds(~padding)
+    parts = [emitted, torch.stack([judged.drafted, judged.accepted, finite_logits, valid_bounds], 1)]
     if verdict.score is not None and verdict.by_score is not None:
         score = verdict.score.double()
         spared = torch.where(verdict.by_score & verdict.accepted, score, -torch.inf)
@@ -124,8 +124,8 @@ class Decided:
     emitted: list[list[int]]  # L + 1 each, of which the first `accepted + 1` are emitted
     drafted: list[int]
     accepted: list[int]
-    sound: list[bool]  # no logits of the row are NaN or +inf
-    bounded: list[bool]  # no T of the row is NaN, and no scale negative
+    finite_logits: list[bool]  # no logits of the row are NaN or +inf
+    valid_bounds: list[bool]  # no T of the row is NaN, and no scale negative
     spared: list[list[float]]  # by position, the largest score up to it that accepted a token; -inf where none did
     refused: list[list[float]]  # by position, the score that rejected the token; inf where none did
 
@@ -138,8 +138,8 @@ class Decided:
             emitted=[[int(t) for t in row[:n]] for row in rows],
             drafted=[int(row[n]) for row in rows],
             accepted=[int(row[n + 1]) for row in rows],
-            sound=[bool(row[n + 2]) for row in rows],
-            bounded=[bool(row[n + 3]) for row in rows],
+            finite_logits=[bool(row[n + 2]) for row in rows],
+            valid_bounds=[bool(row[n + 3]) for row in rows],
             spared=[row[n + 4 : n + 4 + drafts] for row in rows],
             refused=[row[n + 4 + drafts :] for row in rows],
         )

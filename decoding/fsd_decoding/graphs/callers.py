@@ -31,11 +31,11 @@ class Caller(Protocol):
     """Calls the steps of a round, and chooses the sizes they are called with."""
 
     @property
-    def reshapes(self) -> bool:
+    def can_reshape(self) -> bool:
         """Whether the number of rows may change without cost."""
 
     @property
-    def keeps(self) -> bool:
+    def results_persist(self) -> bool:
         """Whether a step's results stay valid after the next call of a step with results of the same shape."""
 
     @property
@@ -55,7 +55,7 @@ class Caller(Protocol):
 class Eager:
     """Calls every step directly."""
 
-    reshapes = keeps = True
+    can_reshape = results_persist = True
 
     @property
     def uncompiled(self) -> Caller:
@@ -82,8 +82,8 @@ class Graphs:
             Python, so results are bit-identical.
     """
 
-    reshapes = False
-    keeps = True
+    can_reshape = False
+    results_persist = True
     uncompiled = Eager()
 
     def __init__(self, backend: Literal["inductor", "eager"]) -> None:

@@ -48,7 +48,7 @@ class Captured:
         capture: records a step on the device.
     """
 
-    reshapes = keeps = False
+    can_reshape = results_persist = False
 
     def __init__(self, inner: Caller, capture: Capture) -> None:
         self._inner, self._capture = inner, capture

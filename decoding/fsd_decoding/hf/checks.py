@@ -44,7 +44,7 @@ def check_draft(draft: Any) -> None:
         raise UsageError(f"draft_model is {draft!r:.80}; it must be a loaded causal LM, or a DraftSource")
 
 
-def check_asked(model: Any, config: GenerationConfig, synced_gpus: bool) -> None:
+def check_supported(model: Any, config: GenerationConfig, synced_gpus: bool) -> None:
     """Raises UsageError for generation modes, architectures and outputs that are not supported."""
     if model.config.is_encoder_decoder:
         raise UsageError(f"{type(model).__name__} is an encoder-decoder; fsd_generate supports causal LMs only")
@@ -82,7 +82,7 @@ def check_clock(criteria: StoppingCriteriaList, sampling: Sampling, rows: int) -
         )
 
 
-def unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+def strip_padding(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     """Returns the prompts without their left padding. Raises UsageError if the mask hides other tokens."""
     if mask is None:
         return [list(row) for row in input_ids.tolist()]

@@ -21,15 +21,15 @@ from fsd_decoding.batch import Request
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.engine import Row, Settings
-from fsd_decoding.engine.result import keeping
+from fsd_decoding.engine.result import attach_finished
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.checks import (
     argument_of_generate,
-    check_asked,
     check_clock,
     check_draft,
     check_inputs,
-    unpadded,
+    check_supported,
+    strip_padding,
 )
 from fsd_decoding.hf.sampling import sampling_for, sampling_of_row
 from fsd_decoding.hf.stopping import StopsOfGenerate
@@ -96,14 +96,14 @@ def fsd_generate(
     """
     streamer = streamer or argument_of_generate("streamer")
     check_draft(draft_model)
-    check_asked(model, generation_config, synced_gpus or argument_of_generate("synced_gpus"))
+    check_supported(model, generation_config, synced_gpus or argument_of_generate("synced_gpus"))
     check_inputs(input_ids, model_kwargs, streamer)
     sampling = sampling_for(logits_processor, bool(generation_config.do_sample))
     given = {"rule": fsd_rule, "divergence": fsd_divergence, "threshold": fsd_threshold,
              "draft_length": fsd_draft_length}  # fmt: skip
     config, drift = _config(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling)
     decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, config, drift=drift)
-    prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
+    prompts = strip_padding(input_ids, model_kwargs.get("attention_mask"))
     requests = decoder.requests(prompts, (stopping_criteria.max_length or 0) - input_ids.shape[1])
     stops = StopsOfGenerate(stopping_criteria, input_ids)
     check_clock(stopping_criteria, sampling, len(requests))
@@ -166,7 +166,7 @@ def _decoded(decoder: SpeculativeDecoder, runs: Iterable[tuple[Settings, list[Re
     finished: dict[int, Any] = {}
     shown = 0
     for settings, requests in runs:
-        with keeping(finished, len(requests)):
+        with attach_finished(finished, len(requests)):
             for rows in decoder.engine(settings, requests, len(requests)).rounds(requests):
                 finished |= {row.request.index: row for row in rows if row.finish_reason is not None}
                 if streamer is not None:

@@ -29,11 +29,11 @@ def kernels_support(*logits: Tensor) -> bool:
     if not all(tensor.is_cuda and tensor.device.index == torch.cuda.current_device() for tensor in logits):
         return False  # kernels are launched on the current GPU
     if not in_graph():
-        prepare(logits[0].device)
+        probe_triton(logits[0].device)
     return _works.get(logits[0].device.index, False)
 
 
-def prepare(device: torch.device) -> None:
+def probe_triton(device: torch.device) -> None:
     """Tests once per GPU whether Triton works there; it needs a C compiler for its driver. Not possible in a graph."""
     if device.type != "cuda" or device.index in _works or find_spec("triton") is None:
         return

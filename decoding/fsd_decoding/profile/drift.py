@@ -73,9 +73,15 @@ class Drift:
         """Returns whether a text is decoded as the profile says."""
         adaptive = self.threshold if isinstance(self.threshold, ThresholdPolicy) else None
         threshold = self.threshold if adaptive is None else adaptive.threshold
-        now = settings.rule.name, settings.sampling, request.threshold, request.draft_length, _key(settings.adaptive)
+        now = (
+            settings.rule.name,
+            settings.sampling,
+            request.threshold,
+            request.draft_length,
+            _key(settings.threshold_policy),
+        )
         then = self.rule, self.sampling, threshold, self.draft_length, _key(adaptive)
-        return now == then and _key(settings.policy) == _key(self.policy)
+        return now == then and _key(settings.stop_policy) == _key(self.policy)
 
     def add(self, text: Finished) -> str | None:
         """Returns a warning if this text completes a window outside the range, and None ever after."""

@@ -30,7 +30,7 @@ def profile_config(
     """
     profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
     profile.check(models[0], models[1], tokenizer)
-    if (doubt := doubt_of(profile)) is not None:
+    if (doubt := warning_of(profile)) is not None:
         warnings.warn(doubt, stacklevel=stacklevel)
     threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
     if isinstance(threshold, ThresholdPolicy):
@@ -44,7 +44,7 @@ def profile_config(
     return config, _drift(profile, models[0], config)
 
 
-def doubt_of(profile: ThresholdProfile) -> str | None:
+def warning_of(profile: ThresholdProfile) -> str | None:
     """What to warn of who decodes by it: its threshold is missing or untested."""
     runs = f"decoding runs the lossless rule {profile.effective_rule!r}"
     if profile.outcome == "untested":

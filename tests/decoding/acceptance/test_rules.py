@@ -103,7 +103,7 @@ class TestEveryRule:
     def test_every_threshold_of_the_interval_decides_the_same(self, name: str, sampling: Sampling) -> None:
         """The interval follows from the scores where there are any, else from the rule's `widest`."""
         base = rule_named(name).judge(proposal(sampling, 0.1))
-        lo, hi = rule_named(name).widest(0.1)
+        lo, hi = rule_named(name).initial_interval(0.1)
         if base.score is not None and base.by_score is not None:
             lo = max([lo, *base.score[base.by_score & base.accepted].tolist()])
             hi = min([hi, *base.score[base.by_score & ~base.accepted].tolist()])
@@ -306,7 +306,7 @@ def test_ensemble_within_support_accepts_only_what_the_target_can_emit() -> None
 
 @pytest.mark.parametrize("threshold", [math.inf, 1.5, 1.0, 0.3, 5e-324, 0.0, -1.0, -math.inf])
 def test_the_widest_interval_of_an_ensemble_holds_its_threshold(threshold: float) -> None:
-    low, high = rule_named("ensemble").widest(threshold)
+    low, high = rule_named("ensemble").initial_interval(threshold)
     assert low < high
     assert low <= threshold
     assert threshold < high or high == math.inf

@@ -199,10 +199,10 @@ def test_caches_are_dropped_after_an_error(plain: SpeculativeDecoder) -> None:
     ours.generate(PROMPTS[:4], NEW)
     (before,) = free(ours)
 
-    def spoil(module: Any, args: Any, out: Tensor) -> Tensor:
+    def discard(module: Any, args: Any, out: Tensor) -> Tensor:
         return out * float("nan")
 
-    hook = plain.target.get_input_embeddings().register_forward_hook(spoil)
+    hook = plain.target.get_input_embeddings().register_forward_hook(discard)
     try:
         with pytest.raises(NumericalError):
             ours.generate([[7] * 30] * 4, NEW)  # another reach, so no captured step is replayed

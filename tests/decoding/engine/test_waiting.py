@@ -64,7 +64,7 @@ def requests() -> list[Request]:
 HOW: dict[str, dict[str, Any]] = {
     "nobody": {},
     "a policy": {"stop_policy": Patient()},
-    "moving T": {"adaptive": EntropyScaled(0.2, slope=2.0)},
+    "moving T": {"threshold_policy": EntropyScaled(0.2, slope=2.0)},
     "a recorder": {"observer": Recorder(["js", "tv"])},
 }
 
@@ -88,13 +88,13 @@ def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypat
         next(looks)
         return verify.Decided(
             emitted=[[7] * (drafts + 1)] * rows, drafted=[drafts] * rows, accepted=[drafts] * rows,
-            sound=[True] * rows, bounded=[True] * rows, spared=[[]] * rows, refused=[[]] * rows,
+            finite_logits=[True] * rows, valid_bounds=[True] * rows, spared=[[]] * rows, refused=[[]] * rows,
         )  # fmt: skip
 
     monkeypatch.setattr(verify.Decided, "of", fake)
     target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
     settings = Settings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])
-    caches = KVCachePool(False).caches(Models(target, draft, VOCABULARY), 6, 4, 64, settings.rule.drafts, graphs=True)
+    caches = KVCachePool(False).acquire(Models(target, draft, VOCABULARY), 6, 4, 64, settings.rule.drafts, graphs=True)
     with NoBlockingCopies():  # type: ignore[no-untyped-call]
         rounds = list(Engine(caches, settings).rounds(requests()))
     assert next(looks) == len(rounds) > 3
@@ -131,8 +131,8 @@ def test_steps_ahead_give_the_same_drafts(rows: int, monkeypatch: pytest.MonkeyP
     decoder, side = tiny_decoder(), RecordingSideStream()
     how: dict[str, Any] = {"rule": "coupled", "draft_length": 5, "stop_policy": Unsure(), "batch_size": rows}
     expected = decoder.generate(ragged_prompts(6), 30, 0.8, **how)
-    caches = KVCachePool.caches
-    monkeypatch.setattr(KVCachePool, "caches", lambda *args, **kwargs: replace(caches(*args, **kwargs), side=side))
+    caches = KVCachePool.acquire
+    monkeypatch.setattr(KVCachePool, "acquire", lambda *args, **kwargs: replace(caches(*args, **kwargs), side=side))
     assert decoder.generate(ragged_prompts(6), 30, 0.8, **how) == expected
     assert side.joined >= max(result.rounds for result in expected)
 
@@ -182,7 +182,7 @@ def test_policies_that_read_no_tensor_or_watch_the_draft_have_no_steps_ahead(
 ) -> None:
     decoder, side, policy = tiny_decoder(), RecordingSideStream(), Patient()
     policy.looks, policy.watches = looks, watches
-    caches = KVCachePool.caches
-    monkeypatch.setattr(KVCachePool, "caches", lambda *args, **kwargs: replace(caches(*args, **kwargs), side=side))
+    caches = KVCachePool.acquire
+    monkeypatch.setattr(KVCachePool, "acquire", lambda *args, **kwargs: replace(caches(*args, **kwargs), side=side))
     decoder.generate(ragged_prompts(2), 12, stop_policy=policy)
     assert not side.marks

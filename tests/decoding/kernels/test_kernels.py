@@ -297,8 +297,8 @@ def test_where_triton_fails_there_is_one_warning_and_no_kernel(monkeypatch: pyte
     monkeypatch.setattr(dispatch, "_works", {})
     lacking = "(CUDA|NVIDIA)"  # a build of torch without CUDA says the one, a machine without a driver the other
     with pytest.warns(UserWarning, match=f"Triton does not work on cuda:0, so decoding is slower: .*{lacking}"):
-        dispatch.prepare(torch.device("cuda", 0))
-    dispatch.prepare(torch.device("cuda", 0))
+        dispatch.probe_triton(torch.device("cuda", 0))
+    dispatch.probe_triton(torch.device("cuda", 0))
     assert dispatch._works == {0: False}
 
 
