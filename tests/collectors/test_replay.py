@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.replaying import replay, sweep
 from fsd_collectors.replay.share_quantiles import even_shares, quantiles
+from fsd_collectors.replay.simulation import replay, sweep
 from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -348,26 +348,30 @@ ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
     ("traces", "asked", "complaint"),
     [
         (SOME, {"rules": ["fzd"]}, "rule 'fzd' is unknown; replay one of sd"),
-        (SOME, {"rules": []}, "give one of each"),
-        (SOME, {"divergences": []}, "give one of each"),
+        (SOME, {"rules": []}, "give at least one of each"),
+        (SOME, {"divergences": []}, "give at least one of each"),
         (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js; collect again with it"),
         (replace(SOME, manifest=Facts(way="on-policy")), {}, "are on-policy; replay needs"),
-        (SOME, {"thresholds": []}, "must be numbers, one at least"),
-        (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, one at least"),
-        (SOME, {"thresholds": ["low"]}, "must be numbers, one at least"),
+        (SOME, {"thresholds": []}, "must be numbers, at least one"),
+        (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, at least one"),
+        (SOME, {"thresholds": ["low"]}, "must be numbers, at least one"),
         (SOME, {"thresholds": {"tv": [0.1]}}, "thresholds name tv, not 'js'"),
-        (SOME, {"thresholds": 0}, "thresholds=0; it must be 1 or more"),
+        (SOME, {"thresholds": 0}, "thresholds=0; it must be a number of quantiles, 1 or more"),
         (SOME, {"draft_lengths": [3, 0]}, r"draft lengths are \[3, 0\]"),
         (SOME, {"draft_lengths": [2.5]}, r"draft lengths are \[2.5\]"),
         (SOME, {"draft_lengths": [True]}, r"draft lengths are \[True\]"),
         (SOME, {"draft_lengths": []}, r"draft lengths are \[\]"),
-        (SOME, {"where": pc.field("js") < 0}, "chooses no rows"),
+        (SOME, {"where": pc.field("js") < 0}, "selects no rows"),
         (ONE, {"where": pc.field("position") > 0}, "must choose whole completions"),
         (ONE, {"where": pc.field("position") != 2}, "must choose whole completions"),
-        (InMemory([]), {"thresholds": [0.1]}, "chooses no rows"),
-        (SOME, {"stops": StopPolicy((), lambda of: of["js"])}, "the stop policy gave float64"),
-        (SOME, {"stops": StopPolicy((), lambda of: np.array([True]))}, r"gave bool of shape \(1,\); it must give"),
-        (SOME, {"stops": LengthPolicy((), lambda of, most: of["js"])}, "the length policy gave float64"),
+        (InMemory([]), {"thresholds": [0.1]}, "selects no rows"),
+        (SOME, {"stops": StopPolicy((), lambda of: of["js"])}, "the stop policy returned float64"),
+        (
+            SOME,
+            {"stops": StopPolicy((), lambda of: np.array([True]))},
+            r"returned bool of shape \(1,\); it must return",
+        ),
+        (SOME, {"stops": LengthPolicy((), lambda of, most: of["js"])}, "the length policy returned float64"),
         (SOME, {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)}, "a whole number a row, from 0 to 8"),
     ],
 )

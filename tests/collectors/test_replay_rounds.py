@@ -16,9 +16,16 @@ from hypothesis import strategies as st
 import fsd_decoding.policies.stopping as engine
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cases import cases
-from fsd_collectors.replay.replaying import replay, sweep
-from fsd_collectors.replay.rounds import Begins, RoundPolicy, Verified, lanes_of, lay, walk_rounds
+from fsd_collectors.replay.rounds import (
+    RoundPolicy,
+    RoundStarts,
+    Verified,
+    count_with_policy,
+    lanes_of,
+    simulate_rounds,
+)
 from fsd_collectors.replay.share_quantiles import quantiles
+from fsd_collectors.replay.simulation import replay, sweep
 from fsd_collectors.replay.stop_policy import LengthPolicy
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
@@ -31,7 +38,7 @@ Row = dict[str, Any]
 EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}
 SCALE = (-1.0, 0.0, 0.25, 0.5, math.inf)
 LENGTHS = (1, 2, 3, 7)
-EVERYBODY = RoundPolicy((), lambda begins: begins.lanes.most)
+EVERYBODY = RoundPolicy((), lambda starts: starts.lanes.most)
 
 a_row = st.fixed_dictionaries(
     {
@@ -48,7 +55,7 @@ texts = st.lists(st.lists(a_row, min_size=1, max_size=20), min_size=1, max_size=
 class ByHand:
     """One round of one text, as the engine would tell of it."""
 
-    begins: int
+    starts: int
     drafted: int
     accepted: int
     spared: float | None
@@ -56,11 +63,11 @@ class ByHand:
     differs: int
 
 
-def round_by_hand(completion: Sequence[Row], begins: int, drafted: int, rule: str, threshold: float) -> ByHand:
+def round_by_hand(completion: Sequence[Row], starts: int, drafted: int, rule: str, threshold: float) -> ByHand:
     accepted = differs = 0
     spared: list[float] = []
     refused = None
-    for row in completion[begins : begins + drafted]:
+    for row in completion[starts : starts + drafted]:
         by = EXACT[rule]
         exact, d = by is not None and row[by], row["js"]
         finite = rule.startswith("fsd") and math.isfinite(d)
@@ -70,7 +77,7 @@ def round_by_hand(completion: Sequence[Row], begins: int, drafted: int, rule: st
         if not exact:
             spared.append(d)
         accepted, differs = accepted + 1, differs + (not exact and not row["same_token"])
-    return ByHand(begins, drafted, accepted, max(spared, default=None), refused, differs)
+    return ByHand(starts, drafted, accepted, max(spared, default=None), refused, differs)
 
 
 def rounds_by_hand(completion: Sequence[Row], rule: str, threshold: float, most: int) -> list[ByHand]:
@@ -84,9 +91,9 @@ def rounds_by_hand(completion: Sequence[Row], rule: str, threshold: float, most:
     return rounds
 
 
-def _lengths(begins: Begins) -> Any:
-    wanted = 1 + begins.memory.sum(1).astype(np.int64)
-    return np.minimum(np.minimum(begins.lanes.most, begins.columns["room"][begins.rows]), wanted)
+def _lengths(starts: RoundStarts) -> Any:
+    wanted = 1 + starts.memory.sum(1).astype(np.int64)
+    return np.minimum(np.minimum(starts.lanes.most, starts.columns["room"][starts.rows]), wanted)
 
 
 def _remember(memory: Any, verified: Verified) -> Any:
@@ -108,9 +115,9 @@ def test_rounds_are_laid_as_a_loop_over_them_lays_them(
     (case,) = cases(traces, [rule], ["js"], [threshold], None)
     (block,) = blocks(traces, [*case.columns, "room"])
     found: list[list[ByHand]] = [[] for _ in completions]
-    for laid in lay(case, block, lanes_of(block, np.array([threshold]), np.array([most])), REMEMBERING):
-        begins, verified = laid.begins.rows - laid.begins.lanes.starts, laid.verified
-        columns = (begins, verified.drafted, verified.accepted, verified.spared, verified.refused, laid.differs)
+    for laid in simulate_rounds(case, block, lanes_of(block, np.array([threshold]), np.array([most])), REMEMBERING):
+        starts, verified = laid.starts.rows - laid.starts.lanes.starts, laid.verified
+        columns = (starts, verified.drafted, verified.accepted, verified.spared, verified.refused, laid.differs)
         for lane, begin, drafted, accepted, spared, refused, differs in zip(
             laid.lanes.tolist(), *(column.tolist() for column in columns), strict=True
         ):
@@ -159,9 +166,9 @@ def test_lanes_that_move_in_several_parts_count_the_same(monkeypatch: pytest.Mon
     (case,) = cases(traces, ["fsd-coupled"], ["js"], [0.1, 0.2, 0.4], None)
     (block,) = blocks(traces, [*case.columns, "room"])
     asked = (case, block, REMEMBERING, np.array([2, 0]), np.array([1, 4, 6]))
-    whole = walk_rounds(*asked)
+    whole = count_with_policy(*asked)
     monkeypatch.setattr("fsd_collectors.replay.rounds._LANES", 7)
-    parts = walk_rounds(*asked)
+    parts = count_with_policy(*asked)
     for name in ("rounds", "drafted", "substitutions"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
     assert whole.rounds.shape == (2, 3, 20)
@@ -181,7 +188,10 @@ def test_a_policy_knows_the_threshold_and_the_longest_draft_of_every_lane() -> N
 @pytest.mark.parametrize(
     ("lengths", "complaint"),
     [
-        (lambda of: of.lanes.most + 1, r"gave int64 of shape \(3,\); it must give a whole number a round, from 0"),
+        (
+            lambda of: of.lanes.most + 1,
+            r"returned int64 of shape \(3,\); it must return a whole number for each round, from 0",
+        ),
         (lambda of: of.lanes.most - 9, "a whole number a round"),
         (lambda of: of.lanes.most / 2, "gave float64"),
         (lambda of: 3, r"of shape \(\)"),

@@ -99,7 +99,7 @@ def test_what_is_no_divergence_and_what_is_chosen_stay_as_they_are(completions: 
 def test_scales_that_are_not_one_a_row_are_refused() -> None:
     scaled = ScaledTraces(InMemory([[{"same_token": True, "js": 0.1}] * 3]), Short())
     assert refusal(lambda: sweep(scaled)) == (
-        "the policy Short traced scales of shape (2,); it must give one a row: (3,)"
+        "the policy Short returned scales of shape (2,); it must return one for each row: (3,)"
     )
 
 

@@ -47,8 +47,11 @@ def edit(path: Path, **facts: Any) -> None:
         (lambda path: path.unlink(), "manifest.json cannot be read (No such file or directory)"),
         (lambda path: path.write_text("{"), "is not JSON: Expecting"),
         (lambda path: path.write_bytes(b"\xff\xfe{"), "is not JSON: 'utf-16-le' codec"),
-        (lambda path: path.write_text("[]"), "is none of traces"),
-        (lambda path: edit(path, schema_version=2), "has schema_version 2, this reads up to 1; upgrade fsd-calib"),
+        (lambda path: path.write_text("[]"), "is not one of traces"),
+        (
+            lambda path: edit(path, schema_version=2),
+            "has schema_version 2, this version reads up to 1; upgrade fsd-calib",
+        ),
         (lambda path: edit(path, portion=0), "is not valid: portion: "),
         (lambda path: edit(path, colour="red"), "is not valid: colour: "),
     ],
@@ -139,7 +142,7 @@ def of_another_run(table: pa.Table) -> pa.Table:
     [
         (lambda folder, shard: (folder / shard).unlink(), "No such file"),
         (misname, "'utf-8' codec can't decode"),
-        (lambda folder, shard: (folder / shard).write_bytes((folder / shard).read_bytes()[:-100]), "listed are"),
+        (lambda folder, shard: (folder / shard).write_bytes((folder / shard).read_bytes()[:-100]), "are listed"),
         (lambda folder, shard: foreign(folder, shard, lambda t: t.drop_columns(["split"])), "no column 'split'"),
         (lambda folder, shard: foreign(folder, shard, lambda t: t.append_column("x", t["run"])), "its columns are"),
         (lambda folder, shard: foreign(folder, shard, replaced("problem", 1.0)), "its column pyarrow.Field<problem"),
@@ -162,7 +165,7 @@ def test_a_number_of_rows_that_is_not_the_listed_one_is_found(folder: Path) -> N
     relist(folder, 1, "rounds", 7)
     [fault] = verify(folder)
     assert "rounds/00001.parquet" in fault
-    assert "rows, listed are 7" in fault
+    assert "rows, but 7 are listed" in fault
 
 
 def test_a_run_with_a_missing_shard_is_not_continued(folder: Path) -> None:
@@ -241,7 +244,7 @@ def reordered(order: Callable[[int], list[int]]) -> Callable[[pa.Table], pa.Tabl
         (ALONG, "tokens/00001", altered("problem", [0], 7), "rows of problem 7 in the split"),
         (ALONG, "tokens/00001", altered("position", [2], 3), "tokens has 1 rows out of order"),
         (ON, "rounds/00001", altered("problem", [0], 7), "rounds has rows of problem 7"),
-        (ON, "completions/00001", reordered(lambda n: [*range(1, n)]), "it has 7 completions, listed are 8"),
+        (ON, "completions/00001", reordered(lambda n: [*range(1, n)]), "it has 7 completions, 8 are listed"),
         (ON, "completions/00001", reordered(lambda n: [0, 0, *range(2, n)]), "a problem has two completions"),
     ],
 )

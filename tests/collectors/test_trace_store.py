@@ -158,7 +158,7 @@ def changed(table: str, change: Callable[[pa.Table], pa.Table]) -> dict[str, pa.
         (0, changed("tokens", replaced("draft_rank", 2**31)), "column 'draft_rank' does not fit int32: .*2147483648"),
         (0, changed("tokens", replaced("correct", "yes and no")), "column 'correct' does not fit bool"),
         (0, changed("tokens", replaced("js", None)), "column 'js' has [0-9]+ nulls"),
-        (0, changed("completions", lambda t: t.slice(1)), "portion 0 has 7 completions; of this run it has 8"),
+        (0, changed("completions", lambda t: t.slice(1)), "portion 0 has 7 completions; in this run it has 8"),
     ],
 )
 def test_rows_of_another_kind_are_not_written(

@@ -14,26 +14,26 @@ from hypothesis import strategies as st
 
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cases import cases
-from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, lay
+from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, simulate_rounds
 from fsd_collectors.replay.share_quantiles import quantiles
 from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified
 from fsd_decoding.sampling import Sampling
-from fsd_predictors.datasets.examples import Examining
+from fsd_predictors.datasets.examples import ExampleMaker
 from fsd_predictors.features.draft_distribution import MEASURED, measure
 from fsd_predictors.features.features import (
     FEATURES,
     NO_HISTORY,
     SHARE,
     Drafted,
-    Place,
+    RoundContext,
     Value,
+    feature_values,
     history_after,
-    known,
     matrix,
 )
+from fsd_predictors.features.from_traces import COLUMNS, updated_history
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from fsd_predictors.features.traced import COLUMNS, remembered
 from support.in_memory import InMemory
 from support.tiny import EOS, VOCABULARY
 from support.tiny_pair import ragged_prompts, tiny_decoder
@@ -41,7 +41,7 @@ from support.traced_texts import traced
 
 number = st.floats(-50, 50)
 a_token = st.builds(Drafted, *[number] * 7)
-a_place = st.builds(Place, number, number, number, st.tuples(number, number, number), number, number)
+a_place = st.builds(RoundContext, number, number, number, st.tuples(number, number, number), number, number)
 a_round = st.tuples(a_place, st.lists(a_token, min_size=1, max_size=6))
 
 
@@ -58,21 +58,21 @@ def stacked(parts: Sequence[Any]) -> Any:
 
 
 @given(st.integers(1, 6).flatmap(lambda n: st.lists(st.tuples(a_place, st.lists(a_token, min_size=n, max_size=n)))))
-def test_rows_one_by_one_and_all_at_once_give_equal_numbers(rounds: list[tuple[Place, list[Drafted]]]) -> None:
+def test_rows_one_by_one_and_all_at_once_give_equal_numbers(rounds: list[tuple[RoundContext, list[Drafted]]]) -> None:
     if not rounds:
         return
     place = stacked([place for place, _ in rounds])
     steps = [stacked(tokens) for tokens in zip(*(steps for _, steps in rounds), strict=True)]
-    alone = np.array([known(steps_of_one, place_of_one) for place_of_one, steps_of_one in rounds])
-    together = matrix(known(steps, place))
+    alone = np.array([feature_values(steps_of_one, place_of_one) for place_of_one, steps_of_one in rounds])
+    together = matrix(feature_values(steps, place))
     assert together.shape == (len(rounds), len(FEATURES))
     assert np.array_equal(alone, together)
 
 
 @given(a_round)
-def test_features_are_what_their_names_say(drafting: tuple[Place, list[Drafted]]) -> None:
+def test_features_are_what_their_names_say(drafting: tuple[RoundContext, list[Drafted]]) -> None:
     place, steps = drafting
-    told = dict(zip(FEATURES, known(steps, place), strict=True))
+    told = dict(zip(FEATURES, feature_values(steps, place), strict=True))
     assert FEATURES[SHARE] == "share"
     assert [told[name] for name in ("share", "divergence", "position", "step", "spared", "refused")] == [
         place.share, place.divergence, place.position, len(steps), place.spared, place.refused,
@@ -95,11 +95,11 @@ def test_numbers_that_all_rows_share_are_repeated() -> None:
 
 def test_a_history_tells_of_the_last_rounds_and_of_the_very_last_more() -> None:
     history: tuple[Value, ...] = NO_HISTORY
-    assert Place.behind(history, 0.0, 0.0, 0.0).accepted_back == (-1.0, -1.0, -1.0)
+    assert RoundContext.after(history, 0.0, 0.0, 0.0).accepted_back == (-1.0, -1.0, -1.0)
     for accepted in (5.0, 4.0, 3.0, 2.0):
         history = history_after(history, accepted, accepted / 10, accepted / 20)
-    place = Place.behind(history, 7.0, 1.5, 2.0)
-    assert place == Place(7.0, 1.5, 2.0, (2.0, 3.0, 4.0), 0.2, 0.1)
+    place = RoundContext.after(history, 7.0, 1.5, 2.0)
+    assert place == RoundContext(7.0, 1.5, 2.0, (2.0, 3.0, 4.0), 0.2, 0.1)
 
 
 # The engine and traces of one text.
@@ -109,9 +109,9 @@ BY_PLACE = TokenKinds(np.arange(VOCABULARY) % 6.0, np.isin(np.arange(VOCABULARY)
 Known = dict[tuple[int, int, int], list[float]]  # by problem, where its round began, and step: `FEATURES`
 
 
-def wanted(begins: Any) -> Any:
+def wanted(starts: Any) -> Any:
     """Tokens to draft where a round begins: 1 to 4."""
-    return 1 + 3 * begins % 4
+    return 1 + 3 * starts % 4
 
 
 @dataclass
@@ -136,8 +136,8 @@ class Recorder(StopPolicy):
             if row is not None:
                 steps.append(Drafted(*shape, *token))
                 share = self.scale.of("js", row.request.threshold)
-                place = Place.behind(row.memory or NO_HISTORY, float(len(row.tokens)), share, 0.0)
-                values = known(steps, place)
+                place = RoundContext.after(row.memory or NO_HISTORY, float(len(row.tokens)), share, 0.0)
+                values = feature_values(steps, place)
                 self.known[row.request.key, len(row.tokens), step] = [float(value) for value in values]
 
     def remember(self, memory: Any, verified: Verified) -> Any:
@@ -149,10 +149,10 @@ def known_of(traces: InMemory, rule: str, threshold: float, scale: ShareScale) -
     """What examples of rounds over the traces say."""
     (case,) = cases(traces, [rule], ["js"], [threshold], None)
     (block,) = blocks(traces, [*COLUMNS, *case.columns, "problem"])
-    policy = RoundPolicy((), lambda of: wanted(of.columns["position"][of.rows]), NO_HISTORY, remembered)
-    examining = Examining(case, block, scale, BY_PLACE)
+    policy = RoundPolicy((), lambda of: wanted(of.columns["position"][of.rows]), NO_HISTORY, updated_history)
+    examining = ExampleMaker(case, block, scale, BY_PLACE)
     found: Known = {}
-    for laid in lay(case, block, lanes_of(block, case.thresholds, np.array([MOST])), policy):
+    for laid in simulate_rounds(case, block, lanes_of(block, case.thresholds, np.array([MOST])), policy):
         for examples in examining(laid, np.arange(len(laid.lanes))):
             problems = block.columns["problem"][examples.at].tolist()
             for problem, values in zip(problems, examples.values.tolist(), strict=True):

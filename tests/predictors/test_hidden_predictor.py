@@ -13,7 +13,7 @@ import torch
 from scipy.special import expit
 
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.replaying import replay
+from fsd_collectors.replay.simulation import replay
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
@@ -32,7 +32,7 @@ from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.of_predictor import Stopper
 from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import survival
+from fsd_predictors.training.evaluation import survival_forecasts
 from support.stopping import KINDS
 from support.tiny_pair import ragged_prompts, related
 from support.tiny_task import tiny_task
@@ -76,7 +76,7 @@ class Looking(StoppingRule):
         self.shown: list[tuple[Any, Any]] = []  # (H, n) numbers, and n positions in the completion
 
     def goes_on(self, drafting: Round) -> Answer:
-        position = np.atleast_1d(drafting.place.position) + len(drafting.steps) - 1
+        position = np.atleast_1d(drafting.context.position) + len(drafting.steps) - 1
         self.shown.append((np.array(drafting.state).reshape(len(drafting.state), -1), position))
         return super().goes_on(drafting)
 
@@ -141,7 +141,7 @@ def test_the_loop_sees_the_states_that_traces_hold(
 ) -> None:
     """At every place of the target's text that a draft reached, the first of a round, where two tokens are fed, too."""
     prompts = prompts_of(decoder, 30)
-    traced = traced_states(tiny_traces(tmp_path, hidden=info.asked), prompts)
+    traced = traced_states(tiny_traces(tmp_path, hidden=info.setting), prompts)
     alone, together = (of_looking(decoder, info, list(prompts.values()), rows) for rows in (1, 7))
     assert alone.keys() == together.keys()
     assert alike(alone, together) == len(alone)
@@ -189,7 +189,7 @@ def test_survival_reads_the_state_behind_the_features(trained: Predictor, traces
     texts = Texts.of(traces, "fsd-coupled", ("js",), KINDS, problems, hidden=True)
     first = rows.accepting[:, FEATURES.index("step")] == 1
     model: Any = _First()
-    found = survival(model, rows.accepting[first], rows.problem[first], ("js", 0.1), texts, steps=1)
+    found = survival_forecasts(model, rows.accepting[first], rows.problem[first], ("js", 0.1), texts, steps=1)
     assert np.allclose(found.forecast, expit(rows.accepting[first][:, len(FEATURES)]))
 
 
@@ -270,10 +270,10 @@ def test_what_other_threads_make_of_the_draft_is_not_seen(decoder: SpeculativeDe
         pool.submit(decoder.draft, ids).result()
         decoder.draft(ids[1:])
         decoder.draft(ids[:1])  # not asked for
-        found = states.taken()
+        found = states.take()
         states.watch()
         decoder.draft(ids)
-        assert torch.equal(found, states.taken()[1:])
+        assert torch.equal(found, states.take()[1:])
 
 
 @pytest.fixture
@@ -285,16 +285,16 @@ def compiled() -> list[Any]:
 
 
 def test_a_draft_that_shows_no_state_is_refused(stopper: Stopper, compiled: list[Any]) -> None:
-    with pytest.raises(UsageError, match=r"NGram.* has not; use a draft model, or a predictor trained without it"):
+    with pytest.raises(UsageError, match=r"NGram.* has none; use a draft model, or a predictor trained without it"):
         stopper.in_loop(NGram())
     for draft in compiled:
-        with pytest.raises(UsageError, match="a compiled draft hides; give the model as it was"):
+        with pytest.raises(UsageError, match="from a compiled draft; pass the model without compiling it"):
             stopper.in_loop(draft)
 
 
 def test_another_draft_than_the_decoders_is_said(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
     policy: StopPolicy = stopper.in_loop(related(seed=1, spread=0.05)[1])
-    with pytest.raises(UsageError, match="the hidden state of another draft; give it the decoder's own"):
+    with pytest.raises(UsageError, match="the hidden state of another draft; pass it the decoder's own"):
         decoder.generate([[2, 3]], NEW, policy=policy)
 
 

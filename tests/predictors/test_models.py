@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss
 from fsd_decoding.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.boosted import Boosted
-from fsd_predictors.models.calibration import Calibrated, calibrated, restored
+from fsd_predictors.models.calibration import Calibrated, fit_calibration, restore_model
 from fsd_predictors.models.head import Head
 from fsd_predictors.models.logistic import Logistic
 from fsd_predictors.models.metrics import auc, calibration_error, falls
@@ -42,7 +42,7 @@ def drawn(name: str, count: int, seed: int) -> tuple[Array, Labels, Array]:
 def fitted(name: str) -> AcceptanceModel:
     """Shared: no test changes it."""
     if "calibrated" in name:
-        return calibrated(fitted(name.split(",")[0]), *drawn(name, MEND, 1)[:2])
+        return fit_calibration(fitted(name.split(",")[0]), *drawn(name, MEND, 1)[:2])
     return UNFITTED[name]().fit(*drawn(name, FIT, 0)[:2])
 
 
@@ -126,7 +126,7 @@ class TestConformance:
         arrays = {
             key: np.frombuffer(each.tobytes(), each.dtype).reshape(each.shape) for key, each in told.arrays.items()
         }
-        again = restored(Parts(json.loads(json.dumps(told.numbers)), arrays, told.text))
+        again = restore_model(Parts(json.loads(json.dumps(told.numbers)), arrays, told.text))
         assert type(again) is type(fitted(name))
         assert np.array_equal(again.predict_proba(seen), fitted(name).predict_proba(seen))
         assert [again.probability(row) for row in seen[:50].tolist()] == [
@@ -179,7 +179,7 @@ class TestCalibrated:
         seen, y, _ = drawn(name, FIT, 0)
         kept = ~y | (np.arange(FIT) % 4 == 0)
         biased = clone(fitted(name)).fit(seen[kept], y[kept])
-        mended = calibrated(biased, *drawn(name, MEND, 1)[:2])
+        mended = fit_calibration(biased, *drawn(name, MEND, 1)[:2])
         judge, _, chance = drawn(name, JUDGE, 2)
         assert calibration_error(chance, biased.predict_proba(judge)[:, 1]) > 0.1
         assert calibration_error(chance, mended.predict_proba(judge)[:, 1]) < 0.03
@@ -188,7 +188,7 @@ class TestCalibrated:
         """Fitted where no row with a large share was ever accepted, so the model does not know what they gain."""
         seen, y, _ = drawn("boosted", FIT, 0)
         known = seen[:, SHARE] < 2
-        mended = calibrated(Boosted(share=SHARE).fit(seen[known], y[known]), *drawn("boosted", MEND, 1)[:2])
+        mended = fit_calibration(Boosted(share=SHARE).fit(seen[known], y[known]), *drawn("boosted", MEND, 1)[:2])
         judge, _, chance = drawn("boosted", JUDGE, 2)
         for low in (-4, 0, 4):
             some = (judge[:, SHARE] > low) & (judge[:, SHARE] < low + 4)
@@ -205,7 +205,7 @@ class TestCalibrated:
         seen, _, _ = drawn("boosted", 100, 3)
         model = Boosted(share=SHARE).fit(*drawn("boosted", FIT, 0)[:2])
         before = model.predict_proba(seen)
-        wrong = calibrated(model, *rows(1000, 8)[:2])
+        wrong = fit_calibration(model, *rows(1000, 8)[:2])
         assert np.array_equal(model.predict_proba(seen), before)
         assert isinstance(wrong, Calibrated)
         assert wrong.share == SHARE
@@ -213,9 +213,9 @@ class TestCalibrated:
     def test_needs_a_fitted_model_and_its_columns(self) -> None:
         seen, y, _ = drawn("boosted", 200, 3)
         with pytest.raises(UsageError, match="call fit"):
-            calibrated(Boosted(share=SHARE), seen, y)
+            fit_calibration(Boosted(share=SHARE), seen, y)
         with pytest.raises(UsageError, match="fitted on 6"):
-            calibrated(fitted("boosted"), seen[:, :4], y)
+            fit_calibration(fitted("boosted"), seen[:, :4], y)
 
 
 @pytest.mark.parametrize("share", [-1, FEATURES])

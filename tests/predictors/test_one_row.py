@@ -80,7 +80,7 @@ def test_does_without_the_call_where_it_answers_differently(
 ) -> None:
     row = rows(1, 1)[0]
     monkeypatch.setattr(basic, "_LIB", Otherwise(basic._LIB))  # type: ignore[attr-defined]
-    with pytest.warns(UserWarning, match="answers differently there: one row takes longer"):
+    with pytest.warns(UserWarning, match="gives other scores by its C API: one row takes longer"):
         slow = one_row(booster)
     assert not isinstance(slow, FastRow)
     assert slow(row[0].tolist()) == np.asarray(booster.predict(row, raw_score=True))[0]

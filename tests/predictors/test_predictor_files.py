@@ -17,10 +17,10 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
-from fsd_predictors.facts import Facts, Problems, Quality, of_manifest
+from fsd_predictors.facts import Facts, Problems, Quality, facts_of_manifest
 from fsd_predictors.features.features import FEATURES, ROLES, Array
 from fsd_predictors.features.share_scale import Knots, ShareScale
-from fsd_predictors.models.calibration import calibrated
+from fsd_predictors.models.calibration import fit_calibration
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from support.tiny import word_tokenizer
@@ -42,7 +42,7 @@ def rows(features: int, seed: int = 0) -> tuple[Array, Array]:
 def facts(**changes: Any) -> Facts:
     target, draft = (ModelInfo.of(model) for model in MODELS_IN_HAND)
     values: dict[str, Any] = {
-        **of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
+        **facts_of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
         "kind": "boosted", "rule": "fsd-coupled", "divergences": ("js",), "seed": 0, "rows": {"accepting": 400},
         "problems": Problems(training=30, calibration=10, evaluation=10), "features": dict.fromkeys(ROLES, FEATURES),
         "parameters": {"accepting": {"trees": 7}}, "versions": {"python": "3"}, "falling": 0,
@@ -54,7 +54,7 @@ def facts(**changes: Any) -> Facts:
 
 def predictor(kind: str = "boosted", **changes: Any) -> Predictor:
     accepting, following = (
-        calibrated(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES))), *rows(len(FEATURES), seed=seed))
+        fit_calibration(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES))), *rows(len(FEATURES), seed=seed))
         for seed in (1, 3)
     )
     return Predictor(accepting, following, SCALE, facts(kind=kind, **changes))
@@ -126,8 +126,8 @@ def resealed(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"schema_version": 2}, "has schema_version 2, this reads up to 1; upgrade fsd-calib"),
-        ({"schema_version": "1"}, "is no predictor's, schema_version is '1'"),
+        ({"schema_version": 2}, "has schema_version 2, this version reads up to 1; upgrade fsd-calib"),
+        ({"schema_version": "1"}, "predictor.json is not valid: schema_version is '1'"),
         ({"facts": {}}, "is not valid: kind: Field required"),
         ({"models": {}}, "is not valid: KeyError"),
         ({"models": {"accepting": {"kind": "oracle"}, "next": {}}}, "is not valid: KeyError"),
@@ -153,7 +153,7 @@ def test_a_predictor_takes_the_place_of_another_and_of_nothing_else(tmp_path: Pa
     assert Predictor.load(tmp_path).fingerprint == second.fingerprint
     assert names(tmp_path) == ["accepting.txt", "card.md", "next.txt", "predictor.json"]
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is no predictor's; choose another --out"):
+    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is not a file of a predictor; choose another"):
         first.save(tmp_path)
     assert Predictor.load(tmp_path).fingerprint == second.fingerprint
 
@@ -198,7 +198,7 @@ def test_others_than_it_was_trained_on_are_refused_by_name() -> None:
         mine.check(draft, draft, TOKENIZER, "fsd-coupled", "js")
     with pytest.raises(UsageError, match=r"predictor's draft is .* with fingerprint .*, this draft has"):
         mine.check(target, target, TOKENIZER, "fsd-coupled", "js")
-    with pytest.raises(UsageError, match="predictor is of another tokenizer"):
+    with pytest.raises(UsageError, match="predictor was trained with another tokenizer"):
         mine.check(target, draft, word_tokenizer(39), "fsd-coupled", "js")
     with pytest.raises(UsageError, match="knows divergences js, not 'tv'"):
         mine.check(target, draft, TOKENIZER, "fsd-coupled", "tv")
@@ -213,5 +213,5 @@ def test_divergences_of_other_formulas_are_refused(monkeypatch: pytest.MonkeyPat
 def test_a_predictor_of_other_features_is_refused(tmp_path: Path) -> None:
     swapped = {"accepting": FEATURES, "next": (*FEATURES[:-2], *reversed(FEATURES[-2:]))}
     predictor(features=swapped).save(tmp_path / "other")
-    with pytest.raises(UsageError, match="reads other features than this version has; train again"):
+    with pytest.raises(UsageError, match="was trained with other features than this version's; train again"):
         Predictor.load(tmp_path / "other")

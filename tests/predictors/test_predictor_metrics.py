@@ -14,7 +14,7 @@ from fsd_decoding.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.metrics import BINS, auc, bins, calibration_error, falls
 from fsd_predictors.models.registry import MODELS
-from fsd_predictors.models.tuning import judged, tune
+from fsd_predictors.models.tuning import tune, validation_rows
 from support.acceptance_rows import SHARE, Array, rows
 
 forecasts = st.lists(
@@ -124,10 +124,10 @@ class TestTuning:
     @given(st.lists(st.integers(0, 9), min_size=2, max_size=60), st.integers(0, 5))
     def test_no_problem_both_fits_and_judges(self, groups: list[int], seed: int) -> None:
         if len(set(groups)) < 2:
-            with pytest.raises(UsageError, match="tuning needs 2 at least"):
-                judged(np.array(groups), seed)
+            with pytest.raises(UsageError, match="tuning needs at least 2"):
+                validation_rows(np.array(groups), seed)
             return
-        judges = judged(np.array(groups), seed)
+        judges = validation_rows(np.array(groups), seed)
         inside, outside = (set(np.array(groups)[chosen].tolist()) for chosen in (judges, ~judges))
         assert inside
         assert outside

@@ -111,7 +111,7 @@ def test_what_is_no_scale_is_refused_in_one_line(plain: Any, complaint: str) -> 
 
 
 def test_what_the_scale_does_not_know_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"knows divergences js, tv, not 'ag'; train with it"):
+    with pytest.raises(UsageError, match=r"has the divergences js, tv, not 'ag'; train with it"):
         SCALE.of("ag", 0.1)
     with pytest.raises(UsageError, match="the threshold is NaN"):
         SCALE.of("js", math.nan)

@@ -15,10 +15,10 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.replaying import replay
+from fsd_collectors.replay.simulation import replay
 from fsd_decoding.errors import UsageError
 from fsd_predictors.features.draft_distribution import measure
-from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, Place
+from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, RoundContext
 from fsd_predictors.features.share_scale import Knots, ShareScale
 from fsd_predictors.stopping.baselines import AdaEdl, Confidence, FixedLength, Heuristic, Svip
 from fsd_predictors.stopping.dinkelbach import climb, rates_on, tokens_per_second
@@ -77,7 +77,7 @@ def one_token(logits: torch.Tensor, token: int) -> Drafted:
 
 
 def first(step: Drafted, rule: StoppingRule, steps: int = 1) -> Round:
-    return Round(Place.behind(NO_HISTORY, 0.0, 0.0, 0.0), rule.kept, [step] * steps)
+    return Round(RoundContext.after(NO_HISTORY, 0.0, 0.0, 0.0), rule.kept, [step] * steps)
 
 
 @given(st.integers(0, 10_000), st.floats(0.05, 0.9))
@@ -104,7 +104,7 @@ def test_the_heuristic_aims_where_transformers_does(begin: int, shares: list[flo
         kept = rule.remembers(kept, float(drafted), float(matches))
         assert kept == (float(theirs.num_assistant_tokens),)
     step = one_token(torch.zeros(1, 9), 0)
-    told = [rule.goes_on(Round(first(step, rule).place, kept, [step] * n)) for n in range(1, 40)]
+    told = [rule.goes_on(Round(first(step, rule).context, kept, [step] * n)) for n in range(1, 40)]
     assert told == [n < kept[0] for n in range(1, 40)]
 
 
@@ -142,13 +142,13 @@ def test_adaedl_follows_its_algorithm() -> None:
 def test_throughput_is_the_designs_formula(seed: int, rate: float, position: float) -> None:
     rule = throughput(Rates((0.0,), (rate,), CostModel(0.3, 3.0, position)))
     whole = row_of(random_round(np.random.default_rng(seed), 5, 1, ()), 0)
-    drafting, survival = Round(whole.place), 1.0
+    drafting, survival = Round(whole.context), 1.0
     for step in whole.steps:
         drafting.steps.append(step)
-        share, steps = whole.place.share, drafting.steps
+        share, steps = whole.context.share, drafting.steps
         before = steps[-2].probability if len(steps) > 1 else 1.0
         survival *= 1 / (1 + math.exp(2.0 - 3.0 * step.top1 - share - before))
-        chance = 1 / (1 + math.exp(1.0 - 3.0 * step.probability - share + whole.place.refused))
+        chance = 1 / (1 + math.exp(1.0 - 3.0 * step.probability - share + whole.context.refused))
         assert rule.wants_more(drafting) == (survival * chance >= rate * (0.3 + position))
 
 
@@ -176,7 +176,7 @@ def test_any_other_number_is_another_identity() -> None:
         (lambda: Svip(0.0), "threshold is 0.0; it must be above 0"),
         (lambda: AdaEdl(0.5, 0), "most is 0"),
         (lambda: Heuristic(2.5, 8), "first is 2.5"),  # type: ignore[arg-type]
-        (lambda: Rates((1.0, 1.0), (2.0, 2.0), COSTS), "shares are .* that rise"),
+        (lambda: Rates((1.0, 1.0), (2.0, 2.0), COSTS), "shares are .*, rising numbers"),
         (lambda: Rates((), (), COSTS), "shares are"),
         (lambda: Rates((1.0,), (math.nan,), COSTS), "tokens_per_second are"),
         (lambda: Rates((1.0,), (1.0, 2.0), COSTS), "for each share"),

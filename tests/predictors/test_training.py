@@ -12,7 +12,7 @@ from fsd_calib import load_traces
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.errors import UsageError
 from fsd_predictors.datasets.rows import training_rows
-from fsd_predictors.datasets.split import divide, of_problems
+from fsd_predictors.datasets.split import problem_filter, split_problems
 from fsd_predictors.datasets.texts import Texts
 from fsd_predictors.features.features import FEATURES, ROLES, Array
 from fsd_predictors.features.share_scale import ShareScale
@@ -22,7 +22,7 @@ from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import Forecasts, evaluate, survival
+from fsd_predictors.training.evaluation import Forecasts, evaluate, survival_forecasts
 from fsd_predictors.training.importances import importance
 from support.tiny import word_tokenizer
 from support.tiny_traces import TOKENIZER, tiny_traces
@@ -41,7 +41,7 @@ def trained(given: Traces, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def test_no_problem_of_the_certification_part_and_none_twice(given: Traces) -> None:
-    ids = divide(given)
+    ids = split_problems(given)
     tuning = given.to_pandas(["problem"], where=[("split", "==", "tuning")], table="completions").problem
     together = [*ids.training, *ids.calibration, *ids.evaluation]
     assert sorted(together) == sorted(tuning)
@@ -60,11 +60,11 @@ def test_what_it_returns_is_on_disk_with_a_card(trained: tuple[Path, Predictor],
         ("js", "tv"),
         run.run,
     )
-    assert sum(facts.problems.model_dump().values()) == len(divide(given).training) + 17 + 17
+    assert sum(facts.problems.model_dump().values()) == len(split_problems(given).training) + 17 + 17
     assert (facts.target, facts.draft, facts.tokenizer, facts.eos) == (run.target, run.draft, run.tokenizer, run.eos)
     assert facts.falling == 0
     card = (out / "card.md").read_text()
-    for expected in ("reliability.png", "How good, by T", "by step", "pred_contrib", run.run, "top1", "probability"):
+    for expected in ("reliability.png", "Quality by T", "by step", "pred_contrib", run.run, "top1", "probability"):
         assert expected in card
     assert (out / "reliability.png").read_bytes().startswith(b"\x89PNG")
 
@@ -102,9 +102,9 @@ def test_every_kind_and_every_fuzzy_rule(kind: str, rule: str, given: Traces, tm
 def laid(given: Traces) -> tuple[Any, Texts, tuple[str, float]]:
     """Rounds at one T, and the texts they lie on."""
     point = ("js", 0.1)
-    problems = divide(given).evaluation
+    problems = split_problems(given).evaluation
     kinds = TokenKinds.of(TOKENIZER, given.manifest.eos)
-    scale = ShareScale.of_traces(given, ("js",), of_problems(problems))
+    scale = ShareScale.of_traces(given, ("js",), problem_filter(problems))
     rows = training_rows(given, "fsd-coupled", scale, kinds, problems=problems, thresholds={"js": [0.1]}, seed=1)
     return rows, Texts.of(given, "fsd-coupled", ("js",), kinds, problems), point
 
@@ -118,7 +118,7 @@ def test_survival_multiplies_forecasts_and_counts_whole_drafts(given: Traces) ->
     """Recounted from the traces, a token at a time."""
     rows, texts, point = laid(given)
     first = rows.accepting[:, FEATURES.index("step")] == 1
-    found = survival(_Half(), rows.accepting[first], rows.problem[first], point, texts, steps=4)
+    found = survival_forecasts(_Half(), rows.accepting[first], rows.problem[first], point, texts, steps=4)
     assert found.forecast == pytest.approx(0.5**found.step)
     table = given.to_pandas(["problem", "position", "same_token", "js", "drafted", "draft_probability"])
     expected = []
@@ -173,12 +173,12 @@ def test_importance_goes_to_what_matters(kind: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"kind": "oracle"}, "kind 'oracle' is unknown; train one of logistic, boosted, head"),
+        ({"kind": "oracle"}, "kind 'oracle' is unknown; choose one of logistic, boosted, head"),
         ({"rule": "typical"}, "rule 'typical' cannot be replayed"),
-        ({"rule": "sd"}, "rule 'sd' has no T; train for fsd-sd, which is sd where T < 0"),
-        ({"divergences": ()}, "divergences are empty; name one at least"),
+        ({"rule": "sd"}, "rule 'sd' has no threshold; train for fsd-sd, which equals sd at T < 0"),
+        ({"divergences": ()}, "no divergences are given; name at least one"),
         ({"divergences": ("ag",)}, "hold no divergence 'ag', only js, tv"),
-        ({"limit": 49}, "hold 49 problems of the tuning part, by --limit; a predictor needs 50 at least"),
+        ({"limit": 49}, "hold 49 problems of the tuning part within --limit; a predictor needs at least 50"),
         ({"tokenizer": word_tokenizer(39)}, "collected with the tokenizer of '', this is another"),
     ],
 )
@@ -191,7 +191,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], complaint: str, give
 
 def test_too_few_problems_say_how_many_it_takes(tmp_path: Path) -> None:
     few = tiny_traces(tmp_path / "few", problems=60)
-    with pytest.raises(UsageError, match=r"hold \d\d problems of the tuning part; a predictor needs 50 at least"):
+    with pytest.raises(UsageError, match=r"hold \d\d problems of the tuning part; a predictor needs at least 50"):
         train(few, tmp_path / "out", tokenizer=TOKENIZER)
 
 
@@ -204,7 +204,7 @@ def test_a_draft_that_is_its_target_leaves_nothing_to_predict(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        (ON_POLICY, "these traces are on-policy; training needs the target's own text"),
+        (ON_POLICY, "these traces are on-policy; training needs traces along the target"),
         ({"divergence_version": 0}, "the traces' divergences are version 0, these are version 1; collect again"),
     ],
 )
@@ -217,7 +217,7 @@ def test_traces_of_another_making_are_refused(changes: dict[str, Any], complaint
 
 def test_a_folder_of_something_else_is_refused_before_the_work(given: Traces, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is no predictor's"):
+    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is not a file of a predictor"):
         train(given, tmp_path, tokenizer=TOKENIZER)
 
 

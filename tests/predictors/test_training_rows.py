@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cases import cases
-from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, lay
+from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, simulate_rounds
 from fsd_decoding.errors import UsageError
-from fsd_predictors.datasets.examples import CEILING, Examining
+from fsd_predictors.datasets.examples import CEILING, ExampleMaker
 from fsd_predictors.datasets.rows import Rows, training_rows
 from fsd_predictors.datasets.sample import Sample
 from fsd_predictors.features.draft_distribution import MEASURED
-from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, Place, known
+from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, RoundContext, feature_values
+from fsd_predictors.features.from_traces import COLUMNS, updated_history
 from fsd_predictors.features.share_scale import NEVER, ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from fsd_predictors.features.traced import COLUMNS, remembered
 from support.in_memory import Facts, InMemory
 
 Row = dict[str, Any]
@@ -71,7 +71,7 @@ def by_hand(
     at, history = 0, list(NO_HISTORY)
     while at < len(text):
         share, index = SCALE.of(divergence, threshold), float(SCALE.index(divergence))
-        place = Place(float(at), share, index, tuple(history[:3]), *history[3:])
+        place = RoundContext(float(at), share, index, tuple(history[:3]), *history[3:])
         drafts = text[at : at + lengths[at]]
         agreed = [accepts(row, rule, divergence, threshold) for row in drafts]
         accepted = next((i for i, yes in enumerate(agreed) if not yes), len(drafts))
@@ -80,11 +80,11 @@ def by_hand(
             token = row["drafted"]
             shape = [row[name] for name in DRAFT]
             steps.append(Drafted(*shape, *(float(of[token]) for of in (KINDS.kind, KINDS.ends))))
-            yield "accepting", known(steps, place), agreed[i]
+            yield "accepting", feature_values(steps, place), agreed[i]
             if token == ENDS and agreed[i]:
-                yield "next", known(steps, place), False
+                yield "next", feature_values(steps, place), False
             if agreed[i] and token != ENDS and at + i + 1 < len(text):
-                yield "next", known(steps, place), accepts(text[at + i + 1], rule, divergence, threshold)
+                yield "next", feature_values(steps, place), accepts(text[at + i + 1], rule, divergence, threshold)
             if token == ENDS:
                 break
         alone = [row[divergence] for row in drafts[:accepted] if not accepts(row, rule, divergence, -1.0)]
@@ -128,10 +128,10 @@ def test_examples_are_those_of_a_loop_over_rounds(
     texts = random_texts(5, 20, seed)
     (case,) = cases(traces_of(texts), [rule], [divergence], [threshold], None)
     (block,) = blocks(traces_of(texts), [*COLUMNS, *case.columns])
-    examining = Examining(case, block, SCALE, KINDS)
-    policy = RoundPolicy((), lambda begins: begins.lanes.most, NO_HISTORY, remembered)
+    examining = ExampleMaker(case, block, SCALE, KINDS)
+    policy = RoundPolicy((), lambda starts: starts.lanes.most, NO_HISTORY, updated_history)
     found: dict[str, list[list[Any]]] = {"accepting": [], "next": []}
-    for laid in lay(case, block, lanes_of(block, np.array([threshold]), np.array([length])), policy):
+    for laid in simulate_rounds(case, block, lanes_of(block, np.array([threshold]), np.array([length])), policy):
         for one in examining(laid, np.arange(len(laid.lanes))):
             found[one.forecast] += np.column_stack([one.values, one.accepted]).tolist()
     expectation = expected(texts, length, rule, [(divergence, threshold)])
@@ -176,7 +176,7 @@ def test_drafts_have_all_lengths_and_rounds_their_history() -> None:
 
 
 def test_problems_that_are_not_there_are_refused() -> None:
-    with pytest.raises(UsageError, match="chooses no rows"):
+    with pytest.raises(UsageError, match="selects no rows"):
         training_rows(TRACES, "fsd", SCALE, KINDS, problems=[1])
 
 
@@ -268,8 +268,8 @@ def test_where_nothing_is_accepted_b_has_no_rows() -> None:
     [
         (replace(TRACES, manifest=Facts(way="on-policy")), "fsd", {}, "are on-policy; replay needs"),
         (replace(TRACES, manifest=Facts()), "fsd", {}, "no divergence 'tv', only js"),
-        (TRACES, "fsd", {"thresholds": {"ag": [0.1]}}, "knows divergences js, tv, not 'ag'"),
-        (TRACES, "fsd", {"thresholds": 0}, "thresholds=0; it must be 1 or more"),
+        (TRACES, "fsd", {"thresholds": {"ag": [0.1]}}, "has the divergences js, tv, not 'ag'"),
+        (TRACES, "fsd", {"thresholds": 0}, "thresholds=0; it must be a number of 1 or more"),
         (TRACES, "fsd", {"most": 0}, r"draft lengths are \[0\]"),
         (TRACES, "coupled", {}, "rule 'coupled' has no threshold"),
         (TRACES, "typical", {}, "rule 'typical' cannot be replayed"),

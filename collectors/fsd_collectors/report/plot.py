@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fsd_collectors.report.figures import LENGTHS, pictures, thresholds
 from fsd_collectors.report.page import Drawn, page
 from fsd_collectors.report.panels import DARK, LIGHT, png
-from fsd_collectors.report.summary import Summary, Traced, summarise
+from fsd_collectors.report.summary import Summary, TraceSource, summarise
 from fsd_collectors.report.tables import sheets
 from fsd_decoding.errors import UsageError
 
@@ -25,7 +25,7 @@ _NO_ROUNDS = (
 )
 
 
-def plot(traces: Traced, folder: Path) -> list[Path]:
+def plot(traces: TraceSource, folder: Path) -> list[Path]:
     """Draws the pictures into `folder`, with the page around them, and says which files these are.
 
     Raises:
@@ -45,11 +45,11 @@ def plot(traces: Traced, folder: Path) -> list[Path]:
     return [write(folder / name, content) for name, content in files.items()]
 
 
-def _swept(traces: Traced, summary: Summary) -> pd.DataFrame | None:
+def _swept(traces: TraceSource, summary: Summary) -> pd.DataFrame | None:
     """Tokens per round, lossless and fuzzy; None where the traces cannot tell."""
     if traces.manifest.way == "on-policy" or not summary.counted:
         return None
-    from fsd_collectors.replay.replaying import sweep
+    from fsd_collectors.replay.simulation import sweep
 
     return sweep(
         traces,

@@ -26,7 +26,7 @@ _COMPLETION = ["problem", "split", "emitted", "correct"]
 _SHAPED = ["decided", "in_text"]
 
 
-class Traced(Protocol):
+class TraceSource(Protocol):
     """What is needed of traces; `fsd_collectors.store.reading.Traces` is one."""
 
     @property
@@ -150,7 +150,7 @@ class _Tally:
             np.add.at(counts.reshape(-1), place + BINS.of(values), 1)
 
 
-def summarise(traces: Traced) -> Summary:
+def summarise(traces: TraceSource) -> Summary:
     """One pass over the tokens and one over the completions."""
     manifest = traces.manifest
     on_policy = manifest.way == "on-policy"
@@ -170,7 +170,7 @@ def summarise(traces: Traced) -> Summary:
     )
 
 
-def _parts(traces: Traced, rows: dict[str, int]) -> dict[str, PartSummary]:
+def _parts(traces: TraceSource, rows: dict[str, int]) -> dict[str, PartSummary]:
     """By split, the tuning part first."""
     parts: dict[str, PartSummary] = defaultdict(PartSummary)
     problems: dict[str, list[np.ndarray]] = defaultdict(list)
