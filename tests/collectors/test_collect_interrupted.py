@@ -25,7 +25,7 @@ def pair() -> tuple[Any, Any]:
 
 
 class _Stopping:
-    """Progress that interrupts once so many completions are done."""
+    """Progress that raises KeyboardInterrupt after a number of completions."""
 
     def __init__(self, after: int) -> None:
         self._left = after
@@ -40,7 +40,7 @@ class _Stopping:
 
 
 @pytest.mark.parametrize("way", ["along the target", "sd"])
-def test_a_run_that_was_stopped_goes_on_where_it_was(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
+def test_an_interrupted_run_continues(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task, settings = tiny_task(70, max_new_tokens=8), {"batch_size": 2, "temperature": 1.0, **WAYS[way]}
     whole = collect(tmp_path / "whole", pair, task, **settings)
     assert whole.manifest.portion == 32
@@ -55,8 +55,8 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(way: str, pair: tuple[Any, 
 
 
 @pytest.mark.parametrize("prompt", ["w3 w4 w5", "w3"])
-def test_a_run_goes_on_with_its_own_prompts_only(prompt: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
-    """A chat template that tells the date gives other prompts to the same questions on the next day."""
+def test_a_run_continues_only_with_the_same_prompts(prompt: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
+    """A chat template that contains the date makes other prompts of the same questions the next day."""
 
     @dataclass(frozen=True)
     class Dated(TinyProblem):
@@ -72,7 +72,7 @@ def test_a_run_goes_on_with_its_own_prompts_only(prompt: str, pair: tuple[Any, A
 
 
 @pytest.mark.parametrize("way", ["along the target", "sd"])
-def test_memory_that_runs_out_is_said_with_what_stays(
+def test_out_of_memory_errors_name_the_finished_portions(
     way: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, settings = tiny_task(40, max_new_tokens=8), {"batch_size": 2, **WAYS[way]}

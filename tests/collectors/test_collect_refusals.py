@@ -48,7 +48,7 @@ def test_a_draft_without_a_model(pair: tuple[Any, Any], tmp_path: Path) -> None:
         ({"top_k": 3}, "top_k is 3 at temperature 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_settings_are_refused(
     settings: dict[str, Any], complaint: str, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -67,7 +67,7 @@ def test_an_id_of_two_problems_is_refused(pair: tuple[Any, Any], tmp_path: Path)
         collect(tmp_path, pair, TinyTask((TinyProblem(1, "w3"), TinyProblem(1, "w4"))))
 
 
-def test_a_prompt_that_does_not_fit_is_said_before_the_first_token(pair: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_prompt_that_is_too_long_is_refused_before_decoding(pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(3)
     long = TinyTask((*task.problems, type(task.problems[0])(7, "w3 " * 200)))
     with pytest.raises(UsageError, match="prompt 3 has 200 tokens, the models' context is 128"):
@@ -76,7 +76,7 @@ def test_a_prompt_that_does_not_fit_is_said_before_the_first_token(pair: tuple[A
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_logits_that_are_no_numbers_stop_the_run(broken: int, tmp_path: Path) -> None:
+def test_nan_logits_stop_the_run(broken: int, tmp_path: Path) -> None:
     models = list(related(seed=1, spread=0.05))
     with torch.no_grad():
         models[broken].get_input_embeddings().weight[35] = torch.nan

@@ -32,7 +32,12 @@ def pair() -> tuple[Any, Any]:
 
 
 def compare(traces: Traces, models: tuple[Any, Any], task: Any, tokenizer: Any, off: float, agreeing: float) -> None:
-    """Floats may be `off` by so much, and `agreeing` is the least share of rows whose choices are the same."""
+    """Compares rows with a computation from the models.
+
+    Args:
+        off: tolerance of floats.
+        agreeing: smallest share of rows whose discrete columns agree.
+    """
     temperature = traces.manifest.sampling.temperature
     prompts = {problem.id: tokenizer(problem.prompt)["input_ids"] for problem in task.problems}
     agreed: list[Array] = []
@@ -81,8 +86,8 @@ def test_rows_equal_a_computation_from_the_models_alone(
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
-def test_whatever_a_family_does_after_its_last_layer(family: str, tmp_path: Path) -> None:
-    """Gemma-2 caps its logits, and has windows in every other layer."""
+def test_families_that_process_logits_after_the_last_layer(family: str, tmp_path: Path) -> None:
+    """Gemma-2 soft-caps its logits and has sliding windows in every other layer."""
     models = random_model(FAMILIES[family], 3), random_model(FAMILIES[family], 4)
     task = tiny_task(6, max_new_tokens=CONTEXT)
     traces = collect(tmp_path, models, task)
@@ -90,7 +95,7 @@ def test_whatever_a_family_does_after_its_last_layer(family: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_company_changes_nothing(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
+def test_results_do_not_depend_on_the_batch(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(9)
     tables = []
     for batch_size in (1, 4, 9):
@@ -101,10 +106,10 @@ def test_company_changes_nothing(way: str, pair: tuple[Any, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_work_in_pieces_is_the_same_work(
+def test_small_chunks_give_the_same_rows(
     way: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As large vocabularies, long prompts and texts make it: few positions at once, prompts in parts."""
+    """As with large vocabularies and long prompts: few positions at once, prompts in several chunks."""
     task = tiny_task(20, max_new_tokens=16)
     traces = collect(tmp_path / "whole", pair, task, hidden=4, **WAYS[way])
     done, whole = traces.to_pandas(table="completions"), traces.to_pandas()
@@ -119,8 +124,10 @@ def test_work_in_pieces_is_the_same_work(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_along_the_target_says_what_decoding_decides(temperature: float, pair: tuple[Any, Any], tmp_path: Path) -> None:
-    """`coupled` writes the target's text, so what it decides on is decided at the same positions."""
+def test_rows_along_the_target_equal_decisions_of_decoding(
+    temperature: float, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """`coupled` writes the target's text, so its decisions are at the same positions."""
     task = tiny_task(12, max_new_tokens=20)
     along = collect(tmp_path / "along", pair, task, temperature=temperature).to_pandas()
     coupled = collect(tmp_path / "coupled", pair, task, temperature=temperature, rule="coupled").to_pandas()
@@ -136,7 +143,7 @@ def test_along_the_target_says_what_decoding_decides(temperature: float, pair: t
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "along the target"])
-def test_rows_tell_what_became_of_every_draft(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
+def test_rows_hold_the_outcome_of_every_draft(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(14, max_new_tokens=16)
     traces = collect(tmp_path, pair, task, **WAYS[way])
     alone = SpeculativeDecoder(*pair, TOKENIZER, seed=5).generate(
@@ -174,7 +181,7 @@ def test_an_infinite_threshold_keeps_every_drafted_token(pair: tuple[Any, Any], 
     assert not rows.same_token.all()
 
 
-def test_a_fuzzy_rules_rows_tell_its_decisions(pair: tuple[Any, Any], tmp_path: Path) -> None:
+def test_rows_hold_the_decisions_of_a_fuzzy_rule(pair: tuple[Any, Any], tmp_path: Path) -> None:
     rows: Frame = collect(tmp_path, pair, tiny_task(14), rule="fsd", threshold=0.1, divergence="tv").to_pandas()
     decided = rows[rows.decided]
     assert (decided.accepted == (decided.tv <= 0.1)).all()
@@ -184,7 +191,7 @@ def test_a_fuzzy_rules_rows_tell_its_decisions(pair: tuple[Any, Any], tmp_path: 
 
 def test_completions_are_graded_split_and_described(pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(40, stop=("w5",))
-    task = TinyTask((*task.problems, task.problems[3]), task.max_new_tokens, task.stop)  # asked twice
+    task = TinyTask((*task.problems, task.problems[3]), task.max_new_tokens, task.stop)  # the last one twice
     traces = collect(tmp_path, pair, task)
     assert traces.manifest.task.problems == 40
     results = SpeculativeDecoder(*pair, TOKENIZER, seed=5).generate(
@@ -213,8 +220,8 @@ def test_completions_are_graded_split_and_described(pair: tuple[Any, Any], tmp_p
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("way", ["along the target", "fsd-coupled"])
 def test_fifty_problems_of_the_bundled_pair(way: str, temperature: float, tmp_path: Path) -> None:
-    """Two forwards in fp32 differ in the last bits, by how much depends on the processor: a choice between near equals
-    may be another, and a KL of 9 nats was seen off by 2e-4. Float64 is strict."""
+    """Two forward passes in fp32 differ in the last bits, depending on the processor: a choice between nearly equal
+    logits may differ, and a KL of 9 nats was off by 2e-4. The tests in float64 are strict."""
     target, draft = pair_paths()
     tokenizer = load_tokenizer(target)
     models = load_model(target, "cpu", None), load_model(draft, "cpu", None)

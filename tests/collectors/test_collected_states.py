@@ -33,7 +33,7 @@ def _last_states(model: Any, texts: list[list[int]]) -> list[Array]:
 
 
 @pytest.mark.parametrize("way", ["along the target", "fsd-coupled"])
-def test_hidden_states_are_those_that_q_was_named_from(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
+def test_hidden_states_are_those_that_q_was_computed_from(way: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     task = tiny_task(9)
     traces = collect(tmp_path / "whole", pair, task, hidden="whole", **WAYS[way])
     assert (traces.manifest.hidden, traces.manifest.projected) == (32, False)
@@ -53,7 +53,7 @@ def test_hidden_states_are_those_that_q_was_named_from(way: str, pair: tuple[Any
     assert 250 < 12 * (matrix**2).sum() < 540
 
 
-def test_hidden_states_need_a_model_that_runs_as_it_is(pair: tuple[Any, Any]) -> None:
+def test_hidden_states_need_a_model_in_eager_mode(pair: tuple[Any, Any]) -> None:
     assert HiddenStates(pair[1], 3, 2**70).width == 3  # whatever a seed may be
     with pytest.raises(UsageError, match=r"NGram\(\) has no hidden state; leave it out"):
         HiddenStates(NGram(), 4, 0)

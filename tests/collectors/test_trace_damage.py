@@ -1,4 +1,4 @@
-"""What is wrong with a trace folder is found and named: its manifest, its listing, its files and their rows."""
+"""Damage to the manifest, the listing, the files or the rows of a trace folder is found and named."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def in_page(path: Path) -> int:
-    """A byte of the first row group's second column."""
+    """Returns the position of a byte in the first row group's second column."""
     column = pq.read_metadata(path).row_group(0).column(1)
     return int(column.data_page_offset) + int(column.total_compressed_size) // 2
 
@@ -101,7 +101,7 @@ def test_a_changed_byte_is_found_where_it_is_read(folder: Path, shard: str, monk
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_a_changed_byte_anywhere_is_found(folder: Path, shard: str) -> None:
-    """Pages carry checksums; what lies around them either stops a reader or is found by `verify`."""
+    """Pages have checksums; damage outside them either stops a reader or is found by `verify`."""
     size = (folder / shard).stat().st_size
     for offset in (0, 4, 40, size - 2000, size - 300, size - 9, size - 5, size - 1):
         flip(folder / shard, offset)
@@ -111,7 +111,7 @@ def test_a_changed_byte_anywhere_is_found(folder: Path, shard: str) -> None:
 
 
 def foreign(folder: Path, shard: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Another file in a shard's place, as long as the old one and listed with its own checksum."""
+    """Replaces a shard by another file of the same size, listed with its checksum."""
     table, number = shard.removesuffix(".parquet").split("/")
     rows = change(pq.read_table(folder / shard))
     pq.write_table(rows, folder / shard)
@@ -127,7 +127,7 @@ def relist(folder: Path, number: int, table: str, rows: int) -> None:
 
 
 def misname(folder: Path, shard: str) -> None:
-    """A column's name that is no text."""
+    """A column name that is not valid UTF-8."""
     content = (folder / shard).read_bytes()
     (folder / shard).write_bytes(content.replace(b"split", b"spl\xe2("))
 
@@ -176,7 +176,7 @@ def test_a_run_with_a_missing_shard_is_not_continued(folder: Path) -> None:
 # --- the listing ------------------------------------------------------------------------------------------
 
 
-def test_a_listing_that_is_lost_is_no_run_without_portions(folder: Path) -> None:
+def test_a_missing_listing_is_refused(folder: Path) -> None:
     (folder / LISTED).unlink()
     said = f"folder {str(folder)!r}: shards.jsonl cannot be read (No such file or directory)"
     assert said in refusal(lambda: load_traces(folder))
@@ -208,7 +208,7 @@ def test_a_torn_last_line_is_a_portion_that_was_not_finished(folder: Path) -> No
         (lambda lines: [lines[0].replace(b"rounds/", b"tokens/"), *lines[1:]], "line 1, is of portion 0 with"),
     ],
 )
-def test_a_listing_that_makes_no_sense_is_refused_with_its_line(
+def test_an_invalid_listing_is_refused_with_its_line(
     folder: Path, change: Callable[[list[bytes]], list[bytes]], said: str
 ) -> None:
     lines = (folder / LISTED).read_bytes().splitlines()
@@ -248,7 +248,7 @@ def reordered(order: Callable[[int], list[int]]) -> Callable[[pa.Table], pa.Tabl
         (ON, "completions/00001", reordered(lambda n: [0, 0, *range(2, n)]), "a problem has two completions"),
     ],
 )
-def test_rows_that_are_not_where_they_should_be_are_found(
+def test_misplaced_rows_are_found(
     of: Manifest, shard: str, change: Callable[[pa.Table], pa.Table], said: str, tmp_path: Path
 ) -> None:
     foreign(write(tmp_path, of), f"{shard}.parquet", change)

@@ -1,7 +1,4 @@
-"""Puts a run's pictures into a folder: PNG files and one page.
-
-Knows which files there are. What they show is `pictures.py`'s, what surrounds it `page.py`'s.
-"""
+"""`plot`: writes a run's pictures into a folder, as PNG files and an HTML page."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ if TYPE_CHECKING:
 
 PAGE = "index.html"
 _NO_ROUNDS = (
-    "Tokens per round against T are not drawn: these traces are on-policy, collected under one rule and T, and only "
-    "traces along the target can be replayed at another (fsd-collect's default way)."
+    "Tokens per round against T are not drawn: these traces are on-policy, collected under one rule and T; only traces "
+    "along the target (fsd-collect without --rule) can be replayed at another T."
 )
 
 
 def plot(traces: TraceSource, folder: Path) -> list[Path]:
-    """Draws the pictures into `folder`, with the page around them, and says which files these are.
+    """Writes the pictures and the page into `folder` and returns the paths of the files.
 
     Raises:
-        UsageError: there are no rows, or the folder cannot be written.
+        UsageError: the traces hold no rows, or the folder cannot be written.
     """
     summary = summarise(traces)
     drawn = pictures(summary, _swept(traces, summary))
@@ -46,7 +43,7 @@ def plot(traces: TraceSource, folder: Path) -> list[Path]:
 
 
 def _swept(traces: TraceSource, summary: Summary) -> pd.DataFrame | None:
-    """Tokens per round, lossless and fuzzy; None where the traces cannot tell."""
+    """Returns the tokens per round, lossless and fuzzy, or None where the traces cannot be replayed."""
     if traces.manifest.way == "on-policy" or not summary.counted:
         return None
     from fsd_collectors.replay.simulation import sweep
@@ -61,7 +58,7 @@ def _swept(traces: TraceSource, summary: Summary) -> pd.DataFrame | None:
 
 
 def write(path: Path, content: bytes) -> Path:
-    """UsageError: it cannot be written."""
+    """Writes a file, with its folders, and returns its path. Raises UsageError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
