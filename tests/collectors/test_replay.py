@@ -362,8 +362,8 @@ ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
         (SOME, {"draft_lengths": [True]}, r"draft lengths are \[True\]"),
         (SOME, {"draft_lengths": []}, r"draft lengths are \[\]"),
         (SOME, {"where": pc.field("js") < 0}, "selects no rows"),
-        (ONE, {"where": pc.field("position") > 0}, "must choose whole completions"),
-        (ONE, {"where": pc.field("position") != 2}, "must choose whole completions"),
+        (ONE, {"where": pc.field("position") > 0}, "must select whole completions"),
+        (ONE, {"where": pc.field("position") != 2}, "must select whole completions"),
         (InMemory([]), {"thresholds": [0.1]}, "selects no rows"),
         (SOME, {"stops": StopPolicy((), lambda of: of["js"])}, "the stop policy returned float64"),
         (
@@ -372,7 +372,7 @@ ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
             r"returned bool of shape \(1,\); it must return",
         ),
         (SOME, {"stops": LengthPolicy((), lambda of, most: of["js"])}, "the length policy returned float64"),
-        (SOME, {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)}, "a whole number a row, from 0 to 8"),
+        (SOME, {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)}, "a whole number for each row, from 0 to 8"),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(traces: InMemory, options: dict[str, Any], complaint: str) -> None:

@@ -193,8 +193,8 @@ def test_a_policy_receives_each_lanes_threshold_and_draft_length() -> None:
             lambda of: of.lanes.most + 1,
             r"returned int64 of shape \(3,\); it must return a whole number for each round, from 0",
         ),
-        (lambda of: of.lanes.most - 9, "a whole number a round"),
-        (lambda of: of.lanes.most / 2, "gave float64"),
+        (lambda of: of.lanes.most - 9, "a whole number for each round"),
+        (lambda of: of.lanes.most / 2, "returned float64"),
         (lambda of: 3, r"of shape \(\)"),
     ],
 )

@@ -156,7 +156,7 @@ def test_on_policy_rows_count_where_their_verdict_shaped_the_text() -> None:
     assert (summary.rows, summary.counted) == (12, 4)
     assert summary.means["accepted"].value == 0.5
     assert summary.divergences["js"].rows == 4
-    assert "8 token rows lie beyond a rejection or an end" in words(printed(sheets(traces.manifest, summary)))
+    assert "8 token rows lie after a rejection or the end of a text" in words(printed(sheets(traces.manifest, summary)))
 
 
 # What is said of it
