@@ -372,7 +372,11 @@ ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
             r"returned bool of shape \(1,\); it must return",
         ),
         (SOME, {"stops": LengthPolicy((), lambda of, most: of["js"])}, "the length policy returned float64"),
-        (SOME, {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)}, "a whole number for each row, from 0 to 8"),
+        (
+            SOME,
+            {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)},
+            "a whole number for each row, from 0 to 8",
+        ),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(traces: InMemory, options: dict[str, Any], complaint: str) -> None:
