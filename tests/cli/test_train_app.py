@@ -60,7 +60,7 @@ def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pyte
         (["--limit", "49"], "hold 49 problems of the tuning part, by --limit; a predictor needs 50 at least"),
         (["--kind", "oracle"], "kind 'oracle' is unknown; choose one of logistic, boosted, head"),
         (["--rule", "poetry"], "rule 'poetry' is unknown"),
-        (["--rule", "coupled"], "rule 'coupled' has no T"),
+        (["--rule", "coupled"], "rule 'coupled' has no threshold"),
         (["--divergence", "doubt"], "hold no divergence 'doubt', only js, tv"),
         (["--divergence", "js,,tv"], "--divergence is 'js,,tv'"),
         (["--tokenizer", "./no/such/folder"], "no local folder"),
