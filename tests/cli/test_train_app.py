@@ -57,7 +57,7 @@ def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pyte
     [
         (["--trials", "0"], "--trials is 0; it must be at least 1"),
         (["--limit", "0"], "--limit is 0"),
-        (["--limit", "49"], "hold 49 problems of the tuning part, by --limit; a predictor needs 50 at least"),
+        (["--limit", "49"], "hold 49 problems of the tuning part within --limit; a predictor needs at least 50"),
         (["--kind", "oracle"], "kind 'oracle' is unknown; choose one of logistic, boosted, head"),
         (["--rule", "poetry"], "rule 'poetry' is unknown"),
         (["--rule", "coupled"], "rule 'coupled' has no threshold"),
