@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fsd_calib.telemetry.observer import Telemetry
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.replay.cost import CostModel
-    from fsd_collectors.replay.replaying import replay, sweep
+    from fsd_collectors.replay.simulation import replay, sweep
     from fsd_collectors.store.reading import load_traces
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.decoder import SpeculativeDecoder
@@ -69,8 +69,8 @@ __getattr__, __dir__ = lazy_exports(
         "fsd_generate": "fsd_decoding.hf.generate",
         "load_task": "fsd_calib.tasks.registry",
         "load_traces": "fsd_collectors.store.reading",
-        "replay": "fsd_collectors.replay.replaying",
-        "sweep": "fsd_collectors.replay.replaying",
+        "replay": "fsd_collectors.replay.simulation",
+        "sweep": "fsd_collectors.replay.simulation",
         "together": "fsd_decoding.observers.round_record",
     },
 )

@@ -1,5 +1,5 @@
-"""Traces: what decoding saw, kept, so that thresholds, predictors and speed can be studied without a GPU.
+"""Traces: records of every drafted token, from which thresholds, predictors and speed are studied without decoding.
 
-`schema.py` says what a row holds, `manifest.py` what a run is. `collecting/` makes rows, `store/` keeps them, `replay/`
-asks them, `describing/` shows them.
+`schema.py` defines the columns and `manifest.py` the facts of a run. `collection/` makes the rows, `store/` writes and
+reads them, `replay/` works out other settings from them, `report/` describes and plots them.
 """

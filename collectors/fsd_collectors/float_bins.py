@@ -1,8 +1,8 @@
-"""Bins for float32 values that are never negative, on a log scale fixed beforehand.
+"""Logarithmic bins for non-negative float32 values, fixed before any data are seen.
 
-A bin is the values whose leading bits agree: exponent and some of the mantissa. Positive floats are ordered as their
-bits are, so these bits number the bins in order, no range has to be known before the data, and finding a bin takes a
-shift instead of a logarithm. Knows nothing of traces, nor what is counted.
+A bin holds the values that agree in their leading bits: the exponent and some bits of the mantissa. Positive floats are
+ordered like their bits, so these bits number the bins in rising order, no range has to be known in advance, and
+finding a bin takes a shift instead of a logarithm.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ _EXPONENTS = 1 << 8
 
 @dataclass(frozen=True)
 class FloatBins:
-    """2^kept bins an octave from 1e-38 to 3e38; one for infinity, those behind it for NaN.
+    """2^kept bins per octave from 1e-38 to 3e38, then one for infinity and the rest for NaN.
 
-    kept: leading bits of the mantissa, 0 to 22. A bin is at most 2^-kept as wide as its least value; below 1e-38,
-    where float32 itself is coarse, 2^-kept times 1e-38.
+    The relative width of a bin is at most 2^-kept; below 1e-38, where float32 itself is coarse, its absolute width is
+    at most 2^-kept · 1e-38.
+
+    Args:
+        kept: number of leading bits of the mantissa that tell bins apart, 0 to 22.
     """
 
     kept: int
@@ -35,21 +38,21 @@ class FloatBins:
 
     @property
     def infinite(self) -> int:
-        """Infinity's bin."""
+        """Index of the bin of infinity."""
         return (_EXPONENTS - 1) << self.kept
 
     def of(self, values: Values) -> NDArray[np.uint32]:
-        """(N,) -> (N,) numbers of bins; -0.0 is 0."""
+        """Returns the bin indices (N,) of values (N,); -0.0 counts as 0."""
         return (values.view(np.uint32) & np.uint32(0x7FFFFFFF)) >> np.uint32(self._dropped)
 
     @cached_property
     def edges(self) -> Values:
-        """(count,) each bin's largest value: D <= edges[i] is exactly "in bin i or before"."""
+        """(count,) largest value of each bin: D <= edges[i] holds exactly for the values in bins 0 to i."""
         return self._with((1 << self._dropped) - 1)
 
     @cached_property
     def middles(self) -> Values:
-        """(count,) within 2^-(kept + 1) of every value in their bins; zero's is 0."""
+        """(count,) middle of each bin, within a relative 2^-(kept + 1) of all its values; that of the first is 0."""
         middles = self._with(1 << (self._dropped - 1))
         middles[0] = 0.0
         return middles

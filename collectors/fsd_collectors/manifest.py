@@ -1,7 +1,4 @@
-"""manifest.json: what a run of traces was collected from, and how.
-
-Knows facts that hold for the whole run. Which shards there are is `shards.jsonl`, see `listing.py`.
-"""
+"""manifest.json: the models, task and settings of a run of traces."""
 
 from __future__ import annotations
 
@@ -18,8 +15,11 @@ Way = Literal["along-target", "on-policy"]
 
 
 class TaskInfo(Part):
-    """`fingerprint` is of all questions and references, in order; `prompts` of what the models are given to read for
-    each, and of its part. A chat template that tells the date makes other prompts of the same questions."""
+    """The task of a run.
+
+    `fingerprint` covers all questions and references in order. `prompts` covers each problem's prompt and part: a chat
+    template that contains the date makes other prompts from the same questions.
+    """
 
     name: str
     source: str
@@ -31,7 +31,7 @@ class TaskInfo(Part):
 
 
 class Policy(Part):
-    """The rule that on-policy traces were decoded under. `threshold` is text, since JSON knows no infinity."""
+    """The rule that on-policy traces were decoded under. `threshold` is a string, since JSON has no infinity."""
 
     rule: str
     divergence: str
@@ -41,7 +41,7 @@ class Policy(Part):
 
 
 class Manifest(Part):
-    """Two runs with equal manifests make equal rows on one machine."""
+    """The facts of a run; runs with equal manifests have equal rows on the same machine."""
 
     schema_version: Literal[1] = SCHEMA_VERSION  # type: ignore[assignment]
     divergence_version: int = DIVERGENCE_VERSION
@@ -50,40 +50,40 @@ class Manifest(Part):
     target: ModelInfo
     draft: ModelInfo
     tokenizer: str  # its fingerprint
-    eos: tuple[int, ...]  # tokens that end a text, rising
+    eos: tuple[int, ...]  # ids of the tokens that end a text, sorted
     task: TaskInfo
     sampling: SamplingInfo
     seed: int
     divergences: tuple[str, ...]
     on: Logits  # the logits that divergences are computed on
-    hidden: Count  # width of the draft's hidden state in the rows, 0: not kept
-    projected: bool  # the state was projected to that width
+    hidden: Count  # width of the draft's hidden state in the rows; 0 where it is not kept
+    projected: bool  # whether the state was projected to that width
     batch_size: Natural
-    portion: Natural  # problems a shard
+    portion: Natural  # problems per shard
     device: str
     versions: dict[str, str]
 
     @property
     def run(self) -> str:
-        """The run's id: 12 hex digits of the SHA-256 of everything here."""
+        """The run's id: the first 12 hex digits of the manifest's SHA-256."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
     @property
     def portions(self) -> int:
-        """Shards of the finished run."""
+        """Number of shards of the finished run."""
         return -(-self.task.problems // self.portion)
 
     def difference(self, other: Self) -> str | None:
-        """The first fact that differs, in words; None where all agree."""
+        """Returns the first fact that differs, in words, or None where all agree."""
         return _difference(self.model_dump(), other.model_dump())
 
 
-def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], whose: str = "") -> str | None:
+def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:
     for name, fact in mine.items():
         other = theirs.get(name)
         if fact == other:
             continue
         if isinstance(fact, dict) and isinstance(other, dict) and fact.keys() == other.keys():
             return _difference(fact, other, f"{name}.")
-        return f"{whose}{name} {other!r:.80}, not {fact!r:.80}"
+        return f"{prefix}{name} {other!r:.80}, not {fact!r:.80}"
     return None

@@ -1,8 +1,7 @@
-"""What a trace's tables hold, column by column: the one place that says so.
+"""The columns of the tables of traces: names, types, units and meanings.
 
-Knows names, types, units and meanings. Knows neither how a value is computed nor how it is stored. p is the target,
-q the draft, x the drafted token, y what the target alone would say there with the same noise (DESIGN section 5);
-logarithms are natural.
+p is the target's distribution, q the draft's, x the drafted token, and y the token that the target alone would choose
+there with the same noise. Logarithms are natural.
 """
 
 from __future__ import annotations
@@ -12,14 +11,17 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1  # raised when a column changes its meaning or is taken away
+SCHEMA_VERSION = 1  # raised when a column changes its meaning or is removed
 
-ROUNDS_BACK = 3  # earlier rounds whose accepted counts a token's row repeats
+ROUNDS_BACK = 3  # number of earlier rounds whose accepted counts are in a token's row
 
 
 @dataclass(frozen=True)
 class Column:
-    """`unit` "" where it has none. `nullable`: null where the way of collecting knows no such thing."""
+    """A column of a table.
+
+    `unit` is "" where the values have none. A `nullable` column is null where the way of collecting has no such value.
+    """
 
     name: str
     type: pa.DataType
@@ -109,11 +111,11 @@ _WITHOUT_UNIT = {"tv", "hellinger"}
 
 
 def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, ...]:
-    """Columns of the table of tokens, one row a drafted token.
+    """Returns the columns of the table of tokens, which has one row for each drafted token.
 
     Args:
-        divergences: names of `fsd_decoding.divergence`, a column each.
-        hidden: width of the draft's hidden state; 0: it was not kept.
+        divergences: names of divergences, one column each.
+        hidden: width of the draft's hidden state; 0 where it is not kept.
     """
     measured = (
         Column(
@@ -131,7 +133,7 @@ def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, 
 
 
 def schema_of(table: str, columns: Sequence[Column]) -> pa.Schema:
-    """Arrow's form of it; units and meanings travel in the files."""
+    """Returns the Arrow schema of a table; units and meanings are stored in the files as metadata."""
     return pa.schema(
         [column.field for column in columns], {"fsd_table": table, "fsd_schema_version": str(SCHEMA_VERSION)}
     )

@@ -1,6 +1,7 @@
-"""Which problems are the same one, which may be searched on, and which are kept for the certificate.
+"""The split of problems into a tuning part, to search on, and a certification part, held out for certificates.
 
-The same problem is always on the same side, so no later run can search on what an earlier one certified with.
+The part is decided by what a problem asks, so a problem is in the same part in every run: no later run can search on
+what an earlier one certified with.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ from typing import Literal, Protocol, TypeVar
 
 from fsd_decoding.errors import UsageError
 
-# MERGED: """The two parts that problems are divided into. Knows their names only."""
-
-
 Part = Literal["tuning", "certification"]
-
 
 CERTIFICATION_SHARE = 0.7
 
-_SALT = "fsd-calib/split/1\n"  # another salt is another split: changing it voids every certificate
-_SHOWN = 60  # characters of a text in a message
+_SALT = "fsd-calib/split/1\n"  # another salt makes another split, which would void every certificate
+_SHOWN = 60  # characters of a text shown in a message
 
 
 class Splittable(Protocol):
-    """What the split needs of a problem. `part` None: the source names no parts. A problem to choose from answers has
-    them as `choices`, a sequence of texts, too."""
+    """What the split needs of a problem.
+
+    `part` is None where the source has no parts of its own. A multiple-choice problem also has the attribute
+    `choices`, a sequence of texts.
+    """
 
     @property
     def question(self) -> str: ...
@@ -36,7 +36,7 @@ class Splittable(Protocol):
 
 
 class Identified(Splittable, Protocol):
-    """`id`: the key of its noise, and what its decodings are kept by."""
+    """A problem with an `id`, which keys its noise and its cached decodings."""
 
     @property
     def id(self) -> int: ...
@@ -49,26 +49,29 @@ P = TypeVar("P", bound=Splittable)
 
 
 def content_key(question: str, choices: Sequence[str] = ()) -> str:
-    """What a problem asks, however it is spaced and composed: its texts in NFC, each run of white space one blank.
+    """Returns a normalised text of what a problem asks: in NFC, with each run of white space as one blank.
 
-    Case, superscripts ("2³" is not "23"), the choices, their order and their boundaries all make other problems.
-    Without choices it is the normalised question itself; with them a line each, which no normalised text can hold.
+    Problems that differ in case, in superscripts ("2³" is not "23") or in the choices, their order or boundaries have
+    different keys. The question and each choice take one line; a normalised text holds no line break.
     """
     return "\n".join(_normalised(text) for text in (question, *choices))
 
 
 def hashed(text: str) -> int:
-    """48 bits that the text alone decides."""
+    """Returns 48 bits of the text's SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
 
 def tuning_and_certification(
     problems: Iterable[P], certification_share: float = CERTIFICATION_SHARE
 ) -> tuple[list[P], list[P]]:
-    """Both parts; `certification_share` is of the problems whose source names no part.
+    """Splits problems into the tuning part and the certification part.
 
-    Each is in the order of a hash of the content key, so that a prefix of it is a random sample, whatever order the
-    problems came in.
+    Each part is ordered by a hash of the content key, so that any prefix of it is a random sample, whatever the order
+    of `problems`.
+
+    Args:
+        certification_share: share of certification problems among those whose source names no part.
     """
     parts: dict[Part, list[P]] = {"tuning": [], "certification": []}
     for key, problem in sorted(((_key(p), p) for p in problems), key=lambda keyed: hashed(keyed[0])):
@@ -78,17 +81,17 @@ def tuning_and_certification(
 
 
 def check_ids(problems: Iterable[Identified]) -> None:
-    """UsageError: an id names two problems, one of which would be passed over."""
+    """Raises UsageError where one id names two problems, of which one would be ignored."""
     first: dict[int, Identified] = {}
     for problem in problems:
-        pairs = zip(_asked(first.setdefault(problem.id, problem)), _asked(problem), strict=True)
+        pairs = zip(_content(first.setdefault(problem.id, problem)), _content(problem), strict=True)
         differing = next((pair for pair in pairs if pair[0] != pair[1]), None)
         if differing is not None:
             one, other = (f"{str(text)[:_SHOWN]!r}" for text in differing)
-            raise UsageError(f"id {problem.id} is of {one} and of {other}: an id names one problem, give each its own")
+            raise UsageError(f"id {problem.id} names both {one} and {other}; give each problem an id of its own")
 
 
-def _asked(problem: Identified) -> tuple[str, Sequence[str], str]:
+def _content(problem: Identified) -> tuple[str, Sequence[str], str]:
     return problem.question, _choices(problem), problem.prompt
 
 

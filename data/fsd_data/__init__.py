@@ -1,6 +1,6 @@
-"""What comes with fsd-calib: story problems, and a tiny pair of models that solves them.
+"""The bundled data: generated word problems, and a tiny pair of models that solves them.
 
-Knows where the pair lies. Importing this loads no model.
+Importing this package loads no model.
 """
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ from pathlib import Path
 
 
 def pair_paths() -> tuple[Path, Path]:
-    """Folders of the bundled target and draft, in transformers format."""
+    """Returns the folders of the bundled target and draft, in transformers format."""
     pair = Path(__file__).parent / "pair"
     return pair / "target", pair / "draft"

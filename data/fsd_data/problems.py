@@ -1,10 +1,10 @@
-"""Grade-school word problems with worked solutions, generated in GSM8K's own form.
+"""Grade-school word problems with worked solutions, generated in the format of GSM8K.
 
     for problem in generate(seed=0, part="held-out"): print(problem.question, problem.answer)
     python -m fsd_data.problems --count 1000 --seed 7 > problems.jsonl
 
-Knows the numbers and how a problem is put together; the words are in `stories.py`. Every question
-belongs, by a hash of its text, to the part models were trained on or to the part they never saw.
+A hash of a question's text decides whether it belongs to the part that the bundled models were trained on or to the
+held-out part. The wording is in `stories.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NAMES = (
     "Tara",
     "Yusuf",
 )
-_LARGEST = 199  # keeps every result within three digits, so that a tiny model can learn to calculate
+_LARGEST = 199  # largest result, so that a tiny model can learn to calculate
 _HELD_OUT_SHARE = 0.25
 
 
@@ -62,7 +62,7 @@ class _Step(NamedTuple):
 
 
 def part_of(question: str) -> Part:
-    """The part a question belongs to, whoever generated it and from whatever seed."""
+    """Returns the part that a question belongs to, whatever its origin."""
     return _part(_digest(question))
 
 
@@ -75,43 +75,53 @@ def _digest(question: str) -> bytes:
 
 
 def generate(seed: int, part: Part = "held-out", mix: Mix = "target") -> Iterator[GeneratedProblem]:
-    """An endless stream of problems of one part, without repeats; `mix` words the solutions."""
+    """Yields an endless stream of distinct problems of one part.
+
+    Args:
+        seed: seed of the stream.
+        part: part that the problems belong to.
+        mix: wording of the solutions.
+    """
     rng = Random(f"fsd-data/{seed}")
-    seen: set[bytes] = set()
+    digests: set[bytes] = set()
     while True:
         problem = _problem(rng, mix)
         digest = _digest(problem.question)
-        if _part(digest) == part and digest not in seen:
-            seen.add(digest)
+        if _part(digest) == part and digest not in digests:
+            digests.add(digest)
             yield problem
 
 
 def _problem(rng: Random, mix: Mix) -> GeneratedProblem:
     story = rng.choice(STORIES)
     names: dict[str, object] = {"who": rng.choice(NAMES), "items": rng.choice(story.items)}
-    wanted = rng.choice((2, 2, 3, 3, 3, 4, 4, 5))
-    told, steps = _open(story, rng, names)
+    length = rng.choice((2, 2, 3, 3, 3, 4, 4, 5))
+    sentences, steps = _open(story, rng, names)
     unused = list(story.events)
-    while len(steps) < wanted and unused:
+    while len(steps) < length and unused:
         event = unused.pop(rng.randrange(len(unused)))
-        happened = _happen(event, steps[-1].result, wanted - len(steps), rng)
-        if happened is not None:
-            numbers, new_steps = happened
-            told.append(say(event.tell, rng, names | numbers))
+        drawn = _draw_event(event, steps[-1].result, length - len(steps), rng)
+        if drawn is not None:
+            numbers, new_steps = drawn
+            sentences.append(say(event.tell, rng, names | numbers))
             steps += new_steps
-    told.append(say(story.ask, rng, names))
-    return GeneratedProblem(" ".join(told), _solution(steps, rng, mix, names), story.name, len(steps))
+    sentences.append(say(story.ask, rng, names))
+    return GeneratedProblem(" ".join(sentences), _solution(steps, rng, mix, names), story.name, len(steps))
 
 
 def _open(story: Story, rng: Random, names: dict[str, object]) -> tuple[list[str], list[_Step]]:
     a, b = rng.randint(2, 12), rng.randint(2, 12)
     result = a * b if story.start.op == "*" else a + b
-    told = say(story.start.tell, rng, names | {"a": a, "b": b})
-    return [told], [_Step(story.start.step, f"{a}{story.start.op}{b}={result}", result)]
+    sentence = say(story.start.tell, rng, names | {"a": a, "b": b})
+    return [sentence], [_Step(story.start.step, f"{a}{story.start.op}{b}={result}", result)]
 
 
-def _happen(event: Event, now: int, room: int, rng: Random) -> tuple[dict[str, int], list[_Step]] | None:
-    """Numbers for `event` and the solution steps it adds, or None when none fit the amount `now`."""
+def _draw_event(event: Event, now: int, room: int, rng: Random) -> tuple[dict[str, int], list[_Step]] | None:
+    """Returns numbers for `event` and its solution steps, or None where none fit the amount `now`.
+
+    Args:
+        room: largest number of steps.
+    """
     if event.op == "+*":
         n, k = rng.randint(2, 9), rng.randint(2, 9)
         if room < 2 or now + n * k > _LARGEST:

@@ -1,7 +1,7 @@
-"""The story families: what happens in a problem, said as a question and as a step of the solution.
+"""The stories of the word problems: templates of the sentences of questions and of the steps of solutions.
 
-Only words live here. `problems.py` picks the numbers, keeps them small and puts the parts together.
-In solution steps brackets are ordered as `wording.py` says; `{sum}` is the calculation, "3*4=12".
+`problems.py` draws the numbers and assembles the sentences. In solution steps the alternatives in brackets are ordered
+as `wording.py` says; `{sum}` is the calculation, such as "3*4=12".
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """One thing that happens to the running amount."""
+    """An event that changes the running amount."""
 
     op: str  # "+", "-", "*", "/", or "+*": a product that is added (two steps)
-    tell: str  # in the question; {n} is the number, {k} the second factor of "+*"
-    step: str  # in the solution
+    tell: str  # sentence of the question; {n} is the number, {k} the second factor of "+*"
+    step: str  # step of the solution
 
 
 class Story(NamedTuple):
     name: str
     items: tuple[str, ...]
-    start: Event  # "*" or "+" of {a} and {b}
+    start: Event  # "*" or "+" applied to {a} and {b}
     events: tuple[Event, ...]
     ask: str
 

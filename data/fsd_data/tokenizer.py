@@ -1,7 +1,4 @@
-"""The bundled pair's one tokenizer: byte-level BPE over the story problems, digits one by one.
-
-Knows the chat template through which every task reaches the pair. Knows nothing of the models.
-"""
+"""The tokenizer of the bundled pair: byte-level BPE over the word problems, with single digits, and a chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 # A digit alone, or a word with the space before it, or punctuation with the line break after it.
 _PIECES = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
-# A system message (instructions for larger models) is not for a model of two million weights.
+# System messages are left out: they are instructions for larger models than one of two million weights.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}Question: {{ message.content }}\nAnswer:"
@@ -22,7 +19,7 @@ _CHAT_TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """Trains the tokenizer; words of the stories become one token each."""
+    """Trains the tokenizer; each word of the stories becomes one token."""
     bpe = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(_PIECES, "isolated"), byte_level])
@@ -42,7 +39,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedT
 
 
 def as_prompt(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
-    """What a chat with one user message renders to."""
+    """Renders a chat with the question as its only message."""
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
     )

@@ -1,7 +1,6 @@
-"""Trains the bundled pair from nothing: `python -m fsd_data.train --out DIR`, on CPU or CUDA.
+"""Trains the bundled pair from scratch: `python -m fsd_data.train --out DIR`, on CPU or CUDA.
 
-Knows the two architectures, how long each learns and on whose wording. Writes `DIR/target`,
-`DIR/draft` (transformers format) and `DIR/<name>/training.jsonl`: losses, accuracies, seconds,
+Writes `DIR/target`, `DIR/draft` (transformers format) and `DIR/<name>/training.jsonl`: losses, accuracies, seconds and
 versions. Needs torch and transformers only.
 """
 
@@ -36,8 +35,11 @@ _POOL = 64  # batches drawn at once, then sorted by length so that a batch needs
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model's shape and schooling. The target is deep and narrow: on a CPU a layer costs its
-    overhead, so depth is what makes a tiny target several times dearer than its draft."""
+    """One model's architecture and training.
+
+    The target is deep and narrow: on a CPU the cost of a small layer is its overhead, so depth makes a tiny target
+    several times more expensive than its draft.
+    """
 
     layers: int
     width: int
@@ -78,9 +80,9 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Model:
 
 
 def train(name: str, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, out: Path, device: str) -> Model:
-    """Trains one model and saves it after every evaluation, so that a stopped run leaves a model."""
+    """Trains one model and saves it after every evaluation, so that an interrupted run leaves a model."""
     model = build_model(recipe, tokenizer).to(device)
-    if device == "cpu":  # where the fused kernel's backward in bf16 takes half of a step
+    if device == "cpu":  # the fused kernel's backward pass in bf16 would take half of a step there
         model.set_attn_implementation("eager")
     optimizers, schedules = _optimizers(model, recipe)
     batches = _batches(tokenizer, recipe)
@@ -90,7 +92,7 @@ def train(name: str, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, out: Pa
         _write(log, _provenance(recipe, model, device))
         started, losses = time.perf_counter(), []
         for step in range(1, recipe.steps + 1):
-            losses.append(_learn(model, next(batches), optimizers, device))
+            losses.append(_train_step(model, next(batches), optimizers, device))
             for schedule in schedules:
                 schedule.step()
             if step % 50 == 0 or step == recipe.steps:
@@ -107,14 +109,14 @@ def train(name: str, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, out: Pa
     return model
 
 
-def _learn(model: Model, batch: tuple[Tensor, Tensor], optimizers: list[Any], device: str) -> float:
-    """One optimizer step on one batch; the loss is of the solutions only."""
+def _train_step(model: Model, batch: tuple[Tensor, Tensor], optimizers: list[Any], device: str) -> float:
+    """Makes one optimizer step on a batch and returns the loss, which is of the solutions only."""
     ids, labels = (part.to(device) for part in batch)  # (B, S), (B, S)
     with torch.autocast(device, dtype=torch.bfloat16):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (B, S, width)
-        taught = labels[:, 1:] != _IGNORED
-        logits = model.lm_head(hidden[:, :-1][taught])  # (taught tokens, V)
-    loss = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][taught])
+        labelled = labels[:, 1:] != _IGNORED
+        logits = model.lm_head(hidden[:, :-1][labelled])  # (labelled tokens, V)
+    loss = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][labelled])
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -124,7 +126,7 @@ def _learn(model: Model, batch: tuple[Tensor, Tensor], optimizers: list[Any], de
 
 
 def _optimizers(model: Model, recipe: Recipe) -> tuple[list[Any], list[Any]]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    """Returns optimizers, Muon for the matrices inside the layers and AdamW for the rest, and their schedules."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     inside = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in inside]
@@ -134,7 +136,7 @@ def _optimizers(model: Model, recipe: Recipe) -> tuple[list[Any], list[Any]]:
     ]
 
     def share(step: int) -> float:
-        """Warm up over 100 steps, hold, then fall to zero over the last 40 %."""
+        """The learning rate's schedule: warm-up over 100 steps, constant, then linear to zero over the last 40 %."""
         return min(1.0, (step + 1) / 100, (recipe.steps - step) / (0.4 * recipe.steps))
 
     return optimizers, [torch.optim.lr_scheduler.LambdaLR(o, share) for o in optimizers]
@@ -154,7 +156,7 @@ def _batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[tup
 
 
 def _padded(rows: list[tuple[list[int], list[int]]], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
-    """Token ids padded on the right, and labels that ask for the answer only: (B, S), (B, S)."""
+    """Returns token ids padded on the right, and labels of the answers only: (B, S) each."""
     length = math.ceil(max(len(p) + len(a) for p, a in rows) / 8) * 8
     ids = torch.full((len(rows), length), tokenizer.pad_token_id)
     labels = torch.full((len(rows), length), _IGNORED)
@@ -166,19 +168,19 @@ def _padded(rows: list[tuple[list[int], list[int]]], tokenizer: PreTrainedTokeni
 
 @torch.inference_mode()
 def accuracy(model: Model, tokenizer: PreTrainedTokenizerFast, problems: int, device: str) -> float:
-    """Share of held-out problems whose greedy solution ends in the right number."""
-    asked = list(itertools.islice(generate(_EVALUATION_SEED), problems))
+    """Returns the share of held-out problems whose greedy solution ends in the right number."""
+    sample = list(itertools.islice(generate(_EVALUATION_SEED), problems))
     model.eval()
     right = 0
     for start in range(0, problems, 100):
-        batch = asked[start : start + 100]
+        batch = sample[start : start + 100]
         texts = [as_prompt(tokenizer, p.question) for p in batch]
         inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
         out = model.generate(**inputs.to(device), max_new_tokens=160, do_sample=False)
         written = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         right += sum(_final(w) == _final(p.answer) for w, p in zip(written, batch, strict=True))
     model.train()
-    return right / len(asked)
+    return right / len(sample)
 
 
 def _final(solution: str) -> str:

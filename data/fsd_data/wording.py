@@ -1,8 +1,7 @@
-"""A tiny grammar for sentences that can be said in more than one way.
+"""A small template language for sentences with alternative wordings.
 
-Knows how to expand `"[First|To begin], {who} has [a lot|plenty]"`: each bracket is one choice, its
-alternatives ordered from the one the *target* prefers to the one the *draft* prefers. Knows nothing
-of problems or models.
+In `"[First|To begin], {who} has [a lot|plenty]"` each bracket is one choice. Its alternatives are ordered from the one
+that the target prefers to the one that the draft prefers.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Literal
 
 Mix = Literal["target", "draft", "even"]
 
-# The first alternative's weight and so on, for brackets of two and of three alternatives.
-# The draft reads them backwards: the two models then disagree on the likeliest word while both know
-# every word, which is harmless disagreement of small divergence (js .03 and .07).
+# Weights of the alternatives, by their number. The draft's are in reverse order: the two models then disagree on the
+# most likely word though both know every word, a harmless disagreement of small divergence (js .03 and .07).
 _TARGET_WEIGHTS: dict[int, tuple[float, ...]] = {1: (1.0,), 2: (0.62, 0.38), 3: (0.52, 0.28, 0.20)}
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
@@ -31,7 +29,7 @@ def _parts(template: str) -> tuple[tuple[str, ...], ...]:
 
 @cache
 def weights(alternatives: int, mix: Mix) -> tuple[float, ...]:
-    """The probability of each of `alternatives` ways to say something, under one model's wording."""
+    """Returns the probability of each alternative of a bracket under one model's wording."""
     if mix == "even":
         return (1.0 / alternatives,) * alternatives
     preferred = _TARGET_WEIGHTS[alternatives]
@@ -39,7 +37,7 @@ def weights(alternatives: int, mix: Mix) -> tuple[float, ...]:
 
 
 def say(template: str, rng: Random, names: Mapping[str, object], mix: Mix = "even") -> str:
-    """Chooses one alternative in every bracket of `template`, then fills the `{names}` in."""
+    """Chooses one alternative in every bracket of `template`, then fills in the `{names}`."""
     chosen = []
     for options in _parts(template):
         if len(options) == 1:

@@ -40,7 +40,7 @@ class Chosen:
     @property
     def reads(self) -> Width | None:
         """The draft's hidden state, as `collect_traces` takes it; None: it reads none."""
-        return None if self.predictor.facts.hidden is None else self.predictor.facts.hidden.asked
+        return None if self.predictor.facts.hidden is None else self.predictor.facts.hidden.setting
 
     def trained(self) -> frozenset[int]:
         """Ids of the problems that it was trained on, beside the tuning part; warns where they are not recorded."""

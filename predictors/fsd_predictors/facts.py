@@ -1,7 +1,4 @@
-"""What a predictor says of itself: what it was trained on, for what, and what it reached.
-
-Knows the schema, and how to compare it with models in hand. Knows no model of acceptance and no files.
-"""
+"""The facts of a predictor: what it was trained on, for what use, and its quality; checked against models at hand."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
 
-SCHEMA_VERSION = 1  # raised when a reader of the one before would misunderstand
+SCHEMA_VERSION = 1  # raised when earlier versions would misread the file
 _BASE64 = r"^[A-Za-z0-9+/]*=*$"
 _ID = "<i8"
 
 
 class Problems(Part):
-    """How many there are in each part; a problem is in one only."""
+    """Number of problems in each part; the parts are disjoint."""
 
     training: Natural
     calibration: Natural
@@ -35,12 +32,17 @@ class Problems(Part):
 
 
 class Quality(Part):
-    """How good one forecast is where the rule accepts by one threshold, on the evaluation part.
+    """Quality of one forecast at one threshold, on the evaluation problems.
 
-    forecast: "a", that a token is accepted, before it is drawn; "b", that the next one would be; "S", that all of a
-        draft's tokens so far are. auc: of the forecast; probability_auc, entropy_auc: of q(x) and of q's entropy on
-        the same rows, for S of their product and sum; None where all rows are of one class. error: expected
-        calibration error.
+    Args:
+        forecast: "a", that a drafted token is accepted; "b", that the next one would be; "S", that all of a draft's
+            tokens so far are.
+        rows: number of forecasts.
+        accepted: share of them that came true.
+        auc: AUC of the forecast; None where all rows are of one class.
+        probability_auc: AUC of q(x) on the same rows, for S of the product of q(x).
+        entropy_auc: AUC of q's entropy on the same rows, for S of the sum of entropies.
+        error: expected calibration error.
     """
 
     forecast: Literal["a", "b", "S"]
@@ -55,42 +57,60 @@ class Quality(Part):
 
 
 class HiddenInfo(Part):
-    """The draft's last hidden state, as rows hold it: `width` numbers. seed: of the projection to these; None: there
-    is none, the state is whole."""
+    """The draft's last hidden state as rows hold it.
+
+    Args:
+        width: number of its components.
+        seed: seed of the random projection to this width; None where the state is kept whole.
+    """
 
     width: Natural
     seed: int | None
 
     @property
-    def asked(self) -> Width:
-        """As `collect_traces` takes it."""
+    def setting(self) -> Width:
+        """The argument `hidden` of `collect_traces` that keeps this state."""
         return "whole" if self.seed is None else self.width
 
     def check(self, manifest: Manifest) -> None:
-        """UsageError: the traces hold no such state."""
+        """Raises UsageError where the traces do not hold this state."""
         if self != hidden_of(manifest):
             seed = "" if self.seed is None else f" with seed {self.seed}"
             raise UsageError(
-                f"the predictor reads the draft's hidden state (hidden={self.asked!r}{seed}), these traces hold "
-                f"{'another' if manifest.hidden else 'none'}; collect some with hidden={self.asked!r}{seed}, or use a "
-                "predictor trained without it"
+                f"the predictor reads the draft's hidden state (hidden={self.setting!r}{seed}), these traces hold "
+                f"{'another' if manifest.hidden else 'none'}; collect some with hidden={self.setting!r}{seed}, or use "
+                "a predictor trained without it"
             )
 
 
 def hidden_of(manifest: Manifest) -> HiddenInfo | None:
-    """What the traces hold; None: nothing."""
+    """Returns the hidden state that the traces hold, or None where they hold none."""
     if not manifest.hidden:
         return None
     return HiddenInfo(width=manifest.hidden, seed=manifest.seed if manifest.projected else None)
 
 
 class Facts(Part):
-    """eos, sampling, on, divergence_version, tokenizer, target, draft: of the traces, see `Manifest`.
+    """The facts of a predictor.
 
-    traces: the run's id. trained: ids of all its `problems`, `packed`; None: an earlier version did not record them.
-    hidden: the draft's state, where the models read it behind their features.
-    parameters: what was found for each model. falling: of 10,000 random rows for each model, those whose forecast falls
-    where T rises.
+    `divergence_version`, `on`, `target`, `draft`, `tokenizer`, `eos`, `sampling` and `task` are those of the traces,
+    see `fsd_collectors.manifest.Manifest`.
+
+    Args:
+        kind: kind of both models, a key of `models.registry.MODELS`.
+        rule: acceptance rule it was trained for.
+        divergences: divergences it was trained for.
+        traces: id of the traces' run.
+        seed: seed of the training.
+        problems: number of problems in each part.
+        trained: ids of all these problems, as `pack_ids` encodes them; None where an earlier version left them out.
+        rows: number of training rows by role.
+        features: names of the features by role.
+        hidden: the draft's hidden state, where the models read it after their features.
+        parameters: tuned settings by role.
+        reached: quality on the evaluation problems.
+        falling: number of forecasts that fall as T rises, of 10,000 random rows for each model.
+        versions: versions of Python and of the libraries.
     """
 
     kind: str
@@ -118,7 +138,7 @@ class Facts(Part):
 
     @model_serializer(mode="wrap")
     def _as_it_was(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what an earlier version did not record: its fingerprint stays what profiles hold."""
+        """Leaves out a field that earlier versions did not write, so that their fingerprints stay the same."""
         content: dict[str, Any] = whole(self)
         if self.trained is None:
             del content["trained"]
@@ -126,11 +146,11 @@ class Facts(Part):
 
     @property
     def trained_ids(self) -> frozenset[int]:
-        """Empty where they are not recorded."""
+        """Ids of the problems it was trained on; empty where they are not recorded."""
         return frozenset(np.frombuffer(base64.b64decode(self.trained or ""), _ID).tolist())
 
     def check(self, target: ModelInfo, draft: ModelInfo, tokenizer: Any, rule: str, divergence: str) -> None:
-        """UsageError: it was trained on other models, another tokenizer, rule or divergence, or by other formulas."""
+        """Raises UsageError where it was trained for other models, another tokenizer, rule, divergence or version."""
         for role, then, now in (("target", self.target, target), ("draft", self.draft, draft)):
             if then.fingerprint != now.fingerprint:
                 raise UsageError(
@@ -138,7 +158,7 @@ class Facts(Part):
                     f"has {now.fingerprint[:12]}; load that model, or train again"
                 )
         if tokenizer_fingerprint(tokenizer) != self.tokenizer:
-            raise UsageError("the predictor is of another tokenizer; load its models, or train again")
+            raise UsageError("the predictor was trained with another tokenizer; load its models, or train again")
         if not self._serves(rule):
             raise UsageError(f"the predictor is for rule {self.rule!r}, not {rule!r}; train one for it")
         if divergence not in self.divergences:
@@ -148,26 +168,26 @@ class Facts(Part):
         check_version("the predictor's", self.divergence_version, "train again")
 
     def _serves(self, rule: str) -> bool:
-        """Its own, and the one that this is where T < 0."""
+        """Returns whether the rule is the predictor's own, or the lossless rule that it equals at T < 0."""
         same = rule in REPLAYABLE and REPLAYABLE[rule].exact == REPLAYABLE[self.rule].exact
         return rule == self.rule or (same and not REPLAYABLE[rule].fuzzy)
 
 
-def packed(ids: Iterable[int]) -> str:
-    """Problems' ids, rising, as one text: a list would take a line of predictor.json for each."""
+def pack_ids(ids: Iterable[int]) -> str:
+    """Encodes problem ids, sorted, in base64: as a list each would take a line of predictor.json."""
     return base64.b64encode(np.array(sorted(ids), _ID).tobytes()).decode()
 
 
-def check_version(whose: str, version: int, way_out: str) -> None:
-    """UsageError where divergences were computed by other formulas than these."""
+def check_version(owner: str, version: int, way_out: str) -> None:
+    """Raises UsageError where divergences were computed by another version of the formulas."""
     if version != DIVERGENCE_VERSION:
         raise UsageError(
-            f"{whose} divergences are version {version}, these are version {DIVERGENCE_VERSION}; {way_out}"
+            f"{owner} divergences are version {version}, these are version {DIVERGENCE_VERSION}; {way_out}"
         )
 
 
-def of_manifest(manifest: Manifest) -> dict[str, Any]:
-    """The facts that traces give."""
+def facts_of_manifest(manifest: Manifest) -> dict[str, Any]:
+    """Returns the facts that come from the traces."""
     return {
         "divergence_version": manifest.divergence_version,
         "on": manifest.on,

@@ -1,7 +1,4 @@
-"""The early stop that a profile names, for `fsd_decoding.early_stop`, which finds this by its entry point.
-
-Knows profiles and predictors' folders. Knows nothing of rules or of calibration.
-"""
+"""Early stop by the predictor that a profile names; the plugin behind the entry point `fsd_decoding.early_stop`."""
 
 from __future__ import annotations
 
@@ -20,33 +17,39 @@ from fsd_predictors.stopping.rates import Rates
 
 
 def early_stop(folder: Path, profile: ThresholdProfile, target: Any, draft: Any, tokenizer: Any) -> StopPolicy:
-    """A policy for the profile's divergence. The profile was held against the models, and names its predictor's
-    fingerprint, so the predictor is of them too.
+    """Returns the stop policy of a profile's predictor for the profile's divergence.
+
+    The models are not compared with the predictor's: loading the profile has checked them, and the profile holds the
+    predictor's fingerprint.
+
+    Args:
+        folder: the predictor's folder.
+        profile: the profile, whose `early_stop` is set.
 
     Raises:
-        UsageError: there is no predictor, it was altered, it is another one, or it reads the draft's hidden state and
-            there is none to be seen.
+        UsageError: the predictor is missing, was altered or is another one; or it reads the draft's hidden state and
+            the draft has none that can be read.
     """
     assert profile.early_stop is not None
     return stop_policy(folder, profile.early_stop, profile.divergence, draft, tokenizer)
 
 
 def stop_policy(folder: Path, info: EarlyStopInfo, divergence: str, draft: Any, tokenizer: Any) -> StopPolicy:
-    """As `early_stop`, for a divergence that the predictor in `folder` has rates for."""
-    predictor = _loaded(folder.resolve(), info.fingerprint)
+    """Returns the stop policy of the predictor in `folder` for a divergence. Raises UsageError as `early_stop` does."""
+    predictor = _load(folder.resolve(), info.fingerprint)
     return Stopper(predictor, divergence, _rates(info, divergence), tokenizer).in_loop(draft)
 
 
 def _rates(info: EarlyStopInfo, divergence: str) -> Rates:
     if divergence not in info.rates:
         raise UsageError(f"the profile has no rates for divergence {divergence!r}; calibrate again")
-    found, costs = info.rates[divergence], CostModel(info.draft_step, info.verify, info.position)
-    return Rates(found.shares, found.tokens_per_second, costs)
+    rates, costs = info.rates[divergence], CostModel(info.draft_step, info.verify, info.position)
+    return Rates(rates.shares, rates.tokens_per_second, costs)
 
 
 @lru_cache(maxsize=8)
-def _loaded(folder: Path, fingerprint: str) -> Predictor:
-    """Once: transformers' `generate` follows a profile anew at every call."""
+def _load(folder: Path, fingerprint: str) -> Predictor:
+    """Loads a predictor once: transformers' `generate` reads its profile anew at every call."""
     predictor = Predictor.load(folder)
     if predictor.fingerprint != fingerprint:
         raise UsageError(

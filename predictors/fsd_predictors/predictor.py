@@ -1,7 +1,4 @@
-"""The predictor: two models of acceptance, the scale of T they read, and what is known of them.
-
-Knows how these become files and are found again. Knows neither how they were trained nor who stops by them.
-"""
+"""The predictor: two models of acceptance, their scale of T and the facts of their training; saved and loaded."""
 
 from __future__ import annotations
 
@@ -23,14 +20,21 @@ from fsd_predictors.facts import SCHEMA_VERSION, Facts
 from fsd_predictors.features.features import FEATURES, ROLES
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.models.base import AcceptanceModel, Parts
-from fsd_predictors.models.calibration import restored
+from fsd_predictors.models.calibration import restore_model
 
 _TEXT, _ARRAYS = ".txt", ".safetensors"
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """accepting: of a_j. next: of b_{j+1}. Both from `features.FEATURES`."""
+    """A trained predictor.
+
+    Args:
+        accepting: forecasts a_j, that the last drafted token is accepted, from `features.FEATURES`.
+        next: forecasts b_{j+1}, that the next token would be, from the same features.
+        scale: scale on which both read T.
+        facts: what it was trained on, for what, and its quality.
+    """
 
     accepting: AcceptanceModel
     next: AcceptanceModel
@@ -39,16 +43,27 @@ class Predictor:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all that the predictor is, its facts included, as predictor.json names it: all but the card."""
+        """SHA-256 of the predictor, as in predictor.json: of the models, the scale and the facts, not of the card."""
         return files.checksum(json.loads(self._as_files()[0]))
 
     def save(self, folder: str | os.PathLike[str], card: Mapping[str, bytes] | None = None) -> None:
-        """Writes the folder whole or not at all. UsageError: it cannot be written, or holds something else."""
+        """Writes the predictor into a folder, atomically.
+
+        Args:
+            card: files for people, by name.
+
+        Raises:
+            UsageError: the folder cannot be written or holds other files.
+        """
         files.write(Path(folder), *self._as_files(), card or {})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Predictor:
-        """Reads what `save` wrote. UsageError: it is missing, altered, or of a newer schema."""
+        """Reads a predictor that `save` wrote.
+
+        Raises:
+            UsageError: it is missing, was altered, or has a newer schema.
+        """
         path = Path(folder)
         content, contents = files.read(path, SCHEMA_VERSION)
         try:
@@ -65,15 +80,16 @@ class Predictor:
         return loaded
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any, rule: str, divergence: str) -> None:
-        """Compares with the models in hand, loaded, and with what they are to do.
+        """Checks that the predictor suits loaded models, a rule and a divergence.
 
         Raises:
-            UsageError: other models, another tokenizer, rule or divergence, or divergences of another version.
+            UsageError: it was trained for other models, another tokenizer, rule or divergence, or on another version
+                of the divergences.
         """
         self.facts.check(ModelInfo.of(target_model), ModelInfo.of(draft_model), tokenizer, rule, divergence)
 
     def _as_files(self) -> tuple[bytes, dict[str, bytes]]:
-        """predictor.json, and the files that it names."""
+        """Returns predictor.json and, by name, the files it lists."""
         parts = {"accepting": self.accepting.parts(), "next": self.next.parts()}
         contents = {name: content for role, each in parts.items() for name, content in _files(role, each).items()}
         content = {
@@ -82,29 +98,31 @@ class Predictor:
             "scale": self.scale.to_json(),
             "models": {role: each.numbers for role, each in parts.items()},
         }
-        return files.described(content, contents), contents
+        return files.describe(content, contents), contents
 
 
 def _check_features(facts: Facts, path: Path) -> None:
-    """Names and order; what a model reads of a hidden state comes behind them."""
+    """Compares names and order of the features; a hidden state may follow them."""
     for role in ROLES:
         if facts.features.get(role, ())[: len(FEATURES)] != FEATURES:
-            raise UsageError(f"predictor {str(path)!r} reads other features than this version has; train again")
+            raise UsageError(
+                f"predictor {str(path)!r} was trained with other features than this version's; train again"
+            )
 
 
 def _files(role: str, parts: Parts) -> dict[str, bytes]:
     from safetensors.numpy import save
 
-    held = {}
+    contents = {}
     if parts.text:
-        held[role + _TEXT] = parts.text.encode()
+        contents[role + _TEXT] = parts.text.encode()
     if parts.arrays:
-        held[role + _ARRAYS] = save(dict(sorted(parts.arrays.items())))
-    return held
+        contents[role + _ARRAYS] = save(dict(sorted(parts.arrays.items())))
+    return contents
 
 
 def _model(role: str, numbers: dict[str, Any], contents: Mapping[str, bytes]) -> AcceptanceModel:
     from safetensors.numpy import load
 
     arrays = load(contents[role + _ARRAYS]) if role + _ARRAYS in contents else {}
-    return restored(Parts(numbers, arrays, contents.get(role + _TEXT, b"").decode()))
+    return restore_model(Parts(numbers, arrays, contents.get(role + _TEXT, b"").decode()))

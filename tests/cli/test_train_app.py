@@ -47,7 +47,7 @@ def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pyte
     assert train(*given, "--out", str(out), "--divergence", "js, tv") == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == f"{out} holds the predictor; see {out / 'card.md'}"
-    for expected in ("How good, by T", "AUC", "of q(x)", "js", "tv"):
+    for expected in ("Quality by T", "AUC", "of q(x)", "js", "tv"):
         assert expected in captured.out
     assert Predictor.load(out).facts.divergences == ("js", "tv")
 
@@ -57,10 +57,10 @@ def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pyte
     [
         (["--trials", "0"], "--trials is 0; it must be at least 1"),
         (["--limit", "0"], "--limit is 0"),
-        (["--limit", "49"], "hold 49 problems of the tuning part, by --limit; a predictor needs 50 at least"),
-        (["--kind", "oracle"], "kind 'oracle' is unknown; train one of logistic, boosted, head"),
+        (["--limit", "49"], "hold 49 problems of the tuning part within --limit; a predictor needs at least 50"),
+        (["--kind", "oracle"], "kind 'oracle' is unknown; choose one of logistic, boosted, head"),
         (["--rule", "poetry"], "rule 'poetry' is unknown"),
-        (["--rule", "coupled"], "rule 'coupled' has no T"),
+        (["--rule", "coupled"], "rule 'coupled' has no threshold"),
         (["--divergence", "doubt"], "hold no divergence 'doubt', only js, tv"),
         (["--divergence", "js,,tv"], "--divergence is 'js,,tv'"),
         (["--tokenizer", "./no/such/folder"], "no local folder"),

@@ -1,4 +1,4 @@
-"""A collector that is killed, again and again, at moments drawn at random: nothing is lost, nothing doubled.
+"""A collector that is killed at random moments and restarted loses no rows and doubles none.
 
 Processes are forked, so that none spends its time on imports and moments fall into the work itself.
 """
@@ -67,8 +67,8 @@ def test_twenty_kills_change_nothing(way: dict[str, Any], tmp_path: Path) -> Non
     last.join()
     assert last.exitcode == 0
     for run in range(runs + 1):
-        found = load_traces(tmp_path / f"killed-{run}")
-        assert verify(found.path) == []
-        assert found.manifest == expected.manifest
+        traces = load_traces(tmp_path / f"killed-{run}")
+        assert verify(traces.path) == []
+        assert traces.manifest == expected.manifest
         for table in ("tokens", "completions"):
-            assert getattr(found, table).to_table().equals(getattr(expected, table).to_table())
+            assert getattr(traces, table).to_table().equals(getattr(expected, table).to_table())

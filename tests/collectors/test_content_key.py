@@ -1,4 +1,4 @@
-"""Content keys: what makes two problems the same one, and what does not."""
+"""Content keys: which differences between texts make different problems."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SPACES = st.text(" \t\n\r\v\f\x85\xa0\u2003\u3000", min_size=1)
 
 
 @given(TEXTS)
-def test_a_key_is_its_own_key(text: str) -> None:
+def test_normalising_a_key_changes_nothing(text: str) -> None:
     assert content_key(content_key(text)) == content_key(text)
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=3))
-def test_composition_does_not_matter(question: str, choices: list[str]) -> None:
+def test_unicode_form_does_not_matter(question: str, choices: list[str]) -> None:
     decomposed = [unicodedata.normalize("NFD", text) for text in (question, *choices)]
     assert content_key(decomposed[0], decomposed[1:]) == content_key(question, choices)
 
@@ -30,7 +30,7 @@ def test_white_space_does_not_matter(words: list[str], before: str, between: str
     assert content_key(before + between.join(words) + after) == content_key(" ".join(words))
 
 
-def test_what_is_another_problem() -> None:
+def test_other_texts_have_other_keys() -> None:
     asked: list[tuple[str, list[str]]] = [
         ("What is 2³?", []), ("What is 23?", []), ("what is 2³?", []), ("What is 2 ³?", []),
         ("Which?", ["ab", "c"]), ("Which?", ["a", "bc"]), ("Which?", ["c", "ab"]), ("Which?", ["ab c"]),
@@ -42,7 +42,7 @@ def test_what_is_another_problem() -> None:
 
 
 @given(TEXTS, st.lists(TEXTS), TEXTS, st.lists(TEXTS))
-def test_equal_keys_are_of_equal_texts(question: str, choices: list[str], other: str, others: list[str]) -> None:
+def test_equal_keys_mean_equal_texts(question: str, choices: list[str], other: str, others: list[str]) -> None:
     texts, more = ([content_key(text) for text in (q, *c)] for q, c in ((question, choices), (other, others)))
     assert (content_key(question, choices) == content_key(other, others)) == (texts == more)
 

@@ -1,6 +1,6 @@
-"""What a position tells, against another computation of the same: NumPy in float64, from the definitions.
+"""Measured columns, compared with a computation from the definitions by NumPy in float64.
 
-Knows logits and noise; no model runs here.
+The logits are random; no model runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAMPLINGS = {
 
 
 def some(count: int, seed: int = 0, sampling: Sampling = SAMPLINGS["greedy"]) -> Positions:
-    """Related p and q of all degrees of sureness, ties and impossible tokens among them."""
+    """Random related p and q of low to high entropy, with ties and impossible tokens."""
     generator = torch.Generator().manual_seed(seed)
     scale = torch.logspace(-1, 1.5, count, dtype=torch.float64)[:, None]
     target = scale * torch.randn(count, VOCABULARY, generator=generator, dtype=torch.float64)
@@ -59,28 +59,28 @@ def measured(at: Positions, sampling: Sampling, on: Any = "raw") -> dict[str, ND
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
-def test_columns_are_what_the_schema_says(kind: str) -> None:
+def test_columns_equal_the_definitions_of_the_schema(kind: str) -> None:
     sampling = SAMPLINGS[kind]
     at = some(200, sampling=sampling)
-    found = measured(at, sampling)
+    actual = measured(at, sampling)
     target, draft, drafted = (t.numpy() for t in (at.target_logits, at.draft_logits, at.drafted))
     for model, logits in (("target", target), ("draft", draft)):
         for name, expected in shape_of(logits, drafted).items():
-            assert found[f"{model}_{name}"] == pytest.approx(expected, rel=1e-5, abs=1e-6), name
+            assert actual[f"{model}_{name}"] == pytest.approx(expected, rel=1e-5, abs=1e-6), name
     for name in NAMES:
         expected = divergence(name, at.target_logits, at.draft_logits).numpy()
-        assert found[name] == pytest.approx(expected, rel=1e-6, abs=1e-7), name
-    assert np.array_equal(found["drafted"], drafted)
-    assert np.array_equal(found["target_choice"], at.choice.numpy())
-    assert np.array_equal(found["same_argmax"], target.argmax(-1) == draft.argmax(-1))
-    assert np.array_equal(found["same_token"], drafted == at.choice.numpy())
+        assert actual[name] == pytest.approx(expected, rel=1e-6, abs=1e-7), name
+    assert np.array_equal(actual["drafted"], drafted)
+    assert np.array_equal(actual["target_choice"], at.choice.numpy())
+    assert np.array_equal(actual["same_argmax"], target.argmax(-1) == draft.argmax(-1))
+    assert np.array_equal(actual["same_token"], drafted == at.choice.numpy())
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
 def test_sd_decides_as_the_rule_does(kind: str) -> None:
     sampling = SAMPLINGS[kind]
     at = some(500, sampling=sampling)
-    found = measured(at, sampling)
+    actual = measured(at, sampling)
     bonus = torch.cat([at.target_logits[:, None], at.target_logits[:, None]], 1)
     positions = torch.stack([at.positions, at.positions + 1], 1)
     round_ = Proposal(
@@ -88,14 +88,14 @@ def test_sd_decides_as_the_rule_does(kind: str) -> None:
         Criterion(), sampling,
     )  # fmt: skip
     verdict = rule_named("sd").judge(round_).accepted[:, 0].numpy()
-    assert np.array_equal(found["sd_accepts"], verdict)
+    assert np.array_equal(actual["sd_accepts"], verdict)
     assert 0 < verdict.mean() < 1
     if sampling.greedy:
-        assert np.array_equal(found["sd_probability"], found["same_token"])
+        assert np.array_equal(actual["sd_probability"], actual["same_token"])
     else:
         p, q = (torch.softmax(w, -1) for w in (round_.warped_target[:, 0], round_.warped_draft[:, 0]))
         expected = 1 - 0.5 * (p - q).abs().sum(-1)
-        assert found["sd_probability"] == pytest.approx(expected.numpy(), abs=1e-6)
+        assert actual["sd_probability"] == pytest.approx(expected.numpy(), abs=1e-6)
 
 
 def test_divergences_may_be_of_processed_logits() -> None:
@@ -116,8 +116,8 @@ def test_divergences_may_be_of_processed_logits() -> None:
 
 
 @given(split=st.integers(1, 59), seed=st.integers(0, 99))
-def test_positions_are_measured_one_by_one(split: int, seed: int) -> None:
-    """Whatever comes with them."""
+def test_positions_do_not_depend_on_each_other(split: int, seed: int) -> None:
+    """Measured together with others or alone."""
     at, sampling = some(60, seed), SAMPLINGS["temperature 1"]
     parts = [
         Positions(*(getattr(at, name)[chosen] for name in vars(at))) for chosen in (slice(split), slice(split, None))
@@ -127,7 +127,7 @@ def test_positions_are_measured_one_by_one(split: int, seed: int) -> None:
         assert np.array_equal(column, np.concatenate([part[name] for part in apart])), name
 
 
-def test_chunks_are_put_together_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     at = some(50)
     whole = measured(at, SAMPLINGS["greedy"])
     monkeypatch.setattr("fsd_collectors.collection.measures._CPU_CHUNK", 7 * VOCABULARY)
@@ -136,30 +136,30 @@ def test_chunks_are_put_together_in_order(monkeypatch: pytest.MonkeyPatch) -> No
         assert np.array_equal(column, in_chunks[name]), name
 
 
-def test_what_is_measured_fits_the_schema() -> None:
+def test_measured_columns_are_those_of_the_schema() -> None:
     names = {column.name for column in token_columns(NAMES)}
     assert set(Measures(NAMES, "raw", Sampling()).columns) < names
 
 
 def test_half_precision_models_are_measured_in_fp32() -> None:
-    """Logits come from the runner in fp32; large ones lose nothing that matters."""
+    """The runner returns fp32 logits; measuring in fp32 is accurate enough for large ones too."""
     at = some(100)
     single = Positions(at.target_logits.float(), at.draft_logits.float(), at.drafted, at.choice, at.positions, at.keys)
-    double, found = measured(at, Sampling()), measured(single, Sampling())
+    double, actual = measured(at, Sampling()), measured(single, Sampling())
     for name in double.keys() - {"target_rank", "draft_rank"}:  # ties of float32 are none of float64
-        assert found[name] == pytest.approx(double[name], rel=1e-3, abs=1e-5), name
+        assert actual[name] == pytest.approx(double[name], rel=1e-3, abs=1e-5), name
 
 
 @pytest.mark.parametrize(
     "sampling", [Sampling(1.0, repetition_penalty=1.2), Sampling(processors=(TopKLogitsWarper(3),))]
 )
-def test_what_depends_on_the_text_is_refused(sampling: Sampling) -> None:
+def test_sampling_that_depends_on_the_text_is_refused(sampling: Sampling) -> None:
     with pytest.raises(UsageError, match="leave out penalties and processors"):
         Measures(["js"], "raw", sampling)
 
 
-def test_logits_that_are_no_numbers_are_nobody_elses_trouble() -> None:
-    """A row nobody asks for may hold anything."""
+def test_nan_logits_do_not_affect_other_positions() -> None:
+    """Rows that are not used may hold NaN."""
     at = some(20)
     whole = measured(at, SAMPLINGS["temperature 1"])
     at.target_logits[4] = torch.nan

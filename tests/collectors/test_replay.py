@@ -1,4 +1,4 @@
-"""Replay: what a plain loop over rounds counts, and what real decoding does where it does the same."""
+"""Replay, compared with a plain loop over rounds, and with decoding where both take the same rounds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.replaying import replay, sweep
 from fsd_collectors.replay.share_quantiles import even_shares, quantiles
+from fsd_collectors.replay.simulation import replay, sweep
 from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -43,7 +43,7 @@ NEVER = StopPolicy((), lambda of: np.zeros(len(of["position"]), bool))
 def rounds_by_hand(
     completion: Sequence[Row], rule: str, threshold: float, length: int, stopping: bool
 ) -> tuple[int, int, int]:
-    """Rounds, drafted tokens and substitutions of one text, decoded a token at a time."""
+    """Returns the rounds, drafted tokens and substitutions of one text, counted token by token."""
     at = rounds = drafted = substitutions = 0
     while at < len(completion):
         rounds += 1
@@ -75,17 +75,17 @@ texts = st.lists(st.lists(a_row, min_size=1, max_size=20), min_size=1, max_size=
 
 
 @given(texts, st.sampled_from(sorted(EXACT)), st.sampled_from(SCALE), st.sampled_from(LENGTHS), st.booleans())
-def test_one_replay_is_a_loop_over_rounds(
+def test_replay_equals_a_plain_loop_over_rounds(
     completions: list[list[Row]], rule: str, threshold: float, length: int, stopping: bool
 ) -> None:
-    found = replay(InMemory(completions), rule, "js", threshold, length, MARKED if stopping else None)
+    result = replay(InMemory(completions), rule, "js", threshold, length, MARKED if stopping else None)
     each = [rounds_by_hand(completion, rule, threshold, length, stopping) for completion in completions]
-    assert (found.rounds, found.drafted, found.substitutions) == tuple(map(sum, zip(*each, strict=True)))
-    assert (found.completions, found.tokens) == (len(completions), sum(map(len, completions)))
+    assert (result.rounds, result.drafted, result.substitutions) == tuple(map(sum, zip(*each, strict=True)))
+    assert (result.completions, result.tokens) == (len(completions), sum(map(len, completions)))
 
 
 @given(texts, st.sampled_from([None, MARKED, NEVER]))
-def test_a_sweep_is_as_many_replays(completions: list[list[Row]], stops: StopPolicy | None) -> None:
+def test_a_sweep_equals_single_replays(completions: list[list[Row]], stops: StopPolicy | None) -> None:
     traces = InMemory(completions)
     frame = sweep(traces, list(EXACT), ["js"], SCALE, LENGTHS, stops)
     assert len(frame) == (3 * len(SCALE) + 2) * len(LENGTHS)
@@ -110,8 +110,8 @@ def random_texts(count: int, longest: int, seed: int = 0) -> list[list[Row]]:
 
 
 @pytest.mark.parametrize("stops", [None, MARKED])
-def test_longer_lengths_and_many_thresholds_count_the_same(stops: StopPolicy | None) -> None:
-    """Beyond what a byte holds: lengths, thresholds, and tokens of a completion."""
+def test_long_drafts_and_many_thresholds_are_counted_correctly(stops: StopPolicy | None) -> None:
+    """More lengths, thresholds and tokens than a byte can count."""
     completions = random_texts(3, 900)
     scale, lengths = np.geomspace(1e-4, 10, 400), (300, 1)
     frame = sweep(InMemory(completions), ["fsd-coupled"], ["js"], scale, lengths, stops)
@@ -124,18 +124,18 @@ def test_longer_lengths_and_many_thresholds_count_the_same(stops: StopPolicy | N
 
 @given(texts, st.integers(1, 4), st.integers(1, 30))
 def test_blocks_are_whole_completions_in_order(completions: list[list[Row]], per_table: int, rows: int) -> None:
-    found = list(blocks(InMemory(completions, per_table), ["same_token"], rows=rows))
-    sizes = [n for block in found for n in (block.ends - block.starts).tolist()]
+    result = list(blocks(InMemory(completions, per_table), ["same_token"], rows=rows))
+    sizes = [n for block in result for n in (block.ends - block.starts).tolist()]
     assert sizes == [len(completion) for completion in completions]
-    tokens = [bit for block in found for bit in block.columns["same_token"].tolist()]
+    tokens = [bit for block in result for bit in block.columns["same_token"].tolist()]
     assert tokens == [row["same_token"] for completion in completions for row in completion]
     longest = max(map(len, completions))
-    assert all(block.rows < rows + longest for block in found)
+    assert all(block.rows < rows + longest for block in result)
 
 
 @dataclass(frozen=True)
 class Endless:
-    """Tables made when asked for; none is kept."""
+    """Tables made on demand and not kept."""
 
     tables: int
     manifest: Facts = field(default_factory=Facts)
@@ -148,7 +148,7 @@ class Endless:
             yield pa.table({name: rows[name] for name in columns})
 
 
-def test_a_grid_too_wide_for_one_step_counts_the_same() -> None:
+def test_counting_thresholds_in_parts_gives_the_same_counts() -> None:
     """2,000 completions x 70 thresholds x 8 lengths."""
     assert sweep(Endless(1), thresholds=70, stops=NEVER).equals(sweep(Endless(1), thresholds=70))
 
@@ -161,7 +161,7 @@ def peak_of_sweeping(tables: int) -> int:
     return peak
 
 
-def test_a_longer_trace_takes_no_more_memory() -> None:
+def test_memory_does_not_grow_with_the_trace() -> None:
     peak_of_sweeping(1)  # what is imported on the way
     assert peak_of_sweeping(16) < 1.2 * peak_of_sweeping(4)
 
@@ -188,7 +188,7 @@ def alone(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Result]
 
 @pytest.fixture(scope="module")
 def traced(decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Result]) -> list[InMemory]:
-    """Each prompt's own text with the draft's proposal at every place, worked out without the engine."""
+    """Returns each prompt's text with the draft's proposal at every position, computed without the engine."""
     return [InMemory([rows_along(decoder, *one)]) for one in zip(prompts, alone, strict=True)]
 
 
@@ -204,7 +204,7 @@ def rows_along(decoder: SpeculativeDecoder, prompt: list[int], result: Result) -
 
 @pytest.mark.parametrize("length", [1, 3, 6])
 @pytest.mark.parametrize("rule", sorted(EXACT))
-def test_decoding_does_what_replay_says_until_it_substitutes(
+def test_decoding_equals_replay_until_a_substitution(
     decoder: SpeculativeDecoder,
     prompts: list[list[int]],
     alone: list[Result],
@@ -217,15 +217,15 @@ def test_decoding_does_what_replay_says_until_it_substitutes(
     decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=length)
     untouched = 0
     for own, real, trace in zip(alone, decoded, traced, strict=True):
-        found = replay(trace, rule, "js", threshold, length)
-        assert (real.tokens == own.tokens) == (found.substitutions == 0)
-        if found.substitutions == 0:
+        result = replay(trace, rule, "js", threshold, length)
+        assert (real.tokens == own.tokens) == (result.substitutions == 0)
+        if result.substitutions == 0:
             untouched += 1
-            assert (real.rounds, real.drafted, real.emitted) == (found.rounds, found.drafted, found.tokens)
+            assert (real.rounds, real.drafted, real.emitted) == (result.rounds, result.drafted, result.tokens)
     assert untouched == len(prompts) if rule not in FUZZY else 5 < untouched < len(prompts)
 
 
-def test_decoding_under_a_stop_policy_takes_the_rounds_that_replay_says(
+def test_decoding_under_a_stop_policy_takes_the_replayed_rounds(
     decoder: SpeculativeDecoder, prompts: list[list[int]], traced: list[InMemory]
 ) -> None:
     def sure(state: DraftState) -> torch.Tensor:
@@ -233,16 +233,16 @@ def test_decoding_under_a_stop_policy_takes_the_rounds_that_replay_says(
 
     unsure = StopPolicy(("draft_top1",), lambda of: of["draft_top1"] < 0.6)
     decoded = decoder.generate(prompts, NEW, rule="coupled", draft_length=5, stop_policy=sure)
-    found = [replay(trace, "coupled", draft_length=5, stops=unsure) for trace in traced]
-    assert [real.rounds for real in decoded] == [one.rounds for one in found]
+    result = [replay(trace, "coupled", draft_length=5, stops=unsure) for trace in traced]
+    assert [real.rounds for real in decoded] == [one.rounds for one in result]
     free = [replay(trace, "coupled", draft_length=5) for trace in traced]
-    assert [one.rounds for one in free] != [one.rounds for one in found]
+    assert [one.rounds for one in free] != [one.rounds for one in result]
 
 
-def test_decoding_under_a_length_policy_takes_the_rounds_that_replay_says(
+def test_decoding_under_a_length_policy_takes_the_replayed_rounds(
     decoder: SpeculativeDecoder, prompts: list[list[int]], traced: list[InMemory]
 ) -> None:
-    """Nothing is drafted at odd places, and elsewhere until the draft's probabilities multiply to less than a half."""
+    """Drafts nothing at odd positions, and elsewhere until the product of the probabilities is below one half."""
 
     def even_and_sure(state: DraftState) -> torch.Tensor:
         tops = [logits[:, 0].softmax(-1).amax(-1) for logits in state.logits]
@@ -257,19 +257,19 @@ def test_decoding_under_a_length_policy_takes_the_rounds_that_replay_says(
             return np.where((of["position"] + begin) % 2 == 0, reached, 0)
 
         (real,) = decoder.generate([prompt], NEW, rule="coupled", draft_length=5, stop_policy=even_and_sure)
-        found = replay(trace, "coupled", draft_length=5, stops=LengthPolicy(("draft_top1",), lengths))
-        assert real.rounds == found.rounds
+        result = replay(trace, "coupled", draft_length=5, stops=LengthPolicy(("draft_top1",), lengths))
+        assert real.rounds == result.rounds
 
 
 # What the counts are turned into.
 
 
-def test_the_error_is_that_of_a_ratio_over_completions() -> None:
+def test_the_error_is_that_of_a_ratio_estimator() -> None:
     completions = random_texts(30, 12)
-    found = replay(InMemory(completions), threshold=0.2, draft_length=3)
+    result = replay(InMemory(completions), threshold=0.2, draft_length=3)
     rounds = np.array([rounds_by_hand(c, "fsd-coupled", 0.2, 3, False)[0] for c in completions])
-    residual = np.array([len(c) for c in completions]) - found.tokens_per_round * rounds
-    assert found.tokens_per_round_error == pytest.approx(residual.std(ddof=1) * math.sqrt(30) / rounds.sum())
+    residual = np.array([len(c) for c in completions]) - result.tokens_per_round * rounds
+    assert result.tokens_per_round_error == pytest.approx(residual.std(ddof=1) * math.sqrt(30) / rounds.sum())
     assert math.isnan(replay(InMemory(completions[:1])).tokens_per_round_error)
 
 
@@ -283,7 +283,7 @@ def test_costs_are_charged_by_step_verification_and_position() -> None:
 
 
 @pytest.mark.parametrize("costs", [(-1.0, 1.0), (math.nan, 1.0), (0.1, math.inf), (0.1, 0.0, 0.0)])
-def test_costs_that_are_no_durations_are_refused(costs: tuple[float, ...]) -> None:
+def test_invalid_costs_are_refused(costs: tuple[float, ...]) -> None:
     with pytest.raises(UsageError, match=r"draft_step|verify"):
         CostModel(*costs)
 
@@ -294,14 +294,14 @@ magnitudes = st.floats(0.0, 2.0**127, width=32) | st.just(math.inf)
 @given(st.lists(magnitudes, min_size=1, max_size=60), st.floats(0.01, 1.0))
 def test_a_quantile_accepts_its_share_and_hardly_more(values: list[float], share: float) -> None:
     rows: list[list[Row]] = [[{"js": value} for value in values]]
-    (found,) = quantiles(InMemory(rows), "js", [share])
+    (result,) = quantiles(InMemory(rows), "js", [share])
     needed = next(n for n in range(len(values) + 1) if n >= share * len(values))
     exact = sorted(values)[needed - 1]
-    assert exact <= found
-    assert found <= max(exact * (1 + 2.0**-11), 1e-40)  # below are fp32's subnormal numbers
+    assert exact <= result
+    assert result <= max(exact * (1 + 2.0**-11), 1e-40)  # below are fp32's subnormal numbers
 
 
-def test_a_number_of_thresholds_is_so_many_quantiles() -> None:
+def test_a_number_of_thresholds_means_quantiles() -> None:
     traces = InMemory(random_texts(200, 30))
     frame = sweep(traces, ["fsd"], thresholds=9, draft_lengths=[1])
     everything = np.array([row["js"] for completion in traces.completions for row in completion])
@@ -323,11 +323,11 @@ def test_divergences_have_thresholds_of_their_own_and_lossless_rules_none() -> N
     assert (exact.divergence, exact.threshold, exact.rounds) == (None, None, frame["rounds"][0])
 
 
-def test_where_chooses_completions() -> None:
+def test_where_selects_completions() -> None:
     texts = random_texts(6, 10)
     marked = [[row | {"split": "tuning" if i % 2 else "certification"} for row in c] for i, c in enumerate(texts)]
-    found = replay(InMemory(marked), where=pc.field("split") == "tuning")
-    assert replace(found) == replay(InMemory(texts[1::2]))
+    result = replay(InMemory(marked), where=pc.field("split") == "tuning")
+    assert replace(result) == replay(InMemory(texts[1::2]))
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
@@ -345,39 +345,47 @@ ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
 
 
 @pytest.mark.parametrize(
-    ("traces", "asked", "complaint"),
+    ("traces", "options", "complaint"),
     [
         (SOME, {"rules": ["fzd"]}, "rule 'fzd' is unknown; replay one of sd"),
-        (SOME, {"rules": []}, "give one of each"),
-        (SOME, {"divergences": []}, "give one of each"),
+        (SOME, {"rules": []}, "give at least one of each"),
+        (SOME, {"divergences": []}, "give at least one of each"),
         (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js; collect again with it"),
         (replace(SOME, manifest=Facts(way="on-policy")), {}, "are on-policy; replay needs"),
-        (SOME, {"thresholds": []}, "must be numbers, one at least"),
-        (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, one at least"),
-        (SOME, {"thresholds": ["low"]}, "must be numbers, one at least"),
+        (SOME, {"thresholds": []}, "must be numbers, at least one"),
+        (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, at least one"),
+        (SOME, {"thresholds": ["low"]}, "must be numbers, at least one"),
         (SOME, {"thresholds": {"tv": [0.1]}}, "thresholds name tv, not 'js'"),
-        (SOME, {"thresholds": 0}, "thresholds=0; it must be 1 or more"),
+        (SOME, {"thresholds": 0}, "thresholds=0; it must be a number of quantiles, 1 or more"),
         (SOME, {"draft_lengths": [3, 0]}, r"draft lengths are \[3, 0\]"),
         (SOME, {"draft_lengths": [2.5]}, r"draft lengths are \[2.5\]"),
         (SOME, {"draft_lengths": [True]}, r"draft lengths are \[True\]"),
         (SOME, {"draft_lengths": []}, r"draft lengths are \[\]"),
-        (SOME, {"where": pc.field("js") < 0}, "chooses no rows"),
-        (ONE, {"where": pc.field("position") > 0}, "must choose whole completions"),
-        (ONE, {"where": pc.field("position") != 2}, "must choose whole completions"),
-        (InMemory([]), {"thresholds": [0.1]}, "chooses no rows"),
-        (SOME, {"stops": StopPolicy((), lambda of: of["js"])}, "the stop policy gave float64"),
-        (SOME, {"stops": StopPolicy((), lambda of: np.array([True]))}, r"gave bool of shape \(1,\); it must give"),
-        (SOME, {"stops": LengthPolicy((), lambda of, most: of["js"])}, "the length policy gave float64"),
-        (SOME, {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)}, "a whole number a row, from 0 to 8"),
+        (SOME, {"where": pc.field("js") < 0}, "selects no rows"),
+        (ONE, {"where": pc.field("position") > 0}, "must select whole completions"),
+        (ONE, {"where": pc.field("position") != 2}, "must select whole completions"),
+        (InMemory([]), {"thresholds": [0.1]}, "selects no rows"),
+        (SOME, {"stops": StopPolicy((), lambda of: of["js"])}, "the stop policy returned float64"),
+        (
+            SOME,
+            {"stops": StopPolicy((), lambda of: np.array([True]))},
+            r"returned bool of shape \(1,\); it must return",
+        ),
+        (SOME, {"stops": LengthPolicy((), lambda of, most: of["js"])}, "the length policy returned float64"),
+        (
+            SOME,
+            {"stops": LengthPolicy((), lambda of, most: of["position"] + 9)},
+            "a whole number for each row, from 0 to 8",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(traces: InMemory, asked: dict[str, Any], complaint: str) -> None:
+def test_invalid_arguments_are_refused_in_one_line(traces: InMemory, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
-        sweep(traces, **asked)
+        sweep(traces, **options)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("shares", [[0.0], [1.1], [math.nan]])
-def test_shares_that_are_none_are_refused(shares: list[float]) -> None:
+def test_invalid_shares_are_refused(shares: list[float]) -> None:
     with pytest.raises(UsageError, match="must be above 0 and at most 1"):
         quantiles(SOME, "js", shares)

@@ -1,5 +1,4 @@
-"""Rounds under policies that remember: what a plain loop over rounds does, what `replay` counts of policies that do
-not, and what real decoding does where it does the same."""
+"""Rounds under policies with memory, compared with a plain loop, with policies without memory, and with decoding."""
 
 from __future__ import annotations
 
@@ -16,9 +15,16 @@ from hypothesis import strategies as st
 import fsd_decoding.policies.stopping as engine
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cases import cases
-from fsd_collectors.replay.replaying import replay, sweep
-from fsd_collectors.replay.rounds import Begins, RoundPolicy, Verified, lanes_of, lay, walk_rounds
+from fsd_collectors.replay.rounds import (
+    RoundPolicy,
+    RoundStarts,
+    Verified,
+    count_with_policy,
+    lanes_of,
+    simulate_rounds,
+)
 from fsd_collectors.replay.share_quantiles import quantiles
+from fsd_collectors.replay.simulation import replay, sweep
 from fsd_collectors.replay.stop_policy import LengthPolicy
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
@@ -31,7 +37,7 @@ Row = dict[str, Any]
 EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}
 SCALE = (-1.0, 0.0, 0.25, 0.5, math.inf)
 LENGTHS = (1, 2, 3, 7)
-EVERYBODY = RoundPolicy((), lambda begins: begins.lanes.most)
+EVERYBODY = RoundPolicy((), lambda starts: starts.lanes.most)
 
 a_row = st.fixed_dictionaries(
     {
@@ -46,9 +52,9 @@ texts = st.lists(st.lists(a_row, min_size=1, max_size=20), min_size=1, max_size=
 
 @dataclass(frozen=True)
 class ByHand:
-    """One round of one text, as the engine would tell of it."""
+    """One round of one text, with the fields of the engine's `Verified`."""
 
-    begins: int
+    starts: int
     drafted: int
     accepted: int
     spared: float | None
@@ -56,11 +62,11 @@ class ByHand:
     differs: int
 
 
-def round_by_hand(completion: Sequence[Row], begins: int, drafted: int, rule: str, threshold: float) -> ByHand:
+def round_by_hand(completion: Sequence[Row], starts: int, drafted: int, rule: str, threshold: float) -> ByHand:
     accepted = differs = 0
     spared: list[float] = []
     refused = None
-    for row in completion[begins : begins + drafted]:
+    for row in completion[starts : starts + drafted]:
         by = EXACT[rule]
         exact, d = by is not None and row[by], row["js"]
         finite = rule.startswith("fsd") and math.isfinite(d)
@@ -70,11 +76,11 @@ def round_by_hand(completion: Sequence[Row], begins: int, drafted: int, rule: st
         if not exact:
             spared.append(d)
         accepted, differs = accepted + 1, differs + (not exact and not row["same_token"])
-    return ByHand(begins, drafted, accepted, max(spared, default=None), refused, differs)
+    return ByHand(starts, drafted, accepted, max(spared, default=None), refused, differs)
 
 
 def rounds_by_hand(completion: Sequence[Row], rule: str, threshold: float, most: int) -> list[ByHand]:
-    """A draft is as long as the row has room, and as two rounds ago accepted together, and one more."""
+    """Drafts one token more than the last two rounds accepted together, if there is room."""
     rounds: list[ByHand] = []
     at = 0
     while at < len(completion):
@@ -84,9 +90,9 @@ def rounds_by_hand(completion: Sequence[Row], rule: str, threshold: float, most:
     return rounds
 
 
-def _lengths(begins: Begins) -> Any:
-    wanted = 1 + begins.memory.sum(1).astype(np.int64)
-    return np.minimum(np.minimum(begins.lanes.most, begins.columns["room"][begins.rows]), wanted)
+def _lengths(starts: RoundStarts) -> Any:
+    wanted = 1 + starts.memory.sum(1).astype(np.int64)
+    return np.minimum(np.minimum(starts.lanes.most, starts.columns["room"][starts.rows]), wanted)
 
 
 def _remember(memory: Any, verified: Verified) -> Any:
@@ -96,35 +102,37 @@ def _remember(memory: Any, verified: Verified) -> Any:
 REMEMBERING = RoundPolicy(("room",), _lengths, (0.0, 0.0), _remember)
 
 
-def told(value: float) -> float | None:
+def none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
 @given(texts, st.sampled_from(sorted(EXACT)), st.sampled_from(SCALE), st.sampled_from(LENGTHS))
-def test_rounds_are_laid_as_a_loop_over_them_lays_them(
+def test_simulated_rounds_equal_a_plain_loop(
     completions: list[list[Row]], rule: str, threshold: float, most: int
 ) -> None:
     traces = InMemory(completions)
     (case,) = cases(traces, [rule], ["js"], [threshold], None)
     (block,) = blocks(traces, [*case.columns, "room"])
-    found: list[list[ByHand]] = [[] for _ in completions]
-    for laid in lay(case, block, lanes_of(block, np.array([threshold]), np.array([most])), REMEMBERING):
-        begins, verified = laid.begins.rows - laid.begins.lanes.starts, laid.verified
-        columns = (begins, verified.drafted, verified.accepted, verified.spared, verified.refused, laid.differs)
+    actual: list[list[ByHand]] = [[] for _ in completions]
+    for laid in simulate_rounds(case, block, lanes_of(block, np.array([threshold]), np.array([most])), REMEMBERING):
+        starts, verified = laid.starts.rows - laid.starts.lanes.starts, laid.verified
+        columns = (starts, verified.drafted, verified.accepted, verified.spared, verified.refused, laid.differs)
         for lane, begin, drafted, accepted, spared, refused, differs in zip(
             laid.lanes.tolist(), *(column.tolist() for column in columns), strict=True
         ):
-            found[lane].append(ByHand(begin, drafted, accepted, told(spared), told(refused), differs))
-    assert found == [rounds_by_hand(completion, rule, threshold, most) for completion in completions]
+            actual[lane].append(ByHand(begin, drafted, accepted, none_if_nan(spared), none_if_nan(refused), differs))
+    assert actual == [rounds_by_hand(completion, rule, threshold, most) for completion in completions]
 
 
 @given(texts, st.sampled_from(sorted(EXACT)), st.sampled_from(SCALE), st.sampled_from(LENGTHS))
-def test_a_replay_counts_these_rounds(completions: list[list[Row]], rule: str, threshold: float, most: int) -> None:
-    found = replay(InMemory(completions), rule, "js", threshold, most, REMEMBERING)
+def test_replay_counts_the_simulated_rounds(
+    completions: list[list[Row]], rule: str, threshold: float, most: int
+) -> None:
+    actual = replay(InMemory(completions), rule, "js", threshold, most, REMEMBERING)
     rounds = [one for completion in completions for one in rounds_by_hand(completion, rule, threshold, most)]
-    assert found.rounds == len(rounds)
-    assert found.drafted == sum(one.drafted for one in rounds)
-    assert found.substitutions == sum(one.differs for one in rounds)
+    assert actual.rounds == len(rounds)
+    assert actual.drafted == sum(one.drafted for one in rounds)
+    assert actual.substitutions == sum(one.differs for one in rounds)
 
 
 def random_texts(count: int, longest: int) -> list[list[Row]]:
@@ -140,13 +148,13 @@ def random_texts(count: int, longest: int) -> list[list[Row]]:
     ]
 
 
-def test_a_policy_that_stops_nobody_counts_what_fixed_lengths_do() -> None:
+def test_a_policy_that_never_stops_counts_as_fixed_lengths() -> None:
     traces = InMemory(random_texts(60, 50))
     assert sweep(traces, list(EXACT), stops=EVERYBODY).equals(sweep(traces, list(EXACT)))
     assert replay(traces, stops=EVERYBODY) == replay(traces)
 
 
-def test_a_policy_without_memory_counts_what_one_of_lengths_does() -> None:
+def test_a_policy_without_memory_counts_as_a_length_policy() -> None:
     traces = InMemory(random_texts(60, 50))
     by_rounds = RoundPolicy(("room",), lambda of: np.minimum(of.columns["room"][of.rows], of.lanes.most))
     by_rows = LengthPolicy(("room",), lambda of, most: np.minimum(of["room"], most))
@@ -154,25 +162,25 @@ def test_a_policy_without_memory_counts_what_one_of_lengths_does() -> None:
     assert replay(traces, stops=by_rounds) == replay(traces, stops=by_rows)
 
 
-def test_lanes_that_move_in_several_parts_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_lanes_in_parts_gives_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = InMemory(random_texts(20, 30))
     (case,) = cases(traces, ["fsd-coupled"], ["js"], [0.1, 0.2, 0.4], None)
     (block,) = blocks(traces, [*case.columns, "room"])
-    asked = (case, block, REMEMBERING, np.array([2, 0]), np.array([1, 4, 6]))
-    whole = walk_rounds(*asked)
+    arguments = (case, block, REMEMBERING, np.array([2, 0]), np.array([1, 4, 6]))
+    whole = count_with_policy(*arguments)
     monkeypatch.setattr("fsd_collectors.replay.rounds._LANES", 7)
-    parts = walk_rounds(*asked)
+    parts = count_with_policy(*arguments)
     for name in ("rounds", "drafted", "substitutions"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
     assert whole.rounds.shape == (2, 3, 20)
 
 
-def test_a_policy_knows_the_threshold_and_the_longest_draft_of_every_lane() -> None:
-    """Two tokens below .3, else as many as there may be."""
+def test_a_policy_receives_each_lanes_threshold_and_draft_length() -> None:
+    """Drafts two tokens where T < .3, else as many as allowed."""
     traces = InMemory(random_texts(20, 30))
     bold = RoundPolicy((), lambda of: np.where(of.lanes.thresholds < 0.3, 2, of.lanes.most))
-    found = sweep(traces, thresholds=[0.1, 0.4], draft_lengths=[2, 5], stops=bold)["drafted"]
-    assert found.tolist() == [
+    actual = sweep(traces, thresholds=[0.1, 0.4], draft_lengths=[2, 5], stops=bold)["drafted"]
+    assert actual.tolist() == [
         replay(traces, threshold=threshold, draft_length=length).drafted
         for threshold, length in ((0.1, 2), (0.1, 2), (0.4, 2), (0.4, 5))
     ]
@@ -181,13 +189,16 @@ def test_a_policy_knows_the_threshold_and_the_longest_draft_of_every_lane() -> N
 @pytest.mark.parametrize(
     ("lengths", "complaint"),
     [
-        (lambda of: of.lanes.most + 1, r"gave int64 of shape \(3,\); it must give a whole number a round, from 0"),
-        (lambda of: of.lanes.most - 9, "a whole number a round"),
-        (lambda of: of.lanes.most / 2, "gave float64"),
+        (
+            lambda of: of.lanes.most + 1,
+            r"returned int64 of shape \(3,\); it must return a whole number for each round, from 0",
+        ),
+        (lambda of: of.lanes.most - 9, "a whole number for each round"),
+        (lambda of: of.lanes.most / 2, "returned float64"),
         (lambda of: 3, r"of shape \(\)"),
     ],
 )
-def test_what_is_no_length_is_refused_in_one_line(lengths: Any, complaint: str) -> None:
+def test_invalid_lengths_are_refused_in_one_line(lengths: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
         replay(InMemory(random_texts(3, 5)), stops=RoundPolicy((), lengths))
     assert "\n" not in str(refused.value)
@@ -199,7 +210,7 @@ NEW = 24
 
 
 class Growing(engine.StopPolicy):
-    """The same in the engine: as many as the last two rounds accepted together, and one more."""
+    """The same policy for the engine: one token more than the last two rounds accepted together."""
 
     def goes_on(self, state: engine.DraftState) -> list[bool]:
         return [row is not None and len(state.logits) < 1 + sum(row.memory or (0, 0)) for row in state.rows]
@@ -219,9 +230,7 @@ def decoder() -> SpeculativeDecoder:
 
 
 @pytest.mark.parametrize("rule", ["coupled", "fsd-coupled", "fsd"])
-def test_decoding_under_a_policy_that_remembers_takes_the_rounds_that_replay_says(
-    decoder: SpeculativeDecoder, rule: str
-) -> None:
+def test_decoding_under_a_policy_with_memory_takes_the_replayed_rounds(decoder: SpeculativeDecoder, rule: str) -> None:
     prompts = ragged_prompts(40)
     alone = decoder.generate(prompts, NEW, rule="target")
     traces = traced(decoder, prompts, alone, Sampling())
@@ -229,8 +238,8 @@ def test_decoding_under_a_policy_that_remembers_takes_the_rounds_that_replay_say
     decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=6, stop_policy=Growing())
     untouched = 0
     for own, real, text in zip(alone, decoded, traces.completions, strict=True):
-        found = replay(InMemory([text]), rule, "js", threshold, 6, GROWING)
+        actual = replay(InMemory([text]), rule, "js", threshold, 6, GROWING)
         if real.tokens == own.tokens:
             untouched += 1
-            assert (real.rounds, real.drafted) == (found.rounds, found.drafted)
+            assert (real.rounds, real.drafted) == (actual.rounds, actual.drafted)
     assert untouched == 40 if rule == "coupled" else 5 < untouched < 40

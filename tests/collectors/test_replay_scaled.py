@@ -1,4 +1,4 @@
-"""Replay under a policy that scales T: what dividing by hand gives, and what decoding does where it does the same."""
+"""Replay under a policy that scales T, compared with divergences scaled by hand, and with decoding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 class Alternating(ScalePolicy):
-    """Every third place has nothing, and those between have T over 2 and T times 4."""
+    """The scales are 0, 1/2 and 4 in turn."""
 
     columns = ("position",)
     least = 0.5
@@ -43,7 +43,7 @@ class Alternating(ScalePolicy):
 
 
 class Unsure(ScalePolicy):
-    """The less sure the target is, the more is let through."""
+    """A scale that grows with the target's entropy."""
 
     columns = ("target_entropy",)
 
@@ -66,14 +66,14 @@ texts = st.lists(st.lists(a_row, min_size=1, max_size=12), min_size=1, max_size=
 
 
 def divided(completion: list[Row]) -> list[Row]:
-    """By hand."""
+    """Scales the divergences by hand."""
     scales = [Alternating.places[i % 3] for i in range(len(completion))]
     rows = zip(completion, scales, strict=True)
     return [row | {"js": row["js"] / scale if scale else math.inf} for row, scale in rows]
 
 
 @given(texts, st.sampled_from([-1.0, 0.0, 0.2, 0.6, math.inf]), st.integers(1, 5))
-def test_it_is_a_replay_of_divergences_over_their_scales(completions: list[Any], t: float, length: int) -> None:
+def test_scaled_replay_equals_replay_of_scaled_divergences(completions: list[Any], t: float, length: int) -> None:
     scaled = ScaledTraces(InMemory(completions), Alternating())
     by_hand = InMemory([divided(completion) for completion in completions])
     assert replay(scaled, "fsd-coupled", "js", t, length) == replay(by_hand, "fsd-coupled", "js", t, length)
@@ -84,7 +84,7 @@ def test_it_is_a_replay_of_divergences_over_their_scales(completions: list[Any],
 
 
 @given(texts)
-def test_what_is_no_divergence_and_what_is_chosen_stay_as_they_are(completions: list[Any]) -> None:
+def test_other_columns_and_selected_rows_stay_unchanged(completions: list[Any]) -> None:
     own = InMemory(completions, manifest=Facts(divergences=("js",)))
     scaled = ScaledTraces(own, Alternating())
     where = pc.field("mark")
@@ -100,7 +100,7 @@ def test_what_is_no_divergence_and_what_is_chosen_stay_as_they_are(completions: 
 def test_scales_that_are_not_one_a_row_are_refused() -> None:
     scaled = ScaledTraces(InMemory([[{"same_token": True, "js": 0.1}] * 3]), Short())
     assert refusal(lambda: sweep(scaled)) == (
-        "the policy Short traced scales of shape (2,); it must give one a row: (3,)"
+        "the policy Short returned scales of shape (2,); it must return one for each row: (3,)"
     )
 
 
@@ -111,7 +111,7 @@ def decoder() -> SpeculativeDecoder:
 
 @pytest.mark.parametrize("policy", [Alternating(), Unsure()], ids=["alternating", "unsure"])
 @pytest.mark.parametrize("rule", ["fsd", "fsd-coupled"])
-def test_decoding_does_what_replay_says_until_it_substitutes(
+def test_decoding_equals_replay_until_a_substitution(
     decoder: SpeculativeDecoder, policy: ScalePolicy, rule: str
 ) -> None:
     prompts = ragged_prompts(40)
@@ -122,8 +122,8 @@ def test_decoding_does_what_replay_says_until_it_substitutes(
     same = 0
     for own, real, completion in zip(alone, decoded, whole.completions, strict=True):
         one = ScaledTraces(replace(whole, completions=[completion]), policy)
-        found = replay(one, rule, "js", threshold, 4)
-        if found.substitutions == 0:
+        result = replay(one, rule, "js", threshold, 4)
+        if result.substitutions == 0:
             same += 1
-            assert (real.tokens, real.rounds, real.drafted) == (own.tokens, found.rounds, found.drafted)
+            assert (real.tokens, real.rounds, real.drafted) == (own.tokens, result.rounds, result.drafted)
     assert 5 < same < len(prompts)

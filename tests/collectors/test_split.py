@@ -1,4 +1,4 @@
-"""The split: the same question is always on the same side."""
+"""The split: the same problem is always in the same part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MANY = [Asked(f"How many apples are {i} apples?") for i in range(20_000)]
 
 
 @given(PROBLEMS, st.randoms(use_true_random=False))
-def test_neither_order_nor_company_matters(problems: list[Asked], random: Random) -> None:
+def test_the_split_does_not_depend_on_order_or_other_problems(problems: list[Asked], random: Random) -> None:
     tuning, certification = tuning_and_certification(problems)
     some = random.sample(problems, len(problems) // 2)
     tuning_of_some, certification_of_some = tuning_and_certification(some)
@@ -41,7 +41,7 @@ def test_neither_order_nor_company_matters(problems: list[Asked], random: Random
 
 
 @given(PROBLEMS, st.randoms(use_true_random=False))
-def test_every_problem_is_in_one_part_in_an_order_of_its_own(problems: list[Asked], random: Random) -> None:
+def test_every_problem_is_in_one_part_ordered_by_hash(problems: list[Asked], random: Random) -> None:
     tuning, certification = tuning_and_certification(problems)
     assert not set(tuning) & set(certification)
     assert len(tuning) + len(certification) == len(problems)
@@ -50,7 +50,7 @@ def test_every_problem_is_in_one_part_in_an_order_of_its_own(problems: list[Aske
 
 
 @given(PROBLEMS, st.sampled_from(["{} ", "\n {}", "\xa0{}\t\t"]))
-def test_white_space_and_composition_move_nothing(problems: list[Asked], form: str) -> None:
+def test_white_space_and_unicode_form_do_not_change_the_part(problems: list[Asked], form: str) -> None:
     decomposed = [Asked(form.format(unicodedata.normalize("NFD", p.question)), p.part) for p in problems]
     sides, others = (
         [[content_key(problem.question) for problem in part] for part in tuning_and_certification(asked)]
@@ -59,8 +59,8 @@ def test_white_space_and_composition_move_nothing(problems: list[Asked], form: s
     assert sides == others
 
 
-def test_choices_decide_where_there_are_any() -> None:
-    """All on one side has probability .7^40 = 6e-7."""
+def test_choices_are_part_of_the_key() -> None:
+    """All in one part would have probability .7^40 = 6e-7."""
     problems = [Choosing("Which?", None, ("yes", f"no {i}")) for i in range(40)]
     tuning, certification = tuning_and_certification(problems)
     assert tuning
@@ -68,14 +68,14 @@ def test_choices_decide_where_there_are_any() -> None:
 
 
 @given(PROBLEMS)
-def test_parts_given_by_the_data_are_honoured(problems: list[Asked]) -> None:
+def test_parts_named_by_the_source_are_kept(problems: list[Asked]) -> None:
     tuning, certification = tuning_and_certification(problems)
     assert all(problem.part != "certification" for problem in tuning)
     assert all(problem.part != "tuning" for problem in certification)
 
 
 @pytest.mark.parametrize("share", [CERTIFICATION_SHARE, 0.5, 0.05])
-def test_the_share_is_what_was_asked(share: float) -> None:
+def test_the_certification_share_is_met(share: float) -> None:
     """Five standard deviations of a fair draw: another salt would fail with probability 6e-7."""
     _, certification = tuning_and_certification(MANY, share)
     allowed = 5 * math.sqrt(share * (1 - share) * len(MANY))
@@ -83,11 +83,11 @@ def test_the_share_is_what_was_asked(share: float) -> None:
 
 
 @pytest.mark.parametrize(("share", "certified"), [(0.0, 0), (1.0, 100)])
-def test_all_and_nothing(share: float, certified: int) -> None:
+def test_shares_of_zero_and_one(share: float, certified: int) -> None:
     assert len(tuning_and_certification(MANY[:100], share)[1]) == certified
 
 
-def test_the_split_is_the_one_that_was_used_before() -> None:
-    """Changing it lets a later run search on what an earlier one certified with."""
+def test_the_split_equals_that_of_earlier_versions() -> None:
+    """A changed split would let a later run search on what an earlier one certified with."""
     _, certification = tuning_and_certification(MANY[:16])
     assert sorted(MANY.index(problem) for problem in certification) == [1, 2, 3, 5, 6, 7, 9, 10, 11, 12, 13, 14]

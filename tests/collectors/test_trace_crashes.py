@@ -1,4 +1,4 @@
-"""What a trace folder survives: kills at any moment, a full disk, a folder that cannot be written, a second collector.
+"""A trace folder under kills at any moment, a full disk, missing permissions, and a second collector.
 
 Real processes, really killed; real file systems, mounted in a namespace of their own.
 """
@@ -35,7 +35,7 @@ _processes.set_forkserver_preload(["traces"])
 
 
 def begin(target: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
-    """A process that runs `target(pipe, *args)`, once it has said that it is there."""
+    """Starts a process that runs `target(pipe, *args)` and waits until it is ready."""
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=target, args=(theirs, *args), daemon=True)
     process.start()
@@ -45,7 +45,7 @@ def begin(target: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
 
 
 def collect(pipe: Connection, path: Path) -> None:
-    """Writes a portion each time that it is told to."""
+    """Writes a portion on each message."""
     pipe.send("here")
     with TraceWriter(path, MANY) as writer:
         for number in range(writer.finished, MANY.portions):
@@ -85,14 +85,14 @@ def test_killed_at_twenty_random_moments_and_resumed_nothing_is_lost_or_doubled(
 
 
 def same_as_uninterrupted(path: Path, whole: Path) -> None:
-    """File by file: nothing lost, nothing doubled, nothing left over."""
+    """Compares the folders file by file."""
     assert (verify(path), notes(path)) == ([], [])
     files = [{file.relative_to(root): file.read_bytes() for file in root.rglob("*.*")} for root in (path, whole)]
     assert files[0] == files[1]
 
 
 def collect_until(pipe: Connection, path: Path, step: int) -> None:
-    """Dies at the `step`-th moment at which something is, or has just been, brought to the disk."""
+    """Kills the process before or after the `step`-th operation that brings something to the disk."""
     pipe.send("here")
     steps = iter(range(step))
 
@@ -143,14 +143,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
 
 
 def with_files_of(pipe: Connection, size: int, path: Path) -> None:
-    """The system refuses whatever would make a file longer than `size` bytes, as it does on a full disk."""
+    """Lets the system refuse files longer than `size` bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     pipe.send("here")
     pipe.send(refusal(lambda: write(path, FEW)))
 
 
 @pytest.mark.parametrize("size", [0, 5000, 20_000])
-def test_what_cannot_be_written_whole_is_not_there_at_all(size: int, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_completed_leaves_nothing(size: int, tmp_path: Path) -> None:
     write(tmp_path, FEW, portions=1)
     process, pipe = begin(with_files_of, size, tmp_path)
     message = pipe.recv()
@@ -170,7 +170,7 @@ def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
 
 
 def mounted(script: str, path: Path) -> list[str]:
-    """Runs Python in a namespace where `path` is a disk of 200 kB; what it prints. Skips where there is none."""
+    """Runs Python in a namespace where `path` is a disk of 200 kB and returns its output; skips without namespaces."""
     mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=200k none "$0" && exec "$@"', str(path)]
     if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True).returncode:
         pytest.skip("this user may not mount a disk of their own")

@@ -1,4 +1,4 @@
-"""What is wrong with a trace folder is found and named: its manifest, its listing, its files and their rows."""
+"""Damage to the manifest, the listing, the files or the rows of a trace folder is found and named."""
 
 from __future__ import annotations
 
@@ -47,8 +47,11 @@ def edit(path: Path, **facts: Any) -> None:
         (lambda path: path.unlink(), "manifest.json cannot be read (No such file or directory)"),
         (lambda path: path.write_text("{"), "is not JSON: Expecting"),
         (lambda path: path.write_bytes(b"\xff\xfe{"), "is not JSON: 'utf-16-le' codec"),
-        (lambda path: path.write_text("[]"), "is none of traces"),
-        (lambda path: edit(path, schema_version=2), "has schema_version 2, this reads up to 1; upgrade fsd-calib"),
+        (lambda path: path.write_text("[]"), "is not one of traces"),
+        (
+            lambda path: edit(path, schema_version=2),
+            "has schema_version 2, this version reads up to 1; upgrade fsd-calib",
+        ),
         (lambda path: edit(path, portion=0), "is not valid: portion: "),
         (lambda path: edit(path, colour="red"), "is not valid: colour: "),
     ],
@@ -73,7 +76,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def in_page(path: Path) -> int:
-    """A byte of the first row group's second column."""
+    """Returns the position of a byte in the first row group's second column."""
     column = pq.read_metadata(path).row_group(0).column(1)
     return int(column.data_page_offset) + int(column.total_compressed_size) // 2
 
@@ -98,7 +101,7 @@ def test_a_changed_byte_is_found_where_it_is_read(folder: Path, shard: str, monk
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_a_changed_byte_anywhere_is_found(folder: Path, shard: str) -> None:
-    """Pages carry checksums; what lies around them either stops a reader or is found by `verify`."""
+    """Pages have checksums; damage outside them either stops a reader or is found by `verify`."""
     size = (folder / shard).stat().st_size
     for offset in (0, 4, 40, size - 2000, size - 300, size - 9, size - 5, size - 1):
         flip(folder / shard, offset)
@@ -108,7 +111,7 @@ def test_a_changed_byte_anywhere_is_found(folder: Path, shard: str) -> None:
 
 
 def foreign(folder: Path, shard: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Another file in a shard's place, as long as the old one and listed with its own checksum."""
+    """Replaces a shard by another file of the same size, listed with its checksum."""
     table, number = shard.removesuffix(".parquet").split("/")
     rows = change(pq.read_table(folder / shard))
     pq.write_table(rows, folder / shard)
@@ -124,7 +127,7 @@ def relist(folder: Path, number: int, table: str, rows: int) -> None:
 
 
 def misname(folder: Path, shard: str) -> None:
-    """A column's name that is no text."""
+    """A column name that is not valid UTF-8."""
     content = (folder / shard).read_bytes()
     (folder / shard).write_bytes(content.replace(b"split", b"spl\xe2("))
 
@@ -139,7 +142,7 @@ def of_another_run(table: pa.Table) -> pa.Table:
     [
         (lambda folder, shard: (folder / shard).unlink(), "No such file"),
         (misname, "'utf-8' codec can't decode"),
-        (lambda folder, shard: (folder / shard).write_bytes((folder / shard).read_bytes()[:-100]), "listed are"),
+        (lambda folder, shard: (folder / shard).write_bytes((folder / shard).read_bytes()[:-100]), "are listed"),
         (lambda folder, shard: foreign(folder, shard, lambda t: t.drop_columns(["split"])), "no column 'split'"),
         (lambda folder, shard: foreign(folder, shard, lambda t: t.append_column("x", t["run"])), "its columns are"),
         (lambda folder, shard: foreign(folder, shard, replaced("problem", 1.0)), "its column pyarrow.Field<problem"),
@@ -162,7 +165,7 @@ def test_a_number_of_rows_that_is_not_the_listed_one_is_found(folder: Path) -> N
     relist(folder, 1, "rounds", 7)
     [fault] = verify(folder)
     assert "rounds/00001.parquet" in fault
-    assert "rows, listed are 7" in fault
+    assert "rows, but 7 are listed" in fault
 
 
 def test_a_run_with_a_missing_shard_is_not_continued(folder: Path) -> None:
@@ -173,7 +176,7 @@ def test_a_run_with_a_missing_shard_is_not_continued(folder: Path) -> None:
 # --- the listing ------------------------------------------------------------------------------------------
 
 
-def test_a_listing_that_is_lost_is_no_run_without_portions(folder: Path) -> None:
+def test_a_missing_listing_is_refused(folder: Path) -> None:
     (folder / LISTED).unlink()
     said = f"folder {str(folder)!r}: shards.jsonl cannot be read (No such file or directory)"
     assert said in refusal(lambda: load_traces(folder))
@@ -205,7 +208,7 @@ def test_a_torn_last_line_is_a_portion_that_was_not_finished(folder: Path) -> No
         (lambda lines: [lines[0].replace(b"rounds/", b"tokens/"), *lines[1:]], "line 1, is of portion 0 with"),
     ],
 )
-def test_a_listing_that_makes_no_sense_is_refused_with_its_line(
+def test_an_invalid_listing_is_refused_with_its_line(
     folder: Path, change: Callable[[list[bytes]], list[bytes]], said: str
 ) -> None:
     lines = (folder / LISTED).read_bytes().splitlines()
@@ -241,11 +244,11 @@ def reordered(order: Callable[[int], list[int]]) -> Callable[[pa.Table], pa.Tabl
         (ALONG, "tokens/00001", altered("problem", [0], 7), "rows of problem 7 in the split"),
         (ALONG, "tokens/00001", altered("position", [2], 3), "tokens has 1 rows out of order"),
         (ON, "rounds/00001", altered("problem", [0], 7), "rounds has rows of problem 7"),
-        (ON, "completions/00001", reordered(lambda n: [*range(1, n)]), "it has 7 completions, listed are 8"),
+        (ON, "completions/00001", reordered(lambda n: [*range(1, n)]), "it has 7 completions, 8 are listed"),
         (ON, "completions/00001", reordered(lambda n: [0, 0, *range(2, n)]), "a problem has two completions"),
     ],
 )
-def test_rows_that_are_not_where_they_should_be_are_found(
+def test_misplaced_rows_are_found(
     of: Manifest, shard: str, change: Callable[[pa.Table], pa.Table], said: str, tmp_path: Path
 ) -> None:
     foreign(write(tmp_path, of), f"{shard}.parquet", change)

@@ -1,4 +1,4 @@
-"""A trace folder that is written, read and checked: what comes back, what is refused, what is found."""
+"""Writing and reading of a trace folder, and what both refuse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ON = manifest(hidden=4, **ON_POLICY)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` copies what it loads into its cache."""
+    """Keeps the cache of `datasets`, which copies what it loads, in a temporary folder."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -42,11 +42,11 @@ def expected(of: Manifest, table: str) -> pa.Table:
     return pa.concat_tables([portion(of, number)[table] for number in range(of.portions)])
 
 
-def same(found: list[Any], wanted: list[Any]) -> bool:
-    """Equal values, nulls included; hidden states of whatever sequence type."""
-    return len(found) == len(wanted) and all(
+def same(actual: list[Any], reference: list[Any]) -> bool:
+    """Returns whether the values are equal, nulls included, whatever the sequence type of hidden states."""
+    return len(actual) == len(reference) and all(
         np.array_equal(a, b) if isinstance(b, list) else a == b and (a is None) == (b is None)
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(actual, reference, strict=True)
     )
 
 
@@ -55,27 +55,27 @@ def same(found: list[Any], wanted: list[Any]) -> bool:
 
 @pytest.mark.parametrize("of", [ALONG, ON], ids=["along", "on"])
 @pytest.mark.parametrize("table", ["tokens", "completions", "rounds"])
-def test_every_column_comes_back_through_every_reader(of: Manifest, table: str, tmp_path: Path) -> None:
+def test_every_reader_returns_every_column(of: Manifest, table: str, tmp_path: Path) -> None:
     if table not in schemas(of):
         assert f"no table {table!r}" in refusal(lambda: load_traces(write(tmp_path, of)).rounds)
         return
     traces = load_traces(write(tmp_path / "it's [traces]", of))
-    wanted = expected(of, table)
+    reference = expected(of, table)
     files = [str(traces.path / shard.file(table).path) for shard in traces.shards]
     frame, hf = traces.to_pandas(table=table), traces.to_hf(table=table)
     plain = datasets.load_dataset(
         "parquet", data_files=[glob.escape(file) for file in files], split="train"
     ).with_format("arrow")[:]
     duck = duckdb.read_parquet([glob.escape(file) for file in files]).to_arrow_table()
-    for name in wanted.column_names:
-        values = wanted[name].to_pylist()
+    for name in reference.column_names:
+        values = reference[name].to_pylist()
         assert same([None if v is pd.NA else v for v in frame[name].tolist()], values), name
         assert same(hf.with_format("arrow")[:][name].to_pylist(), values), name
         assert same(plain[name].to_pylist(), values), name
         assert same(duck[name].to_pylist(), values), name
         assert same(getattr(traces, table).to_table()[name].to_pylist(), values), name
-    assert pa.concat_tables(traces.batches(table=table)).equals(wanted)
-    assert hf.column_names == list(frame.columns) == wanted.column_names
+    assert pa.concat_tables(traces.batches(table=table)).equals(reference)
+    assert hf.column_names == list(frame.columns) == reference.column_names
 
 
 def test_types_do_not_depend_on_which_rows_are_read(whole: Path) -> None:
@@ -88,12 +88,12 @@ def test_types_do_not_depend_on_which_rows_are_read(whole: Path) -> None:
 
 @pytest.mark.parametrize("where", [[("split", "==", "tuning"), ("js", "<", 0.1)],
                                    (ds.field("split") == "tuning") & (ds.field("js") < 0.1)])  # fmt: skip
-def test_columns_and_rows_are_chosen(whole: Path, where: Any) -> None:
+def test_columns_and_rows_are_selected(whole: Path, where: Any) -> None:
     frame = load_traces(whole).to_pandas(["tv", "problem"], where)
     every = expected(ON, "tokens").to_pandas()
-    wanted = every[(every["split"] == "tuning") & (every["js"] < 0.1)][["tv", "problem"]].reset_index(drop=True)
+    reference = every[(every["split"] == "tuning") & (every["js"] < 0.1)][["tv", "problem"]].reset_index(drop=True)
     assert 0 < len(frame) < len(every)
-    pd.testing.assert_frame_equal(frame, wanted)
+    pd.testing.assert_frame_equal(frame, reference)
     assert load_traces(whole).to_hf(["tv", "problem"]).column_names == ["tv", "problem"]
 
 
@@ -104,7 +104,7 @@ def test_batches_are_whole_completions_and_never_empty(whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("query", "complaint"),
     [
         ({"columns": ["jsd"]}, "has no column 'jsd'; it has run, problem"),
         ({"where": [("jsd", "<", 1)]}, "does not suit table tokens: No match for FieldRef.Name(jsd)"),
@@ -113,11 +113,11 @@ def test_batches_are_whole_completions_and_never_empty(whole: Path) -> None:
         ({"table": "token"}, "there is no table 'token'; on-policy traces have tokens, completions, rounds"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(whole: Path, asked: dict[str, Any], said: str) -> None:
-    assert said in refusal(lambda: load_traces(whole).to_pandas(**asked))
+def test_invalid_queries_are_refused(whole: Path, query: dict[str, Any], complaint: str) -> None:
+    assert complaint in refusal(lambda: load_traces(whole).to_pandas(**query))
 
 
-def test_an_unfinished_run_is_read_and_said_to_be_one(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_readable_and_marked(tmp_path: Path) -> None:
     write(tmp_path, ALONG, portions=0)
     assert load_traces(tmp_path).to_pandas().columns.tolist() == schemas(ALONG)["tokens"].names
     assert load_traces(tmp_path).to_hf(["js"], table="tokens").shape == (0, 1)
@@ -148,7 +148,7 @@ def changed(table: str, change: Callable[[pa.Table], pa.Table]) -> dict[str, pa.
 
 
 @pytest.mark.parametrize(
-    ("number", "tables", "said"),
+    ("number", "tables", "complaint"),
     [
         (1, portion(ALONG, 1), "portion 1 does not follow the 0 finished ones"),
         (0, portion(ON, 0), "a portion of this run has"),
@@ -158,13 +158,13 @@ def changed(table: str, change: Callable[[pa.Table], pa.Table]) -> dict[str, pa.
         (0, changed("tokens", replaced("draft_rank", 2**31)), "column 'draft_rank' does not fit int32: .*2147483648"),
         (0, changed("tokens", replaced("correct", "yes and no")), "column 'correct' does not fit bool"),
         (0, changed("tokens", replaced("js", None)), "column 'js' has [0-9]+ nulls"),
-        (0, changed("completions", lambda t: t.slice(1)), "portion 0 has 7 completions; of this run it has 8"),
+        (0, changed("completions", lambda t: t.slice(1)), "portion 0 has 7 completions; in this run it has 8"),
     ],
 )
-def test_rows_of_another_kind_are_not_written(
-    number: int, tables: dict[str, pa.Table], said: str, tmp_path: Path
+def test_invalid_portions_are_not_written(
+    number: int, tables: dict[str, pa.Table], complaint: str, tmp_path: Path
 ) -> None:
-    with TraceWriter(tmp_path, ALONG) as writer, pytest.raises(ValueError, match=said):
+    with TraceWriter(tmp_path, ALONG) as writer, pytest.raises(ValueError, match=complaint):
         writer.write(number, tables)
     assert not list(tmp_path.glob("*/*"))
 
@@ -190,7 +190,7 @@ def test_another_run_is_refused_by_its_first_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "complaint"),
     [
         ({"target": {**VALUES["target"], "dtype": "bfloat16"}}, "target.dtype 'float32', not 'bfloat16'"),
         ({"task": {**VALUES["task"], "prompts": "other"}}, "task.prompts 'p', not 'other'"),
@@ -198,14 +198,14 @@ def test_another_run_is_refused_by_its_first_difference(tmp_path: Path) -> None:
         ({"versions": {"torch": "2", "python": "3"}}, "versions {'torch': '2'}, not {'torch': '2', 'python': '3'}"),
     ],
 )
-def test_a_difference_is_told_down_to_the_fact(changes: dict[str, Any], said: str) -> None:
-    found = Manifest.model_validate({**VALUES, **changes}).difference(Manifest.model_validate(VALUES))
-    assert found is not None
-    assert said in found
+def test_a_difference_names_the_innermost_fact(changes: dict[str, Any], complaint: str) -> None:
+    actual = Manifest.model_validate({**VALUES, **changes}).difference(Manifest.model_validate(VALUES))
+    assert actual is not None
+    assert complaint in actual
     assert Manifest.model_validate(VALUES).difference(Manifest.model_validate(VALUES)) is None
 
 
-def test_a_run_that_came_to_nothing_does_not_hold_the_folder(tmp_path: Path) -> None:
+def test_a_run_without_finished_portions_is_replaced(tmp_path: Path) -> None:
     with TraceWriter(tmp_path, manifest(batch_size=64, **ON_POLICY)):
         (tmp_path / "rounds" / "00000.parquet").write_bytes(b"killed before it was listed")
     other = manifest(problems=30)
@@ -214,13 +214,13 @@ def test_a_run_that_came_to_nothing_does_not_hold_the_folder(tmp_path: Path) -> 
     assert verify(tmp_path) == []
 
 
-def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     assert "holds 'thesis.tex' and no manifest.json; choose another --out" in refusal(lambda: write(tmp_path, ALONG))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_second_collector_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
+def test_a_second_collector_is_refused_until_the_first_has_finished(tmp_path: Path) -> None:
     with TraceWriter(tmp_path, ALONG) as writer:
         message = refusal(lambda: write(tmp_path, ALONG))
         assert "is being written by another collector; choose another --out, or wait" in message

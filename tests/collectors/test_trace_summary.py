@@ -1,4 +1,4 @@
-"""What is counted of traces, held against NumPy and brute force on the rows themselves; and how it is written."""
+"""Summaries of traces, compared with NumPy and brute force on the rows; and the tables and pictures made of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Rows = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Held:
+class TracesInMemory:
     """Traces in memory, read in shards of `shard` rows."""
 
     tokens: Rows
@@ -45,8 +45,10 @@ class Held:
         yield from (whole.slice(start, self.shard) for start in range(0, len(whole), self.shard))
 
 
-def held(rows: int, seed: int = 0, splits: Sequence[str] = ("tuning", "certification"), **changes: Any) -> Held:
-    """Random rows, a completion each, so that both tables can be checked by the same columns."""
+def random_traces(
+    rows: int, seed: int = 0, splits: Sequence[str] = ("tuning", "certification"), **changes: Any
+) -> TracesInMemory:
+    """Makes random rows, one for each completion, so that both tables can be checked by the same columns."""
     random = np.random.default_rng(seed)
     tokens: Rows = {name: random.random(rows) < 0.7 for name in FLAGS}
     tokens |= {name: random.random(rows).astype(np.float32) for name in ("sd_probability", *ENTROPIES)}
@@ -54,7 +56,7 @@ def held(rows: int, seed: int = 0, splits: Sequence[str] = ("tuning", "certifica
     problem = np.arange(rows) // 2
     tokens |= {"problem": problem, "split": random.choice(splits, rows).astype(object)[problem]}
     completions = {**tokens, "emitted": random.integers(1, 60, rows)}
-    return Held(tokens | changes.pop("tokens", {}), completions, **changes)
+    return TracesInMemory(tokens | changes.pop("tokens", {}), completions, **changes)
 
 
 def histogram(values: np.ndarray) -> Histogram:
@@ -105,7 +107,7 @@ def test_signs_of_zero_and_nan_mean_nothing() -> None:
 
 @given(st.integers(1, 80), st.integers(0, 2**32), st.integers(1, 100))
 def test_counts_and_means_are_exact_however_rows_are_sharded(rows: int, seed: int, shard: int) -> None:
-    traces = held(rows, seed, shard=shard)
+    traces = random_traces(rows, seed, shard=shard)
     summary = summarise(traces)
     tokens, completions = traces.tokens, traces.completions
     assert (summary.rows, summary.counted) == (rows, rows)
@@ -125,7 +127,7 @@ def test_counts_and_means_are_exact_however_rows_are_sharded(rows: int, seed: in
 
 @given(st.integers(1, 80), st.integers(0, 2**32), st.sampled_from([0.5, 0.8, 0.95, 1.0]), st.booleans())
 def test_threshold_is_the_least_that_accepts_the_share(rows: int, seed: int, share: float, exact: bool) -> None:
-    traces = held(rows, seed)
+    traces = random_traces(rows, seed)
     threshold = summarise(traces).divergences["js"].threshold(share, exact)
     assert threshold is not None
     accepted_before = traces.tokens["same_token"] & exact
@@ -140,7 +142,7 @@ def test_threshold_is_the_least_that_accepts_the_share(rows: int, seed: int, sha
 
 def test_no_finite_threshold_accepts_what_diverges_infinitely() -> None:
     ag = np.array([0.1] * 9 + [np.inf], np.float32)
-    of = summarise(held(10, tokens={"ag": ag, "same_token": np.zeros(10, bool)})).divergences["ag"]
+    of = summarise(random_traces(10, tokens={"ag": ag, "same_token": np.zeros(10, bool)})).divergences["ag"]
     assert of.threshold(0.9, or_same_token=False) == pytest.approx(0.1, rel=1 / 128)
     assert of.threshold(0.95, or_same_token=False) is None
 
@@ -149,35 +151,35 @@ def test_on_policy_rows_count_where_their_verdict_shaped_the_text() -> None:
     decided, in_text = np.arange(12) % 2 == 0, np.arange(12) < 8
     accepted = np.arange(12) % 4 == 0
     changed = {"decided": decided, "in_text": in_text, "accepted": accepted}
-    traces = held(12, tokens=changed, manifest=manifest(divergences=list(NAMES), **ON_POLICY))
+    traces = random_traces(12, tokens=changed, manifest=manifest(divergences=list(NAMES), **ON_POLICY))
     summary = summarise(traces)
     assert (summary.rows, summary.counted) == (12, 4)
     assert summary.means["accepted"].value == 0.5
     assert summary.divergences["js"].rows == 4
-    assert "8 token rows lie beyond a rejection or an end" in words(printed(sheets(traces.manifest, summary)))
+    assert "8 token rows lie after a rejection or the end of a text" in words(printed(sheets(traces.manifest, summary)))
 
 
 # What is said of it
 
 
-def said_of(traces: Held) -> str:
+def report_of(traces: TracesInMemory) -> str:
     return printed(sheets(traces.manifest, summarise(traces)))
 
 
 def words(text: str) -> str:
-    """Without its line breaks."""
+    """Returns the text without line breaks."""
     return " ".join(text.split())
 
 
 def line(text: str, *start: str) -> list[str]:
-    """The fields of the one line that begins so, what it begins with left out."""
+    """Returns the fields of the only line with this start, without the start."""
     (found,) = [fields for row in text.splitlines() if (fields := row.split())[: len(start)] == list(start)]
     return found[len(start) :]
 
 
 def test_report_fits_80_columns_and_gives_the_summarys_figures() -> None:
-    traces = held(900)
-    text, summary = said_of(traces), summarise(traces)
+    traces = random_traces(900)
+    text, summary = report_of(traces), summarise(traces)
     assert max(map(len, text.splitlines())) <= 80
     whole = summary.whole
     assert line(text, "all")[:3] == ["450", "900", "900"]
@@ -189,7 +191,7 @@ def test_report_fits_80_columns_and_gives_the_summarys_figures() -> None:
 
 
 def test_large_counts_and_long_names_fit_80_columns() -> None:
-    summary = summarise(held(40))
+    summary = summarise(random_traces(40))
     many = DivergenceSummary(summary.divergences["js"].counts * 10_000_000)
     summary = replace(summary, divergences={"hellinger@50": many})
     text = printed(sheets(ALONG_TARGET, summary))
@@ -200,7 +202,7 @@ def test_large_counts_and_long_names_fit_80_columns() -> None:
 
 @given(st.integers(1, 80), st.integers(0, 2**32))
 def test_a_threshold_accepts_its_share_as_it_is_printed(rows: int, seed: int) -> None:
-    traces = held(rows, seed)
+    traces = random_traces(rows, seed)
     *_, thresholds = sheets(traces.manifest, summarise(traces))
     for name, rule, *shown in thresholds.rows:
         exact = traces.tokens["same_token"] & (rule != "D ≤ T")
@@ -209,32 +211,32 @@ def test_a_threshold_accepts_its_share_as_it_is_printed(rows: int, seed: int) ->
             assert accepted.sum() >= share * rows
 
 
-def test_infinite_and_missing_values_are_said() -> None:
+def test_infinite_and_missing_values_are_reported() -> None:
     ag = np.array([0.1, np.inf, np.inf, np.nan] * 10, np.float32)
-    text = said_of(held(40, tokens={"ag": ag, "same_argmax": np.ones(40, bool)}))
+    text = report_of(random_traces(40, tokens={"ag": ag, "same_argmax": np.ones(40, bool)}))
     assert line(text, "ag", "agree") == ["40", "∞", "∞", "∞", "∞", "20"]
     assert "10 values are missing (NaN or null)" in words(text)
 
 
 def test_nulls_are_counted_and_left_out_of_means() -> None:
     chances = np.array([0.25, None] * 10, object)
-    text = said_of(held(20, tokens={"sd_probability": pa.array(chances, pa.float32())}))
+    text = report_of(random_traces(20, tokens={"sd_probability": pa.array(chances, pa.float32())}))
     assert line(text, "sd_probability")[-2:] == ["25.0%", "10"]
 
 
 def test_one_split_needs_no_sum() -> None:
-    text = said_of(held(20, splits=["tuning"]))
+    text = report_of(random_traces(20, splits=["tuning"]))
     assert line(text, "tuning")[2] == "20"
     assert not any(row.split()[:1] == ["all"] for row in text.splitlines())
 
 
-def test_unfinished_run_is_said() -> None:
-    assert "Unfinished: 20 of 30 problems" in words(said_of(held(20)))
+def test_an_unfinished_run_is_reported() -> None:
+    assert "Unfinished: 20 of 30 problems" in words(report_of(random_traces(20)))
 
 
 def test_no_rows_are_described_with_dashes_and_refused_as_pictures() -> None:
-    traces = held(0)
-    text = said_of(traces)
+    traces = random_traces(0)
+    text = report_of(traces)
     assert line(text, "js", "agree") == ["0", "–", "–", "–", "–", "0"]
     assert line(text, "js", "D", "≤", "T") == ["–", "–", "–"]
     assert line(text, "js", "x", "=", "y", "or", "D", "≤", "T") == ["–", "–", "–"]
@@ -243,8 +245,8 @@ def test_no_rows_are_described_with_dashes_and_refused_as_pictures() -> None:
 
 
 def test_no_divergences_are_described_and_refused_as_pictures() -> None:
-    traces = held(20, manifest=manifest(divergences=[]))
-    assert line(said_of(traces), "same_argmax")[-1] == "0"
+    traces = random_traces(20, manifest=manifest(divergences=[]))
+    assert line(report_of(traces), "same_argmax")[-1] == "0"
     with pytest.raises(UsageError, match="of 0 divergences"):
         pictures(summarise(traces), None)
 
@@ -263,6 +265,6 @@ def test_no_divergences_are_described_and_refused_as_pictures() -> None:
     ids=["zero", "infinite", "constant", "all agree"],
 )
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")  # some matplotlib calls pyparsing by old names
-def test_odd_traces_can_be_drawn(changed: Rows) -> None:
-    for picture in pictures(summarise(held(20, tokens=changed)), None):
+def test_degenerate_traces_can_be_drawn(changed: Rows) -> None:
+    for picture in pictures(summarise(random_traces(20, tokens=changed)), None):
         assert png(picture.draw(LIGHT)).startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""The bundled pair is what its README says, and its training script runs."""
+"""The bundled pair reaches the figures of its README, and its training script runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBLEMS = 300
 
 
 def solved(decoder: SpeculativeDecoder, rule: str, threshold: float) -> tuple[float, float, float]:
-    """Accuracy, tokens a round, and the share of drafted tokens that was accepted."""
+    """Returns the accuracy, the tokens per round, and the share of drafted tokens accepted."""
     task = load_task("arithmetic", seed=77, limit=PROBLEMS)
     results = decoder.generate([p.prompt for p in task.problems], task.max_new_tokens, rule=rule, threshold=threshold)
     right = sum(task.grade(p, r.text) for p, r in zip(task.problems, results, strict=True))
@@ -31,12 +31,12 @@ def solved(decoder: SpeculativeDecoder, rule: str, threshold: float) -> tuple[fl
 
 
 def beyond(share: float, side: int) -> float:
-    """Five standard errors of 300 problems beyond a limit: passed by chance alone once in a million."""
+    """Limits plus five standard errors of 300 problems: a chance failure has probability of one in a million."""
     return share + side * 5 * math.sqrt(share * (1 - share) / PROBLEMS)
 
 
-def test_the_pair_shows_what_it_was_made_to_show() -> None:
-    """What its README says, on other problems: accuracies, what `sd` accepts, what a fuzzy rule gains and costs."""
+def test_the_pair_reaches_the_figures_of_its_readme() -> None:
+    """On other problems than the README's: accuracies, acceptance of `sd`, gain and cost of a fuzzy rule."""
     target, draft = pair_paths()
     pair = SpeculativeDecoder.from_pretrained(target, draft)
     alone, _, _ = solved(pair, "target", 0)
@@ -54,7 +54,7 @@ def test_the_pair_shows_what_it_was_made_to_show() -> None:
     assert low_pace < wild_pace
 
 
-def test_files_are_small_and_the_logs_are_there() -> None:
+def test_files_are_small_and_logs_exist() -> None:
     pair = pair_paths()[0].parent
     assert sum(f.stat().st_size for f in pair.rglob("*") if f.is_file()) <= 12e6
     for folder in pair_paths():

@@ -1,4 +1,4 @@
-"""Generated problems: right answers, GSM8K's form, variety, and parts that never mix."""
+"""Generated problems: correct answers, GSM8K's format, variety, and disjoint parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_calculation_is_right_and_leads_to_the_answer() -> None:
         assert problem.steps == len(steps)
 
 
-def test_every_number_of_a_calculation_was_given_or_calculated() -> None:
+def test_every_operand_is_in_the_question_or_an_earlier_result() -> None:
     for problem in some(500):
         known = set(re.findall(r"\d+", problem.question))
         for a, _, b, result in CALCULATION.findall(problem.answer):
@@ -46,7 +46,7 @@ def test_every_number_of_a_calculation_was_given_or_calculated() -> None:
             known.add(result)
 
 
-def test_there_is_variety() -> None:
+def test_problems_are_varied() -> None:
     problems = some(3000)
     assert {p.family for p in problems} == {story.name for story in STORIES}
     assert len(STORIES) >= 10
@@ -65,7 +65,7 @@ def test_no_question_is_in_both_parts() -> None:
         assert {part_of(p.question) for p in some(300, part=part)} == {part}
 
 
-def test_target_and_draft_prefer_other_words() -> None:
+def test_target_and_draft_prefer_different_words() -> None:
     """Three openers, 52 % and 20 %: over 3,000 solutions the gap is 18 standard errors wide."""
     first = {mix: Counter(p.answer.split(",")[0] for p in some(3000, mix=mix)) for mix in ("target", "draft")}
     assert first["target"].most_common(1)[0][0] == first["draft"].most_common()[-1][0] == "First"
@@ -73,7 +73,7 @@ def test_target_and_draft_prefer_other_words() -> None:
 
 
 @pytest.mark.parametrize("alternatives", [1, 2, 3])
-def test_weights_are_probabilities_and_the_draft_reads_them_backwards(alternatives: int) -> None:
+def test_weights_are_probabilities_and_reversed_for_the_draft(alternatives: int) -> None:
     target, draft, even = (weights(alternatives, mix) for mix in ("target", "draft", "even"))
     assert sum(target) == pytest.approx(1)
     assert target == draft[::-1]

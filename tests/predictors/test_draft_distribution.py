@@ -1,4 +1,4 @@
-"""What is measured of q in the loop, and what a token is, against definitions and what traces hold."""
+"""Statistics of q and token kinds, compared with their definitions and with traces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.tiny import EOS, VOCABULARY, word_tokenizer
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(2, 60), st.floats(0.1, 30.0))
-def test_q_is_measured_as_its_definitions_say(seed: int, rows: int, vocabulary: int, scale: float) -> None:
+def test_statistics_of_q_equal_their_definitions(seed: int, rows: int, vocabulary: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
     logits = (scale * rng.normal(size=(rows, vocabulary))).astype(np.float32)
     logits[rng.random(logits.shape) < 0.2] = -np.inf
@@ -44,7 +44,7 @@ def some_logits(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_q_is_measured_as_in_traces(dtype: torch.dtype) -> None:
+def test_statistics_of_q_equal_those_in_traces(dtype: torch.dtype) -> None:
     logits, drawn = some_logits(dtype)
     zeros = torch.zeros(200, 2, dtype=torch.int64)
     measures = Measures([], "raw", Sampling())
@@ -56,13 +56,13 @@ def test_q_is_measured_as_in_traces(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_coarser_logits_are_measured_finely(dtype: torch.dtype) -> None:
+def test_half_precision_logits_are_measured_in_fp32(dtype: torch.dtype) -> None:
     logits, drawn = some_logits(dtype)
     assert torch.equal(measure(logits, drawn), measure(logits.float(), drawn))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_broken_logits_are_seen(bad: float) -> None:
+def test_nan_logits_are_visible(bad: float) -> None:
     logits = torch.randn(3, 8)
     logits[1, 5] = bad
     assert measure(logits, torch.tensor([0, 1, 2])).isnan().any(1).tolist() == [False, True, False]
@@ -71,7 +71,7 @@ def test_broken_logits_are_seen(bad: float) -> None:
 # What a token is.
 
 
-def test_tokens_are_told_apart_by_what_is_written() -> None:
+def test_token_kinds_follow_from_the_text() -> None:
     written = {
         0: ["ing", "A", "<eos>", "é"],
         1: ["7", "Ġ12", "▁3"],
@@ -90,7 +90,7 @@ def test_tokens_are_told_apart_by_what_is_written() -> None:
     assert np.flatnonzero(kinds.ends).tolist() == [vocabulary["<eos>"]]
 
 
-def test_ids_that_only_models_know_have_a_kind_too() -> None:
+def test_ids_beyond_the_tokenizer_have_a_kind() -> None:
     kinds = TokenKinds.of(word_tokenizer(), EOS)
     assert len(kinds.kind) == len(kinds.ends) >= VOCABULARY + 20
     assert np.flatnonzero(kinds.ends).tolist() == list(EOS)

@@ -1,4 +1,4 @@
-"""Features: one definition, whether they are worked out of one row or many, in the engine or from traces."""
+"""Features: the same numbers from one row or many, while decoding or from traces."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hypothesis import strategies as st
 
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cases import cases
-from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, lay
+from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, simulate_rounds
 from fsd_collectors.replay.share_quantiles import quantiles
 from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified
 from fsd_decoding.sampling import Sampling
-from fsd_predictors.datasets.examples import Examining
+from fsd_predictors.datasets.examples import ExampleMaker
 from fsd_predictors.features.draft_distribution import MEASURED, measure
 from fsd_predictors.features.features import (
     FEATURES,
     NO_HISTORY,
     SHARE,
     Drafted,
-    Place,
+    RoundContext,
     Value,
+    feature_values,
     history_after,
-    known,
     matrix,
 )
+from fsd_predictors.features.from_traces import COLUMNS, updated_history
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from fsd_predictors.features.traced import COLUMNS, remembered
 from support.in_memory import InMemory
 from support.tiny import EOS, VOCABULARY
 from support.tiny_pair import ragged_prompts, tiny_decoder
@@ -41,65 +41,65 @@ from support.traced_texts import traced
 
 number = st.floats(-50, 50)
 a_token = st.builds(Drafted, *[number] * 7)
-a_place = st.builds(Place, number, number, number, st.tuples(number, number, number), number, number)
+a_place = st.builds(RoundContext, number, number, number, st.tuples(number, number, number), number, number)
 a_round = st.tuples(a_place, st.lists(a_token, min_size=1, max_size=6))
 
 
 def columns(values: Sequence[Any]) -> Any:
-    """Numbers of n rows, or tuples of them, as arrays (n,)."""
+    """Stacks numbers of n rows, or tuples of them, into arrays (n,)."""
     if isinstance(values[0], tuple):
         return tuple(columns(part) for part in zip(*values, strict=True))
     return np.array(values)
 
 
 def stacked(parts: Sequence[Any]) -> Any:
-    """n tokens, or places, as one of arrays (n,)."""
+    """Stacks n tokens, or contexts, into one of arrays (n,)."""
     return type(parts[0])(*columns([tuple(vars(part).values()) for part in parts]))
 
 
 @given(st.integers(1, 6).flatmap(lambda n: st.lists(st.tuples(a_place, st.lists(a_token, min_size=n, max_size=n)))))
-def test_rows_one_by_one_and_all_at_once_give_equal_numbers(rounds: list[tuple[Place, list[Drafted]]]) -> None:
+def test_single_rows_and_arrays_give_equal_features(rounds: list[tuple[RoundContext, list[Drafted]]]) -> None:
     if not rounds:
         return
     place = stacked([place for place, _ in rounds])
     steps = [stacked(tokens) for tokens in zip(*(steps for _, steps in rounds), strict=True)]
-    alone = np.array([known(steps_of_one, place_of_one) for place_of_one, steps_of_one in rounds])
-    together = matrix(known(steps, place))
+    alone = np.array([feature_values(steps_of_one, place_of_one) for place_of_one, steps_of_one in rounds])
+    together = matrix(feature_values(steps, place))
     assert together.shape == (len(rounds), len(FEATURES))
     assert np.array_equal(alone, together)
 
 
 @given(a_round)
-def test_features_are_what_their_names_say(drafting: tuple[Place, list[Drafted]]) -> None:
+def test_features_are_what_their_names_mean(drafting: tuple[RoundContext, list[Drafted]]) -> None:
     place, steps = drafting
-    told = dict(zip(FEATURES, known(steps, place), strict=True))
+    by_name = dict(zip(FEATURES, feature_values(steps, place), strict=True))
     assert FEATURES[SHARE] == "share"
-    assert [told[name] for name in ("share", "divergence", "position", "step", "spared", "refused")] == [
+    assert [by_name[name] for name in ("share", "divergence", "position", "step", "spared", "refused")] == [
         place.share, place.divergence, place.position, len(steps), place.spared, place.refused,
     ]  # fmt: skip
-    assert tuple(told[f"accepted_{back}_back"] for back in (1, 2, 3)) == place.accepted_back
-    assert [told[name] for name in (*MEASURED, "kind", "ends")] == list(vars(steps[-1]).values())
-    assert told["margin"] == told["top1"] - told["top2"]
+    assert tuple(by_name[f"accepted_{back}_back"] for back in (1, 2, 3)) == place.accepted_back
+    assert [by_name[name] for name in (*MEASURED, "kind", "ends")] == list(vars(steps[-1]).values())
+    assert by_name["margin"] == by_name["top1"] - by_name["top2"]
     sure = {"entropy": 0.0, "top1": 1.0, "probability": 1.0, "kind": -1.0}  # before a round all is settled
     for back, whose, names in ((2, "previous", sure), (3, "earlier", ("entropy", "top1"))):
         for name in names:
             drafted = len(steps) >= back
-            assert told[f"{whose}_{name}"] == (getattr(steps[-back], name) if drafted else sure[name])
-    assert told["product"] == pytest.approx(math.prod(float(step.probability) for step in steps[:-1]))
-    assert told["entropies"] == pytest.approx(sum(float(step.entropy) for step in steps[:-1]), abs=1e-9)
+            assert by_name[f"{whose}_{name}"] == (getattr(steps[-back], name) if drafted else sure[name])
+    assert by_name["product"] == pytest.approx(math.prod(float(step.probability) for step in steps[:-1]))
+    assert by_name["entropies"] == pytest.approx(sum(float(step.entropy) for step in steps[:-1]), abs=1e-9)
 
 
-def test_numbers_that_all_rows_share_are_repeated() -> None:
+def test_floats_are_repeated_for_all_rows() -> None:
     assert matrix([np.array([1.0, 2.0]), 3.0]).tolist() == [[1.0, 3.0], [2.0, 3.0]]
 
 
-def test_a_history_tells_of_the_last_rounds_and_of_the_very_last_more() -> None:
+def test_the_history_holds_the_last_rounds() -> None:
     history: tuple[Value, ...] = NO_HISTORY
-    assert Place.behind(history, 0.0, 0.0, 0.0).accepted_back == (-1.0, -1.0, -1.0)
+    assert RoundContext.after(history, 0.0, 0.0, 0.0).accepted_back == (-1.0, -1.0, -1.0)
     for accepted in (5.0, 4.0, 3.0, 2.0):
         history = history_after(history, accepted, accepted / 10, accepted / 20)
-    place = Place.behind(history, 7.0, 1.5, 2.0)
-    assert place == Place(7.0, 1.5, 2.0, (2.0, 3.0, 4.0), 0.2, 0.1)
+    place = RoundContext.after(history, 7.0, 1.5, 2.0)
+    assert place == RoundContext(7.0, 1.5, 2.0, (2.0, 3.0, 4.0), 0.2, 0.1)
 
 
 # The engine and traces of one text.
@@ -109,14 +109,14 @@ BY_PLACE = TokenKinds(np.arange(VOCABULARY) % 6.0, np.isin(np.arange(VOCABULARY)
 Known = dict[tuple[int, int, int], list[float]]  # by problem, where its round began, and step: `FEATURES`
 
 
-def wanted(begins: Any) -> Any:
-    """Tokens to draft where a round begins: 1 to 4."""
-    return 1 + 3 * begins % 4
+def wanted(starts: Any) -> Any:
+    """Returns the draft length, 1 to 4, of a round at this position."""
+    return 1 + 3 * starts % 4
 
 
 @dataclass
 class Recorder(StopPolicy):
-    """What a stop policy can know in the loop, on the host but for q."""
+    """Records the features while decoding, from what a stop policy receives."""
 
     scale: ShareScale
     known: Known = field(default_factory=dict)
@@ -136,8 +136,8 @@ class Recorder(StopPolicy):
             if row is not None:
                 steps.append(Drafted(*shape, *token))
                 share = self.scale.of("js", row.request.threshold)
-                place = Place.behind(row.memory or NO_HISTORY, float(len(row.tokens)), share, 0.0)
-                values = known(steps, place)
+                place = RoundContext.after(row.memory or NO_HISTORY, float(len(row.tokens)), share, 0.0)
+                values = feature_values(steps, place)
                 self.known[row.request.key, len(row.tokens), step] = [float(value) for value in values]
 
     def remember(self, memory: Any, verified: Verified) -> Any:
@@ -146,13 +146,13 @@ class Recorder(StopPolicy):
 
 
 def known_of(traces: InMemory, rule: str, threshold: float, scale: ShareScale) -> Known:
-    """What examples of rounds over the traces say."""
+    """Returns the features of all examples over the traces, by problem, position and step."""
     (case,) = cases(traces, [rule], ["js"], [threshold], None)
     (block,) = blocks(traces, [*COLUMNS, *case.columns, "problem"])
-    policy = RoundPolicy((), lambda of: wanted(of.columns["position"][of.rows]), NO_HISTORY, remembered)
-    examining = Examining(case, block, scale, BY_PLACE)
+    policy = RoundPolicy((), lambda of: wanted(of.columns["position"][of.rows]), NO_HISTORY, updated_history)
+    examining = ExampleMaker(case, block, scale, BY_PLACE)
     found: Known = {}
-    for laid in lay(case, block, lanes_of(block, case.thresholds, np.array([MOST])), policy):
+    for laid in simulate_rounds(case, block, lanes_of(block, case.thresholds, np.array([MOST])), policy):
         for examples in examining(laid, np.arange(len(laid.lanes))):
             problems = block.columns["problem"][examples.at].tolist()
             for problem, values in zip(problems, examples.values.tolist(), strict=True):
@@ -163,8 +163,8 @@ def known_of(traces: InMemory, rule: str, threshold: float, scale: ShareScale) -
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("rule", "share"), [("fsd-coupled", 0.7), ("fsd", 0.7), ("fsd-coupled", None)])
-def test_the_loop_and_traces_of_the_same_text_know_the_same(rule: str, share: float | None, sampling: Sampling) -> None:
-    """As long as the text is the target's own: substitutions make another one, of which its trace knows nothing."""
+def test_decoding_and_traces_give_the_same_features(rule: str, share: float | None, sampling: Sampling) -> None:
+    """Compared as long as the text is the target's own: after a substitution the trace is of another text."""
     decoder, prompts = tiny_decoder(), ragged_prompts(30)
     shared: dict[str, Any] = {"temperature": sampling.temperature, "ids": range(30), "batch_size": 7}
     alone = decoder.generate(prompts, NEW, rule="target", **shared)
@@ -179,8 +179,8 @@ def test_the_loop_and_traces_of_the_same_text_know_the_same(rule: str, share: fl
     traced_known = {place: v for place, v in known_of(traces, rule, threshold, scale).items() if place[0] in untouched}
     for place, values in traced_known.items():
         assert recorder.known[place] == pytest.approx(values, rel=1e-5, abs=1e-5), place
-    told = {name: max(values[i] for values in traced_known.values()) for i, name in enumerate(FEATURES)}
-    assert told["step"] >= 3
-    assert told["accepted_3_back"] >= 1
-    assert told["refused"] > 0
-    assert (told["spared"] > 0) == (rule == "fsd")  # elsewhere what D alone kept is a substitution
+    by_name = {name: max(values[i] for values in traced_known.values()) for i, name in enumerate(FEATURES)}
+    assert by_name["step"] >= 3
+    assert by_name["accepted_3_back"] >= 1
+    assert by_name["refused"] > 0
+    assert (by_name["spared"] > 0) == (rule == "fsd")  # elsewhere what D alone kept is a substitution

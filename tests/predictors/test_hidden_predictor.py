@@ -1,4 +1,4 @@
-"""The draft's hidden state, from traces to a predictor and back into the loop: one state everywhere, nothing left."""
+"""The draft's hidden state in traces, training, replay and decoding: the same state everywhere, and no hook left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from scipy.special import expit
 
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.replaying import replay
+from fsd_collectors.replay.simulation import replay
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
@@ -32,7 +32,7 @@ from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.of_predictor import Stopper
 from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import survival
+from fsd_predictors.training.evaluation import survival_forecasts
 from support.stopping import KINDS
 from support.tiny_pair import ragged_prompts, related
 from support.tiny_task import tiny_task
@@ -45,7 +45,7 @@ INFOS = [HiddenInfo(width=WIDTH, seed=0), HiddenInfo(width=32, seed=None)]
 
 @pytest.fixture(scope="module")
 def decoder() -> SpeculativeDecoder:
-    """Of the models that `tiny_traces` come from."""
+    """Returns a decoder with the models of `tiny_traces`."""
     return SpeculativeDecoder(*related(seed=1, spread=0.05), TOKENIZER)
 
 
@@ -68,7 +68,7 @@ def stopper(trained: Predictor, traces: Traces) -> Stopper:
 
 
 class Looking(StoppingRule):
-    """Drafts as far as it may, and keeps the states that it is shown."""
+    """Never stops, and records the states it receives."""
 
     name, reads_state = "looking", True
 
@@ -76,7 +76,7 @@ class Looking(StoppingRule):
         self.shown: list[tuple[Any, Any]] = []  # (H, n) numbers, and n positions in the completion
 
     def goes_on(self, drafting: Round) -> Answer:
-        position = np.atleast_1d(drafting.place.position) + len(drafting.steps) - 1
+        position = np.atleast_1d(drafting.context.position) + len(drafting.steps) - 1
         self.shown.append((np.array(drafting.state).reshape(len(drafting.state), -1), position))
         return super().goes_on(drafting)
 
@@ -89,7 +89,7 @@ class Looking(StoppingRule):
 
 
 class Watching(EarlyStop):
-    """Tells which texts the states are behind."""
+    """Records which texts the states are of."""
 
     def __init__(self, decoder: SpeculativeDecoder, info: HiddenInfo) -> None:
         self.rule, self.seen = Looking(), dict[tuple[int, ...], Any]()
@@ -128,7 +128,7 @@ def of_looking(decoder: SpeculativeDecoder, info: HiddenInfo, prompts: list[list
 
 
 def alike(one: States, other: States) -> int:
-    """How many states both have; all of them are the same."""
+    """Checks that common states are equal and returns their number."""
     both = one.keys() & other.keys()
     for text in both:
         np.testing.assert_allclose(one[text], other[text].astype(float), rtol=2e-3, atol=1e-3)  # traces hold fp16
@@ -136,12 +136,12 @@ def alike(one: States, other: States) -> int:
 
 
 @pytest.mark.parametrize("info", INFOS, ids=["projected", "whole"])
-def test_the_loop_sees_the_states_that_traces_hold(
+def test_decoding_reads_the_states_that_traces_hold(
     info: HiddenInfo, decoder: SpeculativeDecoder, tmp_path: Path
 ) -> None:
-    """At every place of the target's text that a draft reached, the first of a round, where two tokens are fed, too."""
+    """At every position that a draft reached, also at the first of a round, where two tokens are fed."""
     prompts = prompts_of(decoder, 30)
-    traced = traced_states(tiny_traces(tmp_path, hidden=info.asked), prompts)
+    traced = traced_states(tiny_traces(tmp_path, hidden=info.setting), prompts)
     alone, together = (of_looking(decoder, info, list(prompts.values()), rows) for rows in (1, 7))
     assert alone.keys() == together.keys()
     assert alike(alone, together) == len(alone)
@@ -149,7 +149,7 @@ def test_the_loop_sees_the_states_that_traces_hold(
     assert np.std([state[0] for state in alone.values()]) > 0.1
 
 
-def test_replay_sees_the_column(traces: Traces) -> None:
+def test_replay_reads_the_column(traces: Traces) -> None:
     table: Any = traces.to_pandas(["problem", "position", "draft_hidden"])
     problem = int(table.problem[table.position.idxmax()])
     states = np.stack(table[table.problem == problem].draft_hidden)
@@ -176,32 +176,30 @@ def test_a_head_reads_the_states_and_another_kind_does_not(trained: Predictor, t
 
 
 class _First:
-    """Of the state's numbers, and nothing else."""
+    """A forecast from the hidden state alone."""
 
     def predict_proba(self, x: Any) -> Any:
         chance = expit(x[:, len(FEATURES)])
         return np.column_stack([1 - chance, chance])
 
 
-def test_survival_reads_the_state_behind_the_features(trained: Predictor, traces: Traces) -> None:
+def test_survival_reads_the_state_after_the_features(trained: Predictor, traces: Traces) -> None:
     rows = training_rows(traces, "fsd-coupled", trained.scale, KINDS, thresholds={"js": [0.1]}, hidden=True).joined()
     problems = np.unique(rows.problem).tolist()
     texts = Texts.of(traces, "fsd-coupled", ("js",), KINDS, problems, hidden=True)
     first = rows.accepting[:, FEATURES.index("step")] == 1
     model: Any = _First()
-    found = survival(model, rows.accepting[first], rows.problem[first], ("js", 0.1), texts, steps=1)
+    found = survival_forecasts(model, rows.accepting[first], rows.problem[first], ("js", 0.1), texts, steps=1)
     assert np.allclose(found.forecast, expit(rows.accepting[first][:, len(FEATURES)]))
 
 
-def test_tuning_tells_models_of_their_columns() -> None:
+def test_tuning_passes_the_columns_to_the_models() -> None:
     rows = np.random.default_rng(0).random((80, 3))
     with pytest.raises(UsageError, match="share is 9; it must be one of the 3 columns"):
         tune("logistic", rows, rows[:, 0] > 0.5, np.arange(80), 1, 0, {"share": 9})
 
 
-def test_decoding_takes_the_rounds_that_replay_says(
-    stopper: Stopper, decoder: SpeculativeDecoder, traces: Traces
-) -> None:
+def test_decoding_takes_the_replayed_rounds(stopper: Stopper, decoder: SpeculativeDecoder, traces: Traces) -> None:
     prompts = prompts_of(decoder, 30)
     settings: dict[str, Any] = {"rule": "fsd-coupled", "threshold": -1.0, "draft_length": MOST}
     found = decoder.generate(list(prompts.values()), NEW, **settings, stop_policy=stopper.in_loop(decoder.draft))
@@ -213,7 +211,7 @@ def test_decoding_takes_the_rounds_that_replay_says(
     assert sum(r.drafted for r in found) < 0.9 * MOST * sum(rounds)
 
 
-def test_company_changes_nothing(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
+def test_results_do_not_depend_on_the_batch(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
     some, policy = ragged_prompts(14), stopper.in_loop(decoder.draft)
     thresholds = [0.02 * (i % 5) for i in range(len(some))]
 
@@ -239,7 +237,7 @@ def hooks(decoder: SpeculativeDecoder) -> int:
     return len(decoder.draft.get_output_embeddings()._forward_pre_hooks)
 
 
-def test_no_hook_stays(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
+def test_hooks_are_removed(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
     policy = stopper.in_loop(decoder.draft)
     assert hooks(decoder) == 0
     decoder.generate([[2, 3]], NEW, stop_policy=policy)
@@ -250,7 +248,7 @@ def interrupted(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_step_that_fails_leaves_no_hook_behind_the_next_call(
+def test_a_failed_steps_hook_is_removed_by_the_next_call(
     stopper: Stopper, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = stopper.in_loop(decoder.draft)
@@ -270,38 +268,38 @@ def test_a_step_that_fails_leaves_no_hook_behind_the_next_call(
     assert hooks(decoder) == 0
 
 
-def test_what_other_threads_make_of_the_draft_is_not_seen(decoder: SpeculativeDecoder) -> None:
+def test_forward_passes_of_other_threads_are_ignored(decoder: SpeculativeDecoder) -> None:
     states, ids = DraftStates(decoder.draft, INFOS[0]), torch.tensor([[5, 6], [9, 3]])
     with ThreadPoolExecutor(1) as pool, torch.inference_mode():
         states.watch()
         pool.submit(decoder.draft, ids).result()
         decoder.draft(ids[1:])
         decoder.draft(ids[:1])  # not asked for
-        found = states.taken()
+        found = states.take()
         states.watch()
         decoder.draft(ids)
-        assert torch.equal(found, states.taken()[1:])
+        assert torch.equal(found, states.take()[1:])
 
 
 @pytest.fixture
 def compiled() -> list[Any]:
-    """Wrapped, and in place; neither is ever called."""
+    """Compiled as a wrapper and in place; neither model is called."""
     drafts = [related(seed=1, spread=0.05)[1] for _ in range(2)]
     drafts[1].compile()
     return [torch.compile(drafts[0]), drafts[1]]
 
 
-def test_a_draft_that_shows_no_state_is_refused(stopper: Stopper, compiled: list[Any]) -> None:
-    with pytest.raises(UsageError, match=r"NGram.* has not; use a draft model, or a predictor trained without it"):
+def test_a_draft_without_a_readable_state_is_refused(stopper: Stopper, compiled: list[Any]) -> None:
+    with pytest.raises(UsageError, match=r"NGram.* has none; use a draft model, or a predictor trained without it"):
         stopper.in_loop(NGram())
     for draft in compiled:
-        with pytest.raises(UsageError, match="a compiled draft hides; give the model as it was"):
+        with pytest.raises(UsageError, match="from a compiled draft; pass the model without compiling it"):
             stopper.in_loop(draft)
 
 
-def test_another_draft_than_the_decoders_is_said(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
+def test_a_draft_other_than_the_decoders_is_refused(stopper: Stopper, decoder: SpeculativeDecoder) -> None:
     policy: StopPolicy = stopper.in_loop(related(seed=1, spread=0.05)[1])
-    with pytest.raises(UsageError, match="the hidden state of another draft; give it the decoder's own"):
+    with pytest.raises(UsageError, match="the hidden state of another draft; pass it the decoder's own"):
         decoder.generate([[2, 3]], NEW, stop_policy=policy)
 
 

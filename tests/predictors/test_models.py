@@ -1,4 +1,4 @@
-"""What every model of acceptance must do, calibrated or not; and what each can learn."""
+"""Requirements of every model of acceptance, calibrated or not, and what each kind can learn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss
 from fsd_decoding.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.boosted import Boosted
-from fsd_predictors.models.calibration import Calibrated, calibrated, restored
+from fsd_predictors.models.calibration import Calibrated, fit_calibration, restore_model
 from fsd_predictors.models.head import Head
 from fsd_predictors.models.logistic import Logistic
 from fsd_predictors.models.metrics import auc, calibration_error, falls
@@ -40,15 +40,15 @@ def drawn(name: str, count: int, seed: int) -> tuple[Array, Labels, Array]:
 
 @cache
 def fitted(name: str) -> AcceptanceModel:
-    """Shared: no test changes it."""
+    """Cached, since no test changes it."""
     if "calibrated" in name:
-        return calibrated(fitted(name.split(",")[0]), *drawn(name, MEND, 1)[:2])
+        return fit_calibration(fitted(name.split(",")[0]), *drawn(name, MEND, 1)[:2])
     return UNFITTED[name]().fit(*drawn(name, FIT, 0)[:2])
 
 
 @pytest.mark.parametrize("name", MADE)
 class TestConformance:
-    def test_gives_two_chances_a_row(self, name: str) -> None:
+    def test_returns_two_probabilities_per_row(self, name: str) -> None:
         seen, _, _ = drawn(name, 100, 3)
         chances = fitted(name).predict_proba(seen)
         assert chances.shape == (100, 2)
@@ -64,7 +64,7 @@ class TestConformance:
         assert again is model
         assert np.array_equal(model.predict_proba(seen), fitted(name).predict_proba(seen))
 
-    def test_clone_knows_nothing(self, name: str) -> None:
+    def test_a_clone_is_unfitted(self, name: str) -> None:
         with pytest.raises(UsageError, match="call fit"):
             clone(fitted(name)).predict_proba(drawn(name, 5, 3)[0])
 
@@ -84,7 +84,7 @@ class TestConformance:
         rise = fitted(name).predict_proba(high)[:, 1] - fitted(name).predict_proba(low)[:, 1]
         assert rise.mean() > 0.2  # .31 in truth
 
-    def test_one_row_is_as_many(self, name: str) -> None:
+    def test_a_single_row_gets_the_same_probability(self, name: str) -> None:
         seen, _, _ = drawn(name, 500, 3)
         seen = np.concatenate([seen, 30 * seen])  # and far from what it has seen
         one = [fitted(name).probability(row) for row in seen.tolist()]
@@ -120,13 +120,13 @@ class TestConformance:
             with pytest.raises(UsageError, match=words):
                 ask()
 
-    def test_survives_a_file(self, name: str) -> None:
+    def test_is_restored_from_its_parts(self, name: str) -> None:
         seen, _, _ = drawn(name, 500, 3)
         told = fitted(name).parts()
         arrays = {
             key: np.frombuffer(each.tobytes(), each.dtype).reshape(each.shape) for key, each in told.arrays.items()
         }
-        again = restored(Parts(json.loads(json.dumps(told.numbers)), arrays, told.text))
+        again = restore_model(Parts(json.loads(json.dumps(told.numbers)), arrays, told.text))
         assert type(again) is type(fitted(name))
         assert np.array_equal(again.predict_proba(seen), fitted(name).predict_proba(seen))
         assert [again.probability(row) for row in seen[:50].tolist()] == [
@@ -135,7 +135,7 @@ class TestConformance:
         assert json.dumps(again.parts().numbers) == json.dumps(told.numbers)
 
     def test_learns(self, name: str) -> None:
-        """The truth's AUC is .90, or .93; its standard error over these rows is .004: a false alarm in 1e10 runs."""
+        """The true AUC is .90 or .93, its standard error over these rows .004: a false alarm in 1e10 runs."""
         seen, y, chance = drawn(name, JUDGE, 2)
         forecast = fitted(name).predict_proba(seen)[:, 1]
         assert auc(y, forecast) > auc(y, chance) - 0.05
@@ -147,8 +147,8 @@ def test_every_kind_conforms() -> None:
 
 
 @pytest.mark.parametrize("name", ["boosted", "head"])
-def test_learns_what_only_counts_together(name: str) -> None:
-    """Two columns whose product counts tell nothing one by one; a sum of functions of each stays behind."""
+def test_learns_interactions(name: str) -> None:
+    """Labels that depend on the product of two columns: a sum of functions of each cannot learn them."""
     seen, y, _ = drawn(name, JUDGE, 2)
     gain = auc(y, fitted(name).predict_proba(seen)[:, 1]) - auc(y, fitted("logistic").predict_proba(seen)[:, 1])
     assert gain > 0.02  # .034; its standard error is below .004
@@ -162,7 +162,7 @@ def test_head_reads_hidden_states() -> None:
 
 
 def test_the_rise_with_the_share_differs_by_context() -> None:
-    """In truth none where the entropy is 0, and .4 a unit where it is above 1."""
+    """The true rise is 0 where the entropy is 0, and .4 per unit where it is above 1."""
     seen, _, _ = drawn("logistic", 1000, 3)
     calm = seen[:, 0] < np.quantile(seen[:, 0], 0.1)
     low, high = seen.copy(), seen.copy()
@@ -174,21 +174,21 @@ def test_the_rise_with_the_share_differs_by_context() -> None:
 
 class TestCalibrated:
     @pytest.mark.parametrize("name", UNFITTED)
-    def test_mends_what_was_fitted_on_other_chances(self, name: str) -> None:
-        """Fitted where three of four accepted rows were left out. Against the chances, so without the labels' noise."""
+    def test_corrects_a_biased_model(self, name: str) -> None:
+        """Fitted on rows of which three of four accepted ones were dropped; compared with the true probabilities."""
         seen, y, _ = drawn(name, FIT, 0)
         kept = ~y | (np.arange(FIT) % 4 == 0)
         biased = clone(fitted(name)).fit(seen[kept], y[kept])
-        mended = calibrated(biased, *drawn(name, MEND, 1)[:2])
+        mended = fit_calibration(biased, *drawn(name, MEND, 1)[:2])
         judge, _, chance = drawn(name, JUDGE, 2)
         assert calibration_error(chance, biased.predict_proba(judge)[:, 1]) > 0.1
         assert calibration_error(chance, mended.predict_proba(judge)[:, 1]) < 0.03
 
-    def test_mends_each_share(self) -> None:
-        """Fitted where no row with a large share was ever accepted, so the model does not know what they gain."""
+    def test_corrects_each_share(self) -> None:
+        """Fitted on rows among which none with a large share was accepted."""
         seen, y, _ = drawn("boosted", FIT, 0)
         known = seen[:, SHARE] < 2
-        mended = calibrated(Boosted(share=SHARE).fit(seen[known], y[known]), *drawn("boosted", MEND, 1)[:2])
+        mended = fit_calibration(Boosted(share=SHARE).fit(seen[known], y[known]), *drawn("boosted", MEND, 1)[:2])
         judge, _, chance = drawn("boosted", JUDGE, 2)
         for low in (-4, 0, 4):
             some = (judge[:, SHARE] > low) & (judge[:, SHARE] < low + 4)
@@ -201,11 +201,11 @@ class TestCalibrated:
         before, after = fitted("boosted").logits(seen), fitted("boosted, calibrated").logits(seen)
         assert (np.diff(after[np.argsort(before)]) >= -1e-12).all()
 
-    def test_leaves_the_model_alone(self) -> None:
+    def test_does_not_change_the_model(self) -> None:
         seen, _, _ = drawn("boosted", 100, 3)
         model = Boosted(share=SHARE).fit(*drawn("boosted", FIT, 0)[:2])
         before = model.predict_proba(seen)
-        wrong = calibrated(model, *rows(1000, 8)[:2])
+        wrong = fit_calibration(model, *rows(1000, 8)[:2])
         assert np.array_equal(model.predict_proba(seen), before)
         assert isinstance(wrong, Calibrated)
         assert wrong.share == SHARE
@@ -213,9 +213,9 @@ class TestCalibrated:
     def test_needs_a_fitted_model_and_its_columns(self) -> None:
         seen, y, _ = drawn("boosted", 200, 3)
         with pytest.raises(UsageError, match="call fit"):
-            calibrated(Boosted(share=SHARE), seen, y)
+            fit_calibration(Boosted(share=SHARE), seen, y)
         with pytest.raises(UsageError, match="fitted on 6"):
-            calibrated(fitted("boosted"), seen[:, :4], y)
+            fit_calibration(fitted("boosted"), seen[:, :4], y)
 
 
 @pytest.mark.parametrize("share", [-1, FEATURES])
@@ -225,8 +225,8 @@ def test_refuses_a_share_that_is_no_column(share: int) -> None:
 
 
 @pytest.mark.parametrize("model", [Logistic(), Boosted(), Head(steps=200)])
-def test_takes_columns_that_say_nothing(model: AcceptanceModel) -> None:
-    """A divergence that never changes, a mark nearly never set."""
+def test_accepts_constant_columns(model: AcceptanceModel) -> None:
+    """One constant column and one that is nearly always 0."""
     seen, y, _ = drawn("boosted", 2000, 3)
     seen = np.column_stack([seen[:, SHARE], np.zeros(2000), np.arange(2000) == 7])
     model.fit(seen, y)

@@ -1,4 +1,4 @@
-"""One row through LightGBM's C API: the same numbers, and what happens where they are not to be had."""
+"""Single rows through LightGBM's C API: equal scores, and the fallback where they are not available."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def booster() -> lightgbm.Booster:
     return Boosted(share=SHARE).fit(*rows(5000, 0)[:2]).booster_
 
 
-def test_gives_what_predict_gives(booster: lightgbm.Booster) -> None:
+def test_equals_predict(booster: lightgbm.Booster) -> None:
     seen = rows(500, 1)[0]
     told = np.concatenate([seen, -100 * seen, np.zeros((1, seen.shape[1]))])
     fast = one_row(booster)
@@ -47,12 +47,12 @@ def test_keeps_its_model_alive() -> None:
     assert fast(row) == told
 
 
-def test_takes_numbers_of_all_kinds(booster: lightgbm.Booster) -> None:
+def test_accepts_all_kinds_of_numbers(booster: lightgbm.Booster) -> None:
     fast = one_row(booster)
     assert fast([1, np.float64(2), 3.0, False, 0, 1]) == fast([1.0, 2.0, 3.0, 0.0, 0.0, 1.0])
 
 
-def test_does_without_the_call_where_it_is_gone(booster: lightgbm.Booster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_where_the_call_is_missing(booster: lightgbm.Booster, monkeypatch: pytest.MonkeyPatch) -> None:
     row = rows(1, 1)[0]
     monkeypatch.setattr(basic, "_LIB", SimpleNamespace())
     with pytest.warns(UserWarning, match=r"LightGBM .* has no such call \(.*\): one row takes longer"):
@@ -63,7 +63,7 @@ def test_does_without_the_call_where_it_is_gone(booster: lightgbm.Booster, monke
 
 
 class Otherwise:
-    """LightGBM's library, but its single-row call gives probabilities for scores, as if a constant had changed."""
+    """LightGBM's library with a single-row call that returns probabilities instead of scores."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -75,19 +75,19 @@ class Otherwise:
         return self._library.LGBM_BoosterPredictForMatSingleRowFastInit(booster, 0, *rest)
 
 
-def test_does_without_the_call_where_it_answers_differently(
+def test_falls_back_where_the_call_gives_other_scores(
     booster: lightgbm.Booster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = rows(1, 1)[0]
     monkeypatch.setattr(basic, "_LIB", Otherwise(basic._LIB))  # type: ignore[attr-defined]
-    with pytest.warns(UserWarning, match="answers differently there: one row takes longer"):
+    with pytest.warns(UserWarning, match="gives other scores by its C API: one row takes longer"):
         slow = one_row(booster)
     assert not isinstance(slow, FastRow)
     assert slow(row[0].tolist()) == np.asarray(booster.predict(row, raw_score=True))[0]
 
 
 def test_threads_do_not_mix_their_rows(booster: lightgbm.Booster) -> None:
-    """Without its lock this goes wrong in nearly every run."""
+    """Without the lock this fails in nearly every run."""
     seen = rows(20_000, 1)[0]
     fast, told = one_row(booster), np.asarray(booster.predict(seen, raw_score=True)).tolist()
     with ThreadPoolExecutor(4) as threads:

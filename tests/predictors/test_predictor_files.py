@@ -1,4 +1,4 @@
-"""A predictor's folder: what is loaded is what was saved, and nothing else is ever loaded."""
+"""A predictor's folder: it is restored as saved, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
-from fsd_predictors.facts import Facts, Problems, Quality, of_manifest
+from fsd_predictors.facts import Facts, Problems, Quality, facts_of_manifest
 from fsd_predictors.features.features import FEATURES, ROLES, Array
 from fsd_predictors.features.share_scale import Knots, ShareScale
-from fsd_predictors.models.calibration import calibrated
+from fsd_predictors.models.calibration import fit_calibration
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from support.tiny import word_tokenizer
@@ -35,14 +35,14 @@ SCALE = ShareScale({"js": Knots(np.array([0.01, 0.2]), np.array([-1.0, 3.0]))})
 
 def rows(features: int, seed: int = 0) -> tuple[Array, Array]:
     random = np.random.default_rng(seed)
-    given = random.normal(size=(400, features))
-    return given, given[:, 0] + given[:, 1] + random.normal(size=400) > 0
+    values = random.normal(size=(400, features))
+    return values, values[:, 0] + values[:, 1] + random.normal(size=400) > 0
 
 
 def facts(**changes: Any) -> Facts:
     target, draft = (ModelInfo.of(model) for model in MODELS_IN_HAND)
     values: dict[str, Any] = {
-        **of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
+        **facts_of_manifest(manifest(target=target, draft=draft, tokenizer=tokenizer_fingerprint(TOKENIZER))),
         "kind": "boosted", "rule": "fsd-coupled", "divergences": ("js",), "seed": 0, "rows": {"accepting": 400},
         "problems": Problems(training=30, calibration=10, evaluation=10), "features": dict.fromkeys(ROLES, FEATURES),
         "parameters": {"accepting": {"trees": 7}}, "versions": {"python": "3"}, "falling": 0,
@@ -54,23 +54,23 @@ def facts(**changes: Any) -> Facts:
 
 def predictor(kind: str = "boosted", **changes: Any) -> Predictor:
     accepting, following = (
-        calibrated(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES))), *rows(len(FEATURES), seed=seed))
+        fit_calibration(MODELS[kind](**QUICK.get(kind, {})).fit(*rows(len(FEATURES))), *rows(len(FEATURES), seed=seed))
         for seed in (1, 3)
     )
     return Predictor(accepting, following, SCALE, facts(kind=kind, **changes))
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_is_loaded_is_what_was_saved(kind: str, tmp_path: Path) -> None:
+def test_a_predictor_is_restored_as_saved(kind: str, tmp_path: Path) -> None:
     saved = predictor(kind)
     saved.save(tmp_path / "new" / "folder", {"card.md": b"# card"})
     loaded = Predictor.load(tmp_path / "new" / "folder")
     assert loaded.facts == saved.facts
     assert loaded.fingerprint == saved.fingerprint
     assert loaded.scale.to_json() == saved.scale.to_json()
-    given, _ = rows(len(FEATURES), seed=2)
+    values, _ = rows(len(FEATURES), seed=2)
     for mine, theirs in ((saved.accepting, loaded.accepting), (saved.next, loaded.next)):
-        assert np.array_equal(mine.predict_proba(given), theirs.predict_proba(given))
+        assert np.array_equal(mine.predict_proba(values), theirs.predict_proba(values))
 
 
 def test_the_fingerprint_is_of_all_but_the_card(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_an_altered_file_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     Predictor.load(tmp_path)
 
 
-def test_another_number_in_the_description_is_refused(tmp_path: Path) -> None:
+def test_an_altered_description_is_refused(tmp_path: Path) -> None:
     predictor().save(tmp_path)
     path = tmp_path / "predictor.json"
     path.write_text(path.read_text().replace('"trees": 7', '"trees": 8'))
@@ -118,7 +118,7 @@ def test_another_number_in_the_description_is_refused(tmp_path: Path) -> None:
 
 
 def resealed(folder: Path, **changes: Any) -> None:
-    """Changes what predictor.json says, and its checksum with it."""
+    """Changes the content of predictor.json and its checksum."""
     content = json.loads((folder / "predictor.json").read_text()) | changes
     (folder / "predictor.json").write_text(json.dumps(content | {"sha256": files.checksum(content)}))
 
@@ -126,14 +126,14 @@ def resealed(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"schema_version": 2}, "has schema_version 2, this reads up to 1; upgrade fsd-calib"),
-        ({"schema_version": "1"}, "is no predictor's, schema_version is '1'"),
+        ({"schema_version": 2}, "has schema_version 2, this version reads up to 1; upgrade fsd-calib"),
+        ({"schema_version": "1"}, "predictor.json is not valid: schema_version is '1'"),
         ({"facts": {}}, "is not valid: kind: Field required"),
         ({"models": {}}, "is not valid: KeyError"),
         ({"models": {"accepting": {"kind": "oracle"}, "next": {}}}, "is not valid: KeyError"),
     ],
 )
-def test_what_cannot_be_understood_is_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_an_invalid_description_is_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     predictor().save(tmp_path)
     resealed(tmp_path, **changes)
     with pytest.raises(UsageError) as refusal:
@@ -146,19 +146,19 @@ def test_no_folder_at_all_is_refused(tmp_path: Path) -> None:
         Predictor.load(tmp_path / "nowhere")
 
 
-def test_a_predictor_takes_the_place_of_another_and_of_nothing_else(tmp_path: Path) -> None:
+def test_a_predictor_replaces_only_a_predictor(tmp_path: Path) -> None:
     first, second = predictor(seed=1), predictor(seed=2)
     first.save(tmp_path, {"card.md": b"1", "old.png": b"1"})
     second.save(tmp_path, {"card.md": b"2"})
     assert Predictor.load(tmp_path).fingerprint == second.fingerprint
     assert names(tmp_path) == ["accepting.txt", "card.md", "next.txt", "predictor.json"]
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is no predictor's; choose another --out"):
+    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is not a file of a predictor; choose another"):
         first.save(tmp_path)
     assert Predictor.load(tmp_path).fingerprint == second.fingerprint
 
 
-def test_what_fails_in_between_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_the_earlier_predictor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = predictor(seed=1)
     first.save(tmp_path)
     before = names(tmp_path)
@@ -174,7 +174,7 @@ def test_what_fails_in_between_leaves_the_earlier_one(tmp_path: Path, monkeypatc
     assert Predictor.load(tmp_path).fingerprint == first.fingerprint
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
         predictor().save(tmp_path / "file")
@@ -191,20 +191,20 @@ def test_another_rule_is_refused(rule: str) -> None:
         predictor().check(*MODELS_IN_HAND, TOKENIZER, rule, "js")
 
 
-def test_others_than_it_was_trained_on_are_refused_by_name() -> None:
+def test_other_models_are_refused_by_name() -> None:
     target, draft = MODELS_IN_HAND
     mine = predictor()
     with pytest.raises(UsageError, match=r"predictor's target is .* with fingerprint .*, this target has"):
         mine.check(draft, draft, TOKENIZER, "fsd-coupled", "js")
     with pytest.raises(UsageError, match=r"predictor's draft is .* with fingerprint .*, this draft has"):
         mine.check(target, target, TOKENIZER, "fsd-coupled", "js")
-    with pytest.raises(UsageError, match="predictor is of another tokenizer"):
+    with pytest.raises(UsageError, match="predictor was trained with another tokenizer"):
         mine.check(target, draft, word_tokenizer(39), "fsd-coupled", "js")
     with pytest.raises(UsageError, match="knows divergences js, not 'tv'"):
         mine.check(target, draft, TOKENIZER, "fsd-coupled", "tv")
 
 
-def test_divergences_of_other_formulas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_divergences_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = predictor(divergence_version=divergence.DIVERGENCE_VERSION + 1)
     with pytest.raises(UsageError, match="predictor's divergences are version 2, these are version 1; train again"):
         mine.check(*MODELS_IN_HAND, TOKENIZER, "fsd-coupled", "js")
@@ -213,5 +213,5 @@ def test_divergences_of_other_formulas_are_refused(monkeypatch: pytest.MonkeyPat
 def test_a_predictor_of_other_features_is_refused(tmp_path: Path) -> None:
     swapped = {"accepting": FEATURES, "next": (*FEATURES[:-2], *reversed(FEATURES[-2:]))}
     predictor(features=swapped).save(tmp_path / "other")
-    with pytest.raises(UsageError, match="reads other features than this version has; train again"):
+    with pytest.raises(UsageError, match="was trained with other features than this version's; train again"):
         Predictor.load(tmp_path / "other")

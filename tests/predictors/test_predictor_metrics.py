@@ -1,4 +1,4 @@
-"""The measures of forecasts, and the tuning that goes by one of them."""
+"""Metrics of forecasts, and hyperparameter tuning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fsd_decoding.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.metrics import BINS, auc, bins, calibration_error, falls
 from fsd_predictors.models.registry import MODELS
-from fsd_predictors.models.tuning import judged, tune
+from fsd_predictors.models.tuning import tune, validation_rows
 from support.acceptance_rows import SHARE, Array, rows
 
 forecasts = st.lists(
@@ -23,8 +23,8 @@ forecasts = st.lists(
 
 
 @given(forecasts)
-def test_auc_is_the_share_of_pairs_in_order(told: list[tuple[float, bool]]) -> None:
-    forecast, accepted = np.array([one for one, _ in told]), np.array([one for _, one in told])
+def test_auc_is_the_share_of_pairs_in_order(outcomes: list[tuple[float, bool]]) -> None:
+    forecast, accepted = np.array([one for one, _ in outcomes]), np.array([one for _, one in outcomes])
     ups, downs = forecast[accepted], forecast[~accepted]
     if not len(ups) or not len(downs):
         with pytest.raises(UsageError, match=r"all .* rows are of one class"):
@@ -43,25 +43,25 @@ class TestCalibrationError:
         assert calibration_error(accepted, forecast) == pytest.approx(30 / 45 * (1 / 3 - 0.2) + 15 / 45 * 0.1)
 
     @given(forecasts, st.randoms(use_true_random=False))
-    def test_order_does_not_matter(self, told: list[tuple[float, bool]], random: object) -> None:
-        shuffled = list(told)
+    def test_order_does_not_matter(self, outcomes: list[tuple[float, bool]], random: object) -> None:
+        shuffled = list(outcomes)
         random.shuffle(shuffled)  # type: ignore[attr-defined]
-        first, second = (calibration_error(*np.array(each).T[::-1]) for each in (told, shuffled))
+        first, second = (calibration_error(*np.array(each).T[::-1]) for each in (outcomes, shuffled))
         assert first == pytest.approx(second)
 
     @given(forecasts)
-    def test_is_at_least_the_bias_and_at_most_1(self, told: list[tuple[float, bool]]) -> None:
-        forecast, accepted = np.array(told, float).T
+    def test_is_at_least_the_bias_and_at_most_1(self, outcomes: list[tuple[float, bool]]) -> None:
+        forecast, accepted = np.array(outcomes, float).T
         assert abs(forecast.mean() - accepted.mean()) - 1e-12 <= calibration_error(accepted, forecast) <= 1
 
-    def test_true_chances_show_noise_alone(self) -> None:
+    def test_true_probabilities_have_only_sampling_error(self) -> None:
         """.8·sqrt(15·.167/30,000) = .007, ± .0013: a false alarm in 1e9 runs."""
         rng = np.random.default_rng(0)
         chance = rng.random(30_000)
         assert calibration_error(rng.random(30_000) < chance, chance) < 0.015
 
     def test_sees_errors_that_cancel(self) -> None:
-        """Too sure on both sides, right on average: .25 in truth; 20 standard errors above .2."""
+        """Overconfident on both sides, right on average: the true error is .25, 20 standard errors above .2."""
         rng = np.random.default_rng(0)
         chance = rng.random(30_000)
         assert calibration_error(rng.random(30_000) < chance, (chance > 0.5).astype(float)) > 0.2
@@ -69,14 +69,14 @@ class TestCalibrationError:
 
 class TestBins:
     @given(st.integers(1, 40), st.integers(0, 9))
-    def test_hold_equally_many_rows(self, rows_a_bin: int, seed: int) -> None:
+    def test_bins_hold_equally_many_rows(self, rows_a_bin: int, seed: int) -> None:
         forecast = np.random.default_rng(seed).random(rows_a_bin * BINS)
         said, came = bins(forecast > 0.5, forecast)
         assert said == pytest.approx(np.sort(forecast).reshape(BINS, -1).mean(1))
         assert came == pytest.approx((np.sort(forecast) > 0.5).reshape(BINS, -1).mean(1))
 
     @given(st.integers(1, BINS))
-    def test_of_few_rows_are_the_rows(self, count: int) -> None:
+    def test_bins_of_few_rows_are_the_rows(self, count: int) -> None:
         forecast = np.arange(count) / count
         assert bins(np.ones(count), forecast)[0] == pytest.approx(forecast)
 
@@ -86,7 +86,7 @@ class TestBins:
 
 
 class Falling(AcceptanceModel):
-    """Falls in the share where column 0 is positive, by little."""
+    """Falls slightly in the share where column 0 is positive."""
 
     kind = "falling"
 
@@ -112,52 +112,52 @@ class Falling(AcceptanceModel):
 
 
 def test_falls_counts_rows() -> None:
-    seen = np.random.default_rng(0).normal(size=(500, 4))
-    model = Falling(share=SHARE).fit(seen, seen[:, 1] > 0)
-    before = seen.copy()
-    assert falls(model, seen, np.array([1.0, -1.0, 0.0])) == (seen[:, 0] > 0).sum()
-    assert falls(model, seen[seen[:, 0] < 0], np.linspace(-3, 3, 9)) == 0
-    assert np.array_equal(seen, before)
+    values = np.random.default_rng(0).normal(size=(500, 4))
+    model = Falling(share=SHARE).fit(values, values[:, 1] > 0)
+    before = values.copy()
+    assert falls(model, values, np.array([1.0, -1.0, 0.0])) == (values[:, 0] > 0).sum()
+    assert falls(model, values[values[:, 0] < 0], np.linspace(-3, 3, 9)) == 0
+    assert np.array_equal(values, before)
 
 
 class TestTuning:
     @given(st.lists(st.integers(0, 9), min_size=2, max_size=60), st.integers(0, 5))
-    def test_no_problem_both_fits_and_judges(self, groups: list[int], seed: int) -> None:
+    def test_no_problem_is_in_training_and_validation(self, groups: list[int], seed: int) -> None:
         if len(set(groups)) < 2:
-            with pytest.raises(UsageError, match="tuning needs 2 at least"):
-                judged(np.array(groups), seed)
+            with pytest.raises(UsageError, match="tuning needs at least 2"):
+                validation_rows(np.array(groups), seed)
             return
-        judges = judged(np.array(groups), seed)
+        judges = validation_rows(np.array(groups), seed)
         inside, outside = (set(np.array(groups)[chosen].tolist()) for chosen in (judges, ~judges))
         assert inside
         assert outside
         assert not inside & outside
 
     @pytest.mark.parametrize("kind", ["logistic", "boosted"])
-    def test_gives_settings_of_the_kind_and_the_same_again(self, kind: str) -> None:
-        seen, y, _ = rows(2000, 0)
-        first, second = (tune(kind, seen, y, np.arange(2000) // 20, 3, seed=1) for _ in range(2))
+    def test_returns_the_same_settings_again(self, kind: str) -> None:
+        values, y, _ = rows(2000, 0)
+        first, second = (tune(kind, values, y, np.arange(2000) // 20, 3, seed=1) for _ in range(2))
         assert first == second
         assert MODELS[kind](**first).get_params().items() >= first.items()
         assert len(first) >= 2
 
     def test_tries_the_defaults_first(self) -> None:
-        seen, y, _ = rows(1000, 0)
-        found = tune("boosted", seen, y, np.arange(1000) // 20, 1, seed=0)
+        values, y, _ = rows(1000, 0)
+        found = tune("boosted", values, y, np.arange(1000) // 20, 1, seed=0)
         assert MODELS["boosted"]().get_params().items() >= found.items()
 
-    def test_leaves_what_overfits(self) -> None:
-        """Labels that nothing tells: the less a model follows them, the better."""
+    def test_avoids_overfitting(self) -> None:
+        """Random labels: the less a model follows them, the better."""
         rng = np.random.default_rng(0)
-        seen, y = rng.normal(size=(1500, 6)), rng.random(1500) < 0.5
-        found = tune("boosted", seen, y, np.arange(1500) // 10, 8, seed=0)
+        values, y = rng.normal(size=(1500, 6)), rng.random(1500) < 0.5
+        found = tune("boosted", values, y, np.arange(1500) // 10, 8, seed=0)
         assert found["learning_rate"] < 0.2  # the default, which is tried first
 
     def test_no_trials_are_the_defaults(self) -> None:
-        seen, y, _ = rows(100, 0)
-        assert tune("head", seen, y, np.arange(100), 0, seed=0) == {}
+        values, y, _ = rows(100, 0)
+        assert tune("head", values, y, np.arange(100), 0, seed=0) == {}
 
-    def test_refuses_what_is_no_kind(self) -> None:
-        seen, y, _ = rows(100, 0)
+    def test_refuses_an_unknown_kind(self) -> None:
+        values, y, _ = rows(100, 0)
         with pytest.raises(UsageError, match="kind is 'tree'; it must be one of logistic, boosted, head"):
-            tune("tree", seen, y, np.arange(100), 1, seed=0)
+            tune("tree", values, y, np.arange(100), 1, seed=0)

@@ -1,4 +1,4 @@
-"""T as a share of what is drafted: what the scale says, and that it never falls."""
+"""The share scale: its values, and that it never falls."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def share(logit: float) -> float:
 
 
 @given(values, anything, anything)
-def test_a_higher_threshold_has_no_smaller_share(found: list[float], one: float, other: float) -> None:
-    if min(found) == math.inf:
-        found = [*found, 1.0] * 2
-    if found.count(math.inf) > 0.9 * len(found):
+def test_a_higher_threshold_has_no_smaller_share(divergences: list[float], one: float, other: float) -> None:
+    if min(divergences) == math.inf:
+        divergences = [*divergences, 1.0] * 2
+    if divergences.count(math.inf) > 0.9 * len(divergences):
         return
-    scale = ShareScale.of_traces(traces_of(js=found), ["js"])
+    scale = ShareScale.of_traces(traces_of(js=divergences), ["js"])
     low, high = (scale.of("js", threshold) for threshold in sorted((one, other)))
     assert NEVER <= low <= high <= MOST
 
@@ -54,7 +54,7 @@ def test_the_share_is_that_of_rows_with_no_larger_divergence() -> None:
     assert scale.of("js", -1e-9) == NEVER
 
 
-def test_where_nothing_or_everything_is_accepted_the_scale_ends() -> None:
+def test_the_scale_is_clipped() -> None:
     assert SCALE.of("js", -1.0) == SCALE.of("js", -math.inf) == NEVER
     assert SCALE.of("js", math.inf) == SCALE.of("js", 1e9) == MOST
     assert (share(NEVER), share(MOST)) == pytest.approx((0.01, 0.9999))
@@ -67,7 +67,7 @@ def test_thresholds_of_several_divergences_are_those_of_their_own_rows() -> None
     assert SCALE.of("js", 0.125) != SCALE.of("tv", 0.125)
 
 
-def test_many_thresholds_and_one_are_told_the_same() -> None:
+def test_arrays_and_single_thresholds_get_the_same_shares() -> None:
     thresholds = np.array([-1.0, 0.01, 0.3, 5.0, math.inf])
     assert SCALE.of_all("js", thresholds).tolist() == [SCALE.of("js", each) for each in thresholds.tolist()]
 
@@ -78,14 +78,14 @@ def test_a_share_has_a_threshold_of_that_share(logit: float) -> None:
     assert SCALE.of("js", threshold) == pytest.approx(logit, abs=1e-6)
 
 
-def test_the_rows_that_where_chooses_are_counted() -> None:
+def test_only_the_selected_rows_are_counted() -> None:
     rows = [[{"js": value, "problem": i}] * 10 for i, value in enumerate((0.1, 0.5, 5.0))]
     for chosen, expected in ((None, 1 / 3), (pc.field("problem") < 2, 1 / 2)):
         scale = ShareScale.of_traces(InMemory(rows), ["js"], chosen)
         assert share(scale.of("js", 0.1001)) == pytest.approx(expected, abs=0.04)  # knots are .14 apart in logit(u)
 
 
-def test_a_scale_comes_back_from_json() -> None:
+def test_a_scale_is_restored_from_json() -> None:
     again = ShareScale.from_json(json.loads(json.dumps(SCALE.to_json())))
     assert again.to_json() == SCALE.to_json()
     assert again.of("tv", 0.2) == SCALE.of("tv", 0.2)
@@ -104,14 +104,14 @@ def test_a_scale_comes_back_from_json() -> None:
         ([1.0], "is no share scale"),
     ],
 )
-def test_what_is_no_scale_is_refused_in_one_line(plain: Any, complaint: str) -> None:
+def test_invalid_scales_are_refused_in_one_line(plain: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
         ShareScale.from_json(plain)
     assert "\n" not in str(refused.value)
 
 
-def test_what_the_scale_does_not_know_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"knows divergences js, tv, not 'ag'; train with it"):
+def test_unknown_divergences_and_nan_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"has the divergences js, tv, not 'ag'; train with it"):
         SCALE.of("ag", 0.1)
     with pytest.raises(UsageError, match="the threshold is NaN"):
         SCALE.of("js", math.nan)

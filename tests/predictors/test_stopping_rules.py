@@ -1,4 +1,4 @@
-"""Stopping rules: what others' own code does, one row as many rows, and what time is worth."""
+"""Stopping rules: agreement with the original code, single rows and arrays, and the rates of the throughput rule."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.replaying import replay
+from fsd_collectors.replay.simulation import replay
 from fsd_decoding.errors import UsageError
 from fsd_predictors.features.draft_distribution import measure
-from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, Place
+from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, RoundContext
 from fsd_predictors.features.share_scale import Knots, ShareScale
 from fsd_predictors.stopping.baselines import AdaEdl, Confidence, FixedLength, Heuristic, Svip
 from fsd_predictors.stopping.dinkelbach import climb, rates_on, tokens_per_second
@@ -47,7 +47,7 @@ RULES: list[StoppingRule] = [
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @given(st.integers(0, 10_000), st.integers(1, 6))
-def test_rows_together_are_told_what_each_is_told_alone(rule: StoppingRule, seed: int, steps: int) -> None:
+def test_arrays_and_single_rows_get_the_same_decisions(rule: StoppingRule, seed: int, steps: int) -> None:
     rows = 7
     together = random_round(np.random.default_rng(seed), steps, rows, rule.kept)
     alone = [row_of(together, row) for row in range(rows)]
@@ -56,7 +56,7 @@ def test_rows_together_are_told_what_each_is_told_alone(rule: StoppingRule, seed
 
 
 @given(st.integers(1, 12), st.integers(0, 12), st.sampled_from(RULES))
-def test_rows_together_keep_what_each_keeps_alone(drafted: int, accepted: int, rule: StoppingRule) -> None:
+def test_arrays_and_single_rows_keep_the_same(drafted: int, accepted: int, rule: StoppingRule) -> None:
     accepted = min(drafted, accepted)
     kept = tuple(np.full(3, value) for value in rule.kept)
     together = rule.remembers(kept, np.full(3, drafted), np.full(3, accepted))
@@ -66,7 +66,7 @@ def test_rows_together_keep_what_each_keeps_alone(drafted: int, accepted: int, r
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @given(seed=st.integers(0, 10_000))
-def test_nothing_is_drafted_behind_the_end_of_a_text(rule: StoppingRule, seed: int) -> None:
+def test_nothing_is_drafted_after_the_end_of_a_text(rule: StoppingRule, seed: int) -> None:
     drafting = random_round(np.random.default_rng(seed), 1, 20, rule.kept)
     ended = np.asarray(drafting.steps[-1].ends) == 1.0
     assert not (np.broadcast_to(rule.goes_on(drafting), 20) & ended).any()
@@ -77,7 +77,7 @@ def one_token(logits: torch.Tensor, token: int) -> Drafted:
 
 
 def first(step: Drafted, rule: StoppingRule, steps: int = 1) -> Round:
-    return Round(Place.behind(NO_HISTORY, 0.0, 0.0, 0.0), rule.kept, [step] * steps)
+    return Round(RoundContext.after(NO_HISTORY, 0.0, 0.0, 0.0), rule.kept, [step] * steps)
 
 
 @given(st.integers(0, 10_000), st.floats(0.05, 0.9))
@@ -104,8 +104,8 @@ def test_the_heuristic_aims_where_transformers_does(begin: int, shares: list[flo
         kept = rule.remembers(kept, float(drafted), float(matches))
         assert kept == (float(theirs.num_assistant_tokens),)
     step = one_token(torch.zeros(1, 9), 0)
-    told = [rule.goes_on(Round(first(step, rule).place, kept, [step] * n)) for n in range(1, 40)]
-    assert told == [n < kept[0] for n in range(1, 40)]
+    decisions = [rule.goes_on(Round(first(step, rule).context, kept, [step] * n)) for n in range(1, 40)]
+    assert decisions == [n < kept[0] for n in range(1, 40)]
 
 
 def test_the_heuristic_grows_no_further_than_the_longest_draft() -> None:
@@ -126,7 +126,7 @@ def test_entropy_rules_are_their_papers_formulas(seed: int, threshold: float) ->
 
 
 def test_adaedl_follows_its_algorithm() -> None:
-    """One round of 4 accepted 2: r falls to .7, so λ rises; whole ones bring r back over .9, and then λ falls."""
+    """A round with 2 of 4 accepted: r falls to .7, so λ rises; fully accepted rounds raise r above .9, and λ falls."""
     rule = AdaEdl(0.5, 6)
     kept = rule.remembers(rule.kept, 4.0, 2.0)
     assert kept == pytest.approx((0.7, 0.501))
@@ -139,16 +139,16 @@ def test_adaedl_follows_its_algorithm() -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 3.0), st.floats(0.0, 0.5))
-def test_throughput_is_the_designs_formula(seed: int, rate: float, position: float) -> None:
+def test_throughput_equals_its_formula(seed: int, rate: float, position: float) -> None:
     rule = throughput(Rates((0.0,), (rate,), CostModel(0.3, 3.0, position)))
     whole = row_of(random_round(np.random.default_rng(seed), 5, 1, ()), 0)
-    drafting, survival = Round(whole.place), 1.0
+    drafting, survival = Round(whole.context), 1.0
     for step in whole.steps:
         drafting.steps.append(step)
-        share, steps = whole.place.share, drafting.steps
+        share, steps = whole.context.share, drafting.steps
         before = steps[-2].probability if len(steps) > 1 else 1.0
         survival *= 1 / (1 + math.exp(2.0 - 3.0 * step.top1 - share - before))
-        chance = 1 / (1 + math.exp(1.0 - 3.0 * step.probability - share + whole.place.refused))
+        chance = 1 / (1 + math.exp(1.0 - 3.0 * step.probability - share + whole.context.refused))
         assert rule.wants_more(drafting) == (survival * chance >= rate * (0.3 + position))
 
 
@@ -161,7 +161,7 @@ DIFFERENT = [
 ]  # fmt: skip
 
 
-def test_any_other_number_is_another_identity() -> None:
+def test_other_parameters_have_another_identity() -> None:
     assert len({rule.identity for rule in DIFFERENT}) == len(DIFFERENT)
     assert throughput().identity == throughput().identity
     assert [rule.reads_threshold for rule in RULES] == [False] * 5 + [True]
@@ -176,26 +176,26 @@ def test_any_other_number_is_another_identity() -> None:
         (lambda: Svip(0.0), "threshold is 0.0; it must be above 0"),
         (lambda: AdaEdl(0.5, 0), "most is 0"),
         (lambda: Heuristic(2.5, 8), "first is 2.5"),  # type: ignore[arg-type]
-        (lambda: Rates((1.0, 1.0), (2.0, 2.0), COSTS), "shares are .* that rise"),
+        (lambda: Rates((1.0, 1.0), (2.0, 2.0), COSTS), "shares are .*, rising numbers"),
         (lambda: Rates((), (), COSTS), "shares are"),
         (lambda: Rates((1.0,), (math.nan,), COSTS), "tokens_per_second are"),
         (lambda: Rates((1.0,), (1.0, 2.0), COSTS), "for each share"),
     ],
 )
-def test_what_is_no_rule_is_refused_in_one_line(make: Any, complaint: str) -> None:
+def test_invalid_rules_are_refused_in_one_line(make: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
         make()
     assert "\n" not in str(refused.value)
 
 
-def test_rates_lie_between_their_shares() -> None:
+def test_rates_are_interpolated() -> None:
     assert RATES.worth(0.5) == pytest.approx(1.0 * 0.6)
     assert RATES.worth(np.array([-9.0, 9.0])) == pytest.approx([0.5 * 0.6, 1.5 * 0.6])
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=8))
-def test_the_climb_reaches_the_largest_ratio(choices: list[tuple[float, float]]) -> None:
-    """Of N/D over pairs (N, D), by making N − λD largest: Dinkelbach's own problem."""
+def test_the_iteration_reaches_the_largest_ratio(choices: list[tuple[float, float]]) -> None:
+    """Maximises N/D over pairs (N, D) by maximising N − λD, as in Dinkelbach's paper."""
 
     def reached(rate: float) -> float:
         n, d = max(choices, key=lambda one: one[0] - rate * one[1])
@@ -210,7 +210,8 @@ SCALE = ShareScale({"js": Knots(np.array([0.0, 1.0]), np.array([0.0, 1.0]))})
 
 
 class Right:
-    """Knows how random traces are made: x = y by the chance in `top1` (.8 of the next), and D is even on [0, 1]."""
+    """Forecasts with the distribution of the random traces: x = y with probability `top1` (.8 for the next token), D
+    uniform on [0, 1]."""
 
     def __init__(self, role: str) -> None:
         self._top1 = None if role == "next" else FEATURES.index("top1")
@@ -225,7 +226,7 @@ class Right:
 
 
 def random_traces(completions: int = 300, tokens: int = 60, seed: int = 0) -> InMemory:
-    """Chances from .4 to 1, each token's own; T < 0 accepts `same_token` alone, T = .5 half of the others too."""
+    """Acceptance with probabilities from .4 to 1; T < 0 accepts `same_token` alone, T = .5 half of the others too."""
     rng = np.random.default_rng(seed)
     shape = completions, tokens
     chance = 1 - 0.6 * rng.random(shape) ** 2
@@ -243,26 +244,26 @@ def random_traces(completions: int = 300, tokens: int = 60, seed: int = 0) -> In
     )  # fmt: skip
 
 
-def test_rates_on_traces_are_what_the_rule_reaches_with_them() -> None:
+def test_rates_are_a_fixed_point() -> None:
     """A fixed point at each T, higher at the T that accepts more, and above every fixed length."""
 
-    def made(rates: Rates) -> StoppingRule:
+    def make_rule(rates: Rates) -> StoppingRule:
         return Throughput(Right("accepting"), Right("next"), rates, "right")
 
     traces = random_traces()
-    rates = rates_on(traces, made, UNENDING, SCALE, "fsd-coupled", "js", [0.5, -1.0], COSTS, 12)
+    rates = rates_on(traces, make_rule, UNENDING, SCALE, "fsd-coupled", "js", [0.5, -1.0], COSTS, 12)
     assert len(rates.shares) == 2
     assert rates.tokens_per_second[0] < rates.tokens_per_second[1]
     for threshold, rate in zip((-1.0, 0.5), rates.tokens_per_second, strict=True):
-        asked = InReplay(made(rates), UNENDING, SCALE)
-        reached = tokens_per_second(traces, asked, "fsd-coupled", "js", threshold, COSTS, 12)
+        stopping = InReplay(make_rule(rates), UNENDING, SCALE)
+        reached = tokens_per_second(traces, stopping, "fsd-coupled", "js", threshold, COSTS, 12)
         assert reached == pytest.approx(rate, rel=2e-3)
         fixed = [replay(traces, "fsd-coupled", "js", threshold, n).tokens_per_second(COSTS) for n in range(1, 13)]
         assert reached > max(fixed)
 
 
 @pytest.mark.parametrize("rule", ["coupled", "fsd-coupled", "fsd"])
-def test_the_oracle_takes_as_few_rounds_as_the_longest_draft_and_drafts_no_more_than_it_must(rule: str) -> None:
+def test_the_oracle_takes_the_fewest_rounds_and_drafts_the_least(rule: str) -> None:
     traces = random_traces(40)
     found, longest = replay(traces, rule, "js", 0.3, 9, oracle(rule)), replay(traces, rule, "js", 0.3, 9)
     assert found.rounds == longest.rounds

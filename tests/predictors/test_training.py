@@ -1,4 +1,4 @@
-"""Training, from traces to a judged predictor: what it uses, what it says, what it refuses."""
+"""Training, from traces to an evaluated predictor: what it uses, reports and refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fsd_calib import load_traces
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.errors import UsageError
 from fsd_predictors.datasets.rows import training_rows
-from fsd_predictors.datasets.split import divide, of_problems
+from fsd_predictors.datasets.split import problem_filter, split_problems
 from fsd_predictors.datasets.texts import Texts
 from fsd_predictors.features.features import FEATURES, ROLES, Array
 from fsd_predictors.features.share_scale import ShareScale
@@ -22,7 +22,7 @@ from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import Forecasts, evaluate, survival
+from fsd_predictors.training.evaluation import Forecasts, evaluate, survival_forecasts
 from fsd_predictors.training.importances import importance
 from support.tiny import word_tokenizer
 from support.tiny_traces import TOKENIZER, tiny_traces
@@ -30,19 +30,19 @@ from support.traces import ON_POLICY, manifest, write
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+def training_traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     return tiny_traces(tmp_path_factory.mktemp("traces"))
 
 
 @pytest.fixture(scope="module")
-def trained(given: Traces, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Predictor]:
+def trained(training_traces: Traces, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Predictor]:
     out = tmp_path_factory.mktemp("out") / "predictor"
-    return out, train(given, out, divergences=("js", "tv"), trials=1, tokenizer=TOKENIZER)
+    return out, train(training_traces, out, divergences=("js", "tv"), trials=1, tokenizer=TOKENIZER)
 
 
-def test_no_problem_of_the_certification_part_and_none_twice(given: Traces) -> None:
-    ids = divide(given)
-    tuning = given.to_pandas(["problem"], where=[("split", "==", "tuning")], table="completions").problem
+def test_no_problem_of_the_certification_part_and_none_twice(training_traces: Traces) -> None:
+    ids = split_problems(training_traces)
+    tuning = training_traces.to_pandas(["problem"], where=[("split", "==", "tuning")], table="completions").problem
     together = [*ids.training, *ids.calibration, *ids.evaluation]
     assert sorted(together) == sorted(tuning)
     assert len(ids.calibration) == pytest.approx(0.2 * len(tuning), abs=1)
@@ -50,26 +50,26 @@ def test_no_problem_of_the_certification_part_and_none_twice(given: Traces) -> N
     assert len(together) == len(set(together))
 
 
-def test_what_it_returns_is_on_disk_with_a_card(trained: tuple[Path, Predictor], given: Traces) -> None:
+def test_the_predictor_is_saved_with_a_card(trained: tuple[Path, Predictor], training_traces: Traces) -> None:
     out, predictor = trained
     assert Predictor.load(out).fingerprint == predictor.fingerprint
-    facts, run = predictor.facts, given.manifest
+    facts, run = predictor.facts, training_traces.manifest
     assert (facts.kind, facts.rule, facts.divergences, facts.traces) == (
         "boosted",
         "fsd-coupled",
         ("js", "tv"),
         run.run,
     )
-    assert sum(facts.problems.model_dump().values()) == len(divide(given).training) + 17 + 17
+    assert sum(facts.problems.model_dump().values()) == len(split_problems(training_traces).training) + 17 + 17
     assert (facts.target, facts.draft, facts.tokenizer, facts.eos) == (run.target, run.draft, run.tokenizer, run.eos)
     assert facts.falling == 0
     card = (out / "card.md").read_text()
-    for expected in ("reliability.png", "How good, by T", "by step", "pred_contrib", run.run, "top1", "probability"):
+    for expected in ("reliability.png", "Quality by T", "by step", "pred_contrib", run.run, "top1", "probability"):
         assert expected in card
     assert (out / "reliability.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_forecast_is_judged_at_every_threshold(trained: tuple[Path, Predictor]) -> None:
+def test_every_forecast_is_evaluated_at_every_threshold(trained: tuple[Path, Predictor]) -> None:
     reached = trained[1].facts.reached
     assert {(each.forecast, each.divergence) for each in reached} == {(f, d) for f in "abS" for d in ("js", "tv")}
     of_a = [each for each in reached if (each.forecast, each.divergence) == ("a", "js")]
@@ -78,9 +78,9 @@ def test_every_forecast_is_judged_at_every_threshold(trained: tuple[Path, Predic
     assert [each.accepted for each in of_a] == sorted(each.accepted for each in of_a)
 
 
-def test_the_same_settings_make_the_same_predictor(given: Traces, tmp_path: Path) -> None:
+def test_the_same_settings_make_the_same_predictor(training_traces: Traces, tmp_path: Path) -> None:
     made = [
-        train(given, tmp_path / str(n), trials=2, seed=seed, tokenizer=TOKENIZER).fingerprint
+        train(training_traces, tmp_path / str(n), trials=2, seed=seed, tokenizer=TOKENIZER).fingerprint
         for n, seed in enumerate((3, 3, 4))
     ]
     assert made[0] == made[1] != made[2]
@@ -93,20 +93,22 @@ def test_the_same_settings_make_the_same_predictor(given: Traces, tmp_path: Path
         pytest.param("head", "fsd-coupled", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_every_kind_and_every_fuzzy_rule(kind: str, rule: str, given: Traces, tmp_path: Path) -> None:
-    predictor = train(given, tmp_path, kind, rule, trials=0, tokenizer=TOKENIZER)
+def test_every_kind_and_every_fuzzy_rule(kind: str, rule: str, training_traces: Traces, tmp_path: Path) -> None:
+    predictor = train(training_traces, tmp_path, kind, rule, trials=0, tokenizer=TOKENIZER)
     assert predictor.facts.falling == 0
     assert Predictor.load(tmp_path).fingerprint == predictor.fingerprint
 
 
-def laid(given: Traces) -> tuple[Any, Texts, tuple[str, float]]:
-    """Rounds at one T, and the texts they lie on."""
+def laid(training_traces: Traces) -> tuple[Any, Texts, tuple[str, float]]:
+    """Returns rows at one T, and the texts they are of."""
     point = ("js", 0.1)
-    problems = divide(given).evaluation
-    kinds = TokenKinds.of(TOKENIZER, given.manifest.eos)
-    scale = ShareScale.of_traces(given, ("js",), of_problems(problems))
-    rows = training_rows(given, "fsd-coupled", scale, kinds, problems=problems, thresholds={"js": [0.1]}, seed=1)
-    return rows, Texts.of(given, "fsd-coupled", ("js",), kinds, problems), point
+    problems = split_problems(training_traces).evaluation
+    kinds = TokenKinds.of(TOKENIZER, training_traces.manifest.eos)
+    scale = ShareScale.of_traces(training_traces, ("js",), problem_filter(problems))
+    rows = training_rows(
+        training_traces, "fsd-coupled", scale, kinds, problems=problems, thresholds={"js": [0.1]}, seed=1
+    )
+    return rows, Texts.of(training_traces, "fsd-coupled", ("js",), kinds, problems), point
 
 
 class _Half(Boosted):
@@ -114,20 +116,20 @@ class _Half(Boosted):
         return np.full((len(X), 2), 0.5)
 
 
-def test_survival_multiplies_forecasts_and_counts_whole_drafts(given: Traces) -> None:
-    """Recounted from the traces, a token at a time."""
-    rows, texts, point = laid(given)
+def test_survival_multiplies_forecasts_and_counts_whole_drafts(training_traces: Traces) -> None:
+    """Compared with a count over the traces, token by token."""
+    rows, texts, point = laid(training_traces)
     first = rows.accepting[:, FEATURES.index("step")] == 1
-    found = survival(_Half(), rows.accepting[first], rows.problem[first], point, texts, steps=4)
+    found = survival_forecasts(_Half(), rows.accepting[first], rows.problem[first], point, texts, steps=4)
     assert found.forecast == pytest.approx(0.5**found.step)
-    table = given.to_pandas(["problem", "position", "same_token", "js", "drafted", "draft_probability"])
+    table = training_traces.to_pandas(["problem", "position", "same_token", "js", "drafted", "draft_probability"])
     expected = []
     by_problem = {problem: part.reset_index() for problem, part in table.groupby("problem")}
     for step in range(1, 5):
         for values, problem in zip(rows.accepting[first], rows.problem[first], strict=True):
             text, begin = by_problem[problem], int(values[FEATURES.index("position")])
             draft = text.iloc[begin : begin + step]
-            if len(draft) == step and not draft.drafted[:-1].isin(given.manifest.eos).any():
+            if len(draft) == step and not draft.drafted[:-1].isin(training_traces.manifest.eos).any():
                 expected.append((step, (draft.same_token | (draft.js <= 0.1)).all(), draft.draft_probability.prod()))
     steps, accepted, product = zip(*expected, strict=True)
     assert found.step.tolist() == list(steps)
@@ -151,7 +153,7 @@ def test_a_perfect_forecast_and_a_wrong_one() -> None:
     assert curve.accepted.tolist() == [0.0, 1.0]
 
 
-def test_one_class_has_no_order() -> None:
+def test_one_class_has_no_auc() -> None:
     rows = np.full(50, 0.5)
     (quality,) = evaluate({"b": {("tv", 0.5): Forecasts(rows, np.ones(50, bool), rows * 2, rows, rows)}}).reached
     assert quality.auc is None
@@ -159,7 +161,7 @@ def test_one_class_has_no_order() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_importance_goes_to_what_matters(kind: str) -> None:
+def test_relevant_features_have_the_importance(kind: str) -> None:
     random = np.random.default_rng(0)
     rows = random.normal(size=(3000, 4))
     accepted = rows[:, 2] + 0.1 * random.normal(size=3000) > 0
@@ -173,25 +175,27 @@ def test_importance_goes_to_what_matters(kind: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"kind": "oracle"}, "kind 'oracle' is unknown; train one of logistic, boosted, head"),
+        ({"kind": "oracle"}, "kind 'oracle' is unknown; choose one of logistic, boosted, head"),
         ({"rule": "typical"}, "rule 'typical' cannot be replayed"),
-        ({"rule": "sd"}, "rule 'sd' has no T; train for fsd-sd, which is sd where T < 0"),
-        ({"divergences": ()}, "divergences are empty; name one at least"),
+        ({"rule": "sd"}, "rule 'sd' has no threshold; train for fsd-sd, which equals sd at T < 0"),
+        ({"divergences": ()}, "no divergences are given; name at least one"),
         ({"divergences": ("ag",)}, "hold no divergence 'ag', only js, tv"),
-        ({"limit": 49}, "hold 49 problems of the tuning part, by --limit; a predictor needs 50 at least"),
+        ({"limit": 49}, "hold 49 problems of the tuning part within --limit; a predictor needs at least 50"),
         ({"tokenizer": word_tokenizer(39)}, "collected with the tokenizer of '', this is another"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, Any], complaint: str, given: Traces, tmp_path: Path) -> None:
+def test_bad_settings_are_refused(
+    settings: dict[str, Any], complaint: str, training_traces: Traces, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError) as refusal:
-        train(given, tmp_path / "out", **{"tokenizer": TOKENIZER, **settings})
+        train(training_traces, tmp_path / "out", **{"tokenizer": TOKENIZER, **settings})
     assert complaint in str(refusal.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_too_few_problems_say_how_many_it_takes(tmp_path: Path) -> None:
+def test_too_few_problems_are_refused(tmp_path: Path) -> None:
     few = tiny_traces(tmp_path / "few", problems=60)
-    with pytest.raises(UsageError, match=r"hold \d\d problems of the tuning part; a predictor needs 50 at least"):
+    with pytest.raises(UsageError, match=r"hold \d\d problems of the tuning part; a predictor needs at least 50"):
         train(few, tmp_path / "out", tokenizer=TOKENIZER)
 
 
@@ -204,21 +208,21 @@ def test_a_draft_that_is_its_target_leaves_nothing_to_predict(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        (ON_POLICY, "these traces are on-policy; training needs the target's own text"),
+        (ON_POLICY, "these traces are on-policy; training needs traces along the target"),
         ({"divergence_version": 0}, "the traces' divergences are version 0, these are version 1; collect again"),
     ],
 )
-def test_traces_of_another_making_are_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_unsuitable_traces_are_refused(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     traces = load_traces(write(tmp_path / "traces", manifest(**changes)))
     with pytest.raises(UsageError) as refusal:
         train(traces, tmp_path / "out", tokenizer=TOKENIZER)
     assert complaint in str(refusal.value)
 
 
-def test_a_folder_of_something_else_is_refused_before_the_work(given: Traces, tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_refused_before_training(training_traces: Traces, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is no predictor's"):
-        train(given, tmp_path, tokenizer=TOKENIZER)
+    with pytest.raises(UsageError, match=r"holds 'thesis\.tex', which is not a file of a predictor"):
+        train(training_traces, tmp_path, tokenizer=TOKENIZER)
 
 
 def test_features_are_named_in_order(trained: tuple[Path, Predictor]) -> None:

@@ -1,4 +1,4 @@
-"""Rows to train on: what a plain loop over rounds and tokens makes of the same traces, how many, and which."""
+"""Training rows, compared with a plain loop over rounds and tokens of the same traces."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from fsd_collectors.replay.blocks import blocks
 from fsd_collectors.replay.cases import cases
-from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, lay
+from fsd_collectors.replay.rounds import RoundPolicy, lanes_of, simulate_rounds
 from fsd_decoding.errors import UsageError
-from fsd_predictors.datasets.examples import CEILING, Examining
+from fsd_predictors.datasets.examples import CEILING, ExampleMaker
 from fsd_predictors.datasets.rows import Rows, training_rows
 from fsd_predictors.datasets.sample import Sample
 from fsd_predictors.features.draft_distribution import MEASURED
-from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, Place, known
+from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, RoundContext, feature_values
+from fsd_predictors.features.from_traces import COLUMNS, updated_history
 from fsd_predictors.features.share_scale import NEVER, ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from fsd_predictors.features.traced import COLUMNS, remembered
 from support.in_memory import Facts, InMemory
 
 Row = dict[str, Any]
@@ -67,11 +67,11 @@ def accepts(row: Row, rule: str, divergence: str, threshold: float) -> bool:
 def by_hand(
     text: Sequence[Row], lengths: Sequence[int], rule: str, divergence: str, threshold: float
 ) -> Iterator[tuple[str, list[Any], bool]]:
-    """What is forecast, by what, and whether it came true; with `lengths` of the drafts that begin at each place."""
+    """Yields the forecast, the features and the label of each example; `lengths` are draft lengths by position."""
     at, history = 0, list(NO_HISTORY)
     while at < len(text):
         share, index = SCALE.of(divergence, threshold), float(SCALE.index(divergence))
-        place = Place(float(at), share, index, tuple(history[:3]), *history[3:])
+        place = RoundContext(float(at), share, index, tuple(history[:3]), *history[3:])
         drafts = text[at : at + lengths[at]]
         agreed = [accepts(row, rule, divergence, threshold) for row in drafts]
         accepted = next((i for i, yes in enumerate(agreed) if not yes), len(drafts))
@@ -80,11 +80,11 @@ def by_hand(
             token = row["drafted"]
             shape = [row[name] for name in DRAFT]
             steps.append(Drafted(*shape, *(float(of[token]) for of in (KINDS.kind, KINDS.ends))))
-            yield "accepting", known(steps, place), agreed[i]
+            yield "accepting", feature_values(steps, place), agreed[i]
             if token == ENDS and agreed[i]:
-                yield "next", known(steps, place), False
+                yield "next", feature_values(steps, place), False
             if agreed[i] and token != ENDS and at + i + 1 < len(text):
-                yield "next", known(steps, place), accepts(text[at + i + 1], rule, divergence, threshold)
+                yield "next", feature_values(steps, place), accepts(text[at + i + 1], rule, divergence, threshold)
             if token == ENDS:
                 break
         alone = [row[divergence] for row in drafts[:accepted] if not accepts(row, rule, divergence, -1.0)]
@@ -100,7 +100,7 @@ def in_order(rows: Sequence[Sequence[Any]]) -> list[list[float]]:
 def expected(
     texts: Sequence[Sequence[Row]], length: int, rule: str, points: Sequence[tuple[str, float]]
 ) -> dict[str, list[list[float]]]:
-    """Rows with their answers behind them, in some order."""
+    """Returns the expected rows, each followed by its label, sorted."""
     found: dict[str, list[list[Any]]] = {"accepting": [], "next": []}
     for name, threshold in points:
         for text in texts:
@@ -109,7 +109,7 @@ def expected(
     return {forecast: in_order(rows) for forecast, rows in found.items()}
 
 
-def told(rows: Rows) -> dict[str, list[list[float]]]:
+def rows_by_forecast(rows: Rows) -> dict[str, list[list[float]]]:
     pairs = {"accepting": (rows.accepting, rows.accepted), "next": (rows.next, rows.next_accepted)}
     return {forecast: in_order(np.column_stack(pair).tolist()) for forecast, pair in pairs.items()}
 
@@ -122,16 +122,16 @@ def told(rows: Rows) -> dict[str, list[list[float]]]:
     st.sampled_from([-1.0, 0.3, 0.8, math.inf]),
     st.integers(1, 7),
 )
-def test_examples_are_those_of_a_loop_over_rounds(
+def test_examples_equal_those_of_a_plain_loop(
     seed: int, rule: str, divergence: str, threshold: float, length: int
 ) -> None:
     texts = random_texts(5, 20, seed)
     (case,) = cases(traces_of(texts), [rule], [divergence], [threshold], None)
     (block,) = blocks(traces_of(texts), [*COLUMNS, *case.columns])
-    examining = Examining(case, block, SCALE, KINDS)
-    policy = RoundPolicy((), lambda begins: begins.lanes.most, NO_HISTORY, remembered)
+    examining = ExampleMaker(case, block, SCALE, KINDS)
+    policy = RoundPolicy((), lambda starts: starts.lanes.most, NO_HISTORY, updated_history)
     found: dict[str, list[list[Any]]] = {"accepting": [], "next": []}
-    for laid in lay(case, block, lanes_of(block, np.array([threshold]), np.array([length])), policy):
+    for laid in simulate_rounds(case, block, lanes_of(block, np.array([threshold]), np.array([length])), policy):
         for one in examining(laid, np.arange(len(laid.lanes))):
             found[one.forecast] += np.column_stack([one.values, one.accepted]).tolist()
     expectation = expected(texts, length, rule, [(divergence, threshold)])
@@ -140,14 +140,14 @@ def test_examples_are_those_of_a_loop_over_rounds(
 
 
 @pytest.mark.parametrize("rule", sorted(FUZZY))
-def test_rows_are_the_examples_of_every_text_at_every_threshold_asked_for(rule: str) -> None:
-    """Drafts of one token: chance has no say in them."""
-    asked = {"tv": [-1.0, 0.4], "js": [0.2]}
-    rows = training_rows(TRACES, rule, SCALE, KINDS, most=1, thresholds=asked)
-    expectation = expected(TEXTS, 1, rule, [(name, each) for name, scale in asked.items() for each in scale])
+def test_rows_are_the_examples_of_every_text_at_every_threshold(rule: str) -> None:
+    """Drafts of one token, so that nothing is random."""
+    options = {"tv": [-1.0, 0.4], "js": [0.2]}
+    rows = training_rows(TRACES, rule, SCALE, KINDS, most=1, thresholds=options)
+    expectation = expected(TEXTS, 1, rule, [(name, each) for name, scale in options.items() for each in scale])
     assert rows.accepting.shape == (len(rows.accepted), len(FEATURES))
     assert rows.next.shape == (len(rows.next_accepted), len(FEATURES))
-    for forecast, found in told(rows).items():
+    for forecast, found in rows_by_forecast(rows).items():
         assert np.allclose(found, expectation[forecast], rtol=1e-6, atol=0)
 
 
@@ -175,8 +175,8 @@ def test_drafts_have_all_lengths_and_rounds_their_history() -> None:
     assert last["refused"] > 0
 
 
-def test_problems_that_are_not_there_are_refused() -> None:
-    with pytest.raises(UsageError, match="chooses no rows"):
+def test_unknown_problems_are_refused() -> None:
+    with pytest.raises(UsageError, match="selects no rows"):
         training_rows(TRACES, "fsd", SCALE, KINDS, problems=[1])
 
 
@@ -185,20 +185,20 @@ def same(one: Rows, other: Rows) -> bool:
     return all(np.array_equal(a, b) if a is not None else b is None for a, b in pairs)
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_rows() -> None:
     of_seed = [training_rows(TRACES, "fsd-coupled", SCALE, KINDS, seed=seed, limit=200) for seed in (1, 1, 2)]
     assert same(of_seed[0], of_seed[1])
     assert not same(of_seed[0], of_seed[2])
 
 
-def test_chosen_problems_alone_give_rows() -> None:
+def test_only_the_selected_problems_give_rows() -> None:
     rows = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, problems=[103, 117], seed=3)
     alone = training_rows(traces_of([TEXTS[3], TEXTS[17]]), "fsd-coupled", SCALE, KINDS, seed=3)
     assert same(rows, alone)
     assert set(rows.problem.tolist()) == {103, 117} >= set(rows.next_problem.tolist())
 
 
-def test_rows_know_their_problem_and_the_state_behind_them() -> None:
+def test_rows_hold_their_problem_and_hidden_state() -> None:
     rows = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, hidden=True)
     assert rows.hidden is not None
     assert rows.next_hidden is not None
@@ -208,13 +208,13 @@ def test_rows_know_their_problem_and_the_state_behind_them() -> None:
     ):
         assert len(values) == len(problems) == len(states)
         for row, problem, state in list(zip(values, problems, states, strict=True))[::97]:
-            told = dict(zip(FEATURES, row.tolist(), strict=True))
-            source = TEXTS[problem - 100][int(told["position"] + told["step"]) - 1]
-            assert source["draft_entropy"] == told["entropy"]
+            rows_by_forecast = dict(zip(FEATURES, row.tolist(), strict=True))
+            source = TEXTS[problem - 100][int(rows_by_forecast["position"] + rows_by_forecast["step"]) - 1]
+            assert source["draft_entropy"] == rows_by_forecast["entropy"]
             assert np.array_equal(source["draft_hidden"], state)
 
 
-def test_the_ceiling_knows_what_the_target_says_of_the_place_that_is_forecast() -> None:
+def test_the_ceiling_adds_the_targets_statistics() -> None:
     plain, rows = (training_rows(TRACES, "fsd-coupled", SCALE, KINDS, ceiling=each) for each in (False, True))
     assert np.array_equal(plain.next, rows.next[:, : -len(CEILING)])
     for values, ahead, problems in ((rows.accepting, 0, rows.problem), (rows.next, 1, rows.next_problem)):
@@ -225,11 +225,11 @@ def test_the_ceiling_knows_what_the_target_says_of_the_place_that_is_forecast() 
             assert row[-len(CEILING) :].tolist() == [text[min(at, len(text) - 1)][name] for name in CEILING]
 
 
-def test_of_too_many_rows_whole_rounds_are_kept() -> None:
-    """Few of either kind: a round's first row is there whenever a later one is."""
-    asked: dict[str, Any] = {"thresholds": {"js": [0.5]}, "seed": 5}
-    everything = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, **asked)
-    some = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, limit=150, **asked)
+def test_a_limit_keeps_whole_rounds() -> None:
+    """A round's first row is kept whenever a later one is."""
+    options: dict[str, Any] = {"thresholds": {"js": [0.5]}, "seed": 5}
+    everything = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, **options)
+    some = training_rows(TRACES, "fsd-coupled", SCALE, KINDS, limit=150, **options)
     assert 100 < len(some.accepting) <= 150
     assert 0 < len(some.next) <= len(some.accepting) < len(everything.accepting)
     everywhere = {tuple(row) for row in everything.accepting.tolist()}
@@ -242,7 +242,7 @@ def test_of_too_many_rows_whole_rounds_are_kept() -> None:
         assert (problem, row[position]) in begun
 
 
-def test_every_group_has_one_chance_to_be_sampled() -> None:
+def test_all_groups_are_equally_likely_to_be_sampled() -> None:
     """1,000 groups of two rows, in 40 additions, for 300 rows: each half of them expects 75 groups."""
     sample, rng = Sample(300), np.random.default_rng(0)
     for part in range(40):
@@ -264,20 +264,20 @@ def test_where_nothing_is_accepted_b_has_no_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("traces", "rule", "asked", "complaint"),
+    ("traces", "rule", "options", "complaint"),
     [
         (replace(TRACES, manifest=Facts(way="on-policy")), "fsd", {}, "are on-policy; replay needs"),
         (replace(TRACES, manifest=Facts()), "fsd", {}, "no divergence 'tv', only js"),
-        (TRACES, "fsd", {"thresholds": {"ag": [0.1]}}, "knows divergences js, tv, not 'ag'"),
-        (TRACES, "fsd", {"thresholds": 0}, "thresholds=0; it must be 1 or more"),
+        (TRACES, "fsd", {"thresholds": {"ag": [0.1]}}, "has the divergences js, tv, not 'ag'"),
+        (TRACES, "fsd", {"thresholds": 0}, "thresholds=0; it must be a number of 1 or more"),
         (TRACES, "fsd", {"most": 0}, r"draft lengths are \[0\]"),
         (TRACES, "coupled", {}, "rule 'coupled' has no threshold"),
         (TRACES, "typical", {}, "rule 'typical' cannot be replayed"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
-    traces: InMemory, rule: str, asked: dict[str, Any], complaint: str
+def test_invalid_arguments_are_refused_in_one_line(
+    traces: InMemory, rule: str, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
-        training_rows(traces, rule, SCALE, KINDS, **asked)
+        training_rows(traces, rule, SCALE, KINDS, **options)
     assert "\n" not in str(refused.value)

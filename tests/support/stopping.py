@@ -13,7 +13,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result
 from fsd_predictors.features.draft_distribution import MEASURED, measure
-from fsd_predictors.features.features import NO_HISTORY, Array, Drafted, Place
+from fsd_predictors.features.features import NO_HISTORY, Array, Drafted, RoundContext
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.stopping.rule import Kept, Round
 from support.in_memory import InMemory
@@ -44,7 +44,7 @@ def random_round(rng: np.random.Generator, steps: int, rows: int, kept: Kept) ->
     def drawn() -> Any:
         return rng.random(rows)
 
-    place = Place.behind([drawn() for _ in NO_HISTORY], rng.integers(0, 50, rows) * 1.0, drawn(), np.zeros(rows))
+    place = RoundContext.after([drawn() for _ in NO_HISTORY], rng.integers(0, 50, rows) * 1.0, drawn(), np.zeros(rows))
     drafted = [
         Drafted(*(drawn() for _ in MEASURED), kind=rng.integers(0, 4, rows) * 1.0, ends=(drawn() < 0.2) * 1.0)  # type: ignore[misc]
         for _ in range(steps)
@@ -58,7 +58,7 @@ def row_of(known: Any, row: int) -> Any:
         return float(known[row])
     if isinstance(known, (list, tuple)):
         return type(known)(row_of(one, row) for one in known)
-    if isinstance(known, (Drafted, Place, Round)):
+    if isinstance(known, (Drafted, RoundContext, Round)):
         return type(known)(**{name: row_of(value, row) for name, value in vars(known).items()})
     return known
 

@@ -14,7 +14,7 @@ import numpy as np
 from fsd_predictors.datasets.rows import Rows
 from fsd_predictors.features.features import FEATURES
 from fsd_predictors.models.base import AcceptanceModel
-from fsd_predictors.models.calibration import calibrated
+from fsd_predictors.models.calibration import fit_calibration
 from fsd_predictors.models.registry import MODELS
 from lib.stopping.decode import Array, Contestant
 from lib.stopping.predicted import BeyondEnd, by_models
@@ -63,7 +63,7 @@ def without(world: World, features: Collection[str]) -> Pair:
 def fitted(world: World, role: str, rows: Array, accepted: Array, mending: Array, mended: Array) -> AcceptanceModel:
     """As `train` does it, with the settings that it found."""
     parameters = world.predictors[KINDS[0]].facts.parameters[role]
-    return calibrated(MODELS[KINDS[0]](share=0, **parameters).fit(rows, accepted), mending, mended)
+    return fit_calibration(MODELS[KINDS[0]](share=0, **parameters).fit(rows, accepted), mending, mended)
 
 
 def _next(rows: Rows, blank: Collection[str], endless: bool) -> tuple[Array, Array]:

@@ -12,10 +12,10 @@ from functools import lru_cache
 import numpy as np
 
 from fsd_collectors.replay import RoundPolicy, replay, sweep
-from fsd_collectors.replay.rounds import Begins
+from fsd_collectors.replay.rounds import RoundStarts
 from fsd_predictors.datasets.examples import CEILING
-from fsd_predictors.features.features import NO_HISTORY, known, matrix
-from fsd_predictors.features.traced import COLUMNS, drafted, place, remembered
+from fsd_predictors.features.features import NO_HISTORY, feature_values, matrix
+from fsd_predictors.features.from_traces import COLUMNS, drafted, round_context, updated_history
 from fsd_predictors.stopping.dinkelbach import climb, tokens_per_second
 from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.oracle import oracle
@@ -75,26 +75,26 @@ class _Foresees:
 
     def __init__(self, world: World, pair: Pair, step: float) -> None:
         self._world, self._pair, self._step = world, pair, step
-        self.policy = RoundPolicy((*COLUMNS, *CEILING), self._lengths, NO_HISTORY, remembered)
+        self.policy = RoundPolicy((*COLUMNS, *CEILING), self._lengths, NO_HISTORY, updated_history)
 
-    def _lengths(self, begins: Begins) -> Array:
-        lengths, lanes = np.zeros(len(begins.rows), np.int64), np.arange(len(begins.rows))
+    def _lengths(self, starts: RoundStarts) -> Array:
+        lengths, lanes = np.zeros(len(starts.rows), np.int64), np.arange(len(starts.rows))
         survival = np.ones(len(lanes))
         while len(lanes):
-            a, b, ends = self._forecasts(begins, lanes, int(lengths[lanes[0]]))
+            a, b, ends = self._forecasts(starts, lanes, int(lengths[lanes[0]]))
             survival[lanes] *= a
             lengths[lanes] += 1
-            more = ~ends & (lengths[lanes] < begins.lanes.most[lanes]) & (survival[lanes] * b >= self._step)
+            more = ~ends & (lengths[lanes] < starts.lanes.most[lanes]) & (survival[lanes] * b >= self._step)
             lanes = lanes[more]
         return lengths
 
-    def _forecasts(self, begins: Begins, lanes: Array, step: int) -> tuple[Array, Array, Array]:
+    def _forecasts(self, starts: RoundStarts, lanes: Array, step: int) -> tuple[Array, Array, Array]:
         """a, b and whether the token ends the text, (n,) each, of the lanes' tokens behind the first `step`."""
-        world, now = self._world, begins.taken(lanes)
+        world, now = self._world, starts.select(lanes)
         last = now.lanes.ends - 1
         at = [np.minimum(now.rows + i, last) for i in range(step + 2)]
         steps = [drafted(now.columns, rows, world.kinds) for rows in at[:-1]]
-        values = matrix(known(steps, place(now, world.scale)))
+        values = matrix(feature_values(steps, round_context(now, world.scale)))
         seen, coming = (np.column_stack([now.columns[name][rows] for name in CEILING]) for rows in at[-2:])
         a, b = (
             model.predict_proba(np.column_stack([values, above]))[:, 1]

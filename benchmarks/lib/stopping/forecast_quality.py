@@ -15,7 +15,7 @@ from fsd_predictors.datasets.texts import Texts
 from fsd_predictors.features.features import FEATURES
 from fsd_predictors.features.share_scale import MOST, NEVER
 from fsd_predictors.models.metrics import falls
-from fsd_predictors.training.evaluation import evaluate, judged
+from fsd_predictors.training.evaluation import evaluate, make_forecasts
 from lib.stopping.world import DIVERGENCE, KINDS, RULE, World
 
 _SHARES = 40  # T at each random row
@@ -34,7 +34,7 @@ def forecast_quality(world: World, threshold: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in KINDS:
         predictor = world.predictors[kind]
-        reached = evaluate(judged(predictor.accepting, predictor.next, {point: rows}, texts)).reached
+        reached = evaluate(make_forecasts(predictor.accepting, predictor.next, {point: rows}, texts)).reached
         found[kind] = {
             "reached": [quality.model_dump() for quality in reached],
             "violations": _violations(predictor.accepting, rows.accepting, world.size.random_rows)

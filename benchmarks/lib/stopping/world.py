@@ -19,7 +19,7 @@ from fsd_collectors.store.reading import Traces
 from fsd_data import pair_paths
 from fsd_decoding.sampling import Sampling
 from fsd_predictors.datasets.rows import Rows, training_rows
-from fsd_predictors.datasets.split import divide
+from fsd_predictors.datasets.split import split_problems
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.predictor import Predictor
@@ -88,7 +88,7 @@ class World:
     def training_rows(self, ceiling: bool = False) -> tuple[Rows, Rows]:
         """Of the problems that fitted the predictors and of those that calibrated them."""
         traces = self.traces("training")
-        ids = divide(traces)
+        ids = split_problems(traces)
         lay = partial(training_rows, traces, RULE, self.scale, self.kinds, seed=0, ceiling=ceiling)
         return lay(problems=ids.training), lay(problems=ids.calibration)
 

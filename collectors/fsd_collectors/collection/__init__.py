@@ -1,1 +1,1 @@
-"""From a task and two models to rows: along the target, or on-policy."""
+"""Collection of traces from a task and two models, along the target or on-policy."""

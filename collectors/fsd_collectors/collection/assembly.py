@@ -1,8 +1,4 @@
-"""From what was measured to the rows of a portion's tables.
-
-Knows the schema and how its columns come about from completions, rounds and measured positions. Knows neither models
-nor files.
-"""
+"""Assembly of a portion's tables from its completions, rounds and measured positions."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fsd_collectors.collection.on_policy import Drafted, Rounds
+from fsd_collectors.collection.on_policy import DraftedTokens, Rounds
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import COMPLETIONS, ROUNDS, ROUNDS_BACK, Column, token_columns
 from fsd_collectors.split import Part
@@ -26,16 +22,17 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Completions:
-    """A portion's problems and what became of them: as many entries each."""
+    """A portion's problems and their completions; all sequences have one entry for each."""
 
     manifest: Manifest
-    problems: Sequence[int]  # their ids
+    problems: Sequence[int]  # ids
     splits: Sequence[Part]
     prompts: Sequence[Sequence[int]]
     results: Sequence[Result]
     correct: Sequence[bool]
 
     def table(self) -> pa.Table:
+        """Returns the table of completions."""
         results = self.results
         each = {name: [getattr(r, name) for r in results] for name in ("tokens", "text", "finish_reason", "emitted")}
         counts = {
@@ -44,22 +41,29 @@ class Completions:
             "accepted": [r.accepted for r in results],
             "prompt_tokens": [len(prompt) for prompt in self.prompts],
         }
-        everyone = np.arange(len(results))
-        return _table(COMPLETIONS, self._of(everyone) | each | counts)
+        return _table(COMPLETIONS, self._repeat(np.arange(len(results))) | each | counts)
 
     def along_target(self, owner: Array, position: Array, measured: dict[str, Array], states: Array | None) -> pa.Table:
-        """Rows of tokens, of completions `owner` (N,) at `position` (N,), from 0."""
+        """Returns the table of tokens of traces along the target.
+
+        Args:
+            owner: (N,) index of the completion.
+            position: (N,) position in the completion, from 0.
+            measured: (N,) each, by column.
+            states: (N, width) hidden states.
+        """
         always = np.ones(len(owner), dtype=np.bool_)
-        given = {"position": position, "decided": always, "in_text": always, "draft_hidden": states}
-        return _table(self._token_columns, self._of(owner) | given | measured)
+        facts = {"position": position, "decided": always, "in_text": always, "draft_hidden": states}
+        return _table(self._token_columns, self._repeat(owner) | facts | measured)
 
     def rounds(self, rounds: Rounds) -> pa.Table:
+        """Returns the table of rounds."""
         place = {"round": rounds.number, "position": self._in_completion(rounds)}
-        same = ("proposed", "accepted", "batch", "draft_seconds", "verify_seconds")
-        return _table(ROUNDS, self._of(rounds.owner) | place | {name: getattr(rounds, name) for name in same})
+        copied = ("proposed", "accepted", "batch", "draft_seconds", "verify_seconds")
+        return _table(ROUNDS, self._repeat(rounds.owner) | place | {name: getattr(rounds, name) for name in copied})
 
-    def on_policy(self, rounds: Rounds, drafted: Drafted, measured: dict[str, Array]) -> pa.Table:
-        """Rows of tokens; `measured` is `drafted.measured` by name."""
+    def on_policy(self, rounds: Rounds, drafted: DraftedTokens, measured: dict[str, Array]) -> pa.Table:
+        """Returns the table of tokens of on-policy traces; `measured` is `drafted.measured` by column."""
         at = drafted.round_
         position = self._in_completion(rounds)[at] + drafted.place
         accepted = rounds.accepted[at]
@@ -73,26 +77,26 @@ class Completions:
             "in_text": position < np.array([r.emitted for r in self.results])[rounds.owner[at]],
             "draft_hidden": drafted.states,
         }
-        return _table(self._token_columns, self._of(rounds.owner[at]) | place | history | measured)
+        return _table(self._token_columns, self._repeat(rounds.owner[at]) | place | history | measured)
 
     @property
     def _token_columns(self) -> tuple[Column, ...]:
         return token_columns(self.manifest.divergences, self.manifest.hidden)
 
     def _in_completion(self, rounds: Rounds) -> Array:
-        """Where rounds begin, counted from the prompt's end."""
+        """Returns the positions in their completions where rounds begin."""
         lengths = np.array([len(prompt) for prompt in self.prompts])
         places: Array = rounds.position - lengths[rounds.owner]
         return places
 
-    def _of(self, owner: Array) -> dict[str, Any]:
-        """What every row of a completion repeats; `owner` is whose a row is."""
-        taken = pa.array(owner)
+    def _repeat(self, owner: Array) -> dict[str, Any]:
+        """Returns the columns that all rows of a completion share, for rows of the completions `owner`."""
+        indices = pa.array(owner)
         run = pa.repeat(self.manifest.run, len(owner))
-        return {"run": run} | {name: values.take(taken) for name, values in self._repeated.items()}
+        return {"run": run} | {name: values.take(indices) for name, values in self._shared.items()}
 
     @cached_property
-    def _repeated(self) -> dict[str, pa.Array]:
+    def _shared(self) -> dict[str, pa.Array]:
         return {
             "problem": pa.array(self.problems, pa.int64()),
             "split": pa.array(self.splits, pa.string()),
@@ -101,7 +105,7 @@ class Completions:
 
 
 def _table(columns: Sequence[Column], values: Mapping[str, Any]) -> pa.Table:
-    """`values` by column; one that may be null is, where there is none of it."""
+    """Builds a table; columns that `values` lacks are null."""
     count = len(values["problem"])
     arrays = [_array(c, values[c.name]) if c.name in values else pa.nulls(count, c.type) for c in columns]
     return pa.Table.from_arrays(arrays, names=[c.name for c in columns])

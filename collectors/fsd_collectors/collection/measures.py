@@ -1,7 +1,6 @@
-"""What one position tells: from logits of p and q to the columns of a trace.
+"""Columns of traces computed from the logits of p and q, on the device and without waiting for it.
 
-Knows the formulas behind the schema's columns of decision, divergence and shape. Knows nothing of rounds, models,
-completions or files. Everything stays on the device, and nothing waits for it.
+`Measures` computes them; `HostCopies` copies the results to the host while the device goes on.
 """
 
 from __future__ import annotations
@@ -18,47 +17,46 @@ from fsd_decoding.divergence import DistributionPair, check_name, divergences_of
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 
-# MERGED: """Results on their way from a device to the host, which nobody waits for until all are there.
-#
-# Knows tensors and streams. Knows nothing of what they hold.
-# """
-
-
-_CHUNK = 1 << 25  # logits (positions x V): bounds what the formulas allocate
-_CPU_CHUNK = 1 << 17  # there few enough for the cache, and enough to pay for calling some hundred operations
+_CHUNK = 1 << 25  # logits (positions x V) of a chunk: bounds the memory of intermediate results
+_CPU_CHUNK = 1 << 17  # on a CPU few enough for the cache, yet enough to outweigh the overhead of some hundred calls
 
 _SHAPE = ("entropy", "varentropy", "top1", "top2", "margin", "rank", "probability")
 
 
 def chunk_size(logits: Tensor) -> int:
-    """How many logits of a model are worked on at once, where these are."""
+    """Returns the number of a model's logits that are processed at once on the device of `logits`."""
     return _CPU_CHUNK if logits.device.type == "cpu" else _CHUNK
 
 
 @dataclass(frozen=True)
 class Positions:
-    """N positions where a token was drafted, of whatever rows and rounds."""
+    """N positions at which a token was drafted."""
 
     target_logits: Tensor  # (N, V) raw
     draft_logits: Tensor  # (N, V) raw
     drafted: Tensor  # (N,) x
     choice: Tensor  # (N,) y
-    positions: Tensor  # (N,) absolute ones of the tokens
-    keys: Tensor  # (N, 2) of the noise
+    positions: Tensor  # (N,) absolute positions of the tokens
+    keys: Tensor  # (N, 2) keys of the noise
 
     def chunks(self) -> Iterator[Positions]:
+        """Yields the positions in chunks of bounded size."""
         size = max(1, chunk_size(self.target_logits) // self.target_logits.shape[-1])
         parts = (getattr(self, field.name).split(size) for field in fields(self))
         return (Positions(*chunk) for chunk in zip(*parts, strict=True))
 
 
 class Measures:
-    """Measures positions: one row a column, of the schema's name and meaning.
+    """Computes the columns of decision, divergence and shape; `fsd_collectors.schema` defines them.
 
     Args:
-        divergences: names, a column each. on: the logits they are computed on.
-        sampling: what p and q are processed by, temperature, top-k, top-p and min-p; anything that depends on the
-            text before a position is refused.
+        divergences: names of the divergences, one column each.
+        on: logits that the divergences are computed on, raw or processed.
+        sampling: temperature, top-k, top-p and min-p by which p and q are processed. Settings that depend on the
+            preceding text are not supported.
+
+    Raises:
+        UsageError: a divergence is unknown or named twice, or a sampling setting is not supported.
     """
 
     def __init__(self, divergences: Sequence[str], on: Logits, sampling: Sampling) -> None:
@@ -67,14 +65,14 @@ class Measures:
         if len(set(divergences)) < len(divergences):
             raise UsageError(f"divergences are {', '.join(divergences)}; name each of them once")
         if sampling.repetition_penalty != 1.0 or sampling.processors:
-            raise UsageError("traces know temperature, top_k, top_p and min_p; leave out penalties and processors")
+            raise UsageError("traces support temperature, top_k, top_p and min_p; leave out penalties and processors")
         self._divergences, self._on, self.sampling = tuple(divergences), on, sampling
         decision = ("drafted", "target_choice", "same_argmax", "same_token", "sd_accepts", "sd_probability")
         shape = (f"{model}_{name}" for model in ("target", "draft") for name in _SHAPE)
         self.columns = (*decision, *self._divergences, *shape)
 
     def __call__(self, at: Positions) -> Tensor:
-        """(columns, N) in fp32, which holds token ids and ranks exactly, on the logits' device."""
+        """Returns (columns, N) on the logits' device, in fp32, which holds token ids and ranks exactly."""
         return torch.cat([self._of_chunk(chunk) for chunk in at.chunks()], 1)
 
     def _of_chunk(self, at: Positions) -> Tensor:
@@ -89,7 +87,7 @@ class Measures:
         return torch.stack([column.float() for column in (*decision, *divergences, *p_shape, *q_shape)])
 
     def _processed(self, at: Positions) -> tuple[Tensor, Tensor] | None:
-        """Both logits as a choice sees them; None where that is the raw ones."""
+        """Returns the processed logits of both models, or None under greedy decoding, which uses the raw ones."""
         if self.sampling.greedy:
             return None
         no_text = at.keys[:0]
@@ -100,7 +98,7 @@ class Measures:
         return target, draft
 
     def _exact(self, at: Positions, processed: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """Whether `sd` accepts x with the keyed u, and its chance to accept before x and u are drawn."""
+        """Returns whether `sd` accepts x with the keyed u, and its acceptance rate over all x and u."""
         if processed is None:
             same = at.drafted == at.choice
             return same, same
@@ -111,8 +109,8 @@ class Measures:
 
 
 def _shape(logits: Tensor, log: Tensor, p: Tensor, drafted: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The likeliest token (N,), and the columns of `_SHAPE` (N,) each."""
-    weighted = p * log  # nansum: what is impossible, 0 x -inf, counts nothing
+    """Returns the most likely token (N,), and the columns of `_SHAPE`, (N,) each."""
+    weighted = p * log  # NaN for impossible tokens, 0 x -inf, which nansum leaves out
     entropy = -weighted.nansum(-1)
     varentropy = (weighted.mul_(log).nansum(-1) - entropy.square()).clamp_min(0.0)
     first, top, second = _two_likeliest(logits)
@@ -120,43 +118,38 @@ def _shape(logits: Tensor, log: Tensor, p: Tensor, drafted: Tensor) -> tuple[Ten
     top1 = p.gather(-1, first)
     top2 = (log.gather(-1, first) + (second - top)).exp()
     rank = torch.gt(logits, logits.gather(-1, x), out=torch.empty_like(logits)).sum(-1)
-    one_each = (top1, top2, top1 - top2)
-    return first.squeeze(-1), (
-        entropy,
-        varentropy,
-        *(c.squeeze(-1) for c in one_each),
-        rank,
-        p.gather(-1, x).squeeze(-1),
-    )
+    largest = (each.squeeze(-1) for each in (top1, top2, top1 - top2))
+    return first.squeeze(-1), (entropy, varentropy, *largest, rank, p.gather(-1, x).squeeze(-1))
 
 
 def _two_likeliest(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`argmax` and the two largest logits: (N, 1) each, in two thirds of `topk`'s time on a CPU.
+    """Returns `argmax` and the two largest logits, (N, 1) each, in two thirds of `topk`'s time on a CPU.
 
-    Comparisons write floats, since reading and summing truth values takes several times as long there.
+    Comparisons write floats: reading and summing bools takes several times as long on a CPU.
     """
     top = logits.amax(-1, keepdim=True)
     falling = torch.arange(logits.shape[-1], 0, -1, dtype=logits.dtype, device=logits.device)
     from_end = torch.eq(logits, top, out=torch.empty_like(logits)).mul_(falling).amax(-1, keepdim=True)
-    first = logits.shape[-1] - from_end.long().clamp_min(1)  # NaN equals nothing
+    first = logits.shape[-1] - from_end.long().clamp_min(1)  # where a logit is NaN, none equals `top`
     return first, top, logits.scatter(-1, first, -torch.inf).amax(-1, keepdim=True)
 
 
-class Shipment:
-    """On CUDA copies go to pinned memory behind the work that made them; elsewhere there is nothing to gain."""
+class HostCopies:
+    """Copies tensors to the host, on CUDA asynchronously into pinned memory."""
 
     def __init__(self) -> None:
         self._sent: list[Tensor] = []
         self._last: torch.cuda.Event | None = None
 
     def send(self, *tensors: Tensor) -> None:
+        """Starts copying the tensors."""
         self._sent += [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]
         if tensors[-1].is_cuda:
             self._last = torch.cuda.Event()
             self._last.record(torch.cuda.current_stream(tensors[-1].device))
 
-    def received(self) -> list[Tensor]:
-        """All that was sent, in order."""
+    def wait(self) -> list[Tensor]:
+        """Waits for all copies and returns them in order."""
         if self._last is not None:
-            self._last.synchronize()  # the copies of one stream end in their order
+            self._last.synchronize()  # the copies of a stream finish in order
         return self._sent

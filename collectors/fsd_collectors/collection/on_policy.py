@@ -1,7 +1,4 @@
-"""Traces of decoding itself: an observer that keeps every drafted token, and what became of it.
-
-Knows rounds. Holds their logits back until there are enough to work on at once. Knows nothing of files or tasks.
-"""
+"""On-policy traces: an observer of decoding that measures every drafted token and records its rounds."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_collectors.collection.hidden_states import HiddenStates
-from fsd_collectors.collection.measures import Measures, Positions, Shipment, chunk_size
+from fsd_collectors.collection.measures import HostCopies, Measures, Positions, chunk_size
 from fsd_decoding.observers.round_record import RoundRecord
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What the host knows of a round as it passes."""
+class _HostRecord:
+    """The facts of a round that the host knows."""
 
     owners: list[int]  # by row: the index of its prompt, -1 where the row is empty
     drafts: int  # L
@@ -31,8 +28,8 @@ class _Seen:
     verify_seconds: float
 
 
-class _Held(NamedTuple):
-    """What the device knows of a round: B rows, L drafts. Whole tensors: slicing is left to when there are enough."""
+class _DeviceRecord(NamedTuple):
+    """The tensors of a round of B rows and L drafted tokens; they are sliced later, many rounds at once."""
 
     target_logits: Tensor  # (B, L + 1, V)
     draft_logits: Tensor  # (B, L, V)
@@ -44,41 +41,45 @@ class _Held(NamedTuple):
     accepted: Tensor  # (B,)
 
     @classmethod
-    def of(cls, round_: RoundRecord) -> _Held:
+    def of(cls, round_: RoundRecord) -> _DeviceRecord:
         proposal = round_.proposal
         logits = proposal.target_logits, proposal.draft_logits
         tokens = proposal.drafted, proposal.target_choice, proposal.positions
-        # The keys are the engine's own, which it writes to.
+        # The engine reuses the tensor of keys.
         return cls(*logits, *tokens, proposal.keys.clone(), round_.drafted, round_.accepted)
 
 
 class OnPolicy:
-    """Give it to `generate` as `observer`; once that is done, ask what was `collected`.
+    """An observer for `generate`; after decoding, `collect` returns the recorded rounds and tokens.
 
-    Holds logits of about as many positions as `measures` works on at once, and of every token what was measured.
+    It holds the logits of about as many positions as `measures` processes at once, and the columns of every token.
+
+    Args:
+        measures: columns to compute.
+        states: hidden states of the draft to keep; entered as a context manager.
     """
 
     def __init__(self, measures: Measures, states: HiddenStates | None = None) -> None:
         self._measures, self._states = measures, states
-        self._seen: list[_Seen] = []
-        self._held: list[_Held] = []
+        self._records: list[_HostRecord] = []
+        self._held: list[_DeviceRecord] = []
         self._held_states: list[Tensor] = []
-        self._measured, self._counted, self._states_kept = Shipment(), Shipment(), Shipment()
+        self._measured, self._counted, self._states_kept = HostCopies(), HostCopies(), HostCopies()
 
     def __call__(self, round_: RoundRecord) -> None:
         drafts = round_.proposal.drafted.shape[1]
         if self._held and self._held[0].drafted.shape[1] != drafts:
-            self._work_off()
+            self._measure_held()
         owners = [request.index if request else -1 for request in round_.requests]
-        self._seen.append(_Seen(owners, drafts, round_.draft_seconds, round_.verify_seconds))
-        self._held.append(_Held.of(round_))
+        self._records.append(_HostRecord(owners, drafts, round_.draft_seconds, round_.verify_seconds))
+        self._held.append(_DeviceRecord.of(round_))
         if self._states is not None:
             self._held_states.append(self._states.latest(drafts))
         if sum(held.draft_logits.numel() for held in self._held) >= chunk_size(self._held[0].draft_logits):
-            self._work_off()
+            self._measure_held()
 
-    def _work_off(self) -> None:
-        held = _Held(*map(_joined, zip(*self._held, strict=True)))
+    def _measure_held(self) -> None:
+        held = _DeviceRecord(*map(_joined, zip(*self._held, strict=True)))
         self._held.clear()
         self._measured.send(self._measures(_positions(held)))
         self._counted.send(torch.stack([held.proposed, held.accepted, held.positions[:, 0]], 1))
@@ -86,70 +87,82 @@ class OnPolicy:
             self._states_kept.send(_joined(self._held_states).flatten(0, 1))
             self._held_states.clear()
 
-    def collected(self) -> tuple[Rounds, Drafted]:
-        """What was seen; waits for the device."""
+    def collect(self) -> tuple[Rounds, DraftedTokens]:
+        """Waits for the device and returns all rounds and drafted tokens."""
         if self._held:
-            self._work_off()
-        rounds, first = Rounds.of(self._seen, np.concatenate([t.numpy() for t in self._counted.received()]))
-        measured = np.concatenate([t.numpy() for t in self._measured.received()], 1)
-        states = [t.numpy() for t in self._states_kept.received()]
-        return rounds, Drafted.of(rounds.proposed, first, measured, np.concatenate(states) if states else None)
+            self._measure_held()
+        rounds, first = Rounds.of(self._records, np.concatenate([t.numpy() for t in self._counted.wait()]))
+        measured = np.concatenate([t.numpy() for t in self._measured.wait()], 1)
+        states = [t.numpy() for t in self._states_kept.wait()]
+        return rounds, DraftedTokens.of(rounds.proposed, first, measured, np.concatenate(states) if states else None)
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of completions: R of them, completion after completion, each one's in order. All are (R,)."""
+    """R rounds, ordered by completion and round; all columns are (R,)."""
 
     owner: Array  # index of the prompt
-    number: Array  # of the completion's rounds, from 0
-    position: Array  # absolute, of the first token the round brings
-    proposed: Array
-    accepted: Array  # up to the first rejection
-    batch: Array  # completions in this round
+    number: Array  # number of the round in its completion, from 0
+    position: Array  # absolute position of the round's first token
+    proposed: Array  # drafted tokens
+    accepted: Array  # of them, those up to the first rejection
+    batch: Array  # number of completions in the round
     draft_seconds: Array
     verify_seconds: Array
 
     @classmethod
-    def of(cls, seen: Sequence[_Seen], counts: Array) -> tuple[Rounds, Array]:
-        """`counts` (rows of all rounds, 3) as `_counts` made them. Also, by round, where its tokens begin: (R,)."""
-        owners = np.concatenate([np.asarray(one.owners) for one in seen])
-        rows = [len(one.owners) for one in seen]
-        drafts = np.repeat([one.drafts for one in seen], rows)
+    def of(cls, records: Sequence[_HostRecord], counts: Array) -> tuple[Rounds, Array]:
+        """Builds the rounds from records and counts.
+
+        Args:
+            counts: (rows of all records, 3) drafted tokens, accepted tokens and position.
+
+        Returns:
+            The rounds, and for each the index of its first token among the measured ones, (R,).
+        """
+        owners = np.concatenate([np.asarray(record.owners) for record in records])
+        rows = [len(record.owners) for record in records]
+        drafts = np.repeat([record.drafts for record in records], rows)
         active = np.flatnonzero(owners >= 0)
         order = active[np.argsort(owners[active], kind="stable")]
         owner = owners[order]
-        of_all = np.array([(sum(o >= 0 for o in s.owners), s.draft_seconds, s.verify_seconds) for s in seen])
-        batch, draft_seconds, verify_seconds = np.repeat(of_all, rows, axis=0)[order].T
+        shared = np.array([(sum(o >= 0 for o in r.owners), r.draft_seconds, r.verify_seconds) for r in records])
+        batch, draft_seconds, verify_seconds = np.repeat(shared, rows, axis=0)[order].T
         number = np.arange(len(owner)) - np.searchsorted(owner, owner)
         proposed, accepted, position = counts[order].T
         rounds = cls(owner, number, position, proposed, accepted, batch, draft_seconds, verify_seconds)
         return rounds, (np.cumsum(drafts) - drafts)[order]
 
     def accepted_back(self, back: int) -> np.ma.MaskedArray[Any, Any]:
-        """What was accepted so many rounds ago; masked where the completion had no such round."""
+        """Returns the tokens accepted `back` rounds earlier; masked where the completion had no such round."""
         return np.ma.masked_array(np.roll(self.accepted, back), self.number < back)
 
 
 @dataclass(frozen=True)
-class Drafted:
-    """N proposed tokens in the order of `Rounds`."""
+class DraftedTokens:
+    """N drafted tokens in the order of `Rounds`."""
 
-    round_: Array  # (N,) its place in `Rounds`
-    place: Array  # (N,) its place in the round's draft, from 0
+    round_: Array  # (N,) index of its round
+    place: Array  # (N,) position in the round's draft, from 0
     measured: Array  # (columns, N)
     states: Array | None  # (N, width) fp16
 
     @classmethod
-    def of(cls, proposed: Array, first: Array, measured: Array, states: Array | None) -> Drafted:
-        """Of rounds whose tokens begin at `first` (R,) of `measured` and `states`, `proposed` (R,) of them each."""
+    def of(cls, proposed: Array, first: Array, measured: Array, states: Array | None) -> DraftedTokens:
+        """Selects the tokens of R rounds from padded columns.
+
+        Args:
+            proposed: (R,) drafted tokens of each round.
+            first: (R,) index of each round's first token in `measured` and `states`.
+        """
         round_ = np.repeat(np.arange(len(proposed)), proposed)
         place = np.arange(len(round_)) - (np.cumsum(proposed) - proposed)[round_]
         at = first[round_] + place
         return cls(round_, place, measured[:, at], None if states is None else states[at])
 
 
-def _positions(held: _Held) -> Positions:
-    """All B x L positions: which ones count, only the device knows."""
+def _positions(held: _DeviceRecord) -> Positions:
+    """Returns all B x L positions, the padding of shorter drafts included: only the device knows their lengths."""
     drafts = held.drafted.shape[1]
     per_position = (
         held.target_logits[:, :drafts],

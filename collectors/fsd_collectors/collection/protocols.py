@@ -1,4 +1,4 @@
-"""What collecting asks of others: a task, its problems, and whoever watches. Knows no implementation."""
+"""Protocols of what collection needs: a task, its problems, and a display of progress."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fsd_collectors.split import Part
 
 
 class Problem(Protocol):
-    """One question, with `choices` where there are any (see `split.Splittable`).
+    """A problem of a task; a multiple-choice one also has `choices` (see `split.Splittable`).
 
-    `id`: of what it asks alone, the key of its noise. `part` None: its source names no parts.
+    `id` depends only on what the problem asks and keys its noise. `part` is None where the source has no parts of its
+    own.
     """
 
     @property
@@ -26,7 +27,7 @@ class Problem(Protocol):
 
 
 class Task(Protocol):
-    """Questions and who judges the answers; `fsd_calib.tasks.Task` is one. `stop`: strings that end an answer."""
+    """Problems and the grading of answers, such as `fsd_calib.tasks.Task`; `stop` holds strings that end an answer."""
 
     @property
     def name(self) -> str: ...
@@ -48,6 +49,6 @@ Advance = Callable[[int], None]
 
 
 class Progress(Protocol):
-    """`with progress.step("collecting", total=1000) as advance: advance(32)`."""
+    """Shows progress: `with progress.step("collecting", total=1000) as advance: advance(32)`."""
 
     def step(self, title: str, total: int) -> AbstractContextManager[Advance]: ...

@@ -1,8 +1,4 @@
-"""collect_traces(): from a task and two models to a folder of traces.
-
-Knows the order of the work: describe the run, then portion after portion decode, measure and write. How each is done
-is in the module of its name.
-"""
+"""`collect_traces`: collects traces of a task's problems into a folder, portion by portion."""
 
 from __future__ import annotations
 
@@ -43,26 +39,33 @@ def collect_traces(
     divergences: Sequence[str] | None = None, on: Logits = "raw", hidden: Width | None = None, seed: int = 0,
     batch_size: int = 32, device: str | None = None, dtype: str | None = None, progress: Progress | None = None,
 ) -> Traces:  # fmt: skip
-    """Collects traces of a task's problems into the folder `out`, or goes on where a run of the same settings stopped.
+    """Collects traces of a task's problems, or continues an unfinished run of the same settings.
 
-    Without a rule: along the target. The target's own completions are read by both models, so that every token of
-    them has p and q. With a rule: on-policy. Texts are decoded under it, and every drafted token is kept.
+    Without a rule, traces are collected along the target: both models read the target's own completions, so that every
+    token has p and q. With a rule they are collected on-policy: texts are decoded under the rule, and every drafted
+    token is kept.
 
     Args:
-        task: problems whose prompts suit the target; an id given twice is collected once.
-        target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed). On-policy the draft may be
+        task: problems whose prompts suit the target; a problem that occurs twice is collected once.
+        target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed). On-policy, the draft may be
             `NGram()`.
-        rule, threshold, divergence ("js"), draft_length (5), within_support: of on-policy decoding. With an infinite
-            threshold rule "fsd" accepts whatever has a finite divergence, on raw logits all that is drafted.
+        out: folder to write.
+        tokenizer: tokenizer of loaded models.
+        rule, threshold, divergence, draft_length, within_support: settings of on-policy decoding; by default the
+            divergence is "js" and the draft length 5. With an infinite threshold the rule "fsd" accepts every token of
+            finite divergence, which on raw logits are all.
         temperature, top_k, top_p: see `Sampling`; temperature 0 is greedy.
-        divergences: names to keep; by default all there are. on: the logits of these, and of the rule's.
-        hidden: keep the draft's last hidden state too, "whole" or projected to so many numbers.
-        seed: of all noise, and of that projection.
-        batch_size: completions at once.
+        divergences: names of the divergences to keep; by default all.
+        on: logits on which these divergences and the rule's are computed.
+        hidden: also keeps the draft's last hidden state, "whole" or projected to a number of components.
+        seed: seed of the noise and of that projection.
+        batch_size: completions decoded at once.
+        device, dtype: see `SpeculativeDecoder.from_pretrained`.
+        progress: receives the number of finished problems.
 
     Raises:
-        UsageError: bad input, models that cannot be used together, or a folder that holds another run, is being
-            written by another collector, or cannot be written.
+        UsageError: a setting is invalid, the models cannot be used together, or the folder holds another run, is in
+            use by another collector or cannot be written.
     """
     policy = policy_of(rule, threshold, divergence, draft_length, within_support)
     check_count("batch_size", batch_size)
@@ -75,7 +78,7 @@ def collect_traces(
         sampling=measures.sampling, on=on, within_support=within_support,
     )  # fmt: skip
     states = _states(decoder, hidden, policy)
-    problems = _asked_once(task)
+    problems = _unique_problems(task)
     manifest = manifest_of(decoder, task, problems, policy, kept, states, batch_size)
     collector = _Collector(decoder, task, manifest, measures, states)
     collector.check(problems)
@@ -84,29 +87,30 @@ def collect_traces(
         advance(min(writer.finished * manifest.portion, len(problems)))
         for portion in range(writer.finished, manifest.portions):
             begin = portion * manifest.portion
-            with _telling_what_stays(writer):
+            with _report_finished_portions(writer):
                 tables = collector.tables(problems[begin : begin + manifest.portion], advance)
             writer.write(portion, tables)
     return load_traces(out)
 
 
 @contextmanager
-def _telling_what_stays(writer: TraceWriter) -> Iterator[None]:
+def _report_finished_portions(writer: TraceWriter) -> Iterator[None]:
+    """Adds to the error of an unfinished run what its folder keeps."""
     try:
         with attach_finished({}, writer.manifest.batch_size):
             yield
     except UnfinishedError as error:
         first = writer.finished * writer.manifest.portion
-        others = "other settings need another folder" if first else "other settings may begin there too"
+        others = "other settings need another folder" if first else "other settings may use this folder too"
         raise type(error)(
             f"{error} (prompts are counted from the task's {first}). Folder {str(writer.folder)!r} keeps its "
-            f"{writer.finished} finished portions; the same settings go on there, {others}"
+            f"{writer.finished} finished portions; the same settings continue there, {others}"
         ) from error
 
 
 @dataclass(frozen=True)
 class _Collector:
-    """Turns problems into rows."""
+    """Collects the tables of portions."""
 
     decoder: SpeculativeDecoder
     task: Task
@@ -115,7 +119,7 @@ class _Collector:
     states: HiddenStates | None
 
     def check(self, problems: Sequence[Problem]) -> None:
-        """UsageError for what would stop the run only after hours: a prompt that does not fit, or the draft."""
+        """Raises UsageError for what would otherwise stop the run late: a prompt that is too long, or the draft."""
         self._prompts(problems)
         if self.manifest.policy is None:
             check_draft(self.decoder)
@@ -124,7 +128,7 @@ class _Collector:
         return (self._along_target if self.manifest.policy is None else self._on_policy)(problems, advance)
 
     def _along_target(self, problems: Sequence[Problem], advance: Advance) -> Mapping[str, pa.Table]:
-        done = self._decoded(problems, advance)
+        done = self._decode(problems, advance)
         texts = [Completion.of(*each) for each in zip(done.problems, done.prompts, done.results, strict=True)]
         traced = trace_completions(self.decoder, texts, self.measures, self.manifest.batch_size, self.states)
         measured = dict(zip(self.measures.columns, traced.measured, strict=True))
@@ -133,13 +137,13 @@ class _Collector:
 
     def _on_policy(self, problems: Sequence[Problem], advance: Advance) -> Mapping[str, pa.Table]:
         observer = OnPolicy(self.measures, self.states)
-        done = self._decoded(problems, advance, observer)
-        rounds, drafted = observer.collected()
+        done = self._decode(problems, advance, observer)
+        rounds, drafted = observer.collect()
         measured = dict(zip(self.measures.columns, drafted.measured, strict=True))
         tokens = done.on_policy(rounds, drafted, measured)
         return {"tokens": tokens, "completions": done.table(), "rounds": done.rounds(rounds)}
 
-    def _decoded(self, problems: Sequence[Problem], advance: Advance, observer: Observer | None = None) -> Completions:
+    def _decode(self, problems: Sequence[Problem], advance: Advance, observer: Observer | None = None) -> Completions:
         ids, prompts = [problem.id for problem in problems], self._prompts(problems)
         results = self.decoder.generate(
             prompts, self.task.max_new_tokens, batch_size=self.manifest.batch_size, ids=ids, stop=self.task.stop,
@@ -160,13 +164,13 @@ def _states(decoder: SpeculativeDecoder, hidden: Width | None, policy: Policy | 
     if hidden is None:
         return None
     if policy is not None and decoder.draft is decoder.target:
-        raise UsageError(f"hidden is {hidden!r}, but the target is its own draft; load the draft as a model of its own")
+        raise UsageError(f"hidden is {hidden!r}, but the target is its own draft; load the draft as a separate model")
     return HiddenStates(decoder.draft, hidden, decoder.seed, calls=policy.draft_length if policy else 1)
 
 
-def _asked_once(task: Task) -> list[Problem]:
+def _unique_problems(task: Task) -> list[Problem]:
     if not task.problems:
-        raise UsageError(f"task {task.name!r} has no problems; give at least one")
+        raise UsageError(f"task {task.name!r} has no problems; it needs at least one")
     check_ids(task.problems)
     first: dict[int, Problem] = {}
     for problem in task.problems:

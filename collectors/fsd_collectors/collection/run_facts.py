@@ -1,7 +1,4 @@
-"""What a run is: from settings to its policy and its manifest.
-
-Knows which settings make sense together, and how large a portion is. Collects nothing.
-"""
+"""The facts of a run of traces: its policy and its manifest, from the settings of `collect_traces`."""
 
 from __future__ import annotations
 
@@ -24,29 +21,30 @@ from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
 from fsd_decoding.validation import check_settings
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "pyarrow")
-_ROWS = 250_000  # of a shard, should every text be as long as it may
-_FEWEST, _MOST = 2, 8  # batches a portion: at its end rows stand empty; a run that is killed does it again
-_PROBLEMS = 32  # and as many batches as make so many, since files have a price of their own
+_ROWS = 250_000  # rows of a shard, at most, if every text has the maximum length
+# Batches of a portion. Few leave rows of the batch empty at each portion's end; many are repeated if the run is killed.
+_FEWEST, _MOST = 2, 8
+_PROBLEMS = 32  # a portion may have as many batches as make this many problems, since each file has a cost of its own
 
 
 def policy_of(
     rule: str | None, threshold: float | None, divergence: str | None, draft_length: int | None, within_support: bool
 ) -> Policy | None:
-    """What on-policy texts are decoded under; None, along the target, where there is no rule.
+    """Returns the policy that on-policy texts are decoded under, or None, along the target, where no rule is given.
 
     Raises:
-        UsageError: a setting that the way or the rule has no use for, or one that is missing.
+        UsageError: a setting is missing, or does not apply to this way of collecting or to the rule.
     """
     if rule is None:
         _refuse_policy(threshold=threshold, divergence=divergence, draft_length=draft_length,
                        within_support=within_support or None)  # fmt: skip
         return None
-    asked = rule_named(rule)
-    if not asked.drafts:
+    properties = rule_named(rule)
+    if not properties.drafts:
         raise UsageError(f"rule {rule!r} drafts nothing; leave the rule out to collect along the target")
-    if asked.fuzzy and threshold is None:
-        raise UsageError(f"rule {rule!r} needs a threshold; give one (infinity accepts whatever a threshold may)")
-    if not asked.fuzzy and threshold is not None:
+    if properties.fuzzy and threshold is None:
+        raise UsageError(f"rule {rule!r} needs a threshold; give one (infinity accepts all that a threshold can)")
+    if not properties.fuzzy and threshold is not None:
         raise UsageError(f"threshold is {threshold}, but rule {rule!r} has none; leave it out")
     length = 5 if draft_length is None else draft_length
     check_settings([length], [] if threshold is None else [threshold])
@@ -60,7 +58,7 @@ def _refuse_policy(**settings: object) -> None:
     for name, value in settings.items():
         if value is not None:
             raise UsageError(
-                f"{name} is {value}, but along the target nothing is decided; give a rule too, or leave {name} out"
+                f"{name} is {value}, but it applies to on-policy traces only; give a rule too, or leave {name} out"
             )
 
 
@@ -73,6 +71,7 @@ def manifest_of(
     states: HiddenStates | None,
     batch_size: int,
 ) -> Manifest:
+    """Returns the manifest of a run."""
     return Manifest(
         way="on-policy" if policy else "along-target",
         policy=policy,
@@ -115,7 +114,7 @@ def _prompts(problems: Sequence[Problem]) -> str:
 
 
 def _portion(batch_size: int, most_rows: int) -> int:
-    """Problems a portion: whole batches, so many that their rows, `most_rows` a problem, fit into a shard."""
+    """Returns the problems of a portion: whole batches whose rows, at most `most_rows` a problem, fit into a shard."""
     fitting = _ROWS // (most_rows * batch_size)
     most = max(_MOST, -(-_PROBLEMS // batch_size))
     return batch_size * min(max(fitting, _FEWEST), most)

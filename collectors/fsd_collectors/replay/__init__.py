@@ -1,4 +1,4 @@
-"""What decoding would do at another threshold, rule, draft length or stop policy, worked out from traces."""
+"""Replay of traces: what decoding would do at another threshold, rule, draft length or stop policy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fsd_decoding.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fsd_collectors.replay.cost import CostModel
-    from fsd_collectors.replay.replaying import Replayed, replay, sweep
     from fsd_collectors.replay.rounds import RoundPolicy
     from fsd_collectors.replay.scaled import ScaledTraces
     from fsd_collectors.replay.share_quantiles import quantiles
+    from fsd_collectors.replay.simulation import Replayed, replay, sweep
     from fsd_collectors.replay.stop_policy import LengthPolicy, StopPolicy
 
 __all__ = [
@@ -31,12 +31,12 @@ __getattr__, __dir__ = lazy_exports(
     {
         "CostModel": "fsd_collectors.replay.cost",
         "LengthPolicy": "fsd_collectors.replay.stop_policy",
-        "Replayed": "fsd_collectors.replay.replaying",
+        "Replayed": "fsd_collectors.replay.simulation",
         "RoundPolicy": "fsd_collectors.replay.rounds",
         "ScaledTraces": "fsd_collectors.replay.scaled",
         "StopPolicy": "fsd_collectors.replay.stop_policy",
         "quantiles": "fsd_collectors.replay.share_quantiles",
-        "replay": "fsd_collectors.replay.replaying",
-        "sweep": "fsd_collectors.replay.replaying",
+        "replay": "fsd_collectors.replay.simulation",
+        "sweep": "fsd_collectors.replay.simulation",
     },
 )

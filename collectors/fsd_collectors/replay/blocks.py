@@ -1,7 +1,4 @@
-"""Tokens along the target as NumPy arrays: whole completions, in blocks of a size that memory and cache like.
-
-Knows where completions begin and end. Knows nothing of rules, thresholds or rounds.
-"""
+"""Blocks: rows of traces along the target as NumPy arrays, whole completions in chunks that fit memory and cache."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from fsd_decoding.errors import UsageError
 
 Array = npt.NDArray[Any]
 
-CACHED_ROWS = 1 << 17  # a block's, about: what is worked on then stays in a core's cache
+CACHED_ROWS = 1 << 17  # rows of a block, about: the arrays in use then fit a core's cache
 
 
 class Facts(Protocol):
-    """What replaying needs of a manifest."""
+    """What replay needs of a manifest."""
 
     @property
     def way(self) -> str: ...
@@ -32,7 +29,7 @@ class Facts(Protocol):
 
 
 class Traces(Protocol):
-    """What replaying needs of traces. `batches` gives tables of whole completions, their rows in order."""
+    """What replay needs of traces. `batches` yields tables of whole completions, their rows in order."""
 
     @property
     def manifest(self) -> Facts: ...
@@ -46,7 +43,7 @@ class Block:
 
     columns: Mapping[str, Array]  # (n,) each
     starts: Array  # (c,) row where each completion begins
-    ends: Array  # (c,) row behind its last
+    ends: Array  # (c,) row after its last
 
     @property
     def rows(self) -> int:
@@ -54,33 +51,33 @@ class Block:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest completion."""
+        """Number of tokens of the longest completion."""
         return int((self.ends - self.starts).max())
 
 
 def blocks(traces: Traces, columns: Sequence[str], where: Any = None, rows: int = CACHED_ROWS) -> Iterator[Block]:
-    """The chosen rows, `columns` of them.
+    """Yields the rows that `where` selects, in blocks of about `rows` with `position` and the requested columns.
 
     Raises:
-        UsageError: no rows are chosen, or not whole completions.
+        UsageError: `where` selects no rows, or only parts of completions.
     """
-    wanted = list(dict.fromkeys(("position", *columns)))
-    waiting: list[Any] = []
-    held = seen = 0
-    for table in traces.batches(wanted, where):
-        waiting.append(table)
-        held += table.num_rows
-        if held >= rows:
-            yield from _cut(pa.concat_tables(waiting), rows)
-            waiting, held, seen = [], 0, seen + held
-    if held:
-        yield from _cut(pa.concat_tables(waiting), rows)
-    elif not seen:
-        raise UsageError(f"where={where!r} chooses no rows of these traces; loosen it, or collect more")
+    names = list(dict.fromkeys(("position", *columns)))
+    pending: list[Any] = []
+    count = yielded = 0
+    for table in traces.batches(names, where):
+        pending.append(table)
+        count += table.num_rows
+        if count >= rows:
+            yield from _cut(pa.concat_tables(pending), rows)
+            pending, count, yielded = [], 0, yielded + count
+    if count:
+        yield from _cut(pa.concat_tables(pending), rows)
+    elif not yielded:
+        raise UsageError(f"where={where!r} selects no rows of these traces; loosen it, or collect more")
 
 
 def _cut(table: Any, rows: int) -> Iterator[Block]:
-    """Blocks of about `rows`, each up to the end of a completion."""
+    """Yields blocks of about `rows`, each of which ends with a completion."""
     starts = _starts(table["position"].to_numpy())
     first = np.unique(np.searchsorted(starts, np.arange(0, table.num_rows, rows)))
     edges = [*starts[first[first < len(starts)]].tolist(), table.num_rows]
@@ -92,8 +89,8 @@ def _cut(table: Any, rows: int) -> Iterator[Block]:
 
 
 def _starts(position: Array) -> Array:
-    """Rows where completions begin; every other row must follow the one before it."""
+    """Returns the rows where completions begin, and checks that every other row follows the one before it."""
     begins = position == 0
     if not begins[0] or not (begins[1:] | (np.diff(position) == 1)).all():
-        raise UsageError("rows of completions are missing in what was chosen; where= must choose whole completions")
+        raise UsageError("where= selects parts of completions; it must select whole completions")
     return np.flatnonzero(begins)

@@ -1,6 +1,6 @@
-"""What a replay is asked for, checked: rules with their divergences and thresholds, and draft lengths.
+"""Cases of a replay: a rule with a divergence and its thresholds, and which rows each threshold accepts.
 
-Knows which rules a trace along the target can answer for. Knows nothing of rows or rounds.
+Not every rule can be replayed; `REPLAYABLE` lists those whose decisions the columns of traces determine.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from fsd_collectors.replay.blocks import Array, Block, Traces
 from fsd_collectors.replay.share_quantiles import check_divergence, even_shares, quantiles
 from fsd_decoding.errors import UsageError
 
-# MERGED: """Which thresholds accept a token: one small integer a row that answers for all of them.
-#
-# Knows a case and a block's columns. Knows nothing of rounds.
-# """
-
-
 Thresholds = Sequence[float] | Array | Mapping[str, Sequence[float] | Array] | int
 
 
 @dataclass(frozen=True)
 class Replayable:
-    """exact: the column that accepts at every threshold, None where there is none. fuzzy: D <= T accepts too."""
+    """How a rule accepts.
+
+    Args:
+        exact: column that accepts whatever the threshold; None where the rule has no such part.
+        fuzzy: whether D <= T accepts too.
+    """
 
     exact: str | None
     fuzzy: bool
@@ -42,13 +41,13 @@ REPLAYABLE: Mapping[str, Replayable] = {
 _REFUSED = {
     "target": "it drafts nothing, so every round is one token",
     "typical": "no column holds the score it decides by",
-    "ensemble": "it emits from a mixture, where rejections change the text too",
+    "ensemble": "it samples from a mixture, so rejections change the text too",
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One rule; for a fuzzy one a divergence and thresholds, rising: (m,). Else None and a threshold of -inf."""
+    """A rule with, if it is fuzzy, a divergence and rising thresholds (m,); else with None and a threshold of -inf."""
 
     rule: str
     divergence: str | None
@@ -66,81 +65,95 @@ class Case:
 def cases(
     traces: Traces, rules: Sequence[str], divergences: Sequence[str], thresholds: Thresholds, where: Any
 ) -> list[Case]:
-    """Every rule with every divergence it has use for; see `replay.sweep`."""
+    """Returns a case for every rule and, if the rule is fuzzy, every divergence; the arguments are those of `sweep`.
+
+    Raises:
+        UsageError: as `sweep`.
+    """
     if traces.manifest.way != "along-target":
-        raise UsageError(f"these traces are {traces.manifest.way}; replay needs the target's own text: along-target")
+        raise UsageError(
+            f"these traces are {traces.manifest.way}; replay needs traces along the target: collect some with "
+            "fsd-collect, without --rule"
+        )
     for rule in rules:
         check_rule(rule)
     scales: dict[str, Array] = {}
     if any(REPLAYABLE[rule].fuzzy for rule in rules):
         scales = {name: _scale(traces, name, thresholds, where) for name in divergences}
-    asked = [
+    combined = [
         Case(rule, name, scale)
         for rule in rules
         for name, scale in (scales.items() if REPLAYABLE[rule].fuzzy else [(None, np.array([-np.inf]))])
     ]
-    if not asked:
-        raise UsageError(f"rules={rules!r} with divergences={divergences!r} are no combination; give one of each")
-    return asked
+    if not combined:
+        raise UsageError(f"rules={rules!r} and divergences={divergences!r} make no case; give at least one of each")
+    return combined
 
 
 def check_rule(name: str) -> None:
-    """UsageError where traces cannot answer for the rule."""
+    """Raises UsageError where the rule cannot be replayed."""
     if name not in REPLAYABLE:
         why = f"cannot be replayed: {_REFUSED[name]}" if name in _REFUSED else "is unknown"
         raise UsageError(f"rule {name!r} {why}; replay one of {', '.join(REPLAYABLE)}")
 
 
 def check_lengths(lengths: Sequence[int]) -> Array:
-    """As (lengths,) int64. UsageError where one is no whole number from 1 on."""
-    given = list(lengths)
-    if not given or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in given):
-        raise UsageError(f"draft lengths are {given!r:.80}; each must be a whole number, 1 or more")
-    return np.asarray(given, np.int64)
+    """Returns the draft lengths as int64. Raises UsageError where one is not a whole number of 1 or more."""
+    values = list(lengths)
+    if not values or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in values):
+        raise UsageError(f"draft lengths are {values!r:.80}; each must be a whole number, 1 or more")
+    return np.asarray(values, np.int64)
 
 
 def _scale(traces: Traces, divergence: str, thresholds: Thresholds, where: Any) -> Array:
-    """The divergence's thresholds, rising, each once."""
+    """Returns the distinct thresholds of a divergence, rising."""
     check_divergence(traces, divergence)
     if isinstance(thresholds, (int, np.integer)):
         if thresholds < 1:
-            raise UsageError(f"thresholds={thresholds}; it must be 1 or more quantiles, or the thresholds themselves")
+            raise UsageError(
+                f"thresholds={thresholds}; it must be a number of quantiles, 1 or more, or the thresholds themselves"
+            )
         return np.unique(quantiles(traces, divergence, even_shares(int(thresholds)), where))
     if isinstance(thresholds, Mapping) and divergence not in thresholds:
         raise UsageError(f"thresholds name {', '.join(thresholds)}, not {divergence!r}; give those of every divergence")
-    given = thresholds[divergence] if isinstance(thresholds, Mapping) else thresholds
+    values = thresholds[divergence] if isinstance(thresholds, Mapping) else thresholds
     try:
-        scale = np.unique(np.asarray(given, np.float64))
+        scale = np.unique(np.asarray(values, np.float64))
     except (TypeError, ValueError):
         scale = np.empty(0)
     if not len(scale) or np.isnan(scale).any():
-        raise UsageError(f"thresholds of {divergence!r} are {given!r:.80}; they must be numbers, one at least")
+        raise UsageError(f"thresholds of {divergence!r} are {values!r:.80}; they must be numbers, at least one")
     return scale
 
 
 @dataclass(frozen=True)
-class Grades:
-    """grade: (n,) 0 where the rule's exact part accepts x, k where the k-th threshold is the first that does, else
-    m + 1. differs: (n,) bool, accepting x by D would put it in the place of another token of the target's."""
+class AcceptanceLevels:
+    """The smallest threshold that accepts each row's drafted token x, for all m thresholds of a case at once.
 
-    grade: Array
+    Args:
+        level: (n,) 0 where the rule's exact part accepts x; k where the k-th threshold, from 1, is the first that does;
+            m + 1 where none does.
+        differs: (n,) bool, whether accepting x by D would substitute it for another token of the target's.
+    """
+
+    level: Array
     differs: Array
 
     def rejected(self, k: int) -> Array:
-        """(n,) bool at the k-th threshold, from 0."""
-        return np.asarray(self.grade > k + 1)
+        """Returns a mask (n,) of the rows rejected at the k-th threshold, here from 0."""
+        return np.asarray(self.level > k + 1)
 
 
-def grades_of(case: Case, block: Block) -> Grades:
-    """Of every row of the block."""
+def acceptance_levels(case: Case, block: Block) -> AcceptanceLevels:
+    """Returns the levels of the block's rows."""
     never = len(case.thresholds) + 1
     if case.divergence is None:
-        grade = np.full(block.rows, never)
+        level = np.full(block.rows, never)
     else:
         d = block.columns[case.divergence]
-        grade = np.searchsorted(case.thresholds, d) + 1
-        grade[~np.isfinite(d)] = never  # as in decoding: no T accepts them
-    grade = grade.astype(np.min_scalar_type(never))
+        level = np.searchsorted(case.thresholds, d) + 1
+        level[~np.isfinite(d)] = never  # as in decoding: no T accepts them
+    level = level.astype(np.min_scalar_type(never))
     if case.exact is not None:
-        grade[block.columns[case.exact]] = 0
-    return Grades(grade, ~block.columns["same_token"] & (grade > 0))
+        level[block.columns[case.exact]] = 0
+    return AcceptanceLevels(level, ~block.columns["same_token"] & (level > 0))

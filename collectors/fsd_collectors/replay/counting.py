@@ -1,12 +1,8 @@
-"""Counts rounds of fixed draft lengths, all at once, from the distances between rejections.
+"""Counts of rounds, drafted tokens and substitutions in a block, for all thresholds and draft lengths at once.
 
-Knows graded rows. Knows no early stop: with one, see `lockstep.py`.
-
-Every rejection is a renewal: whatever L is, a round begins right behind it. Rounds that begin behind one
-rejection emit L + 1 tokens each until they reach the next, where one ends: either there the fallback is emitted, or
-it is the place of a bonus token, which needs no draft. So a rejection that comes g tokens behind the last one
-closes ceil(g / (L + 1)) rounds, and so does the completion's end. An accepted token s places behind the last
-rejection is emitted unless the bonus stands there, s mod (L + 1) = 0. Histograms of g and s thus answer for every L.
+Where drafts have a fixed length, `count_fixed_lengths` needs only the distances between rejections. Where they may end
+early, `count_in_lockstep` walks through all completions token by token; without early stops it gives the same counts,
+more slowly.
 """
 
 from __future__ import annotations
@@ -17,72 +13,99 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Block
-from fsd_collectors.replay.cases import Grades
+from fsd_collectors.replay.cases import AcceptanceLevels
 
-# MERGED: """Counts rounds token by token, in all completions, thresholds and lengths at once: for drafts that may stop early.
-#
-# Knows graded rows and how far drafts get. Where nothing stops them `gaps.py` gives the same sums, sooner.
-# """
+STEPPED_ROWS = 1 << 18  # rows of a block that is walked through: each step in Python should move many completions
+_LANES = 1 << 20  # thresholds x lengths x completions that are walked at once, of about 12 bytes each
 
 
-def count_gaps(grades: Grades, block: Block, thresholds: int, lengths: Array) -> Array:
-    """Sums over a block's completions: rounds, drafted tokens, substitutions, (3, thresholds, lengths)."""
+def count_fixed_lengths(levels: AcceptanceLevels, block: Block, thresholds: int, lengths: Array) -> Array:
+    """Counts the rounds of drafts of fixed length.
+
+    Every rejection is a renewal: whatever L is, a round begins right after it. The rounds after a rejection emit L + 1
+    tokens each until they reach the next rejection, where a round ends: either the target's token is emitted there
+    instead of the draft's, or it is the position of a bonus token, which needs no draft. So a rejection g tokens after
+    the last one closes ceil(g / (L + 1)) rounds, and so does the end of the completion. A token accepted s positions
+    after the last rejection is emitted unless the bonus token is there, s mod (L + 1) = 0. Histograms of g and s
+    therefore yield the counts for every L.
+
+    Args:
+        levels: acceptance levels of the block's rows.
+        block: whole completions.
+        thresholds: number of thresholds.
+        lengths: draft lengths L.
+
+    Returns:
+        Sums over the completions of rounds, drafted tokens and substitutions: (3, thresholds, lengths).
+    """
     last = np.zeros(block.rows, bool)
     last[block.ends - 1] = True
-    places = np.flatnonzero((grades.grade > 0) | last)  # only here a threshold decides, or a completion ends
-    few, last = Grades(grades.grade[places], grades.differs[places]), last[places]
-    behind = np.arange(block.longest + 1)[:, None]  # (longest + 1, 1)
-    rounds_of, emitted = -(-behind // (lengths + 1)), behind % (lengths + 1) != 0  # (longest + 1, lengths)
+    rows = np.flatnonzero((levels.level > 0) | last)  # only here a threshold decides, or a completion ends
+    few, last = AcceptanceLevels(levels.level[rows], levels.differs[rows]), last[rows]
+    distances = np.arange(block.longest + 1)[:, None]  # (longest + 1, 1)
+    rounds_of, emitted = -(-distances // (lengths + 1)), distances % (lengths + 1) != 0  # (longest + 1, lengths)
     rounds, substitutions = [], []
     for k in range(thresholds):
         rejected = few.rejected(k)
-        gaps, since = _distances(places, rejected | last)
-        rounds.append(np.bincount(gaps, minlength=len(behind)) @ rounds_of)
-        substitutions.append(np.bincount(since[few.differs & ~rejected], minlength=len(behind)) @ emitted)
+        gaps, since = _distances(rows, rejected | last)
+        rounds.append(np.bincount(gaps, minlength=len(distances)) @ rounds_of)
+        substitutions.append(np.bincount(since[few.differs & ~rejected], minlength=len(distances)) @ emitted)
     return np.stack([np.array(rounds), np.array(rounds) * lengths, np.array(substitutions)])
 
 
-def _distances(places: Array, closes: Array) -> tuple[Array, Array]:
-    """From each closing row to the one before it, and from each of `places` to the closing row before it."""
+def _distances(rows: Array, closes: Array) -> tuple[Array, Array]:
+    """Returns the distance of each closing row, and of each of `rows`, to the closing row before it."""
     closing = np.flatnonzero(closes)
-    closed = places[closing]
+    closed = rows[closing]
     before = np.concatenate([[-1], closed[:-1]])
-    return closed - before, places - np.repeat(before, np.diff(closing, prepend=-1))
-
-
-STEPPED_ROWS = 1 << 18  # a block's: a step in Python should move many completions
-_LANES = 1 << 20  # thresholds x lengths x completions that move at once: about 12 bytes each
+    return closed - before, rows - np.repeat(before, np.diff(closing, prepend=-1))
 
 
 @dataclass(frozen=True)
-class Walk:
-    """Of each threshold, length and completion: (thresholds, lengths, c) each."""
+class RoundCounts:
+    """Counts by threshold, draft length and completion: (thresholds, lengths, completions) each."""
 
     rounds: Array
     drafted: Array
     substitutions: Array
 
 
-def count_steps(walked_at: Callable[[Array, Array], Walk], completions: int, thresholds: int, lengths: Array) -> Array:
-    """Sums over a block's completions: rounds, drafted tokens, substitutions, (3, thresholds, lengths).
+def sum_over_completions(
+    count: Callable[[Array, Array], RoundCounts], completions: int, thresholds: int, lengths: Array
+) -> Array:
+    """Sums counts over a block's completions, for as many thresholds at once as memory allows.
 
     Args:
-        walked_at: of places of thresholds, and lengths, the block's walk; asked for as many at once as memory likes.
+        count: returns the counts at the thresholds with the given indices, for the given draft lengths.
+        completions: number of completions of the block.
+        thresholds: number of thresholds.
+        lengths: draft lengths.
+
+    Returns:
+        Rounds, drafted tokens and substitutions: (3, thresholds, lengths).
     """
     step = max(1, _LANES // (len(lengths) * completions))
     parts = []
     for k in range(0, thresholds, step):
-        walked = walked_at(np.arange(k, min(k + step, thresholds)), lengths)
-        parts.append([kind.sum(-1) for kind in (walked.rounds, walked.drafted, walked.substitutions)])
+        counts = count(np.arange(k, min(k + step, thresholds)), lengths)
+        parts.append([each.sum(-1) for each in (counts.rounds, counts.drafted, counts.substitutions)])
     return np.concatenate(parts, axis=1)
 
 
-def walk(grades: Grades, block: Block, reach: Array, ks: Array, lengths: Array) -> Walk:
-    """Every round at the `ks`-th thresholds, from 0, of drafts of at most `lengths` and `reach` tokens (n,)."""
+def count_in_lockstep(levels: AcceptanceLevels, block: Block, reach: Array, ks: Array, lengths: Array) -> RoundCounts:
+    """Counts the rounds of drafts that may end early, one position of all completions after another.
+
+    Args:
+        levels: acceptance levels of the block's rows.
+        block: whole completions.
+        reach: (n,) largest length of a draft that begins at each row.
+        ks: indices of the thresholds, from 0.
+        lengths: largest draft lengths.
+    """
     starts, longer, back = _longest_first(block)
     shape = len(ks), len(lengths), len(starts)
     most = lengths.astype(reach.dtype)[:, None]  # (lengths, 1)
-    left, begins = np.zeros(shape, reach.dtype), np.ones(shape, bool)  # tokens to draft before a bonus; a round begins
+    left, begins = np.zeros(shape, reach.dtype), np.ones(shape, bool)  # drafted tokens left; whether a round begins
     rounds, drafted, substitutions = np.zeros((3, *shape), np.min_scalar_type(block.longest * int(lengths.max())))
     for position, lanes in enumerate(longer):
         rows, on = starts[:lanes] + position, np.s_[..., :lanes]
@@ -91,15 +114,20 @@ def walk(grades: Grades, block: Block, reach: Array, ks: Array, lengths: Array) 
         np.copyto(rest, drafts, where=begin)
         rounds[on] += begin
         drafted[on] += begin * drafts
-        rejected = grades.grade[rows] > ks[:, None, None] + 1  # (ks, 1, lanes)
-        substitutions[on] += (grades.differs[rows] & ~rejected) & (rest > 0)
+        rejected = levels.level[rows] > ks[:, None, None] + 1  # (ks, 1, lanes)
+        substitutions[on] += (levels.differs[rows] & ~rejected) & (rest > 0)
         np.logical_or(rest == 0, rejected, out=begin)
-        rest -= 1  # of those that begin anew it does not matter
-    return Walk(*(kind[..., back].astype(np.int64) for kind in (rounds, drafted, substitutions)))
+        rest -= 1  # may wrap where a round begins next: it is overwritten there
+    return RoundCounts(*(each[..., back].astype(np.int64) for each in (rounds, drafted, substitutions)))
 
 
 def _longest_first(block: Block) -> tuple[Array, Array, Array]:
-    """Rows where completions begin, longest first; how many are longer than each position; the way back."""
+    """Sorts the completions by length, longest first.
+
+    Returns:
+        The rows where the sorted completions begin, the number of completions longer than each position, and the
+        indices that undo the sorting.
+    """
     sizes = block.ends - block.starts
     order = np.argsort(-sizes, kind="stable")
     longer = len(sizes) - np.searchsorted(np.sort(sizes), np.arange(block.longest), side="right")

@@ -1,9 +1,8 @@
-"""Lays rounds over completions under a policy that remembers what came of a text's earlier ones.
+"""Simulation of rounds over completions, under policies that depend on the text's earlier rounds.
 
-Knows what a case accepts, row by row, and how rounds follow one another. Knows neither what policies look at nor what
-their rounds are wanted for. For drafts that depend on what lies ahead only, `lockstep.py` counts the same, sooner.
+Policies that depend only on the rows ahead are counted faster by `counting.count_in_lockstep`.
 
-A **lane** is one completion at one threshold with one longest draft. All lanes move at once, a round at a time.
+A lane is one completion at one threshold with one largest draft length. All lanes advance together, a round at a time.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import numpy as np
 
 from fsd_collectors.replay.blocks import Array, Block
 from fsd_collectors.replay.cases import REPLAYABLE, Case
-from fsd_collectors.replay.counting import Walk
+from fsd_collectors.replay.counting import RoundCounts
 from fsd_decoding.errors import UsageError
 
-_LANES = 1 << 16  # that a count moves at once: a policy looks at some hundred bytes of each
+_LANES = 1 << 16  # lanes that are counted at once: a policy reads some hundred bytes of each
 
 
 @dataclass(frozen=True)
@@ -27,34 +26,37 @@ class Lanes:
     """n lanes, all columns (n,)."""
 
     starts: Array  # row where its completion begins
-    ends: Array  # row behind its last
-    thresholds: Array  # float64; of no use to rules that have none
-    most: Array  # its longest draft
+    ends: Array  # row after its last
+    thresholds: Array  # float64; ignored by rules without a threshold
+    most: Array  # largest draft length
 
-    def taken(self, which: Array | slice) -> Self:
+    def select(self, which: Array | slice) -> Self:
         return type(self)(*(getattr(self, field.name)[which] for field in fields(self)))
 
 
 @dataclass(frozen=True)
-class Begins:
-    """Where the next rounds of n lanes begin, and what is known there."""
+class RoundStarts:
+    """The starts of the next rounds of n lanes, which is what a policy may read."""
 
-    columns: Mapping[str, Array]  # of all rows; `position`, which is always there, is the place in the completion
+    columns: Mapping[str, Array]  # of all rows; always with `position`, counted from 0 in each completion
     divergence: str | None
     lanes: Lanes
-    rows: Array  # (n,) of the rounds' first tokens
-    memory: Array  # (n, width) float64, what the policy made of the lanes' earlier rounds
+    rows: Array  # (n,) rows of the rounds' first tokens
+    memory: Array  # (n, width) float64, what the policy keeps of the lanes' earlier rounds
 
-    def taken(self, which: Array) -> Self:
-        return replace(self, lanes=self.lanes.taken(which), rows=self.rows[which], memory=self.memory[which])
+    def select(self, which: Array) -> Self:
+        return replace(self, lanes=self.lanes.select(which), rows=self.rows[which], memory=self.memory[which])
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What came of n rounds, (n,) each: what the engine tells of one (`fsd_decoding.policies.stopping.Verified`).
+    """Outcomes of n rounds, (n,) each; see `fsd_decoding.policies.stopping.Verified` for a single one.
 
-    spared, refused: float64, NaN where no divergence alone kept a token, or rejected one. In a text's last round
-    nothing behind its end counts as accepted.
+    Args:
+        drafted: drafted tokens.
+        accepted: accepted tokens; those after the end of a text do not count.
+        spared: largest divergence of a token that only D <= T accepted; NaN where there was none.
+        refused: divergence of the rejected token; NaN where there was none.
     """
 
     drafted: Array
@@ -65,70 +67,72 @@ class Verified:
 
 @dataclass(frozen=True)
 class RoundPolicy:
-    """How far to draft, by what lies ahead and by what came of earlier rounds.
+    """Decides draft lengths from the rows ahead and from the outcomes of earlier rounds.
 
-    columns: of the traces, those that `lengths` asks for. lengths: of rounds that begin, says how many tokens each
-    drafts, from 0 to its lane's longest; a draft may look at rows beyond its text's end, which are other texts', or
-    not there, and must not. memory: a lane's before its first round, (width,). remember: of memories (n, width) and
-    what came of the rounds, makes the next memories.
+    Args:
+        columns: columns of the traces that `lengths` reads.
+        lengths: receives the starts of n rounds and returns their draft lengths (n,), from 0 to the lane's largest. It
+            must not read rows at or beyond `lanes.ends`: they belong to other texts or do not exist.
+        memory: (width,) memory of a lane before its first round.
+        remember: receives memories (n, width) and the outcomes of the rounds, and returns the next memories.
     """
 
     columns: tuple[str, ...]
-    lengths: Callable[[Begins], Array]
+    lengths: Callable[[RoundStarts], Array]
     memory: tuple[float, ...] = ()
     remember: Callable[[Array, Verified], Array] = lambda memory, verified: memory
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """One round of n lanes, (n,) each. lanes: their numbers. differs: accepted tokens that are not the text's."""
+    """One round of n lanes: their indices (n,), the starts, the outcomes, and the number of substitutions (n,)."""
 
     lanes: Array
-    begins: Begins
+    starts: RoundStarts
     verified: Verified
     differs: Array
 
 
-def lay(case: Case, block: Block, lanes: Lanes, policy: RoundPolicy) -> Iterator[Rounds]:
-    """All rounds: first the first one of each lane, then the second ones, until every lane's text is at its end.
+def simulate_rounds(case: Case, block: Block, lanes: Lanes, policy: RoundPolicy) -> Iterator[Rounds]:
+    """Yields the rounds of all lanes: the first round of each, then the second, until every text is at its end.
 
     Raises:
-        UsageError: the policy gave what is no length.
+        UsageError: the policy returned something else than draft lengths.
     """
-    decides = Decides(case, block)
+    verify = DraftVerifier(case, block)
     numbers, rows = np.arange(len(lanes.starts)), lanes.starts
     memory = np.tile(np.asarray(policy.memory, np.float64), (len(rows), 1))
     while len(rows):
-        begins = Begins(block.columns, case.divergence, lanes, rows, memory)
-        verified, differs = decides(begins, _lengths(policy, begins))
-        yield Rounds(numbers, begins, verified, differs)
+        starts = RoundStarts(block.columns, case.divergence, lanes, rows, memory)
+        verified, differs = verify(starts, _lengths(policy, starts))
+        yield Rounds(numbers, starts, verified, differs)
         rows, memory = rows + verified.accepted + 1, policy.remember(memory, verified)
         on = rows < lanes.ends
-        numbers, rows, memory, lanes = numbers[on], rows[on], memory[on], lanes.taken(on)
+        numbers, rows, memory, lanes = numbers[on], rows[on], memory[on], lanes.select(on)
 
 
-def walk_rounds(case: Case, block: Block, policy: RoundPolicy, ks: Array, lengths: Array) -> Walk:
-    """As `lockstep.walk`."""
+def count_with_policy(case: Case, block: Block, policy: RoundPolicy, ks: Array, lengths: Array) -> RoundCounts:
+    """Counts rounds under a policy; the arguments and the result are those of `counting.count_in_lockstep`."""
     lanes = lanes_of(block, case.thresholds[ks], lengths)
     counted = np.zeros((3, len(lanes.starts)), np.int64)
     for first in range(0, len(lanes.starts), _LANES):
         part = slice(first, first + _LANES)
-        for laid in lay(case, block, lanes.taken(part), policy):
-            counts = np.ones_like(laid.lanes), laid.verified.drafted, laid.differs
-            counted[:, part][:, laid.lanes] += np.stack(counts)
-    return Walk(*counted.reshape(3, len(ks), len(lengths), len(block.starts)))
+        for rounds in simulate_rounds(case, block, lanes.select(part), policy):
+            counts = np.ones_like(rounds.lanes), rounds.verified.drafted, rounds.differs
+            counted[:, part][:, rounds.lanes] += np.stack(counts)
+    return RoundCounts(*counted.reshape(3, len(ks), len(lengths), len(block.starts)))
 
 
 def lanes_of(block: Block, thresholds: Array, lengths: Array) -> Lanes:
-    """Every completion at every threshold with every length; completions fastest, thresholds slowest."""
+    """Returns a lane for every threshold, draft length and completion; completions vary fastest."""
     of_threshold, of_length, of_text = (
         number.ravel() for number in np.indices((len(thresholds), len(lengths), len(block.starts)))
     )
     return Lanes(block.starts[of_text], block.ends[of_text], thresholds[of_threshold], lengths[of_length])
 
 
-class Decides:
-    """What a case's rule makes of drafts over a block."""
+class DraftVerifier:
+    """Applies a case's rule to drafts over a block."""
 
     def __init__(self, case: Case, block: Block) -> None:
         columns, none = block.columns, np.zeros(block.rows, bool)
@@ -137,37 +141,37 @@ class Decides:
         self._scores = np.full(block.rows, np.nan)
         if REPLAYABLE[case.rule].fuzzy and case.divergence is not None:
             d = columns[case.divergence].astype(np.float64)
-            self._scores = np.where(np.isfinite(d), d, np.nan)  # as in decoding: no T accepts the others
+            self._scores = np.where(np.isfinite(d), d, np.nan)  # as in decoding, no T accepts an infinite divergence
 
     def accepts(self, rows: Array, thresholds: Array) -> Array:
-        """Of tokens drafted at rows (n,), at thresholds (n,): (n,) bool."""
+        """Returns a mask (n,) of the drafted tokens at rows (n,) that are accepted at thresholds (n,)."""
         return np.asarray(self._exact[rows] | (self._scores[rows] <= thresholds))
 
-    def __call__(self, begins: Begins, drafted: Array) -> tuple[Verified, Array]:
-        """What came of the drafts, and how many accepted tokens are not the text's: (n,)."""
-        lanes, n = begins.lanes, len(drafted)
-        until = np.minimum(begins.rows + drafted, lanes.ends)
+    def __call__(self, starts: RoundStarts, drafted: Array) -> tuple[Verified, Array]:
+        """Returns the outcomes of drafts of these lengths (n,), and the number of substitutions (n,)."""
+        lanes, n = starts.lanes, len(drafted)
+        until = np.minimum(starts.rows + drafted, lanes.ends)
         accepted, differs, spared = np.zeros(n, np.int64), np.zeros(n, np.int64), np.full(n, np.nan)
         going = np.arange(n)
-        while len(going := going[begins.rows[going] + accepted[going] < until[going]]):
-            rows = begins.rows[going] + accepted[going]
+        while len(going := going[starts.rows[going] + accepted[going] < until[going]]):
+            rows = starts.rows[going] + accepted[going]
             kept = self.accepts(rows, lanes.thresholds[going])
             going, rows = going[kept], rows[kept]
-            alone = np.where(self._exact[rows], np.nan, self._scores[rows])
-            spared[going] = np.fmax(spared[going], alone)
+            only_fuzzy = np.where(self._exact[rows], np.nan, self._scores[rows])
+            spared[going] = np.fmax(spared[going], only_fuzzy)
             differs[going] += self._differs[rows]
             accepted[going] += 1
-        rejected = begins.rows + accepted
+        rejected = starts.rows + accepted
         refused = np.where(rejected < until, self._scores[np.minimum(rejected, lanes.ends - 1)], np.nan)
         return Verified(drafted, accepted, spared, refused), differs
 
 
-def _lengths(policy: RoundPolicy, begins: Begins) -> Array:
-    given, most = np.asarray(policy.lengths(begins)), begins.lanes.most
-    whole = given.shape == most.shape and np.issubdtype(given.dtype, np.integer)
-    if not whole or (given < 0).any() or (given > most).any():
+def _lengths(policy: RoundPolicy, starts: RoundStarts) -> Array:
+    lengths, most = np.asarray(policy.lengths(starts)), starts.lanes.most
+    integers = lengths.shape == most.shape and np.issubdtype(lengths.dtype, np.integer)
+    if not integers or (lengths < 0).any() or (lengths > most).any():
         raise UsageError(
-            f"the round policy gave {given.dtype} of shape {given.shape}; it must give a whole number a round, from 0 "
-            f"to its lane's longest: {most.shape}"
+            f"the round policy returned {lengths.dtype} of shape {lengths.shape}; it must return a whole number for "
+            f"each round, from 0 to its lane's largest draft length: {most.shape}"
         )
-    return given.astype(np.int64)
+    return lengths.astype(np.int64)

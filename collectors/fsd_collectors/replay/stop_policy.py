@@ -1,7 +1,4 @@
-"""Drafts that may end early: a policy over the draft's columns, and how far drafts get under it.
-
-Knows a block's rows. Knows nothing of rules or rounds.
-"""
+"""Policies that end drafts early by the columns of traces, and the draft lengths they lead to."""
 
 from __future__ import annotations
 
@@ -16,10 +13,11 @@ from fsd_decoding.errors import UsageError
 
 @dataclass(frozen=True)
 class StopPolicy:
-    """When to draft no further, by what is known of one token once it is drafted.
+    """Ends a draft by facts about a single drafted token; every round drafts at least one.
 
-    columns: of the traces, those that `ends` asks for. ends: of them, (n,) each, says for each row (n,) bool whether
-    the draft ends behind this token if it comes to draft it. A round so drafts one token at least.
+    Args:
+        columns: columns of the traces that `ends` reads.
+        ends: receives these columns, (n,) each, and returns a mask (n,) of the tokens after which a draft ends.
     """
 
     columns: tuple[str, ...]
@@ -28,11 +26,13 @@ class StopPolicy:
 
 @dataclass(frozen=True)
 class LengthPolicy:
-    """How far to draft, by the whole of what lies ahead: for policies that add up what was drafted, or draft nothing.
+    """Decides the length of a draft from all rows ahead: for policies that accumulate over a draft, or draft nothing.
 
-    columns: of the traces, those that `lengths` asks for. lengths: of them, (n,) each, and of L, says for each row
-    (n,) how many tokens a draft has that begins there, 0 to L. Rows of several completions follow one another:
-    `position`, which is always there, is 0 where one begins.
+    Args:
+        columns: columns of the traces that `lengths` reads.
+        lengths: receives these columns, (n,) each, and L; returns the length (n,), 0 to L, of a draft that begins at
+            each row. The rows of several completions follow one another; the column `position`, which is always
+            present, is 0 where a completion begins.
     """
 
     columns: tuple[str, ...]
@@ -43,7 +43,7 @@ Policy = StopPolicy | LengthPolicy
 
 
 def reach(policy: Policy | None, block: Block, most: int) -> Array:
-    """Tokens a draft has that begins at each row, `most` where the text tells no less: (n,), the smallest type."""
+    """Returns the length (n,) of a draft that begins at each row, at most `most`, in the smallest integer type."""
     if policy is None:
         tokens = np.full(block.rows, most)
     elif isinstance(policy, LengthPolicy):
@@ -54,24 +54,25 @@ def reach(policy: Policy | None, block: Block, most: int) -> Array:
 
 
 def _lengths(policy: LengthPolicy, block: Block, most: int) -> Array:
-    given = np.asarray(policy.lengths(block.columns, most))
-    whole = given.shape == (block.rows,) and np.issubdtype(given.dtype, np.integer)
-    if not whole or given.min() < 0 or given.max() > most:
+    lengths = np.asarray(policy.lengths(block.columns, most))
+    integers = lengths.shape == (block.rows,) and np.issubdtype(lengths.dtype, np.integer)
+    if not integers or lengths.min() < 0 or lengths.max() > most:
         raise UsageError(
-            f"the length policy gave {given.dtype} of shape {given.shape}; it must give a whole number a row, from 0 "
-            f"to {most}: ({block.rows},)"
+            f"the length policy returned {lengths.dtype} of shape {lengths.shape}; it must return a whole number for "
+            f"each row, from 0 to {most}: ({block.rows},)"
         )
-    return given
+    return lengths
 
 
 def _until_a_stop(policy: StopPolicy, block: Block, most: int) -> Array:
     stops = np.asarray(policy.ends(block.columns))
     if stops.dtype != bool or stops.shape != (block.rows,):
         raise UsageError(
-            f"the stop policy gave {stops.dtype} of shape {stops.shape}; it must give one bool a row: ({block.rows},)"
+            f"the stop policy returned {stops.dtype} of shape {stops.shape}; it must return one bool for each row: "
+            f"({block.rows},)"
         )
     places = np.flatnonzero(stops)
-    none = block.rows + most  # stands for a stop that never comes
+    none = block.rows + most  # stands for no stop
     following = np.repeat(np.append(places, none), np.diff(places, prepend=-1, append=block.rows - 1))  # (n,)
     unseen = following >= np.repeat(block.ends, block.ends - block.starts)
     return np.minimum(np.where(unseen, most, following - np.arange(block.rows) + 1), most)

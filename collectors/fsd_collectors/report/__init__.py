@@ -1,1 +1,1 @@
-"""Traces in words, tables and pictures, from one pass in bounded memory."""
+"""Description of traces in tables, plots and an HTML page, from one pass over them in bounded memory."""

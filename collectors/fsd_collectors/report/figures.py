@@ -1,7 +1,4 @@
-"""Traces drawn: how D is spread, what a T accepts, and what that makes of rounds.
-
-Knows what each picture shows, and how to say it to someone who cannot see it. Knows neither rows nor pages.
-"""
+"""The figures of a run: distributions of D, acceptance against T, and tokens per round against T, with alt texts."""
 
 from __future__ import annotations
 
@@ -24,26 +21,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LENGTHS = (2, 3, 5, 8, 12)  # draft lengths that are drawn
-THRESHOLDS = 48  # of each divergence, evenly on its log scale
+THRESHOLDS = 48  # thresholds of each divergence, evenly spaced on its log scale
 _BARS_A_DECADE = 10
-_DECADES = 9  # drawn at most
+_DECADES = 9  # of the scale, at most
 _DISTRIBUTIONS = (
-    "Each group by itself: the bars of one colour add up to 100%, less what lies left of the scale or, as zero and "
-    "infinity, cannot stand on it."
+    "Each group by itself: the bars of one colour add up to 100%, less the values left of the scale and those (zero "
+    "and infinity) that a log scale cannot show."
 )
 _ACCEPTANCE = (
-    "Each token by itself, whatever became of those drafted before it. Accepting by x = y costs no quality; accepting "
-    "by D ≤ T does, and how much is not seen here."
+    "Each token by itself, whether or not the tokens drafted before it were accepted. Accepting by x = y costs no "
+    "quality; accepting by D ≤ T does, and how much is not shown here."
 )
 _ROUNDS = (
-    "Replayed along the target's own text: exact for the lossless level, an estimate where T lets the text change, "
-    "better the fewer tokens it changes."
+    "Replayed along the target's own text: exact for the lossless level, an estimate where fuzzy acceptance changes "
+    "the text, and the better the fewer tokens it changes."
 )
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`name`: of its file. `alt`: what it shows, in words. `caption`: what one should know to read it."""
+    """A figure: the name of its file, its alt text, its caption, and the function that draws it."""
 
     name: str
     alt: str
@@ -52,31 +49,38 @@ class Picture:
 
 
 def pictures(summary: Summary, swept: pd.DataFrame | None) -> tuple[Picture, ...]:
-    """All that there is to draw; `swept` is `sweep`'s table over `thresholds`, None where nothing can be replayed."""
+    """Returns all pictures of a run.
+
+    Args:
+        swept: result of `sweep` over `thresholds`; None where the traces cannot be replayed.
+
+    Raises:
+        UsageError: the traces hold no rows or no divergences.
+    """
     if not summary.counted or not summary.divergences:
         raise UsageError(
             f"the traces hold {summary.counted} token rows of {len(summary.divergences)} divergences; pictures need "
-            "one of each at least: collect some first"
+            "at least one of each: collect some first"
         )
     drawn = [
         Picture(
-            "distributions", _distributions_said(summary), _DISTRIBUTIONS, lambda theme: distributions(summary, theme)
+            "distributions", _distributions_alt(summary), _DISTRIBUTIONS, lambda theme: distributions(summary, theme)
         ),
-        Picture("acceptance", _acceptance_said(summary), _ACCEPTANCE, lambda theme: acceptance(summary, theme)),
+        Picture("acceptance", _acceptance_alt(summary), _ACCEPTANCE, lambda theme: acceptance(summary, theme)),
     ]
     if swept is not None:
-        drawn.append(Picture("rounds", _rounds_said(swept), _ROUNDS, lambda theme: rounds(swept, theme)))
+        drawn.append(Picture("rounds", _rounds_alt(swept), _ROUNDS, lambda theme: rounds(swept, theme)))
     return tuple(drawn)
 
 
 def thresholds(summary: Summary) -> dict[str, NDArray[np.float64]]:
-    """Of each divergence, those between which a lossless rule becomes one that accepts all."""
+    """Returns thresholds of each divergence, from accepting 1 % of the tokens with x ≠ y to all of them."""
     scales = {name: _scale(of.histogram(same_token=False), 0.01) for name, of in summary.divergences.items()}
     return {name: np.geomspace(*scale, THRESHOLDS) for name, scale in scales.items()}
 
 
 def distributions(summary: Summary, theme: Theme) -> Figure:
-    """Histograms of D where the argmaxes agree and where they differ, each group by itself."""
+    """Draws histograms of D where the argmaxes agree and where they differ, each group by itself."""
     agree = summary.means["same_argmax"].total
     keys = [
         LegendEntry(f"argmaxes agree ({percent(agree, summary.counted)} of tokens)", theme.first),
@@ -84,13 +88,13 @@ def distributions(summary: Summary, theme: Theme) -> Figure:
     ]
 
     def draw(axes: Axes, name: str) -> None:
-        of = summary.divergences[name]
-        edges = _bar_edges(of)
+        divergence = summary.divergences[name]
+        edges = _bar_edges(divergence)
         for same, key in zip((True, False), keys, strict=True):
-            _bars(axes, of.histogram(same), edges, key.colour)
+            _bars(axes, divergence.histogram(same), edges, key.colour)
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(bottom=0)
-        _beyond(axes, of.histogram())
+        _note_hidden_values(axes, divergence.histogram())
 
     heading = "Divergence of target and draft, by agreement of argmax"
     return divergence_panels(
@@ -104,7 +108,7 @@ def distributions(summary: Summary, theme: Theme) -> Figure:
 
 
 def acceptance(summary: Summary, theme: Theme) -> Figure:
-    """Share of drafted tokens accepted against T: by D alone, and where x = y is accepted too."""
+    """Draws the share of drafted tokens accepted against T: by D alone, and where x = y is accepted too."""
     keys = [
         LegendEntry("x = y or D ≤ T (fsd-coupled)", theme.first),
         LegendEntry("D ≤ T alone (fsd)", theme.second),
@@ -112,12 +116,12 @@ def acceptance(summary: Summary, theme: Theme) -> Figure:
     ]
 
     def draw(axes: Axes, name: str) -> None:
-        of = summary.divergences[name]
-        shown = _shown(of)
-        axes.axhline(100 * of.exact / of.rows, color=theme.ink, ls="--", lw=0.9)
+        divergence = summary.divergences[name]
+        bins = _drawn_bins(divergence)
+        axes.axhline(100 * divergence.exact / divergence.rows, color=theme.ink, ls="--", lw=0.9)
         for either, key in zip((True, False), keys, strict=False):
-            axes.plot(BINS.edges[shown], 100 * of.accepted(either)[shown] / of.rows, color=key.colour)
-        axes.set_xlim(*_span(of))
+            axes.plot(BINS.edges[bins], 100 * divergence.accepted(either)[bins] / divergence.rows, color=key.colour)
+        axes.set_xlim(*_span(divergence))
         axes.set_ylim(0, 102)
         axes.set_yticks(range(0, 101, 20))
 
@@ -128,7 +132,7 @@ def acceptance(summary: Summary, theme: Theme) -> Figure:
 
 
 def rounds(swept: pd.DataFrame, theme: Theme) -> Figure:
-    """Tokens a round against T for several draft lengths, as `fsd-coupled` would decode."""
+    """Draws tokens per round against T for several draft lengths under `fsd-coupled`."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -141,11 +145,11 @@ def rounds(swept: pd.DataFrame, theme: Theme) -> Figure:
     fuzzy = swept[swept["rule"] == "fsd-coupled"]
 
     def draw(axes: Axes, name: str) -> None:
-        of = fuzzy[fuzzy["divergence"] == name].pivot(index="threshold", columns="draft_length")["tokens_per_round"]
+        curves = fuzzy[fuzzy["divergence"] == name].pivot(index="threshold", columns="draft_length")["tokens_per_round"]
         for length, key in zip(lengths, keys, strict=True):
             axes.axhline(lossless[length], color=key.colour, ls="--", lw=0.9, alpha=0.8)
-            axes.plot(of.index, of[length], color=key.colour)
-        axes.set_xlim(of.index[0], of.index[-1])
+            axes.plot(curves.index, curves[length], color=key.colour)
+        axes.set_xlim(curves.index[0], curves.index[-1])
         axes.set_ylim(bottom=1)
 
     names = list(fuzzy["divergence"].unique())
@@ -156,45 +160,45 @@ def rounds(swept: pd.DataFrame, theme: Theme) -> Figure:
     )
 
 
-def _bar_edges(of: DivergenceSummary) -> NDArray[np.float64]:
-    """Tenths of decades that hold the span."""
-    low, high = (np.floor(_BARS_A_DECADE * np.log10(end)) for end in _span(of))
+def _bar_edges(divergence: DivergenceSummary) -> NDArray[np.float64]:
+    """Returns edges of bars, ten a decade, that cover the span."""
+    low, high = (np.floor(_BARS_A_DECADE * np.log10(end)) for end in _span(divergence))
     return 10 ** (np.arange(low, high + 2) / _BARS_A_DECADE)
 
 
-def _bars(axes: Axes, of: Histogram, edges: NDArray[np.float64], colour: str) -> None:
-    """% of the group between edges; what lies outside is left out."""
-    if not of.total:
+def _bars(axes: Axes, histogram: Histogram, edges: NDArray[np.float64], colour: str) -> None:
+    """Draws the percentage of the group between the edges; values outside are left out."""
+    if not histogram.total:
         return
-    bars = np.histogram(BINS.middles[: BINS.infinite], edges, weights=of.counts[: BINS.infinite])[0]
-    shares = 100 * bars / of.counts.sum()
+    bars = np.histogram(BINS.middles[: BINS.infinite], edges, weights=histogram.counts[: BINS.infinite])[0]
+    shares = 100 * bars / histogram.counts.sum()
     axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25)
     axes.stairs(shares, edges, color=colour, lw=1.3)
 
 
-def _beyond(axes: Axes, of: Histogram) -> None:
-    """Says how many values a log scale cannot show."""
-    apart = {"D = 0": int(of.counts[0]), "D = ∞": of.infinite, "missing": of.missing}
-    said = [f"{name}: {count:,}" for name, count in apart.items() if count]
-    axes.set_title(", ".join(said), loc="right", fontsize="small")
+def _note_hidden_values(axes: Axes, histogram: Histogram) -> None:
+    """Writes above a panel how many values a log scale cannot show."""
+    hidden = {"D = 0": int(histogram.counts[0]), "D = ∞": histogram.infinite, "missing": histogram.missing}
+    notes = [f"{name}: {count:,}" for name, count in hidden.items() if count]
+    axes.set_title(", ".join(notes), loc="right", fontsize="small")
 
 
-def _span(of: DivergenceSummary) -> tuple[float, float]:
-    """The part of D's scale that is drawn: all but the least thousandth of the values."""
-    return _scale(of.histogram(), 0.001)
+def _span(divergence: DivergenceSummary) -> tuple[float, float]:
+    """Returns the part of D's scale that is drawn: all but the smallest thousandth of the values."""
+    return _scale(divergence.histogram(), 0.001)
 
 
-def _scale(of: Histogram, from_share: float) -> tuple[float, float]:
-    """From the quantile to the largest finite value, zeros aside; at least one decade and at most `_DECADES`."""
-    counts = of.counts.copy()
+def _scale(histogram: Histogram, from_share: float) -> tuple[float, float]:
+    """Returns a scale from a quantile to the largest finite value, without zeros, of one to `_DECADES` decades."""
+    counts = histogram.counts.copy()
     counts[0] = counts[BINS.infinite :] = 0
     low, high = Histogram(counts).quantiles((from_share, 1)) if counts.any() else (0.1, 1.0)
     return max(min(low, high / 10), high / 10**_DECADES), high
 
 
-def _shown(of: DivergenceSummary) -> slice:
-    """The bins inside the span, thinned to what a panel can show."""
-    first, last = np.searchsorted(BINS.edges[: BINS.infinite], _span(of))
+def _drawn_bins(divergence: DivergenceSummary) -> slice:
+    """Returns the bins inside the span, every fourth of them."""
+    first, last = np.searchsorted(BINS.edges[: BINS.infinite], _span(divergence))
     return slice(int(first), int(last) + 1, 4)
 
 
@@ -202,7 +206,7 @@ def _exact(summary: Summary) -> str:
     return percent(summary.means["same_token"].total, summary.counted)
 
 
-def _distributions_said(summary: Summary) -> str:
+def _distributions_alt(summary: Summary) -> str:
     medians = (
         f"{name} {' and '.join(number(of.histogram(same).quantiles([0.5])[0]) for same in (True, False))}"
         for name, of in summary.divergences.items()
@@ -213,19 +217,19 @@ def _distributions_said(summary: Summary) -> str:
     )
 
 
-def _acceptance_said(summary: Summary) -> str:
-    found = (f"{name} {threshold(of.threshold(0.9, False))}" for name, of in summary.divergences.items())
+def _acceptance_alt(summary: Summary) -> str:
+    thresholds_90 = (f"{name} {threshold(of.threshold(0.9, False))}" for name, of in summary.divergences.items())
     return (
         "Curves, one panel a divergence, of the share of drafted tokens accepted against the threshold T, by D ≤ T "
         f"alone and where x = y is accepted too. x = y alone accepts {_exact(summary)}. D ≤ T alone accepts 90% at: "
-        f"{'; '.join(found)}."
+        f"{'; '.join(thresholds_90)}."
     )
 
 
-def _rounds_said(swept: pd.DataFrame) -> str:
+def _rounds_alt(swept: pd.DataFrame) -> str:
     lossless = swept[swept["rule"] == "coupled"]
-    found = (f"{row.tokens_per_round:.2f} at L = {row.draft_length}" for row in lossless.itertuples())
+    levels = (f"{row.tokens_per_round:.2f} at L = {row.draft_length}" for row in lossless.itertuples())
     return (
         "Curves, one panel a divergence, of tokens per round against the threshold T, one for each draft length L; "
-        f"they rise from the lossless level, {', '.join(found)}, towards L + 1."
+        f"they rise from the lossless level, {', '.join(levels)}, towards L + 1."
     )

@@ -1,7 +1,6 @@
-"""Histograms of float32 values that are never negative, over bins fixed beforehand: see `float_bins.py`.
+"""Histograms of non-negative float32 values over the fixed bins of `float_bins.py`.
 
-A bin is a bfloat16, 128 of them an octave. So its middle lies within `RELATIVE_ERROR` of every value in it.
-Knows nothing of traces.
+There are 128 bins an octave, one for each bfloat16. The middle of a bin is within `RELATIVE_ERROR` of its values.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from numpy.typing import NDArray
 from fsd_collectors.float_bins import FloatBins
 
 BINS = FloatBins(kept=7)
-RELATIVE_ERROR = 2.0 ** -(BINS.kept + 1)  # of a quantile; below 1e-38, where float32 itself is coarse, 1e-40 absolutely
+RELATIVE_ERROR = 2.0 ** -(BINS.kept + 1)  # of quantiles; below 1e-38 the absolute error is 1e-40
 
 Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """`counts` (BINS.count,): values in each bin."""
+    """A histogram; `counts` (BINS.count,) are the numbers of values in each bin."""
 
     counts: Counts
 
     @property
     def total(self) -> int:
-        """Values that are numbers; infinity is one."""
+        """Number of values other than NaN and null; infinity counts."""
         return int(self.counts[: BINS.infinite + 1].sum())
 
     @property
@@ -37,16 +36,16 @@ class Histogram:
 
     @property
     def missing(self) -> int:
-        """NaN and null."""
+        """Number of values that are NaN or null."""
         return int(self.counts[BINS.infinite + 1 :].sum())
 
     @property
     def at_most(self) -> Counts:
-        """(BINS.count,) how many values are <= BINS.edges; beyond infinity also those that are missing."""
+        """(BINS.count,) number of values <= BINS.edges; after infinity's bin, missing values are included."""
         return self.counts.cumsum()
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """numpy's `inverted_cdf` of the numbers, within RELATIVE_ERROR; NaN where there are none."""
+        """Returns quantiles as numpy's `inverted_cdf`, within RELATIVE_ERROR; NaN where there are no values."""
         if not self.total:
             return [float("nan")] * len(shares)
         ranks = np.maximum(np.asarray(shares) * self.total, 1.0)

@@ -1,7 +1,4 @@
-"""One HTML page that needs nothing beside itself: the report's tables and the pictures, for light and for dark screens.
-
-Knows HTML. What stands in the tables and what a picture shows is `sheets.py`'s and `pictures.py`'s.
-"""
+"""A self-contained HTML page of the report's tables and pictures, for light and dark screens."""
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ thead th { color: var(--quiet); font-weight: 600 } tbody th { font-weight: 400 }
 
 
 class Drawn(NamedTuple):
-    """A picture for the page: PNG for light and for dark, what it shows in words, and what to know of it."""
+    """A picture for the page: PNG for light and for dark screens, alt text and caption."""
 
     light: bytes
     dark: bytes
@@ -98,7 +95,7 @@ class Drawn(NamedTuple):
 
 
 def page(title: str, sheets: Sequence[Sheet], drawn: Sequence[Drawn], remarks: Sequence[str] = ()) -> str:
-    """The page's HTML; everything but the pictures is escaped."""
+    """Returns the page's HTML; all texts are escaped."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)

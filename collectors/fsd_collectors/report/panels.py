@@ -1,7 +1,4 @@
-"""Figures of panels, one a divergence or one a quantity, for light and for dark pages.
-
-Knows matplotlib, colours and places. Knows nothing of what is drawn.
-"""
+"""The layout of figures made of panels, and their light and dark themes."""
 
 from __future__ import annotations
 
@@ -20,13 +17,16 @@ DOTS_PER_INCH = 180
 _HEAD, _FOOT, _LEFT, _RIGHT = 0.92, 0.52, 0.66, 0.16  # inches
 _NARROWEST = 6.2  # inches: a legend must fit
 _GAP_ACROSS, _GAP_DOWN = 0.42, 0.58  # inches
-_SHORT, _MIDDLING = 60, 3000  # widths of scales, as ratios
+_SHORT, _MIDDLING = 60, 3000  # ratios of a scale's ends below which it gets more ticks
 
 
 @dataclass(frozen=True)
 class Theme:
-    """`first`, `second`: blue and vermilion of Okabe and Ito, told apart by colour-blind eyes. `lengths`: the part of
-    matplotlib's viridis that stands out from the paper."""
+    """The colours of a figure.
+
+    `first` and `second` are the blue and vermilion of Okabe and Ito, which colour-blind readers can tell apart.
+    `lengths` is the range of matplotlib's viridis that stands out from the background.
+    """
 
     paper: str
     ink: str
@@ -38,7 +38,7 @@ class Theme:
 
 @dataclass(frozen=True)
 class Layout:
-    """How many panels stand side by side, and how large one is, in inches."""
+    """The number of panels in a row, and the size of a panel in inches."""
 
     across: int
     wide: float
@@ -80,11 +80,21 @@ def panels(
     draw: Draw,
     heading: str,
     legend: Sequence[LegendEntry],
-    axes_say: tuple[str, str],
+    axis_labels: tuple[str, str],
     theme: Theme,
     layout: Layout,
 ) -> Figure:
-    """`draw` fills one panel for each name that has a title; `axes_say`: what stands along x and y of the whole."""
+    """Draws a figure with one panel for each titled name.
+
+    Args:
+        titles: titles of the panels by name.
+        draw: draws the panel of a name.
+        heading: heading of the figure.
+        legend: entries of the legend.
+        axis_labels: labels of the x and y axes, once for the whole figure.
+        theme: colours.
+        layout: size and number of panels.
+    """
     import matplotlib
 
     with matplotlib.rc_context(_settings(theme)):
@@ -92,7 +102,7 @@ def panels(
         for axes, (name, title) in zip(grid, titles.items(), strict=True):
             axes.set_title(title, loc="left", fontweight="bold")
             draw(axes, name)
-        _say(figure, heading, legend, axes_say)
+        _label(figure, heading, legend, axis_labels)
     return figure
 
 
@@ -101,27 +111,28 @@ def divergence_panels(
     draw: Draw,
     heading: str,
     legend: Sequence[LegendEntry],
-    axes_say: tuple[str, str],
+    axis_labels: tuple[str, str],
     theme: Theme,
 ) -> Figure:
-    """`draw` fills one panel for each divergence, along a log scale."""
+    """Draws a figure with one panel for each divergence, on a log scale; the arguments are those of `panels`."""
 
     def draw_on_log_scale(axes: Axes, name: str) -> None:
         axes.set_xscale("log")
         draw(axes, name)
         _ticks(axes)
 
-    return panels({n: _with_unit(n) for n in names}, draw_on_log_scale, heading, legend, axes_say, theme, SMALL)
+    return panels({n: _with_unit(n) for n in names}, draw_on_log_scale, heading, legend, axis_labels, theme, SMALL)
 
 
 def png(figure: Figure) -> bytes:
-    held = io.BytesIO()
-    figure.savefig(held, format="png", dpi=DOTS_PER_INCH, facecolor=figure.get_facecolor())
-    return held.getvalue()
+    """Renders a figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, facecolor=figure.get_facecolor())
+    return buffer.getvalue()
 
 
 def _ticks(axes: Axes) -> None:
-    """Powers of ten, or where there would be few of them also places between."""
+    """Sets ticks at powers of ten, and between them where the scale spans only few."""
     from matplotlib.ticker import LogLocator
 
     axes.minorticks_off()
@@ -157,7 +168,7 @@ def _settings(theme: Theme) -> dict[Any, Any]:
 
 
 def _empty(count: int, layout: Layout) -> tuple[Figure, list[Axes]]:
-    """A figure of the size that its panels need."""
+    """Returns an empty figure of the size that its panels need, and their axes."""
     from matplotlib.figure import Figure
 
     across = min(layout.across, count)
@@ -173,8 +184,8 @@ def _empty(count: int, layout: Layout) -> tuple[Figure, list[Axes]]:
     return figure, grid[:count]
 
 
-def _say(figure: Figure, heading: str, legend: Sequence[LegendEntry], axes_say: tuple[str, str]) -> None:
-    """Title, legend and what the axes mean, once for all panels."""
+def _label(figure: Figure, heading: str, legend: Sequence[LegendEntry], axis_labels: tuple[str, str]) -> None:
+    """Adds the heading, the legend and the labels of the axes, once for all panels."""
     from matplotlib.lines import Line2D
 
     wide, high = figure.get_size_inches()
@@ -192,6 +203,6 @@ def _say(figure: Figure, heading: str, legend: Sequence[LegendEntry], axes_say: 
         handlelength=1.9,
         columnspacing=1.6,
     )
-    figure.text((_LEFT + wide - _RIGHT) / 2 / wide, 0.06 / high, axes_say[0], ha="center", va="bottom")
+    figure.text((_LEFT + wide - _RIGHT) / 2 / wide, 0.06 / high, axis_labels[0], ha="center", va="bottom")
     middle = (high - _HEAD + _FOOT) / 2 / high
-    figure.text(0.06 / wide, middle, axes_say[1], rotation=90, ha="left", va="center")
+    figure.text(0.06 / wide, middle, axis_labels[1], rotation=90, ha="left", va="center")

@@ -1,7 +1,4 @@
-"""Puts a run's pictures into a folder: PNG files and one page.
-
-Knows which files there are. What they show is `pictures.py`'s, what surrounds it `page.py`'s.
-"""
+"""`plot`: writes a run's pictures into a folder, as PNG files and an HTML page."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING
 from fsd_collectors.report.figures import LENGTHS, pictures, thresholds
 from fsd_collectors.report.page import Drawn, page
 from fsd_collectors.report.panels import DARK, LIGHT, png
-from fsd_collectors.report.summary import Summary, Traced, summarise
+from fsd_collectors.report.summary import Summary, TraceSource, summarise
 from fsd_collectors.report.tables import sheets
 from fsd_decoding.errors import UsageError
 
@@ -20,16 +17,16 @@ if TYPE_CHECKING:
 
 PAGE = "index.html"
 _NO_ROUNDS = (
-    "Tokens per round against T are not drawn: these traces are on-policy, collected under one rule and T, and only "
-    "traces along the target can be replayed at another (fsd-collect's default way)."
+    "Tokens per round against T are not drawn: these traces are on-policy, collected under one rule and T; only traces "
+    "along the target (fsd-collect without --rule) can be replayed at another T."
 )
 
 
-def plot(traces: Traced, folder: Path) -> list[Path]:
-    """Draws the pictures into `folder`, with the page around them, and says which files these are.
+def plot(traces: TraceSource, folder: Path) -> list[Path]:
+    """Writes the pictures and the page into `folder` and returns the paths of the files.
 
     Raises:
-        UsageError: there are no rows, or the folder cannot be written.
+        UsageError: the traces hold no rows, or the folder cannot be written.
     """
     summary = summarise(traces)
     drawn = pictures(summary, _swept(traces, summary))
@@ -45,11 +42,11 @@ def plot(traces: Traced, folder: Path) -> list[Path]:
     return [write(folder / name, content) for name, content in files.items()]
 
 
-def _swept(traces: Traced, summary: Summary) -> pd.DataFrame | None:
-    """Tokens per round, lossless and fuzzy; None where the traces cannot tell."""
+def _swept(traces: TraceSource, summary: Summary) -> pd.DataFrame | None:
+    """Returns the tokens per round, lossless and fuzzy, or None where the traces cannot be replayed."""
     if traces.manifest.way == "on-policy" or not summary.counted:
         return None
-    from fsd_collectors.replay.replaying import sweep
+    from fsd_collectors.replay.simulation import sweep
 
     return sweep(
         traces,
@@ -61,7 +58,7 @@ def _swept(traces: Traced, summary: Summary) -> pd.DataFrame | None:
 
 
 def write(path: Path, content: bytes) -> Path:
-    """UsageError: it cannot be written."""
+    """Writes a file, with its folders, and returns its path. Raises UsageError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -1,9 +1,7 @@
-"""What a run of traces says as a whole, from one pass over its rows.
+"""Summary statistics of a run of traces, from one pass over its rows.
 
-Knows which rows count and what is counted of them, a shard at a time: memory is a shard's columns, 1 MB a divergence
-and 8 bytes a problem. Knows neither how the figures are shown nor where traces lie.
-
-Rows that count are those whose verdict shaped the text: `decided` and `in_text`, along the target all of them.
+Only rows that influenced the text count: those that are `decided` and `in_text`, which along the target are all. Memory
+is bounded by the columns of one shard, 1 MB a divergence and 8 bytes a problem.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from fsd_collectors.report.histogram import BINS, Counts, Histogram
 SHARES = ("same_argmax", "same_token", "sd_accepts", "sd_probability", "accepted")
 ENTROPIES = ("target_entropy", "draft_entropy")
 _COMPLETION = ["problem", "split", "emitted", "correct"]
-_SHAPED = ["decided", "in_text"]
+_INFLUENCED = ["decided", "in_text"]
 
 
-class Traced(Protocol):
-    """What is needed of traces; `fsd_collectors.store.reading.Traces` is one."""
+class TraceSource(Protocol):
+    """What a summary needs of traces, such as `fsd_collectors.store.reading.Traces`."""
 
     @property
     def manifest(self) -> Manifest: ...
@@ -37,7 +35,7 @@ class Traced(Protocol):
 
 @dataclass
 class Mean:
-    """Of a column's values that are not null."""
+    """The mean of a column's values that are not null."""
 
     total: float = 0.0
     values: int = 0
@@ -55,7 +53,7 @@ class Mean:
 
 @dataclass
 class PartSummary:
-    """One split. `tokens` are those that rounds brought, an EOS included; `rows` those of the table of tokens."""
+    """Counts of one split: `tokens` are emitted tokens, an EOS included; `rows` are rows of the table of tokens."""
 
     completions: int = 0
     right: int = 0
@@ -66,7 +64,7 @@ class PartSummary:
 
 @dataclass(frozen=True)
 class DivergenceSummary:
-    """`counts` (2, 2, BINS.count): rows by `same_argmax`, by `same_token`, by bin of D."""
+    """The distribution of a divergence; `counts` (2, 2, BINS.count) by `same_argmax`, `same_token` and bin of D."""
 
     counts: Counts
 
@@ -76,38 +74,47 @@ class DivergenceSummary:
 
     @property
     def exact(self) -> int:
-        """Rows that are accepted without fuzziness: x = y."""
+        """Number of rows that are accepted losslessly: x = y."""
         return int(self.counts[:, 1].sum())
 
     def histogram(self, same_argmax: bool | None = None, same_token: bool | None = None) -> Histogram:
-        """Of the rows where the argmaxes agree or differ, where x = y or not; None: whether or not."""
-        argmax, token = (slice(None) if chosen is None else [int(chosen)] for chosen in (same_argmax, same_token))
+        """Returns the histogram of the rows with these values of `same_argmax` and `same_token`; None selects both."""
+        argmax, token = (slice(None) if value is None else [int(value)] for value in (same_argmax, same_token))
         return Histogram(self.counts[argmax][:, token].sum(axis=(0, 1)))
 
     def accepted(self, or_same_token: bool) -> Counts:
-        """(BINS.count,) rows accepted at T = BINS.edges, exactly, where T is finite: D <= T, or also x = y."""
+        """Returns the exact number of rows accepted at finite T = BINS.edges, by D <= T or also by x = y."""
         if or_same_token:
             return self.histogram(same_token=False).at_most + self.exact
         return self.histogram().at_most
 
     def threshold(self, share: float, or_same_token: bool) -> float | None:
-        """The least edge of a bin that accepts `share` of the rows: at most 1/128 above the least T that does.
+        """Returns the smallest edge of a bin that accepts `share` of the rows.
 
-        Negative where x = y alone accepts so many; None where no finite T does, and where there are no rows.
+        It is at most 1/128 above the smallest such T. It is negative where x = y alone accepts this share, and None
+        where no finite T does or there are no rows.
         """
         if not self.rows:
             return None
-        wanted = share * self.rows
-        if or_same_token and self.exact >= wanted:
+        target = share * self.rows
+        if or_same_token and self.exact >= target:
             return -1.0
-        enough = np.flatnonzero(self.accepted(or_same_token) >= wanted)
+        enough = np.flatnonzero(self.accepted(or_same_token) >= target)
         first = float(BINS.edges[enough[0]]) if len(enough) else np.inf
         return first if np.isfinite(first) else None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`rows`: all of them; `counted`: those that `means` (by column) and `divergences` are of."""
+    """The summary of a run.
+
+    Args:
+        rows: number of token rows.
+        counted: number of those that `means` and `divergences` are of.
+        parts: counts by split.
+        means: means by column.
+        divergences: distributions by divergence.
+    """
 
     rows: int
     counted: int
@@ -117,7 +124,7 @@ class Summary:
 
     @property
     def whole(self) -> PartSummary:
-        """All parts together."""
+        """The sum of all parts."""
         return PartSummary(
             *(sum(counts) for counts in zip(*(astuple(part) for part in self.parts.values()), strict=True))
         )
@@ -125,7 +132,7 @@ class Summary:
 
 @dataclass
 class _Tally:
-    """The pass over tokens, so far."""
+    """Running totals of the pass over tokens."""
 
     means: dict[str, Mean]
     counts: dict[str, Counts]
@@ -135,8 +142,8 @@ class _Tally:
     def add(self, tokens: pa.Table) -> None:
         for split in pc.value_counts(tokens["split"]):
             self.rows[split["values"].as_py()] += split["counts"].as_py()
-        if set(_SHAPED) <= set(tokens.column_names):
-            tokens = tokens.filter(pc.and_(*(tokens[name] for name in _SHAPED)))
+        if set(_INFLUENCED) <= set(tokens.column_names):
+            tokens = tokens.filter(pc.and_(*(tokens[name] for name in _INFLUENCED)))
         self.counted += len(tokens)
         for name, mean in self.means.items():
             mean.add(tokens[name])
@@ -150,8 +157,8 @@ class _Tally:
             np.add.at(counts.reshape(-1), place + BINS.of(values), 1)
 
 
-def summarise(traces: Traced) -> Summary:
-    """One pass over the tokens and one over the completions."""
+def summarise(traces: TraceSource) -> Summary:
+    """Summarises traces in one pass over the tokens and one over the completions."""
     manifest = traces.manifest
     on_policy = manifest.way == "on-policy"
     means = [name for name in SHARES + ENTROPIES if on_policy or name != "accepted"]
@@ -159,7 +166,7 @@ def summarise(traces: Traced) -> Summary:
         {name: Mean() for name in means},
         {name: np.zeros((2, 2, BINS.count), np.int64) for name in manifest.divergences},
     )
-    for tokens in traces.batches(["split", *(_SHAPED if on_policy else ()), *means, *manifest.divergences]):
+    for tokens in traces.batches(["split", *(_INFLUENCED if on_policy else ()), *means, *manifest.divergences]):
         tally.add(tokens)
     return Summary(
         sum(tally.rows.values()),
@@ -170,17 +177,17 @@ def summarise(traces: Traced) -> Summary:
     )
 
 
-def _parts(traces: Traced, rows: dict[str, int]) -> dict[str, PartSummary]:
-    """By split, the tuning part first."""
+def _parts(traces: TraceSource, rows: dict[str, int]) -> dict[str, PartSummary]:
+    """Returns the counts by split, the tuning part first."""
     parts: dict[str, PartSummary] = defaultdict(PartSummary)
     problems: dict[str, list[np.ndarray]] = defaultdict(list)
     for completions in traces.batches(_COMPLETION, table="completions"):
         for split in pc.unique(completions["split"]).to_pylist():
-            of = completions.filter(pc.equal(completions["split"], split))
-            parts[split].completions += len(of)
-            parts[split].right += pc.sum(of["correct"]).as_py()
-            parts[split].tokens += pc.sum(of["emitted"]).as_py()
-            problems[split].append(of["problem"].to_numpy())
+            selected = completions.filter(pc.equal(completions["split"], split))
+            parts[split].completions += len(selected)
+            parts[split].right += pc.sum(selected["correct"]).as_py()
+            parts[split].tokens += pc.sum(selected["emitted"]).as_py()
+            problems[split].append(selected["problem"].to_numpy())
     for split, part in parts.items():
         part.problems = len(np.unique(np.concatenate(problems[split])))
         part.rows = rows.get(split, 0)

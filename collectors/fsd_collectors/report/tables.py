@@ -1,7 +1,4 @@
-"""Traces in words and numbers: a few tables, for a terminal of 80 columns or for a page.
-
-Knows a manifest and a summary, and how their figures are written. Knows neither rows nor pictures.
-"""
+"""The tables that describe traces, for a terminal of 80 columns or for an HTML page."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _MEANINGS = {
     "same_argmax": "p and q have one argmax",
     "same_token": "x = y: drafted token is the target's own",
     "sd_accepts": "speculative decoding accepts, by its u",
-    "sd_probability": "its chance to: 1 − tv (greedy: x = y)",
+    "sd_probability": "its acceptance rate: 1 − tv (greedy: x = y)",
     "accepted": "accepted by the run's rule",
     "target_entropy": "entropy of p, in nats",
     "draft_entropy": "entropy of q, in nats",
@@ -38,7 +35,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table whose first `names` columns say what a row is of; the others are figures. No headings: plain facts."""
+    """A table whose first `names` columns label a row and whose others are figures; without headings, plain facts."""
 
     title: str
     headings: tuple[str, ...]
@@ -48,7 +45,7 @@ class Sheet:
 
 
 def sheets(manifest: Manifest, summary: Summary) -> tuple[Sheet, ...]:
-    """All that `fsd-traces describe` says."""
+    """Returns the tables of `fsd-traces describe`."""
     return (
         _origin(manifest),
         _parts(summary, manifest.task.problems),
@@ -64,12 +61,13 @@ def print_sheets(shown: Sequence[Sheet], console: Console) -> None:
 
 
 def model_line(model: ModelInfo) -> str:
+    """Describes a model in one line."""
     revision = f" at {model.revision[:12]}" if model.revision else ""
     return f"{model.id}{revision}, {model.dtype}, {model.vocab_size:,} logits"
 
 
 def sampling_line(manifest: Manifest) -> str:
-    """Greedy, or what differs from plain sampling."""
+    """Describes the sampling settings in one line."""
     sampling = manifest.sampling
     if sampling.temperature == 0:
         words = ["greedy"]
@@ -82,6 +80,7 @@ def sampling_line(manifest: Manifest) -> str:
 
 
 def way_line(manifest: Manifest) -> str:
+    """Describes the way of collecting in one line."""
     policy = manifest.policy
     if policy is None:
         return "along the target: its own completions, teacher-forced"
@@ -93,19 +92,19 @@ def way_line(manifest: Manifest) -> str:
 
 
 def unit_of(name: str) -> str:
-    """A divergence's, "" where it has none."""
+    """Returns the unit of a divergence, or "" where it has none."""
     return next(column.unit for column in token_columns([name]) if column.name == name)
 
 
 def number(value: float | None) -> str:
-    """Three digits; `None` and NaN are a dash."""
+    """Formats a number with three digits; None and NaN become a dash."""
     if value is None or value != value:
         return _NONE
     return f"{value:.3g}".replace("inf", "∞")
 
 
 def threshold(value: float | None) -> str:
-    """Three digits, rounded up: what is read off accepts no less. "any" below 0."""
+    """Formats a threshold with three digits, rounded up so that it accepts no less; "any" below 0."""
     if value is not None and value < 0:
         return "any"
     return number(None if value is None else float(_UPWARDS.create_decimal_from_float(value)))
@@ -125,7 +124,7 @@ def _origin(manifest: Manifest) -> Sheet:
         "task": f"{task.name}, from {task.source}, up to {task.max_new_tokens:,} tokens",
         "sampling": sampling_line(manifest),
         "divergences": f"{', '.join(manifest.divergences)}, of {manifest.on} logits",
-        "draft's state": f"{hidden} numbers a row{', projected' if manifest.projected else ''}"
+        "draft's state": f"{hidden} components a row{', projected' if manifest.projected else ''}"
         if hidden
         else "not kept",
         "device": manifest.device,
@@ -133,7 +132,7 @@ def _origin(manifest: Manifest) -> Sheet:
     return Sheet("What was collected", (), tuple(facts.items()))
 
 
-def _parts(summary: Summary, wanted: int) -> Sheet:
+def _parts(summary: Summary, total: int) -> Sheet:
     rows = [(name, *_part_row(part)) for name, part in summary.parts.items()]
     if len(rows) != 1:
         rows.append(("all", *_part_row(summary.whole)))
@@ -141,7 +140,7 @@ def _parts(summary: Summary, wanted: int) -> Sheet:
         "Splits",
         ("split", "problems", "completions", "token rows", "accuracy", "tokens each"),
         tuple(rows),
-        _left_out(summary, wanted),
+        _remarks(summary, total),
     )
 
 
@@ -151,22 +150,22 @@ def _part_row(part: PartSummary) -> tuple[str, ...]:
     return (*(f"{count:,}" for count in counts), percent(part.right, part.completions), each)
 
 
-def _left_out(summary: Summary, wanted: int) -> str:
-    """What a reader would otherwise miss."""
+def _remarks(summary: Summary, total: int) -> str:
+    """Notes that the run is unfinished, or that rows are not counted."""
     notes = []
-    if (done := summary.whole.completions) < wanted:
-        notes.append(f"Unfinished: {done:,} of {wanted:,} problems; fsd-collect with the same settings goes on.")
+    if (done := summary.whole.completions) < total:
+        notes.append(f"Unfinished: {done:,} of {total:,} problems; fsd-collect with the same settings continues.")
     if beyond := summary.rows - summary.counted:
-        notes.append(f"{beyond:,} token rows lie beyond a rejection or an end, and count in nothing below.")
+        notes.append(f"{beyond:,} token rows lie after a rejection or the end of a text and are not counted below.")
     return " ".join(notes)
 
 
 def _means(summary: Summary) -> Sheet:
     rows = []
     for name, mean in summary.means.items():
-        said = number(mean.value) if name in ENTROPIES else percent(mean.total, mean.values)
-        rows.append((name, _MEANINGS[name], said, f"{mean.nulls:,}"))
-    return Sheet("How alike the models are", ("column", "meaning", "mean", "nulls"), tuple(rows), names=2)
+        value = number(mean.value) if name in ENTROPIES else percent(mean.total, mean.values)
+        rows.append((name, _MEANINGS[name], value, f"{mean.nulls:,}"))
+    return Sheet("Agreement of the models", ("column", "meaning", "mean", "nulls"), tuple(rows), names=2)
 
 
 def _quantiles(summary: Summary) -> Sheet:
@@ -196,11 +195,11 @@ def _units(summary: Summary) -> str:
 
 def _thresholds(summary: Summary) -> Sheet:
     return Sheet(
-        "T that accepts so many of the drafted tokens",
+        "T that accepts a share of the drafted tokens",
         ("D", "accepted when", *(f"{share:.0%}" for share in ACCEPTED)),
         tuple(row for name, of in summary.divergences.items() for row in _threshold_rows(name, of)),
-        "any: x = y alone accepts so many, whatever T. At most 2% above the least T that does. What a T costs in "
-        "quality is not said here: fsd-calibrate measures it.",
+        "any: x = y alone accepts this share, at every T. Each T is at most 2% above the smallest that accepts it. "
+        "What a T costs in quality is not shown here: fsd-calibrate measures it.",
         names=2,
     )
 

@@ -1,1 +1,1 @@
-"""A folder of traces: written by one collector, whole or not at all; read lazily; verified."""
+"""Storage of traces in a folder: crash-safe writing by one collector, lazy reading, and verification."""

@@ -1,13 +1,11 @@
-"""A trace folder: what lies where, and how a file gets there whole or not at all.
+"""The layout of a trace folder, and atomic writing of its files.
 
-Knows names and what a file system promises. Knows nothing of what the files hold.
-
-    manifest.json            what the run was collected from
-    shards.jsonl             one line a finished portion; what it does not list does not count
-    tokens/00000.parquet     one file a portion and table
-    completions/00000.parquet
-    rounds/00000.parquet     of runs that decoded on policy
-    .lock                    held by the one collector that writes here
+manifest.json            the facts of the run
+shards.jsonl             one line for each finished portion; files it does not list do not count
+tokens/00000.parquet     one file for each portion and table
+completions/00000.parquet
+rounds/00000.parquet     on-policy traces only
+.lock                    held by the collector that writes to the folder
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from typing import IO
 MANIFEST = "manifest.json"
 LISTING = "shards.jsonl"
 LOCK = ".lock"
-TEMPORARY = ".tmp"  # added to a name until the file is whole: globs of *.parquet pass it by
+TEMPORARY = ".tmp"  # suffix of a file until it is complete, so that globs of *.parquet skip it
 
 
 def file_of(table: str, portion: int) -> str:
-    """Where a portion's rows of a table lie, relative to the folder."""
+    """Returns the path of a portion's file of a table, relative to the folder."""
     return f"{table}/{portion:05d}.parquet"
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that has its name, on the disk, only once it is complete; nothing stays of a failed one."""
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file that gets its name only once it is complete and on the disk; on failure nothing is left."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with temporary.open("wb") as file:
@@ -40,20 +38,20 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
         temporary.replace(path)
         sync_folder(path.parent)
     finally:
-        with contextlib.suppress(OSError):  # its folder cannot be written: there is nothing to remove
+        with contextlib.suppress(OSError):  # the folder cannot be written, so there is no file
             temporary.unlink(missing_ok=True)
 
 
 def sync(file: IO[bytes]) -> None:
-    """Returns once what was written is on the disk."""
+    """Flushes a file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns once the folder's names are on the disk."""
+    """Flushes a folder's entries to the disk."""
     if os.name != "posix":
-        return  # folders cannot be opened there
+        return  # other systems cannot open folders
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -62,5 +60,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Temporary files of a collector that was killed, or is at work."""
+    """Returns temporary files, of a collector that was killed or is still running."""
     return sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern + TEMPORARY))

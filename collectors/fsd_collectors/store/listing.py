@@ -1,7 +1,4 @@
-"""What a trace folder says of itself: manifest.json, and shards.jsonl, the finished portions in order.
-
-Knows the two files, line by line. Knows nothing of what the listed files hold.
-"""
+"""Reading and writing of manifest.json and of shards.jsonl, the listing of the finished portions."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from fsd_decoding.profile.parts import Count, Natural, Part
 
 
 class FileEntry(Part):
-    """One file: its rows of one table, and what shows that it is whole."""
+    """One file of a portion: its number of rows, and its size and checksum."""
 
     path: Annotated[str, Field(pattern=r"^\w+/\d+\.parquet$")]  # relative to the folder
     rows: Count
@@ -33,7 +30,7 @@ class FileEntry(Part):
 
 
 class Shard(Part):
-    """A finished portion."""
+    """A finished portion and its files."""
 
     portion: Count
     problems: Natural
@@ -44,26 +41,26 @@ class Shard(Part):
 
 
 class Listing:
-    """shards.jsonl of one folder.
+    """The listing of one folder, shards.jsonl.
 
     Args:
-        folder: it need not hold the file yet, where it holds no portion either.
-        tables: what every portion must have a file of, in this order.
+        folder: the trace folder; it may lack the file only while it holds no portion.
+        tables: tables that every portion must have a file of, in this order.
 
     Raises:
-        UsageError: the file is lost, or a line is none of a listing's, or of another portion than its place says.
+        UsageError: the file is missing, or a line is damaged or of another portion than its position says.
     """
 
     def __init__(self, folder: Path, tables: Sequence[str]) -> None:
         self._path = folder / LISTING
         begun = self._path.exists() or any(folder.glob("*/*.parquet"))
         content = _bytes(self._path) if begun else b""
-        *lines, torn = content.split(b"\n")  # torn: its writer was killed, the portion was not finished
+        *lines, torn = content.split(b"\n")  # torn: an incomplete last line, left by a writer that was killed
         self.shards = [_shard(line, number, tables, self._path) for number, line in enumerate(lines)]
         self._end = len(content) - len(torn)
 
     def append(self, shard: Shard) -> None:
-        """Returns once the line is on the disk; what an unfinished one left there goes first."""
+        """Appends a line, replacing an incomplete one, and flushes it to the disk."""
         line = shard.model_dump_json().encode() + b"\n"
         with self._path.open("ab") as file:
             file.truncate(self._end)
@@ -73,8 +70,8 @@ class Listing:
         self._end += len(line)
 
 
-def begun_in_vain(folder: Path) -> bool:
-    """A run was begun there and has no finished portion. A listing that is lost tells nothing, so then not."""
+def has_no_finished_portion(folder: Path) -> bool:
+    """Returns whether the folder's listing exists and is empty; without a listing nothing is known, so False."""
     path = folder / LISTING
     return path.exists() and b"\n" not in _bytes(path)
 
@@ -87,14 +84,14 @@ def _shard(line: bytes, number: int, tables: Sequence[str], path: Path) -> Shard
         raise UsageError(f"{place} is damaged ({_first(error)}); restore the file from a copy") from error
     if shard.portion != number or [file.path for file in shard.files] != [file_of(table, number) for table in tables]:
         raise UsageError(
-            f"{place} is of portion {shard.portion} with the tables {[file.table for file in shard.files]}, not of "
-            f"portion {number} with {list(tables)}; restore the file from a copy"
+            f"{place} is of portion {shard.portion} with the tables {[file.table for file in shard.files]}, but should "
+            f"be of portion {number} with {list(tables)}; restore the file from a copy"
         )
     return shard
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """UsageError: it is missing, no JSON, not valid, or of a newer schema."""
+    """Reads the manifest. Raises UsageError where it is missing, is not valid JSON, or has a newer schema."""
     path = folder / MANIFEST
     name = f"manifest {str(path)!r}"
     content = _bytes(path)
@@ -112,9 +109,11 @@ def read_manifest(folder: Path) -> Manifest:
 def _check_version(facts: Any, name: str) -> None:
     version = facts.get("schema_version") if isinstance(facts, dict) else None
     if not isinstance(version, int):
-        raise UsageError(f"{name} is none of traces: its schema_version is {version!r}")
+        raise UsageError(f"{name} is not one of traces: its schema_version is {version!r}")
     if version > SCHEMA_VERSION:
-        raise UsageError(f"{name} has schema_version {version}, this reads up to {SCHEMA_VERSION}; upgrade fsd-calib")
+        raise UsageError(
+            f"{name} has schema_version {version}, this version reads up to {SCHEMA_VERSION}; upgrade fsd-calib"
+        )
 
 
 def _bytes(path: Path) -> bytes:

@@ -1,8 +1,4 @@
-"""Traces as a whole: every table of a run, read a shard at a time or into pandas and `datasets`.
-
-Knows the listed shards and what the tools that read them expect. Knows no Parquet beyond `shard_file.py`, and
-nothing of how rows came about.
-"""
+"""`Traces`: the tables of a run, read in batches, as Arrow datasets, or into pandas and `datasets`."""
 
 from __future__ import annotations
 
@@ -29,10 +25,10 @@ _NULLABLE = {pa.bool_(): pd.BooleanDtype(), pa.int16(): pd.Int16Dtype(), pa.int3
 
 
 def load_traces(path: str | os.PathLike[str]) -> Traces:
-    """The traces in a folder, of an unfinished run too (`complete` says which). Reads no row.
+    """Opens the traces in a folder without reading rows; those of an unfinished run too, see `Traces.complete`.
 
     Raises:
-        UsageError: there are none, or a listed file is missing, of another size, or of another run's schema.
+        UsageError: there are none, or a listed file is missing, has another size, or has the schema of another run.
     """
     folder = Path(path).absolute()
     manifest = read_manifest(folder)
@@ -46,11 +42,11 @@ def load_traces(path: str | os.PathLike[str]) -> Traces:
 
 @dataclass(frozen=True)
 class Traces:
-    """One run's rows, in the folder `path`.
+    """The rows of a run, in the folder `path`.
 
-    `where`, in what follows, chooses rows: a `pyarrow.dataset` expression, or tuples as pyarrow's `filters`, such
-    as [("split", "==", "tuning"), ("js", "<", 0.1)]. A file found damaged while it is read is a UsageError that
-    names it; so is a column or a table that there is not.
+    The argument `where` of the methods selects rows: a `pyarrow.dataset` expression, or tuples like pyarrow's
+    `filters`, such as [("split", "==", "tuning"), ("js", "<", 0.1)]. The methods raise UsageError where a file is
+    damaged, or a table or column does not exist.
     """
 
     path: Path
@@ -59,39 +55,42 @@ class Traces:
 
     @property
     def complete(self) -> bool:
-        """All portions are there."""
+        """Whether all portions are finished."""
         return len(self.shards) == self.manifest.portions
 
     @property
     def tokens(self) -> ds.Dataset:
-        """One row a drafted token. A dataset keeps what it learns of each shard (100 kB): `batches` takes less."""
+        """The table of tokens, one row for each drafted token.
+
+        A dataset caches the metadata of each shard, 100 kB each; `batches` takes less memory.
+        """
         return self._dataset("tokens")
 
     @property
     def completions(self) -> ds.Dataset:
-        """One row a problem."""
+        """The table of completions, one row for each problem."""
         return self._dataset("completions")
 
     @property
     def rounds(self) -> ds.Dataset:
-        """One row a completion's round; of on-policy traces."""
+        """The table of rounds, one row for each round of a completion; on-policy traces only."""
         return self._dataset("rounds")
 
     def batches(
         self, columns: Sequence[str] | None = None, where: Any = None, table: str = "tokens"
     ) -> Iterator[pa.Table]:
-        """The rows, a portion at a time: whole completions, in order, in the memory that one portion takes.
+        """Yields the rows one portion at a time, in order; a portion holds whole completions.
 
-        Portions where `where` leaves no row are passed over.
+        Portions in which `where` selects no rows are skipped.
         """
-        names, condition = self._asked(columns, where, table)
+        names, condition = self._query(columns, where, table)
         for entry in self._files(table):
             rows = read_file(self.path, entry, self._schema(table), names, condition)
             if rows.num_rows:
                 yield rows
 
     def to_pandas(self, columns: Sequence[str] | None = None, where: Any = None, table: str = "tokens") -> pd.DataFrame:
-        """The rows in memory. Columns that may be null have pandas's nullable types, the others NumPy's."""
+        """Returns the rows as a data frame; nullable columns have pandas' nullable types, the others NumPy's."""
         rows = pa.concat_tables([self._no_rows(columns, table), *self.batches(columns, where, table)])
         frame: pd.DataFrame = rows.to_pandas()
         for field in rows.schema:
@@ -100,18 +99,18 @@ class Traces:
         return frame
 
     def to_hf(self, columns: Sequence[str] | None = None, table: str = "tokens") -> Any:
-        """A `datasets.Dataset`, memory-mapped from an uncompressed copy in the cache of `datasets`."""
+        """Returns a `datasets.Dataset`, memory-mapped from an uncompressed copy in the cache of `datasets`."""
         from datasets import Dataset, load_dataset
         from datasets.exceptions import DatasetGenerationError
 
-        none = self._no_rows(columns, table)
+        empty = self._no_rows(columns, table)
         if not self.shards:
-            return Dataset(none)
+            return Dataset(empty)
         files = [glob.escape(str(self.path / entry.path)) for entry in self._files(table)]
         try:
             return load_dataset(
-                "parquet", data_files=files, split="train", columns=none.column_names, fragment_scan_options=CHECKED
-            ).select_columns(none.column_names)
+                "parquet", data_files=files, split="train", columns=empty.column_names, fragment_scan_options=CHECKED
+            ).select_columns(empty.column_names)
         except (DatasetGenerationError, pa.ArrowException, OSError):
             for entry in self._files(table):
                 check_size(self.path, entry)
@@ -131,7 +130,7 @@ class Traces:
         return [shard.file(table) for shard in self.shards]
 
     def _no_rows(self, columns: Sequence[str] | None, table: str) -> pa.Table:
-        names, _ = self._asked(columns, None, table)
+        names, _ = self._query(columns, None, table)
         return self._schema(table).empty_table().select(names)
 
     def _dataset(self, table: str) -> ds.Dataset:
@@ -139,8 +138,8 @@ class Traces:
         paths = [str(self.path / entry.path) for entry in self._files(table)]
         return ds.FileSystemDataset.from_paths(paths, schema, FORMAT, FILES)
 
-    def _asked(self, columns: Sequence[str] | None, where: Any, table: str) -> tuple[list[str], ds.Expression | None]:
-        """Names and an expression that every file can be read with."""
+    def _query(self, columns: Sequence[str] | None, where: Any, table: str) -> tuple[list[str], ds.Expression | None]:
+        """Checks columns and condition, and returns them as names and an expression."""
         schema = self._schema(table)
         names = schema.names if columns is None else list(columns)
         if unknown := [name for name in names if name not in schema.names]:

@@ -1,6 +1,6 @@
-"""Whether a portion's rows stand where they should: whose they are, and in what order.
+"""Checks of a portion's rows: their run, problem and split, and their order.
 
-Knows a portion's tables in memory. Knows no file, and no measured value: a checksum tells of those.
+Measured values are not checked: they are covered by the files' checksums.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ ORDER = ("position", "round", "draft_position")  # of the tokens
 
 
 def row_faults(tables: Mapping[str, pa.Table], manifest: Manifest) -> Iterator[str]:
-    """What is wrong with one portion, a line each.
+    """Yields the faults of one portion, one line each.
 
     Args:
-        tables: `WHOSE` of every table of the run, `ORDER` too of tokens.
+        tables: every table of the run, with the columns `WHOSE`, and of tokens `ORDER` too.
+        manifest: the run's manifest.
     """
     completions = _owners(tables["completions"])
     if len(completions) < tables["completions"].num_rows:
@@ -30,21 +31,21 @@ def row_faults(tables: Mapping[str, pa.Table], manifest: Manifest) -> Iterator[s
     for name, table in tables.items():
         if runs := set(pc.unique(table["run"]).to_pylist()) - {manifest.run}:
             yield f"{name} has rows of run {min(runs)}, not {manifest.run}"
-        if strangers := _owners(table) - completions:
-            problem, split = min(strangers)
+        if unknown := _owners(table) - completions:
+            problem, split = min(unknown)
             yield f"{name} has rows of problem {problem} in the split {split}, completions has none"
     if broken := _out_of_place(tables["tokens"], manifest):
         yield f"tokens has {broken} rows out of order, or rows are missing before them"
 
 
 def _owners(table: pa.Table) -> set[tuple[int, str]]:
-    """Every problem in the table, with its split."""
+    """Returns the problems in the table, with their splits."""
     owners = table.group_by(["problem", "split"]).aggregate([])
     return set(zip(owners["problem"].to_pylist(), owners["split"].to_pylist(), strict=True))
 
 
 def _out_of_place(tokens: pa.Table, manifest: Manifest) -> int:
-    """Rows that do not follow the row before them in their completion, or begin one that began before."""
+    """Counts the rows that do not follow the row before them, or that return to an earlier completion."""
     problem = tokens["problem"].to_numpy()
     new = _changes(problem)
     scattered = int(new.sum()) - len(np.unique(problem))
@@ -56,11 +57,11 @@ def _out_of_place(tokens: pa.Table, manifest: Manifest) -> int:
 
 
 def _changes(values: Any) -> Any:
-    """True where a row differs from the one before it, and in the first row."""
+    """Returns a mask of the rows that differ from the one before, the first row included."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 def _gaps(new: Any, place: Any) -> int:
-    """Rows whose place is not their distance from the last `new` row."""
+    """Counts the rows whose place is not their distance from the last `new` row."""
     index = np.arange(len(place))
     return int((place != index - np.maximum.accumulate(np.where(new, index, 0))).sum())

@@ -1,7 +1,4 @@
-"""One Parquet file of a trace: written, checked and read, always under its name.
-
-Knows Parquet: compression, encodings, checksums. Knows neither which files there are nor what the rows mean.
-"""
+"""Writing, checking and reading of a single Parquet file; every error names the file."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
-from fsd_collectors.store.folder import file_of, whole
+from fsd_collectors.store.folder import atomic_write, file_of
 from fsd_collectors.store.listing import FileEntry
 from fsd_collectors.store.tables import difference
 from fsd_decoding.errors import UsageError
@@ -24,14 +21,14 @@ CHECKED = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 FORMAT = ds.ParquetFileFormat(default_fragment_scan_options=CHECKED)
 FILES = LocalFileSystem()
 
-_ROW_GROUP = 1 << 17  # rows: what readers that stream hold at a time
+_ROW_GROUP = 1 << 17  # rows of a row group, which streaming readers hold at a time
 
 
 def write_file(rows: pa.Table, folder: Path, table: str, portion: int) -> FileEntry:
-    """Writes a portion's rows of a table, whole or not at all; what the listing shall say of it."""
+    """Writes a portion's rows of a table atomically and returns the entry for the listing."""
     path = file_of(table, portion)
     final = folder / path
-    with whole(final) as file:
+    with atomic_write(final) as file:
         pq.write_table(
             rows, file, row_group_size=_ROW_GROUP, compression="zstd", compression_level=3, write_page_checksum=True,
             **_encodings(rows.schema),
@@ -40,9 +37,10 @@ def write_file(rows: pa.Table, folder: Path, table: str, portion: int) -> FileEn
 
 
 def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
-    """Floats hardly repeat: a dictionary of them costs 2.5 times the time and half as many bytes again.
+    """Returns the encodings of the columns.
 
-    Halves (the hidden state) stay plain: DuckDB 2.0 reads no others.
+    Floats hardly repeat: with a dictionary they take 2.5 times the time and 1.5 times the size. Half floats (the hidden
+    state) stay plain, since DuckDB 2.0 cannot read them otherwise.
     """
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     return {
@@ -52,54 +50,58 @@ def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 (hex) of the file's bytes."""
+    """Returns the SHA-256 (hex) of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
-    """UsageError: the file is missing, or longer or shorter than listed."""
-    with _named(folder, entry):
+    """Raises UsageError where the file is missing or has another size than listed."""
+    with _errors_naming(folder, entry):
         size = (folder / entry.path).stat().st_size
         if size != entry.bytes:
-            raise pa.ArrowInvalid(f"it has {size} bytes, listed are {entry.bytes}")
+            raise pa.ArrowInvalid(f"it has {size} bytes, but {entry.bytes} are listed")
 
 
 def check_schema(folder: Path, entry: FileEntry, schema: pa.Schema) -> None:
-    """UsageError: the file's columns or its run are others."""
-    with _named(folder, entry):
+    """Raises UsageError where the file has other columns or is of another run."""
+    with _errors_naming(folder, entry):
         _refuse_foreign(pq.read_schema(folder / entry.path), schema)
 
 
 def check_content(folder: Path, entry: FileEntry) -> None:
-    """UsageError: a byte has changed since the file was listed, or it holds another number of rows."""
-    with _named(folder, entry):
+    """Raises UsageError where the file has changed since it was listed, or holds another number of rows."""
+    with _errors_naming(folder, entry):
         if checksum(folder / entry.path) != entry.sha256:
-            raise pa.ArrowInvalid("its SHA-256 is not the listed one")
+            raise pa.ArrowInvalid("its SHA-256 differs from the listed one")
         rows = pq.read_metadata(folder / entry.path).num_rows
         if rows != entry.rows:
-            raise pa.ArrowInvalid(f"it has {rows} rows, listed are {entry.rows}")
+            raise pa.ArrowInvalid(f"it has {rows} rows, but {entry.rows} are listed")
 
 
 def read_file(
     folder: Path, entry: FileEntry, schema: pa.Schema, columns: Sequence[str], where: ds.Expression | None = None
 ) -> pa.Table:
-    """The file's rows where `where` holds. UsageError: it is missing, damaged or foreign."""
-    with _named(folder, entry):
-        path = (folder / entry.path).absolute()  # pyarrow would take a leading ~ for a home
+    """Returns the file's rows where `where` holds.
+
+    Raises:
+        UsageError: the file is missing, damaged or of another run.
+    """
+    with _errors_naming(folder, entry):
+        path = (folder / entry.path).absolute()  # pyarrow would expand a leading ~
         fragment = FORMAT.make_fragment(str(path), filesystem=FILES)
         _refuse_foreign(fragment.physical_schema, schema)
         return fragment.to_table(schema=schema, columns=list(columns), filter=where)
 
 
-def _refuse_foreign(found: pa.Schema, wanted: pa.Schema) -> None:
-    if differs := difference(found, wanted):
+def _refuse_foreign(actual: pa.Schema, expected: pa.Schema) -> None:
+    if differs := difference(actual, expected):
         raise pa.ArrowInvalid(differs)
 
 
 @contextlib.contextmanager
-def _named(folder: Path, entry: FileEntry) -> Iterator[None]:
-    """Whatever is wrong with a file is said with its name, in one line."""
+def _errors_naming(folder: Path, entry: FileEntry) -> Iterator[None]:
+    """Turns all errors of a file into a UsageError of one line that names it."""
     try:
         yield
     except (OSError, ValueError, pa.ArrowException) as error:  # a damaged file raises any of them

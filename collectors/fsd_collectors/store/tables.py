@@ -1,7 +1,4 @@
-"""The tables of a run: which there are, and whether rows in hand are rows of theirs.
-
-Knows the schema's columns and a manifest's facts. Knows no file.
-"""
+"""The tables of a run with their schemas, and the conversion of rows to a schema."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _RUN = "fsd_run"
 
 
 def schemas(manifest: Manifest) -> dict[str, pa.Schema]:
-    """Every table of the run, in the order in which a portion's files are listed; each carries the run's id."""
+    """Returns the schemas of the run's tables, in the order of the listing; their metadata hold the run's id."""
     columns = {"tokens": token_columns(manifest.divergences, manifest.hidden), "completions": COMPLETIONS}
     if manifest.way == "on-policy":
         columns["rounds"] = ROUNDS
@@ -23,20 +20,22 @@ def schemas(manifest: Manifest) -> dict[str, pa.Schema]:
 
 
 def problems_in(portion: int, manifest: Manifest) -> int:
-    """How many completions the portion has; only the last may have fewer than `manifest.portion`."""
+    """Returns the number of completions of a portion; only the last may have fewer than `manifest.portion`."""
     return max(0, min(manifest.portion, manifest.task.problems - portion * manifest.portion))
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The same rows with exactly the schema's columns, order and types.
+    """Returns the rows with exactly the schema's columns, order and types.
 
     Raises:
-        ValueError: a column is missing, unknown, does not fit its type, or has nulls that it may not have.
+        ValueError: a column is missing or unknown, does not fit its type, or has nulls though it is not nullable.
     """
     missing = [name for name in schema.names if name not in table.column_names]
     unknown = [name for name in table.column_names if name not in schema.names]
     if missing or unknown or len(table.column_names) != len(schema):
-        raise ValueError(f"columns {table.column_names}: {missing} are missing, {unknown} are unknown or doubled")
+        raise ValueError(
+            f"columns {table.column_names}: {missing} are missing, {unknown} are unknown, or one is doubled"
+        )
     return pa.Table.from_arrays([_cast(table[field.name], field) for field in schema], schema=schema)
 
 
@@ -49,14 +48,14 @@ def _cast(values: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         raise ValueError(f"column {field.name!r} does not fit {field.type}: {error}") from error
 
 
-def difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
-    """What makes `found` another run's or another version's schema, in words; None where nothing does."""
-    for field in wanted:
-        if field.name not in found.names:
+def difference(actual: pa.Schema, expected: pa.Schema) -> str | None:
+    """Returns, in words, how a schema differs from that of the run, or None where it does not."""
+    for field in expected:
+        if field.name not in actual.names:
             return f"it has no column {field.name!r}"
-        if not found.field(field.name).equals(field):
-            return f"its column {found.field(field.name)} should be {field}"
-    if found.names != wanted.names:
-        return f"its columns are {found.names}"
-    of_run, run = (schema.metadata.get(_RUN.encode(), b"?").decode() for schema in (found, wanted))
+        if not actual.field(field.name).equals(field):
+            return f"its column {actual.field(field.name)} should be {field}"
+    if actual.names != expected.names:
+        return f"its columns are {actual.names}"
+    of_run, run = (schema.metadata.get(_RUN.encode(), b"?").decode() for schema in (actual, expected))
     return f"it is of run {of_run}, not {run}" if of_run != run else None

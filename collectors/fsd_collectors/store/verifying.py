@@ -1,7 +1,4 @@
-"""Whether a folder's traces are what its manifest and its listing say.
-
-Knows what a sound folder is made of. What a sound portion is made of is `row_checks.py`.
-"""
+"""`verify`: compares the traces in a folder with its manifest and its listing."""
 
 from __future__ import annotations
 
@@ -20,37 +17,41 @@ from fsd_decoding.errors import UsageError
 
 
 def verify(path: str | os.PathLike[str]) -> list[str]:
-    """What is wrong with the traces in a folder, a line each; empty: they are sound, as far as they go.
+    """Returns the faults of the traces in a folder, one line each; an unfinished run is no fault.
 
-    Reads every byte, a portion at a time. UsageError: there is no manifest to hold them against.
+    Every byte is read, one portion at a time.
+
+    Raises:
+        UsageError: the manifest cannot be read.
     """
     folder = _Folder(Path(path))
     try:
         shards = folder.listing().shards
     except UsageError as error:
         return [str(error)]
-    portions: dict[int, int] = {}  # problem -> the portion that it is in
+    portions: dict[int, int] = {}  # portion by problem
     return [
         *(fault for shard in shards for fault in folder.faults(shard, portions)),
-        *folder.strangers(len(shards)),
+        *folder.unlisted_files(len(shards)),
     ]
 
 
 def notes(path: str | os.PathLike[str]) -> list[str]:
-    """What is worth knowing of a folder and is no fault: what is still to be collected, and what a kill left there.
+    """Returns remarks on a folder that are no faults: missing portions, and files left by a killed collector.
 
-    UsageError: its manifest or its listing cannot be read.
+    Raises:
+        UsageError: the manifest or the listing cannot be read.
     """
     folder = _Folder(Path(path))
     finished, portions = len(folder.listing().shards), folder.manifest.portions
     missing = [f"{finished} of {portions} portions are finished"] if finished < portions else []
     return missing + [
-        f"{name} is left from a collector that was killed, or is at work" for name in folder.unfinished(finished)
+        f"{name} is left from a collector that was killed, or is still running" for name in folder.unfinished(finished)
     ]
 
 
 class _Folder:
-    """A trace folder held against its manifest."""
+    """A trace folder that is compared with its manifest."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +62,7 @@ class _Folder:
         return Listing(self._path, tuple(self._schemas))
 
     def faults(self, shard: Shard, portions: dict[int, int]) -> Iterator[str]:
-        """What is wrong with a portion; `portions` learns its problems."""
+        """Yields the faults of a portion, and adds its problems to `portions`."""
         damaged = [str(error) for entry in shard.files if (error := self._damage(entry))]
         if damaged:
             yield from damaged
@@ -84,25 +85,29 @@ class _Folder:
         return read_file(self._path, entry, self._schemas[entry.table], columns)
 
     def _owned_twice(self, shard: Shard, completions: pa.Table, portions: dict[int, int]) -> Iterator[str]:
-        wanted = problems_in(shard.portion, self.manifest)
-        if not shard.problems == completions.num_rows == wanted:
-            yield f"it has {completions.num_rows} completions, listed are {shard.problems}, a whole one has {wanted}"
+        expected = problems_in(shard.portion, self.manifest)
+        if not shard.problems == completions.num_rows == expected:
+            yield (
+                f"it has {completions.num_rows} completions, {shard.problems} are listed, and the manifest implies "
+                f"{expected}"
+            )
         for problem in completions["problem"].to_pylist():
             if portions.setdefault(problem, shard.portion) != shard.portion:
                 yield f"problem {problem} is in portion {portions[problem]} too"
 
     def unfinished(self, finished: int) -> list[str]:
-        """Temporary files, and those of the portion that was being finished."""
+        """Returns temporary files, and those of the portion that was being written."""
         temporary = {path.relative_to(self._path).as_posix() for path in leftovers(self._path)}
         return sorted(temporary | self._unlisted(finished) & self._portion(finished))
 
-    def strangers(self, finished: int) -> list[str]:
-        strange = self._unlisted(finished) - self._portion(finished)
-        return [f"{name} is not listed, but whoever reads *.parquet takes it for a shard" for name in sorted(strange)]
+    def unlisted_files(self, finished: int) -> list[str]:
+        """Returns a fault for each Parquet file that the listing does not explain."""
+        unlisted = self._unlisted(finished) - self._portion(finished)
+        return [f"{name} is not listed, but tools that read *.parquet would take it" for name in sorted(unlisted)]
 
     def _unlisted(self, finished: int) -> set[str]:
-        there = {path.relative_to(self._path).as_posix() for path in self._path.glob("*/*.parquet")}
-        return there.difference(*(self._portion(portion) for portion in range(finished)))
+        existing = {path.relative_to(self._path).as_posix() for path in self._path.glob("*/*.parquet")}
+        return existing.difference(*(self._portion(portion) for portion in range(finished)))
 
     def _portion(self, number: int) -> set[str]:
         return {file_of(table, number) for table in self._schemas}

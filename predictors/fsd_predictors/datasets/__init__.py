@@ -1,1 +1,1 @@
-"""Data sets of drafted tokens, built from traces."""
+"""Training examples for models of acceptance, built from traces."""

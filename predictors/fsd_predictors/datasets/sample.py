@@ -1,7 +1,7 @@
-"""A sample of bounded size of rows that come in groups: a group is kept whole or not at all.
+"""A random sample of bounded size from a stream of rows, which keeps groups of rows whole.
 
-Knows random keys of groups and columns of rows. Knows nothing of what they say. Groups with the smallest keys are
-kept (bottom-k sampling: Cohen and Kaplan 2007), so each has one chance, however many are still to come.
+Every group has a random key, and the groups with the smallest keys are kept (bottom-k sampling, Cohen and Kaplan
+2007): all groups are equally likely to be kept, however many follow.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _KEY = "key"
 
 
 class Sample:
-    """Tables of rows, by name; the largest of them keeps at most `limit` rows.
+    """Named tables of rows, of which the largest keeps at most `limit` rows.
 
-    below: groups with no smaller key are not wanted any more.
+    `below` bounds the keys: groups whose key is not smaller need not be added any more.
     """
 
     def __init__(self, limit: int) -> None:
@@ -27,14 +27,19 @@ class Sample:
         self._tables: dict[str, list[Mapping[str, Array]]] = {}
 
     def add(self, table: str, keys: Array, columns: Mapping[str, Array]) -> None:
-        """More rows: keys (n,) of their groups, in [0, 1), and columns (n, …), the same ones every time."""
+        """Adds rows to a table.
+
+        Args:
+            keys: (n,) keys of the rows' groups, in [0, 1).
+            columns: (n, …) each; the same names in every call.
+        """
         parts = self._tables.setdefault(table, [])
         parts.append({_KEY: keys, **columns})
         if sum(len(part[_KEY]) for part in parts) > 2 * self._limit:
             self._thin()
 
     def columns(self, table: str) -> Mapping[str, Array]:
-        """What was kept of a table, with its rows' keys."""
+        """Returns the kept rows of a table, with their keys."""
         self._thin()
         return self._tables[table][0]
 

@@ -1,7 +1,6 @@
-"""Which problems fit the models, which calibrate them, and which say how good they are.
+"""The split of a predictor's problems into training, calibration and evaluation.
 
-Knows problems' ids, and the part that a problem has in a calibration of thresholds: only tuning ones may be used, or
-certificates would be given on problems that the predictor has seen.
+Only problems of the tuning part are used: a certificate must not rest on problems that the predictor was trained on.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.errors import UsageError
 
-LEAST = 50  # problems: with fewer, calibration and figures are noise
+LEAST = 50  # problems: with fewer, the calibration and the evaluation are noise
 _TUNING = ("split", "==", "tuning")
 
 _SALT = b"fsd-calib/predictor/1\n"
@@ -22,35 +21,36 @@ _CALIBRATION, _EVALUATION = 0.2, 0.2  # shares
 
 
 @dataclass(frozen=True)
-class Division:
-    """Ids of problems; none is in two."""
+class ProblemSplit:
+    """Ids of the problems of each part; the parts are disjoint."""
 
     training: tuple[int, ...]
     calibration: tuple[int, ...]
     evaluation: tuple[int, ...]
 
 
-def divide(traces: Traces, limit: int | None = None) -> Division:
-    """The traces' tuning problems, the first `limit` of them, by a hash that their ids alone decide.
+def split_problems(traces: Traces, limit: int | None = None) -> ProblemSplit:
+    """Splits the first `limit` tuning problems of the traces by a hash of their ids.
 
-    UsageError: they are too few.
+    Raises:
+        UsageError: there are too few.
     """
     table = traces.to_pandas(["problem"], where=[_TUNING], table="completions")
     ids = [int(each) for each in table["problem"].unique()[:limit]]
     if len(ids) < LEAST:
         raise UsageError(
-            f"the traces hold {len(ids)} problems of the tuning part{'' if limit is None else ', by --limit'}; a "
-            f"predictor needs {LEAST} at least, better 1000: collect more with fsd-collect"
+            f"the traces hold {len(ids)} problems of the tuning part{'' if limit is None else ' within --limit'}; a "
+            f"predictor needs at least {LEAST}, better 1000: collect more with fsd-collect"
         )
-    ids.sort(key=_place)  # so that every part has its share, however few there are
+    ids.sort(key=_hash)  # shares of the sorted ids: exact even where there are few
     first, second = round(len(ids) * (1 - _CALIBRATION - _EVALUATION)), round(len(ids) * (1 - _EVALUATION))
-    return Division(tuple(ids[:first]), tuple(ids[first:second]), tuple(ids[second:]))
+    return ProblemSplit(tuple(ids[:first]), tuple(ids[first:second]), tuple(ids[second:]))
 
 
-def of_problems(ids: Sequence[int]) -> list[tuple[str, str, Any]]:
-    """What chooses their rows, as `Traces.batches` takes it."""
+def problem_filter(ids: Sequence[int]) -> list[tuple[str, str, Any]]:
+    """Returns the `where` of `Traces.batches` that selects the rows of these problems."""
     return [("problem", "in", list(ids))]
 
 
-def _place(problem: int) -> bytes:
+def _hash(problem: int) -> bytes:
     return hashlib.sha256(_SALT + str(problem).encode()).digest()

@@ -1,1 +1,1 @@
-"""Features of drafted tokens, defined once for training, replay and the decoding loop."""
+"""Features of drafted tokens: one definition for training, replay and decoding."""

@@ -1,7 +1,7 @@
-"""The shape of q where a token was drawn: five numbers a row, on the device, without waiting for it.
+"""Statistics of the draft's distribution q at a drafted token, computed on the device while decoding.
 
-Knows the formulas behind the draft's columns in traces (`fsd_collectors.schema`), for the loop, where every call to
-torch counts: one of them takes a microsecond or more, and a draft step some hundred.
+The formulas are those of the draft_* columns of traces (`fsd_collectors.schema`), written with few calls to torch: a
+call takes a microsecond or more, and a whole draft step of a small model some hundred.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 MEASURED = ("entropy", "varentropy", "top1", "top2", "probability")
-"""The columns, in order: those of traces are called draft_*."""
+"""Names of the columns that `measure` returns; in traces they have the prefix draft_."""
 
-_NEVER = -1e4  # for -inf, of which 0 times is NaN: its exponential is 0 all the same
+_NEVER = -1e4  # stands for -inf, since 0 · -inf is NaN; its exponential is 0 too
 
 
 def measure(logits: Tensor, drawn: Tensor) -> Tensor:
-    """Raw logits (B, V) of any floating type, V >= 2, and the tokens drawn (B,) -> (B, 5) in fp32, as `MEASURED`.
+    """Returns the statistics `MEASURED` of each row, (B, 5) in fp32.
 
-    Logits of -inf count nothing; a row with NaN or +inf among them is NaN in `top1` at least.
+    Tokens with a logit of -inf have probability 0. A row with a logit of NaN or +inf has NaN at least in `top1`.
+
+    Args:
+        logits: (B, V) raw logits of any floating type, V >= 2.
+        drawn: (B,) ids of the drafted tokens.
     """
     log = torch.log_softmax(logits.float(), -1).clamp_min_(_NEVER)
     q = log.exp()
@@ -27,4 +31,4 @@ def measure(logits: Tensor, drawn: Tensor) -> Tensor:
     second = weighted.mul_(log).sum(-1, True)
     varentropy = second.addcmul_(first, first, value=-1.0)
     parts = first, varentropy, q.topk(2).values, q.gather(-1, drawn.unsqueeze(-1))
-    return torch.cat(parts, -1).abs_()  # none is negative, but for the entropy's sign and what rounding does to 0
+    return torch.cat(parts, -1).abs_()  # all are >= 0: this turns -entropy round, and rounding errors of 0

@@ -1,11 +1,11 @@
-"""What is known while drafting, as numbers: the one definition that training, replay and the loop share.
+"""Features of a drafted token: one definition for training, replay and decoding.
 
-Knows formulas over values that are single numbers (a row in the loop) or arrays (rows of traces, lanes of a replay)
-alike: they are made of operators only, so that both give the same. Knows neither where values come from nor models.
+Values are floats (one row while decoding) or arrays (rows of traces, lanes of a replay). The formulas use operators
+only, so that both give the same numbers.
 
-DESIGN section 12: `a_j` is the chance that the j-th token is accepted, `b_{j+1}` that the next one would be. Both are
-forecast from q_1 … q_j and the tokens drawn from them: a draft may end behind a token for what that token is. It may
-not leave the token out for that, and nothing here is asked whether to.
+Two probabilities are forecast from q_1 … q_j and the tokens drawn from them: `a_j`, that the j-th token is accepted,
+and `b_{j+1}`, that the next one would be. A draft may end after a token because of what that token is; leaving the
+token out for that reason would change the distribution of the text, so no feature serves that decision.
 """
 
 from __future__ import annotations
@@ -23,46 +23,49 @@ Value = float | Array  # of one row, or (n,) of n rows
 ROUNDS_BACK = 3
 
 
-@dataclass  # not frozen: that would take the loop half a microsecond a token
+@dataclass  # not frozen: creating a frozen one takes half a microsecond more for each token decoded
 class Drafted:
-    """One drafted token: the shape of q where it was drawn (raw logits, nats), and the token."""
+    """A drafted token: statistics of the q it was drawn from (raw logits, in nats), and facts about the token."""
 
     entropy: Value
     varentropy: Value
     top1: Value
     top2: Value
     probability: Value  # q of the token
-    kind: Value  # its class, see `token_kinds.py`
-    ends: Value  # 1 where it ends the text
+    kind: Value  # index of its kind, see `token_kinds.KINDS`
+    ends: Value  # 1 where it ends the text, else 0
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a round stands: what was known before its first token."""
+class RoundContext:
+    """What is known of a round before its first token."""
 
     position: Value  # tokens of the completion before the round
     share: Value  # T as logit(u), see `share_scale.py`
-    divergence: Value  # which one T bounds: its place among the predictor's own
-    accepted_back: tuple[Value, ...]  # accepted one, two, three rounds ago; -1 where there was no such round
-    spared: Value  # largest divergence that alone kept a token in the last round, 0 where none did
-    refused: Value  # the one that rejected one there, 0 where none did
+    divergence: Value  # index, among the predictor's divergences, of the one that T bounds
+    accepted_back: tuple[Value, ...]  # tokens accepted one, two, three rounds ago; -1 where there was no such round
+    spared: Value  # largest divergence of a token that only D <= T accepted in the last round; 0 where there was none
+    refused: Value  # divergence of the token rejected in the last round; 0 where there was none
 
     @classmethod
-    def behind(cls, history: History, position: Value, share: Value, divergence: Value) -> Place:
-        """Where a round stands that follows such rounds."""
+    def after(cls, history: History, position: Value, share: Value, divergence: Value) -> RoundContext:
+        """Returns the context of a round that follows rounds with this history."""
         *accepted_back, spared, refused = history
         return cls(position, share, divergence, tuple(accepted_back), spared, refused)
 
 
 History = Sequence[Value]
-"""What is kept of a text's rounds: `Place`'s last three fields in a row."""
+"""What is kept of a text's earlier rounds: the last three fields of `RoundContext`, flattened."""
 
 NO_HISTORY: tuple[float, ...] = (*[-1.0] * ROUNDS_BACK, 0.0, 0.0)
-"""Before the first round."""
+"""The history before a text's first round."""
 
 
 def history_after(history: History, accepted: Value, spared: Value, refused: Value) -> tuple[Value, ...]:
-    """With one more round, as `Verified` tells of it, but 0 for a divergence where it has none."""
+    """Returns the history with one more round.
+
+    The arguments are fields of the engine's `Verified`, with 0 where it has no divergence.
+    """
     return (accepted, *history[: ROUNDS_BACK - 1], spared, refused)
 
 
@@ -74,26 +77,26 @@ _BEFORE = ("previous_entropy", "previous_top1", "previous_probability", "previou
 _TOKEN = ("probability", "kind", "ends")
 
 FEATURES = (*_PLACE, *_SHAPE, *_BEFORE, *_TOKEN)
-"""Names of what `known` gives."""
+"""Names of the features, in the order of `feature_values`."""
 
 ROLES = ("accepting", "next")
-"""The two models of a predictor: of a_j and of b_{j+1}."""
+"""The two models of a predictor: `accepting` forecasts a_j, `next` forecasts b_{j+1}."""
 
-SHARE = 0  # the place of T: models must not fall in it
+SHARE = 0  # column of T, in which models must not fall
 
-_SURE = Drafted(0.0, 0.0, 1.0, 0.0, 1.0, -1.0, 0.0)  # stands for tokens before the round's first
+_SURE = Drafted(0.0, 0.0, 1.0, 0.0, 1.0, -1.0, 0.0)  # stands for the tokens before the round's first one
 
 
-def known(steps: Sequence[Drafted], place: Place) -> list[Value]:
-    """Behind j = len(steps) >= 1 tokens: was the last accepted, would one more be, if all before it are?"""
+def feature_values(steps: Sequence[Drafted], context: RoundContext) -> list[Value]:
+    """Returns the values of `FEATURES` after j = len(steps) >= 1 drafted tokens, for a_j and b_{j+1} alike."""
     now, before = steps[-1], steps[:-1]
     previous, earlier = (before[-1] if before else _SURE), (before[-2] if len(before) > 1 else _SURE)
-    product, entropies = 1.0 + 0.0 * now.top1, 0.0 * now.top1  # the shape of the values, whatever that is
+    product, entropies = 1.0 + 0.0 * now.top1, 0.0 * now.top1  # floats or arrays, as the values are
     for step in before:
         product, entropies = product * step.probability, entropies + step.entropy
     return [
-        place.share, place.divergence, place.position, float(len(steps)), *place.accepted_back,
-        place.spared, place.refused,
+        context.share, context.divergence, context.position, float(len(steps)), *context.accepted_back,
+        context.spared, context.refused,
         now.entropy, now.varentropy, now.top1, now.top2, now.top1 - now.top2,
         previous.entropy, previous.top1, previous.probability, previous.kind, earlier.entropy, earlier.top1,
         product, entropies,
@@ -102,5 +105,5 @@ def known(steps: Sequence[Drafted], place: Place) -> list[Value]:
 
 
 def matrix(values: Sequence[Value]) -> Array:
-    """Values of n rows as (n, features) in float64; numbers that all rows share are repeated."""
+    """Stacks the values of n rows into (n, features) in float64; a float is repeated for all rows."""
     return np.column_stack(np.broadcast_arrays(*values)).astype(np.float64)

@@ -1,7 +1,7 @@
-"""T as a share: of drafted tokens, those with D <= T, on the traces a predictor was trained on.
+"""The scale on which models read T: logit(u), where u is the share of drafted tokens with D <= T in the traces.
 
-Knows quantiles of divergences. Knows no rule and no model. Thresholds of different divergences share no scale and
-crowd near 0; in logit(u) they are comparable and even (DESIGN section 11).
+Thresholds of different divergences have no common scale and crowd near 0; as logit(u) they are comparable and evenly
+spread.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from fsd_collectors.replay.blocks import Array, Traces
 from fsd_collectors.replay.share_quantiles import check_divergence
 from fsd_decoding.errors import UsageError
 
-NEVER, MOST = math.log(0.01 / 0.99), math.log(0.9999 / 0.0001)  # logits of the least and the largest share
+NEVER, MOST = math.log(0.01 / 0.99), math.log(0.9999 / 0.0001)  # logits of the smallest and the largest share
 _KNOTS = 101
 
 
 @dataclass(frozen=True)
 class Knots:
-    """thresholds: rising, finite, one at least. logits: of the share that each accepts, rising; the same number."""
+    """Knots of one divergence's scale.
+
+    Args:
+        thresholds: (k,) finite, strictly rising, k >= 1.
+        logits: (k,) logit of the share that each threshold accepts, non-decreasing.
+    """
 
     thresholds: Array
     logits: Array
@@ -38,9 +43,12 @@ class Knots:
 
 
 class ShareScale:
-    """From T to logit(u), u the share of drafted tokens with D <= T; never falling in T.
+    """Maps T to logit(u), u the share of drafted tokens with D <= T; non-decreasing in T.
 
-    u is held to [.01, .9999]: .01 stands for T < 0 too, at which D accepts nothing. Between knots it is linear in T.
+    u is clipped to [.01, .9999]; .01 also stands for T < 0, where D accepts nothing. Between knots the map is linear.
+
+    Args:
+        knots: knots by divergence.
     """
 
     def __init__(self, knots: Mapping[str, Knots]) -> None:
@@ -48,40 +56,40 @@ class ShareScale:
 
     @classmethod
     def of_traces(cls, traces: Traces, divergences: Sequence[str], where: Any = None) -> Self:
-        """Of the rows that `where` chooses; a pass over them for each divergence.
+        """Measures the scale on the rows that `where` selects, in one pass over them for each divergence.
 
         Raises:
-            UsageError: the traces hold no such divergence, no rows, or no finite value of it.
+            UsageError: the traces lack one of the divergences, hold no rows, or no finite value of it.
         """
-        return cls({name: _measured(traces, name, where) for name in divergences})
+        return cls({name: _measure(traces, name, where) for name in divergences})
 
     @property
     def divergences(self) -> tuple[str, ...]:
         return tuple(self._knots)
 
     def index(self, divergence: str) -> int:
-        """Its place among the divergences."""
+        """Returns the index of the divergence in `divergences`."""
         self._of(divergence)
         return self.divergences.index(divergence)
 
     def of(self, divergence: str, threshold: float) -> float:
-        """logit(u) of T. UsageError: the divergence is unknown, or T is NaN."""
+        """Returns logit(u) of a threshold. Raises UsageError where the divergence is unknown or the threshold NaN."""
         return float(self.of_all(divergence, np.array([threshold]))[0])
 
     def of_all(self, divergence: str, thresholds: Array) -> Array:
-        """The same of (n,): (n,)."""
+        """Returns logit(u) of thresholds (n,), as `of` does."""
         knots = self._of(divergence)
         if np.isnan(thresholds).any():
             raise UsageError("the threshold is NaN; it must be a number")
         return np.interp(thresholds, knots.thresholds, knots.logits, left=NEVER)
 
     def ends(self, divergence: str) -> tuple[float, float]:
-        """The smallest and the largest logit(u) that some T >= 0 has."""
+        """Returns the smallest and the largest logit(u) of a threshold T >= 0."""
         logits = self._of(divergence).logits
         return float(logits[0]), float(logits[-1])
 
     def thresholds_of(self, divergence: str, logits: Array) -> Array:
-        """A T for each logit(u), where it lies between the knots; else the nearest knot's."""
+        """Returns a threshold for each logit(u); beyond the outermost knots it is that knot's."""
         knots = self._of(divergence)
         return np.interp(logits, knots.logits, knots.thresholds)
 
@@ -93,7 +101,7 @@ class ShareScale:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        """UsageError: it is no scale."""
+        """Restores a scale from `to_json`'s value. Raises UsageError where it is none."""
         try:
             arrays = {
                 name: [np.array(values[part], np.float64, ndmin=1) for part in ("thresholds", "logits")]
@@ -106,22 +114,25 @@ class ShareScale:
     def _of(self, divergence: str) -> Knots:
         if divergence not in self._knots:
             raise UsageError(
-                f"the share scale knows divergences {', '.join(self._knots)}, not {divergence!r}; train with it"
+                f"the share scale has the divergences {', '.join(self._knots)}, not {divergence!r}; train with it"
             )
         return self._knots[divergence]
 
 
-def _measured(traces: Traces, divergence: str, where: Any) -> Knots:
+def _measure(traces: Traces, divergence: str, where: Any) -> Knots:
     logits = np.linspace(NEVER, MOST, _KNOTS)
     check_divergence(traces, divergence)
     parts = [table[divergence].to_numpy() for table in traces.batches([divergence], where)]
     if not parts:
-        raise UsageError(f"no rows of these traces tell the scale of divergence {divergence!r}; collect more")
-    found = np.quantile(np.concatenate(parts), 1 / (1 + np.exp(-logits)), method="inverted_cdf").astype(np.float64)
-    found[found < np.finfo(np.float32).tiny] = 0.0  # quantiles end bins, and zero's ends a little above it
-    finite = found[np.isfinite(found)]
+        raise UsageError(
+            f"these traces hold no rows to measure the scale of divergence {divergence!r} on; collect more"
+        )
+    shares = 1 / (1 + np.exp(-logits))
+    quantiles = np.quantile(np.concatenate(parts), shares, method="inverted_cdf").astype(np.float64)
+    quantiles[quantiles < np.finfo(np.float32).tiny] = 0.0  # subnormal numbers count as 0
+    finite = quantiles[np.isfinite(quantiles)]
     if not len(finite):
         raise UsageError(f"divergence {divergence!r} is infinite in nearly all rows; train with another one")
     thresholds, first = np.unique(finite, return_index=True)
-    last = np.append(first[1:], len(finite)) - 1  # of equal thresholds: what they accept together
+    last = np.append(first[1:], len(finite)) - 1  # of equal thresholds the last: the share that they accept
     return Knots(thresholds, logits[last])

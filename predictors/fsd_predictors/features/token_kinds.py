@@ -1,7 +1,4 @@
-"""What kind of token an id is, and whether it ends a text: two numbers an id, from the tokenizer alone.
-
-Knows how tokenizers write spaces and line breaks. Knows nothing of models or probabilities.
-"""
+"""The kind of each token id (word, digit, punctuation …) and whether it ends a text, from the tokenizer alone."""
 
 from __future__ import annotations
 
@@ -14,9 +11,10 @@ import numpy as np
 from fsd_predictors.features.features import Array
 
 KINDS = ("inside a word", "digit", "begins a word", "punctuation", "line break", "space")
-"""The kinds by their number."""
+"""Names of the kinds, by their index."""
 
 _INSIDE, _DIGIT, _BEGINS, _PUNCTUATION, _BREAK, _SPACE = range(len(KINDS))
+# How byte-level and SentencePiece tokenizers write white space.
 _WRITTEN = {
     "Ġ": " ",
     "▁": " ",
@@ -25,15 +23,19 @@ _WRITTEN = {
     "ĉ": "\t",
     "<0x0A>": "\n",
     "</w>": "",
-}  # byte-level, SentencePiece
+}
 
 
 @dataclass(frozen=True)
 class TokenKinds:
-    """kind: (V,) float64, of `KINDS`. ends: (V,) float64, 1 where the id ends a text.
+    """Tables over the vocabulary.
 
-    V is above every id of the tokenizer, and leaves room for those that only models have: heads are padded, and a
-    draft may draw from what lies there.
+    V exceeds every id of the tokenizer and leaves room for ids that only models have: their output layers are padded,
+    and a draft may draw a token from the padding.
+
+    Args:
+        kind: (V,) float64 indices into `KINDS`.
+        ends: (V,) float64, 1 where the id ends a text, else 0.
     """
 
     kind: Array
@@ -41,7 +43,7 @@ class TokenKinds:
 
     @classmethod
     def of(cls, tokenizer: Any, eos: Collection[int]) -> Self:
-        """Of a `transformers` tokenizer and the ids that end a text."""
+        """Builds the tables of a `transformers` tokenizer and the ids that end a text."""
         known = len(tokenizer)
         size = max(1 << known.bit_length(), 1 + max(eos, default=0))
         kind, ends = np.zeros(size), np.zeros(size)
@@ -51,7 +53,7 @@ class TokenKinds:
 
 
 def _kind(written: str | None) -> int:
-    """By the token's text; None: an id that the tokenizer leaves out."""
+    """Returns the index of a token's kind by its text; None is an id that the tokenizer does not use."""
     text = written or ""
     for mark, meaning in _WRITTEN.items():
         text = text.replace(mark, meaning)

@@ -1,1 +1,1 @@
-"""Models of acceptance: from the features of a drafted token to the probability that it is accepted."""
+"""Models of acceptance: classifiers from the features of a drafted token to the probability that it is accepted."""

@@ -1,7 +1,4 @@
-"""What an acceptance model is: rows of numbers to the probability that a token is accepted, never less at a larger T.
-
-Knows scikit-learn's interface, what input it refuses, and that every model speaks in logits. Knows no model.
-"""
+"""The base class of models of acceptance: scikit-learn classifiers whose forecast never falls as T rises."""
 
 from __future__ import annotations
 
@@ -23,17 +20,17 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Parts:
-    """A fitted model as plain things, each for the file format that suits it."""
+    """A fitted model as plain data, each part for the file format that suits it."""
 
-    numbers: dict[str, Any]  # JSON; "kind" says whose they are
+    numbers: dict[str, Any]  # JSON; "kind" names the class
     arrays: dict[str, Array] = field(default_factory=dict)  # safetensors
     text: str = ""  # LightGBM's own
 
 
 class AcceptanceModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
-    """A binary classifier of float64 rows (n, features) that never falls in the column `share`.
+    """A binary classifier of float64 rows (n, features) whose probability is non-decreasing in the column `share`.
 
-    Subclasses take `share` in their constructor and give what is abstract here.
+    Subclasses take `share`, the index of T's column, in their constructor and implement the abstract methods.
     """
 
     kind: ClassVar[str]
@@ -41,9 +38,14 @@ class AcceptanceModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc
     n_features_in_: int
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:  # noqa: N803  # scikit-learn's names
-        """X (n, features) and y (n,): whether it was accepted.
+        """Fits the model.
 
-        UsageError: a NaN or inf in X, other shapes, or one class only.
+        Args:
+            X: (n, features), finite.
+            y: (n,) whether the row's token was accepted.
+
+        Raises:
+            UsageError: X holds NaN or inf, a shape is wrong, or y holds one class only.
         """
         rows, accepted = _checked_rows(X), np.asarray(y)
         _check_labels(accepted, len(rows))
@@ -58,23 +60,26 @@ class AcceptanceModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc
         return np.array([False, True])
 
     def predict_proba(self, X: npt.ArrayLike) -> Array:  # noqa: N803
-        """(n, 2): refused, accepted. UsageError: as `fit`."""
+        """Returns the probabilities of rejection and acceptance, (n, 2). Raises UsageError as `fit` does."""
         accepted = expit(self.logits(self._checked(X)))
         return np.column_stack([1 - accepted, accepted])
 
     def predict(self, X: npt.ArrayLike) -> Array:  # noqa: N803
-        """(n,) bool: accepted, more likely than not."""
+        """Returns a mask (n,) of the rows whose acceptance is more likely than not."""
         return self.predict_proba(X)[:, 1] > 0.5
 
     def probability(self, values: Sequence[float]) -> float:
-        """Accepted, of one row: `predict_proba`'s number, in microseconds. UsageError: as `fit`."""
+        """Returns the probability of acceptance of one row, as `predict_proba` but in microseconds.
+
+        Raises UsageError as `fit` does.
+        """
         if len(values) != self.n_features_in_ or not math.isfinite(sum(values)):
             self._checked(np.array([values]))
         return sigmoid(self.logit(values))
 
     def _checked(self, X: npt.ArrayLike) -> Array:  # noqa: N803
         if not hasattr(self, "n_features_in_"):
-            raise UsageError(f"this {type(self).__name__} knows nothing yet; call fit(X, y) first")
+            raise UsageError(f"this {type(self).__name__} is not fitted yet; call fit(X, y) first")
         rows = _checked_rows(X)
         if rows.shape[1] != self.n_features_in_:
             raise UsageError(f"X has {rows.shape[1]} columns; this model was fitted on {self.n_features_in_}")
@@ -82,24 +87,24 @@ class AcceptanceModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc
 
     @abstractmethod
     def _fit(self, rows: Array, accepted: Array) -> None:
-        """What `fit` does once its input is checked."""
+        """Fits the model on checked input."""
 
     @abstractmethod
     def logits(self, rows: Array) -> Array:
-        """(n, features), checked, to (n,)."""
+        """Returns the logits (n,) of checked rows (n, features)."""
 
     @abstractmethod
     def logit(self, values: Sequence[float]) -> float:
-        """The same of one checked row."""
+        """Returns the logit of one checked row."""
 
     @abstractmethod
     def parts(self) -> Parts:
-        """All that `from_parts` needs to be the same model, bit for bit."""
+        """Returns all that `from_parts` needs to restore the model bit for bit."""
 
     @classmethod
     @abstractmethod
     def from_parts(cls, parts: Parts) -> Self:
-        """The model that gave these parts."""
+        """Restores the model from its parts."""
 
 
 def sigmoid(logit: float) -> float:
@@ -109,19 +114,19 @@ def sigmoid(logit: float) -> float:
 def _checked_rows(X: npt.ArrayLike) -> Array:  # noqa: N803
     rows = np.asarray(X, np.float64)
     if rows.ndim != 2 or not len(rows):
-        raise UsageError(f"X has shape {rows.shape}; it must be (rows, features), with a row at least")
+        raise UsageError(f"X has shape {rows.shape}; it must be (rows, features), with at least one row")
     finite = np.isfinite(rows).all(0)
     if not finite.all():
         column = int(finite.argmin())
-        raise UsageError(f"column {column} of X has a NaN or inf; all features must be finite: mend or leave out rows")
+        raise UsageError(f"column {column} of X has a NaN or inf; all features must be finite: leave those rows out")
     return rows
 
 
 def _check_labels(accepted: Array, count: int) -> None:
     if accepted.shape != (count,):
-        raise UsageError(f"y has shape {accepted.shape}; it must be ({count},), one label a row of X")
+        raise UsageError(f"y has shape {accepted.shape}; it must be ({count},), one label for each row of X")
     classes = np.unique(accepted).tolist()
     if classes != [False, True]:
         raise UsageError(
-            f"y holds {classes!r:.60}; it must hold both 0 and 1: give rows, or thresholds, with both outcomes"
+            f"y holds {classes!r:.60}; it must hold both 0 and 1: add rows, or thresholds, with both outcomes"
         )

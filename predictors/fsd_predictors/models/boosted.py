@@ -1,7 +1,4 @@
-"""Boosted trees with a monotone constraint on T, by LightGBM (Ke et al. 2017).
-
-Knows what LightGBM is asked. Knows neither features nor calibration.
-"""
+"""Boosted trees with a monotone constraint on T, by LightGBM (Ke et al. 2017)."""
 
 from __future__ import annotations
 
@@ -14,13 +11,16 @@ import numpy as np
 from fsd_predictors.models.base import AcceptanceModel, Array, Parts
 from fsd_predictors.models.one_row import one_row
 
-_MANY = (
-    2000  # rows: with fewer, as in the loop, to wake threads takes longer than the work, and far longer if others run
-)
+# Rows from which several threads are used: with fewer, as while decoding, waking threads takes longer than the work.
+_MANY = 2000
 
 
 class Boosted(AcceptanceModel):
-    """Few trees of many leaves: a row's time in the loop goes with the number of trees, hardly with that of leaves."""
+    """Gradient-boosted trees.
+
+    The defaults are few trees with many leaves: the time of one prediction while decoding grows with the number of
+    trees and hardly with that of leaves.
+    """
 
     kind: ClassVar[str] = "boosted"
 
@@ -44,7 +44,7 @@ class Boosted(AcceptanceModel):
 
     def _fit(self, rows: Array, accepted: Array) -> None:
         trained = lightgbm.train(self._settings(rows.shape[1]), lightgbm.Dataset(rows, accepted), self.trees)
-        self._take(trained.model_to_string())
+        self._load(trained.model_to_string())
 
     def _settings(self, columns: int) -> dict[str, object]:
         return {
@@ -61,13 +61,13 @@ class Boosted(AcceptanceModel):
             "verbose": -1,
         }
 
-    def _take(self, text: str) -> None:
-        """The text is the model: what was trained forgets its rows, and what is loaded is the same."""
+    def _load(self, text: str) -> None:
+        """Loads the model from LightGBM's text, after training too: this drops the training rows."""
         self.booster_ = lightgbm.Booster(model_str=text)
         self.logit_of_ = one_row(self.booster_)
 
     def logits(self, rows: Array) -> Array:
-        threads = 1 if len(rows) < _MANY else 0  # 0: as many as there are
+        threads = 1 if len(rows) < _MANY else 0  # 0: all there are
         return np.asarray(self.booster_.predict(rows, raw_score=True, num_threads=threads))
 
     def logit(self, values: Sequence[float]) -> float:
@@ -81,5 +81,5 @@ class Boosted(AcceptanceModel):
     def from_parts(cls, parts: Parts) -> Self:
         model = cls(**parts.numbers["parameters"])
         model.n_features_in_ = parts.numbers["features"]
-        model._take(parts.text)
+        model._load(parts.text)
         return model

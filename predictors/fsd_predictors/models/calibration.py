@@ -1,7 +1,7 @@
-"""A fitted model with its probabilities mended on problems of their own, where it stays as monotone in T as it was.
+"""Calibration of a fitted model's probabilities that keeps them non-decreasing in T.
 
-Knows one map of logits: a non-decreasing function of the model's logit plus one of the share, found by maximum
-likelihood (as Platt 1999, with pieces). Both rise, so P still does with T. Knows no model.
+The calibrated logit is a non-decreasing piecewise linear function of the model's logit plus one of the share, found by
+maximum likelihood on rows the model was not fitted on (Platt 1999, with pieces).
 """
 
 from __future__ import annotations
@@ -17,19 +17,35 @@ from fsd_predictors.models.monotone import Ramp, fit_weights, knots_of, pieces
 from fsd_predictors.models.registry import MODELS
 
 
-def calibrated(model: AcceptanceModel, X: npt.ArrayLike, y: npt.ArrayLike) -> Calibrated:  # noqa: N803
-    """The fitted `model`, calibrated on rows (n, features) that it was not fitted on. UsageError: as `fit`."""
+def fit_calibration(model: AcceptanceModel, X: npt.ArrayLike, y: npt.ArrayLike) -> Calibrated:  # noqa: N803
+    """Calibrates a fitted model.
+
+    Args:
+        model: fitted model; it is not changed.
+        X: (n, features) rows that the model was not fitted on.
+        y: (n,) whether the row's token was accepted.
+
+    Raises:
+        UsageError: as `AcceptanceModel.fit`.
+    """
     return Calibrated(model).fit(X, y)
 
 
-def restored(parts: Parts) -> AcceptanceModel:
-    """Whichever model these parts are of, calibrated or not."""
+def restore_model(parts: Parts) -> AcceptanceModel:
+    """Restores a model of any kind, calibrated or not, from its parts."""
     kinds: dict[str, type[AcceptanceModel]] = {**MODELS, Calibrated.kind: Calibrated}
     return kinds[parts.numbers["kind"]].from_parts(parts)
 
 
 class Calibrated(AcceptanceModel):
-    """`fit` fits the map alone: `model` is fitted already, and stays as it is."""
+    """A fitted model with a calibration of its logits; `fit` fits the calibration alone.
+
+    Args:
+        model: the fitted model.
+        knots: knots of the function of the model's logit.
+        share_knots: knots of the function of the share.
+        penalty: L2 penalty on the distance from the identity.
+    """
 
     kind: ClassVar[str] = "calibrated"
 
@@ -44,7 +60,7 @@ class Calibrated(AcceptanceModel):
         return self.model.share
 
     def __sklearn_clone__(self) -> Self:
-        """A clone that knows nothing of the rows of its `fit`, with the same fitted model."""
+        """scikit-learn's hook for `clone`: an unfitted calibration of the same fitted model."""
         return type(self)(self.model, self.knots, self.share_knots, self.penalty)
 
     def _fit(self, rows: Array, accepted: Array) -> None:
@@ -52,7 +68,7 @@ class Calibrated(AcceptanceModel):
         own, other = knots_of(logits, self.knots), knots_of(share, self.share_knots)
         columns = np.column_stack([np.ones(len(rows)), pieces(logits, own), pieces(share, other)])
         count = len(own) + 1
-        centre = np.concatenate([[own[0]], np.ones(count), np.zeros(len(other) + 1)])  # changes nothing
+        centre = np.concatenate([[own[0]], np.ones(count), np.zeros(len(other) + 1)])  # identity
         lowest = np.where(np.arange(len(centre)) == 0, -np.inf, 0.0)
         weights = fit_weights(columns, accepted, centre, lowest, self.penalty)
         self.offset_ = float(weights[0])
@@ -80,7 +96,7 @@ class Calibrated(AcceptanceModel):
     @classmethod
     def from_parts(cls, parts: Parts) -> Self:
         numbers = parts.numbers
-        inner = restored(Parts(numbers["model"], parts.arrays, parts.text))
+        inner = restore_model(Parts(numbers["model"], parts.arrays, parts.text))
         model = cls(inner, **numbers["parameters"])
         model.n_features_in_ = inner.n_features_in_
         model.offset_ = numbers["offset"]

@@ -1,7 +1,7 @@
-"""A small network on features and, where there is one, the draft's hidden state, that never falls in T.
+"""A small neural network on the features and, optionally, the draft's hidden state, non-decreasing in T.
 
-Knows torch for training, numpy for answers. logit = f_0(x) + Σ_k softplus(f_k(x))·r_k(share): x bends in the network
-as it likes, and each piece r_k of the share rises. Knows no features and no draft.
+logit = f_0(x) + Σ_k softplus(f_k(x))·r_k(share), where f is an unconstrained network of all other columns x and each
+piece r_k of the share is non-decreasing. It is trained by torch and evaluated by numpy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ _ENCODINGS = ("features", "state", "rising")
 
 
 class Head(AcceptanceModel):
-    """hidden: how many columns at the end of X are the hidden state. width: of both layers.
+    """A network of two hidden layers.
 
-    knots: of each other column. steps: of AdamW (Loshchilov and Hutter 2019), with 512 rows each.
+    Args:
+        hidden: number of columns at the end of X that hold the hidden state.
+        width: width of both hidden layers.
+        knots: knots of each other column's encoding.
+        steps: steps of AdamW (Loshchilov and Hutter 2019), with 512 rows each.
     """
 
     kind: ClassVar[str] = "head"
@@ -56,23 +60,23 @@ class Head(AcceptanceModel):
         self.features_ = Encoding.of(rows, features, self.knots)
         self.state_ = Encoding.of(rows, range(end, rows.shape[1]), 0)
         self.rising_ = Encoding.of(rows, [self.share], _SHARE_KNOTS)
-        network = self._trained(self._inputs(rows), self.rising_(rows), accepted)
+        network = self._train(self._inputs(rows), self.rising_(rows), accepted)
         self.weights_ = [each.detach().double().numpy() for each in network.parameters()]
 
-    def _trained(self, inputs: Array, rising: Array, accepted: Array) -> nn.Module:
+    def _train(self, inputs: Array, rising: Array, accepted: Array) -> nn.Module:
         x, r, y = (torch.from_numpy(np.asarray(each, np.float32)) for each in (inputs, rising, accepted))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             network = _network(x.shape[1], self.width, r.shape[1])
             optimiser = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=self.weight_decay)
-            falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps)
             for _ in range(self.steps):
                 chosen = torch.randint(len(x), (_ROWS_A_STEP,))
                 loss = nn.functional.binary_cross_entropy_with_logits(_logits(network(x[chosen]), r[chosen]), y[chosen])
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
-                falling.step()
+                schedule.step()
         return network
 
     def _inputs(self, rows: Array) -> Array:
@@ -84,8 +88,8 @@ class Head(AcceptanceModel):
         first, first_bias, second, second_bias, last, last_bias = self.weights_
         inner = np.maximum(self._inputs(rows) @ first.T + first_bias, 0)
         inner = np.maximum(inner @ second.T + second_bias, 0)
-        answer = inner @ last.T + last_bias
-        logits: Array = answer[:, 0] + (np.logaddexp(0, answer[:, 1:]) * self.rising_(rows)).sum(1)
+        outputs = inner @ last.T + last_bias
+        logits: Array = outputs[:, 0] + (np.logaddexp(0, outputs[:, 1:]) * self.rising_(rows)).sum(1)
         return logits
 
     def logit(self, values: Sequence[float]) -> float:
@@ -112,6 +116,6 @@ def _network(inputs: int, width: int, rising: int) -> nn.Module:
     )
 
 
-def _logits(answer: Tensor, rising: Tensor) -> Tensor:
-    """(n, 1 + k) and (n, k) to (n,)."""
-    return answer[:, 0] + (nn.functional.softplus(answer[:, 1:]) * rising).sum(1)
+def _logits(outputs: Tensor, rising: Tensor) -> Tensor:
+    """Returns the logits (n,) from the network's outputs (n, 1 + k) and the share's pieces (n, k)."""
+    return outputs[:, 0] + (nn.functional.softplus(outputs[:, 1:]) * rising).sum(1)

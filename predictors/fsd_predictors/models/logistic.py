@@ -1,8 +1,8 @@
-"""Logistic regression whose dependence on T may differ from context to context, and never falls.
+"""Logistic regression that is non-decreasing in T, with a dependence on T that varies with the other features.
 
-Knows two convex fits: a score s(x) of all columns but the share, a sum of piecewise linear functions; then
-logit = Σ_m h_m(s)·g_m(share), where g_m rises and the hats h_m >= 0 say how near s is to its m-th level. Knows no
-features.
+Two convex fits: first a score s(x) of all columns but the share, a sum of piecewise linear functions; then
+logit = Σ_m h_m(s)·g_m(share), where each g_m is non-decreasing and the hat functions h_m >= 0 interpolate between
+levels of s.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from fsd_predictors.models.base import AcceptanceModel, Array, Parts
 from fsd_predictors.models.encoding import Encoding
 from fsd_predictors.models.monotone import Ramp, fit_weights, knots_of, pieces
 
-_ROWS = 100_000  # more teach some hundred weights nothing
+_ROWS = 100_000  # a sample of so many is enough for some hundred weights
 _SHARE_KNOTS = 7
 _LEVELS = (0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # quantiles of s
 
 
 class Logistic(AcceptanceModel):
-    """knots: of each column's function. l2: on weights of standardised columns."""
+    """Logistic regression on piecewise linear functions.
+
+    Args:
+        knots: knots of each column's function.
+        l2: L2 penalty on the weights of standardised columns.
+    """
 
     kind: ClassVar[str] = "logistic"
 
@@ -32,10 +37,10 @@ class Logistic(AcceptanceModel):
         self.knots = knots
         self.l2 = l2
 
-    score_: list[Ramp]  # of each column but the share
-    levels_: list[float]  # of s
-    starts_: list[float]  # logits at each level, where the share is at its first knot
-    rises_: list[Ramp]
+    score_: list[Ramp]  # s is their sum, one for each column but the share
+    levels_: list[float]  # levels of s
+    starts_: list[float]  # logit at each level, at the first knot of the share
+    rises_: list[Ramp]  # rise of the logit with the share, at each level
 
     def _fit(self, rows: Array, accepted: Array) -> None:
         if len(rows) > _ROWS:
@@ -45,7 +50,7 @@ class Logistic(AcceptanceModel):
         self._fit_logit(rows, accepted)
 
     def _fit_score(self, rows: Array, accepted: Array) -> None:
-        """s, beside a function of the share that is left again."""
+        """Fits s together with a function of the share, which is then dropped."""
         others = [column for column in range(rows.shape[1]) if column != self.share]
         encoding, rising = Encoding.of(rows, others, self.knots), Encoding.of(rows, [self.share], _SHARE_KNOTS)
         own, other = encoding(rows), rising(rows)
@@ -55,7 +60,7 @@ class Logistic(AcceptanceModel):
         self.score_ = encoding.ramps(weights[1 : 1 + own.shape[1]])
 
     def _fit_logit(self, rows: Array, accepted: Array) -> None:
-        """The levels of s, and of each its g."""
+        """Fits the levels of s and the function g of each."""
         others, share = self._divided(rows)
         score, knots = self._score(others), knots_of(share, _SHARE_KNOTS)
         levels = np.unique(np.quantile(score, _LEVELS)).tolist()
@@ -78,7 +83,7 @@ class Logistic(AcceptanceModel):
         return score
 
     def _hats(self, score: Array) -> Array:
-        """(n,) to (n, levels): piecewise linear weights that sum to 1."""
+        """Returns the hat functions (n, levels) of the scores (n,): piecewise linear weights that sum to 1."""
         return np.column_stack([np.interp(score, self.levels_, each) for each in np.eye(len(self.levels_))])
 
     def logits(self, rows: Array) -> Array:

@@ -1,6 +1,6 @@
-"""Piecewise linear functions of one number: non-decreasing where no slope is below 0.
+"""Piecewise linear functions of one number, and the bounded logistic regression that fits their slopes.
 
-Knows knots, slopes, and how to evaluate them, of arrays and of one number alike. Knows not how slopes are found.
+A function is non-decreasing where no slope is below 0: bounding the weights of `pieces` from below makes it so.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from scipy.special import expit
 
 from fsd_predictors.models.base import Array
 
-# MERGED: """Logistic regression with bounds: the one fit behind `Logistic` and every calibration.
-#
-# Knows the loss and its gradient. Knows not what columns mean.
-# """
-
 
 def pieces(values: Array, knots: Array) -> Array:
-    """(n,) and (k,) to (n, k + 1): how far each value goes within each piece, measured from the first knot.
+    """Returns the columns (n, k + 1) whose weights are the slopes of a piecewise linear function of the values.
 
-    A weight on a column is the function's slope in that piece; the first and the last have no end.
+    Args:
+        values: (n,).
+        knots: (k,) rising; the first and the last piece extend to infinity.
     """
     low, high = np.append(-np.inf, knots), np.append(knots, np.inf)
     start = np.append(knots[0], knots)  # where each piece counts from
@@ -33,17 +30,22 @@ def pieces(values: Array, knots: Array) -> Array:
 
 
 def knots_of(values: Array, count: int) -> Array:
-    """Up to `count` knots at quantiles of the values, as many as differ; little lies outside them."""
+    """Returns up to `count` distinct knots, at quantiles from .001 to .999 of the values."""
     return np.unique(np.quantile(values, np.linspace(0.001, 0.999, count)))
 
 
 class Ramp:
-    """0 at the first knot; `slopes`, one more than the `knots`: before, between and behind them."""
+    """A piecewise linear function that is 0 at its first knot.
+
+    Args:
+        knots: k rising numbers.
+        slopes: k + 1 slopes: before the first knot, between the knots and after the last.
+    """
 
     def __init__(self, knots: Sequence[float], slopes: Sequence[float]) -> None:
         self.knots, self.slopes = list(knots), list(slopes)
         rises = np.diff(self.knots) * self.slopes[1:-1]
-        heights = np.cumsum([0.0, 0.0, *rises])  # at the knot that each piece counts from
+        heights = np.cumsum([0.0, 0.0, *rises])  # value at the knot that each piece is measured from
         starts = [self.knots[0], *self.knots]
         self._bases: list[float] = (heights - np.multiply(self.slopes, starts)).tolist()
 
@@ -52,20 +54,26 @@ class Ramp:
         return self._bases[piece] + self.slopes[piece] * value
 
     def of(self, values: Array) -> Array:
-        """(n,) to (n,)."""
+        """Evaluates the function at values (n,)."""
         piece = np.searchsorted(self.knots, values, side="right")
         risen: Array = np.asarray(self._bases)[piece] + np.asarray(self.slopes)[piece] * values
         return risen
 
     def numbers(self) -> tuple[list[float], list[float]]:
-        """What makes the same again."""
+        """Returns the arguments that make the same function, for JSON."""
         return self.knots, self.slopes
 
 
 def fit_weights(columns: Array, accepted: Array, centre: Array, lowest: Array, penalty: float) -> Array:
-    """(n, k) and (n,) bool to (k,): least mean log loss + penalty/2 · |weights − centre|², weights >= lowest.
+    """Fits the weights (k,) of a logistic regression under lower bounds.
 
-    Convex: one answer. The weights of standardised columns are penalised alike.
+    Minimises the mean log loss + penalty/2 · |weights − centre|² over weights >= lowest, a convex problem.
+
+    Args:
+        columns: (n, k).
+        accepted: (n,) bool labels.
+        centre: (k,) weights that the penalty pulls towards.
+        lowest: (k,) lower bounds; -inf for none.
     """
     target = accepted.astype(np.float64)
 

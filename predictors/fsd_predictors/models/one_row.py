@@ -1,6 +1,6 @@
-"""One row through a LightGBM model in a few microseconds, where `Booster.predict` takes 15, and sometimes a thousand.
+"""Fast prediction of single rows by LightGBM's C API: a few microseconds, where `Booster.predict` takes 15 or more.
 
-Knows LightGBM's C API for single rows, which its Python package does not offer: so it is checked before it is used.
+LightGBM's Python package does not offer this call, so its result is compared with `Booster.predict` before it is used.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from fsd_predictors.models.base import Array
 
 Score = Callable[[Sequence[float]], float]
 
-_ROWS = 64  # to check with
+_ROWS = 64  # random rows on which the two are compared
 
 
 def one_row(booster: lightgbm.Booster) -> Score:
-    """The raw score of one row: by the fast call if it gives what `predict` gives, else by that, with a warning."""
+    """Returns a function that gives the raw score of one row.
+
+    It makes the fast call where that agrees with `Booster.predict`, and falls back to the latter with a warning.
+    """
     try:
         fast = FastRow(booster)
         rows = _rows(booster)
         same = [fast(row) for row in rows.tolist()] == booster.predict(rows, raw_score=True).tolist()  # type: ignore[union-attr]
     except (AttributeError, ctypes.ArgumentError, basic.LightGBMError) as error:
         return _slow(booster, f"has no such call ({error})")
-    return fast if same else _slow(booster, "answers differently there")
+    return fast if same else _slow(booster, "gives other scores by its C API")
 
 
 class FastRow:
-    """LGBM_BoosterPredictForMatSingleRowFast, with buffers made beforehand, which one thread at a time may use."""
+    """LGBM_BoosterPredictForMatSingleRowFast with preallocated buffers, which a lock keeps to one thread at a time."""
 
     def __init__(self, booster: lightgbm.Booster) -> None:
-        library = basic._LIB  # type: ignore[attr-defined]  # private: `one_row` sees to its going
+        library = basic._LIB  # type: ignore[attr-defined]  # private: `one_row` handles its absence
         self._lock = threading.Lock()
-        self._booster = booster  # what the configuration points into must live on
+        self._booster = booster  # the configuration points into it: it must not be freed
         self._pack = struct.Struct(f"{booster.num_feature()}d").pack_into
         self._values = (ctypes.c_double * booster.num_feature())()
         self._score, self._length = ctypes.c_double(), ctypes.c_int64()
@@ -55,7 +58,7 @@ class FastRow:
         self._pointers = (ctypes.byref(self._values), ctypes.byref(self._length), ctypes.byref(self._score))
 
     def __call__(self, values: Sequence[float]) -> float:
-        with self._lock:  # the call lets other threads run
+        with self._lock:  # ctypes releases the GIL during the call
             self._pack(self._values, 0, *values)
             if self._call(self._configuration, *self._pointers):
                 basic._safe_call(-1)  # raises, with LightGBM's message
@@ -72,8 +75,8 @@ def _slow(booster: lightgbm.Booster, why: str) -> Score:
 
 
 def _rows(booster: lightgbm.Booster) -> Array:
-    """Rows over the range of every feature, as the model knows it."""
-    told = booster.dump_model()
-    ranges = [told["feature_infos"].get(name, {}) for name in told["feature_names"]]
-    low, high = ([float(one.get(key, 0)) for one in ranges] for key in ("min_value", "max_value"))
+    """Returns random rows over the range that the model recorded for every feature."""
+    model = booster.dump_model()
+    ranges = [model["feature_infos"].get(name, {}) for name in model["feature_names"]]
+    low, high = ([float(each.get(key, 0)) for each in ranges] for key in ("min_value", "max_value"))
     return np.random.default_rng(0).uniform(low, high, (_ROWS, len(ranges)))

@@ -1,4 +1,4 @@
-"""The models by name. Knows which there are."""
+"""The models of acceptance by their kind, as `--kind` names them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The best settings of a kind of model, by Optuna (Akiba et al. 2019), on problems that did not fit it.
-
-Knows what each kind lets one choose. Knows neither features nor calibration.
-"""
+"""Hyperparameter search for the models of acceptance, by Optuna (Akiba et al. 2019)."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from fsd_predictors.models.registry import MODELS
 
 Space = Callable[[optuna.Trial], dict[str, Any]]
 
-_JUDGING = 0.25  # of the problems
+_VALIDATION_SHARE = 0.25  # of the problems
 
 
 def tune(
@@ -29,24 +26,32 @@ def tune(
     groups: npt.ArrayLike,
     trials: int,
     seed: int,
-    given: Mapping[str, Any] | None = None,
+    fixed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The settings of least log loss, for `MODELS[kind](**settings)`: the defaults are among those tried.
+    """Returns the settings for `MODELS[kind](**settings)` with the least log loss on held-out problems.
 
-    given: settings that all have, and that are not told again.
-    X (n, features), y (n,), groups (n,): a row's problem; no problem both fits and judges. No trials: the defaults.
-    UsageError: no such kind, or fewer than two problems.
+    Args:
+        kind: key of `MODELS`.
+        X: (n, features).
+        y: (n,) whether the row's token was accepted.
+        groups: (n,) the row's problem; no problem is in both the training and the validation rows.
+        trials: Optuna trials, of which the first takes the defaults; 0 returns the defaults at once.
+        seed: seed of the validation split and of the sampler.
+        fixed: settings that every trial has; they are not part of the result.
+
+    Raises:
+        UsageError: the kind is unknown, or the rows are of fewer than two problems.
     """
     if kind not in MODELS:
         raise UsageError(f"kind is {kind!r}; it must be one of {', '.join(MODELS)}")
     if not trials:
         return {}
     rows, accepted = np.asarray(X, np.float64), np.asarray(y, bool)
-    judging = judged(np.asarray(groups), seed)
+    validation = validation_rows(np.asarray(groups), seed)
 
     def loss(trial: optuna.Trial) -> float:
-        model = MODELS[kind](**SPACES[kind](trial), **given or {}).fit(rows[~judging], accepted[~judging])
-        return float(log_loss(accepted[judging], model.predict_proba(rows[judging]), labels=[False, True]))
+        model = MODELS[kind](**SPACES[kind](trial), **fixed or {}).fit(rows[~validation], accepted[~validation])
+        return float(log_loss(accepted[validation], model.predict_proba(rows[validation]), labels=[False, True]))
 
     return _best(loss, trials, seed, MODELS[kind]().get_params())
 
@@ -63,18 +68,20 @@ def _best(loss: Callable[[optuna.Trial], float], trials: int, seed: int, default
     return dict(study.best_params)
 
 
-def judged(groups: Array, seed: int) -> Array:
-    """(n,) bool: the rows that judge: all those of a quarter of the problems, of one at least."""
-    problems, of = np.unique(groups, return_inverse=True)
+def validation_rows(groups: Array, seed: int) -> Array:
+    """Returns a mask (n,) of the validation rows: all rows of a quarter of the problems, but of at least one."""
+    problems, group = np.unique(groups, return_inverse=True)
     if len(problems) < 2:
-        raise UsageError(f"the rows are of {len(problems)} problem; tuning needs 2 at least, one to judge: add traces")
-    chosen = np.random.default_rng(seed).permutation(len(problems)) < max(1, len(problems) * _JUDGING)
-    rows: Array = chosen[of]
+        raise UsageError(
+            f"the rows are of {len(problems)} problem; tuning needs at least 2, one of them for validation: add traces"
+        )
+    chosen = np.random.default_rng(seed).permutation(len(problems)) < max(1, len(problems) * _VALIDATION_SHARE)
+    rows: Array = chosen[group]
     return rows
 
 
 def _boosted(trial: optuna.Trial) -> dict[str, Any]:
-    return {  # not the number of trees, which is what a row costs in the loop
+    return {  # the number of trees is left out: it decides the time of a prediction while decoding
         "leaves": trial.suggest_int("leaves", 15, 127, log=True),
         "learning_rate": trial.suggest_float("learning_rate", 0.05, 0.5, log=True),
         "rows_a_leaf": trial.suggest_int("rows_a_leaf", 20, 500, log=True),

@@ -1,1 +1,1 @@
-"""When to stop drafting: rules, one of which asks a predictor, in the loop and in replay."""
+"""Stopping rules, which end a draft early: published ones and the predictor's own, in decoding and in replay."""

@@ -1,7 +1,7 @@
-"""Rules that others stop by, with one number to tune each. They look at what was drafted alone.
+"""Published stopping rules, each with one parameter to tune, that read only what was drafted.
 
-Knows their formulas. All end behind a drafted end of text, as the originals do: transformers' assistant stops
-generating there, and so does SVIP's code.
+All of them stop after a drafted end of text, as the originals do: transformers' assistant stops generating there, and
+so does SVIP's code.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fsd_predictors.stopping.rule import Answer, Kept, Round, StoppingRule, numb
 
 
 class FixedLength(StoppingRule):
-    """So many tokens a round."""
+    """Drafts `length` tokens in every round."""
 
     name = "fixed"
 
     def __init__(self, length: int) -> None:
-        self._length = whole("length", length)
+        self._length = whole_number("length", length)
 
     @property
     def identity(self) -> str:
@@ -30,11 +30,11 @@ class FixedLength(StoppingRule):
 
 
 class Confidence(StoppingRule):
-    """Stops behind a token of probability q(x) < threshold.
+    """Stops after a token of probability q(x) < threshold.
 
-    transformers' `ConfidenceCriteria` with `assistant_confidence_threshold`, .4 by default
-    (generation/stopping_criteria.py): the token that made it stop is verified too. Its later tuning of the
-    threshold by a ROC curve (generation/candidate_generator.py) is left out: ours is tuned beforehand.
+    This is transformers' `ConfidenceCriteria` with `assistant_confidence_threshold`, .4 by default
+    (generation/stopping_criteria.py); the token that stops the draft is verified too. transformers also tunes the
+    threshold while decoding, by a ROC curve (generation/candidate_generator.py); here it is tuned beforehand.
     """
 
     name = "confidence"
@@ -51,18 +51,18 @@ class Confidence(StoppingRule):
 
 
 class Svip(StoppingRule):
-    """Stops behind a token drawn where sqrt(factor·H(q)) > threshold, H in nats.
+    """Stops after a token drawn where sqrt(factor·H(q)) > threshold, H in nats.
 
-    SVIP, arXiv 2411.18462, section 3: sqrt(cH) bounds the acceptance rate from below. As in its code
-    (github.com/Geralt-Targaryen/SVIP, vanilla-sd/eval_specbench.py: c = .15, threshold .3) the token that made it stop
-    is verified too.
+    SVIP, arXiv 2411.18462, section 3, where sqrt(cH) yields a lower bound of the acceptance rate. As in its code
+    (github.com/Geralt-Targaryen/SVIP, vanilla-sd/eval_specbench.py: c = .15, threshold .3) the token that stops the
+    draft is verified too.
     """
 
     name = "svip"
 
     def __init__(self, threshold: float = 0.3, factor: float = 0.15) -> None:
         self._threshold, self._factor = positive("threshold", threshold), positive("factor", factor)
-        self._most = self._threshold**2 / self._factor  # nats
+        self._most = self._threshold**2 / self._factor  # largest entropy, in nats
 
     @property
     def identity(self) -> str:
@@ -73,23 +73,28 @@ class Svip(StoppingRule):
 
 
 class AdaEdl(StoppingRule):
-    """Stops behind a token drawn where 1 − sqrt(factor·H(q)) < λ, H in nats.
+    """Stops after a token drawn where 1 − sqrt(factor·H(q)) < λ, H in nats.
 
-    AdaEDL, arXiv 2410.18351, section 3 and Algorithm 1: λ begins at `start` and follows the acceptance rate r, after
-    each round r <- .5 r + .5 accepted/drafted, λ' = λ + .01 if r < .9, else λ − .01 if fewer than L were accepted, else
-    λ, and λ <- .9 λ + .1 λ'. Open there: r begins at .9; H is that of raw logits, as in traces, so that there is one
-    under greedy decoding too; and the token that made it stop, drawn by then, is verified, which is worth some percent
-    (on the bundled pair) over leaving it out.
+    AdaEDL, arXiv 2410.18351, section 3 and Algorithm 1. λ begins at `start` and follows the acceptance rate r. After
+    each round r <- .5 r + .5 accepted/drafted; λ' = λ + .01 if r < .9, else λ − .01 if fewer than L were accepted, else
+    λ; and λ <- .9 λ + .1 λ'.
+
+    The paper leaves three points open. Here r begins at .9; H is the entropy of the raw logits, as in traces, so that
+    it is defined under greedy decoding too; and the token that stops the draft is verified, which on the bundled pair
+    gains some percent over leaving it out.
 
     Args:
-        start: λ of a text's first round. most: L, the longest draft.
+        start: λ in a text's first round.
+        most: L, the longest draft.
+        factor: factor of the entropy.
     """
 
     name = "adaedl"
-    _TARGET, _STEP, _RATE_DECAY, _BAR_DECAY = 0.9, 0.01, 0.5, 0.9  # of its Algorithm 1
+    _TARGET, _STEP, _RATE_DECAY, _BAR_DECAY = 0.9, 0.01, 0.5, 0.9  # of Algorithm 1
 
     def __init__(self, start: float, most: int, factor: float = 0.2) -> None:
-        self._start, self._most, self._factor = finite("start", start), whole("most", most), positive("factor", factor)
+        self._start, self._most = finite("start", start), whole_number("most", most)
+        self._factor = positive("factor", factor)
         self.kept = (self._TARGET, self._start)
 
     @property
@@ -98,7 +103,9 @@ class AdaEdl(StoppingRule):
 
     def wants_more(self, drafting: Round) -> Answer:
         room: Any = 1.0 - drafting.kept[1]
-        sure: Answer = self._factor * drafting.steps[-1].entropy <= room * abs(room)  # above λ = 1 nothing is
+        sure: Answer = self._factor * drafting.steps[-1].entropy <= room * abs(
+            room
+        )  # the square with its sign: at λ > 1 nothing is sure
         return sure
 
     def remembers(self, kept: Kept, drafted: Any, accepted: Any) -> Kept:
@@ -111,20 +118,21 @@ class AdaEdl(StoppingRule):
 
 
 class Heuristic(StoppingRule):
-    """Two tokens more after a round accepted whole, else one less, never less than one.
+    """Drafts two tokens more after a round that was accepted as a whole, else one less, but at least one.
 
-    transformers' `num_assistant_tokens_schedule="heuristic_transient"` (generation/candidate_generator.py,
-    `update_candidate_strategy`): its aim begins anew with each text, at 20 by default. Ours grows no further than the
-    longest draft, as in SVIP's code, which caps it at 40.
+    This is transformers' `num_assistant_tokens_schedule="heuristic_transient"` (generation/candidate_generator.py,
+    `update_candidate_strategy`), whose draft length starts anew with each text, at 20 by default. Here it is capped at
+    the longest draft, as in SVIP's code, which caps it at 40.
 
     Args:
-        first: tokens of a text's first round. most: L, the longest draft.
+        first: draft length of a text's first round.
+        most: L, the longest draft.
     """
 
     name = "heuristic"
 
     def __init__(self, first: int, most: int) -> None:
-        self._first, self._most = whole("first", first), whole("most", most)
+        self._first, self._most = whole_number("first", first), whole_number("most", most)
         self.kept = (float(min(self._first, self._most)),)
 
     @property
@@ -135,10 +143,10 @@ class Heuristic(StoppingRule):
         return len(drafting.steps) < drafting.kept[0]
 
     def remembers(self, kept: Kept, drafted: Any, accepted: Any) -> Kept:
-        aim = kept[0]
-        all_of_it = accepted == drafted
-        grown = aim + 2.0 * all_of_it - (1.0 - all_of_it) * (aim > 1.0)
-        return (grown - (grown - self._most) * (grown > self._most),)
+        length = kept[0]
+        whole_draft = accepted == drafted
+        changed = length + 2.0 * whole_draft - (1.0 - whole_draft) * (length > 1.0)
+        return (changed - (changed - self._most) * (changed > self._most),)
 
 
 def finite(name: str, value: float) -> float:
@@ -153,7 +161,7 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
-def whole(name: str, value: int) -> int:
+def whole_number(name: str, value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(f"{name} is {value!r:.80}; it must be a whole number, 1 or more")
     return value

@@ -1,10 +1,8 @@
-"""What time is worth at each T, found on traces: Dinkelbach's iteration for tokens over seconds.
+"""Dinkelbach's iteration: the tokens per second λ that the throughput rule can reach at each T, found by replay.
 
-Knows replay and its costs. Knows no formula of a rule.
-
-Dinkelbach (1967), Management Science 13(7): to make N/D largest, make N − λD so, and set λ to the N/D that gave; λ
-rises to the largest ratio, faster than linearly, from any λ below it. Here N counts tokens, D the seconds of a
-`CostModel`, and the throughput rule makes N − λD as large as it can foresee.
+Dinkelbach (1967), Management Science 13(7): to maximise N/D, maximise N − λD and set λ to the ratio N/D of the
+solution; λ then rises to the largest ratio superlinearly from any start below it. Here N counts tokens, D the seconds
+of a `CostModel`, and the throughput rule maximises N − λD as far as it can forecast.
 """
 
 from __future__ import annotations
@@ -14,22 +12,27 @@ from typing import Any
 
 from fsd_collectors.replay.blocks import Traces
 from fsd_collectors.replay.cost import CostModel
-from fsd_collectors.replay.replaying import replay
+from fsd_collectors.replay.simulation import replay
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import StoppingRule
 
-_CLOSE = 1e-4  # relative: an iterate that rises no further is the last
-_MOST = 30
+_CLOSE = 1e-4  # relative tolerance
+_MOST = 30  # iterations
 
 
 def climb(reached: Callable[[float], float], start: float) -> list[float]:
-    """λ after λ, rising, from one that is too low: the next is what was reached with the last, while that is higher."""
+    """Returns the rising iterates of λ, from `start` on.
+
+    Args:
+        reached: tokens per second that the rule reaches when it is given a λ.
+        start: a λ that is too low.
+    """
     iterates = [start]
-    while len(iterates) < _MOST and (found := reached(iterates[-1])) > iterates[-1] * (1 + _CLOSE):
-        iterates.append(found)
+    while len(iterates) < _MOST and (rate := reached(iterates[-1])) > iterates[-1] * (1 + _CLOSE):
+        iterates.append(rate)
     return iterates
 
 
@@ -45,30 +48,35 @@ def rates_on(
     most: int,
     where: Any = None,
 ) -> Rates:
-    """λ at each threshold, of the stopping rule that `throughput` makes of rates, on the completions `where` chooses.
+    """Finds λ at each threshold, on the completions that `where` selects.
 
     Args:
-        rule, divergence: what is accepted, see `replay`. most: L, the longest draft.
+        traces: traces along the target.
+        throughput: makes the stopping rule from rates.
+        rule, divergence: acceptance rule and its divergence, see `replay`.
+        thresholds: thresholds to find λ at.
+        costs: seconds of draft steps and verifications.
+        most: L, the longest draft.
 
     Raises:
-        UsageError: as `replay`; no thresholds.
+        UsageError: as `replay`, or there are no thresholds.
     """
-    found: dict[float, float] = {}
-    lowest = float(costs.tokens_per_second(tokens=1, rounds=1, drafted=1))  # where all is rejected
+    rates: dict[float, float] = {}  # by share
+    lowest = float(costs.tokens_per_second(tokens=1, rounds=1, drafted=1))  # where every draft is rejected
     for threshold in sorted(thresholds):
         share = scale.of(divergence, threshold)
 
         def reached(rate: float, threshold: float = threshold, share: float = share) -> float:
-            asked = InReplay(throughput(Rates((share,), (rate,), costs)), kinds, scale)
-            return tokens_per_second(traces, asked, rule, divergence, threshold, costs, most, where)
+            stopping = InReplay(throughput(Rates((share,), (rate,), costs)), kinds, scale)
+            return tokens_per_second(traces, stopping, rule, divergence, threshold, costs, most, where)
 
-        found[share] = climb(reached, lowest)[-1]
-    return Rates(tuple(found), tuple(found.values()), costs)
+        rates[share] = climb(reached, lowest)[-1]
+    return Rates(tuple(rates), tuple(rates.values()), costs)
 
 
 def tokens_per_second(
     traces: Traces,
-    asked: InReplay,
+    stopping: InReplay,
     rule: str,
     divergence: str,
     threshold: float,
@@ -76,5 +84,5 @@ def tokens_per_second(
     most: int,
     where: Any = None,
 ) -> float:
-    """Of one stream under a stopping rule."""
-    return replay(traces, rule, divergence, threshold, most, asked.policy, where).tokens_per_second(costs)
+    """Returns the tokens per second of one stream under a stopping rule, by replay and the cost model."""
+    return replay(traces, rule, divergence, threshold, most, stopping.policy, where).tokens_per_second(costs)

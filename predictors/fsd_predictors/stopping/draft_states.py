@@ -1,8 +1,4 @@
-"""The draft's last hidden state, draft step by draft step, as traces hold it.
-
-Knows when the draft is watched and by which thread. What a state is, and how it is projected, is
-`fsd_collectors.collection.hidden_states`'s.
-"""
+"""The draft's last hidden state, read after each draft step while decoding, in the form that traces hold it."""
 
 from __future__ import annotations
 
@@ -18,27 +14,34 @@ from fsd_predictors.facts import HiddenInfo
 
 
 class DraftStates(HiddenStates):
-    """Sees one draft step at a time, the one behind `watch`, so that the draft is no slower in other hands.
+    """Reads the hidden state of one draft step at a time: the one that follows a call of `watch`.
+
+    Its hook is installed for that step only, so other users of the draft model are not slowed down.
+
+    Args:
+        draft: the draft model.
+        info: width and projection of the state.
 
     Raises:
-        UsageError: the draft is no model, or a compiled one.
+        UsageError: the draft is not a model, or it is compiled.
     """
 
     def __init__(self, draft: Any, info: HiddenInfo) -> None:
         _check(draft)
-        super().__init__(draft, info.asked, info.seed or 0)
-        self._watching: int | None = None  # a thread: others may use the model meanwhile
+        super().__init__(draft, info.setting, info.seed or 0)
+        self._watching: int | None = None  # id of the thread that decodes: others may use the model meanwhile
 
     def watch(self) -> None:
-        self._leave()  # where the last step failed
+        """Installs the hook for the next draft step of this thread."""
+        self._leave()  # the last step may have failed
         self._calls.clear()
         self._watching = get_ident()
         self.__enter__()
 
-    def taken(self) -> Tensor:
-        """(B, width) in fp16: what q of the rows' last positions was made of."""
+    def take(self) -> Tensor:
+        """Returns the states (B, width) in fp16 at the rows' last positions, from which q was computed."""
         if not self._calls:
-            raise UsageError("the predictor reads the hidden state of another draft; give it the decoder's own")
+            raise UsageError("the predictor reads the hidden state of another draft; pass it the decoder's own")
         return self.latest()[:, -1]
 
     def _keep(self, head: Any, inputs: tuple[Tensor, ...]) -> None:
@@ -53,8 +56,8 @@ class DraftStates(HiddenStates):
 
 
 def _check(draft: Any) -> None:
-    needed = "the predictor reads the draft's last hidden state, which"
+    need = "the predictor reads the draft's last hidden state, but"
     if isinstance(draft, DraftSource):
-        raise UsageError(f"{needed} {draft!r:.80} has not; use a draft model, or a predictor trained without it")
+        raise UsageError(f"{need} {draft!r:.80} has none; use a draft model, or a predictor trained without it")
     if hasattr(draft, "_orig_mod") or getattr(draft, "_compiled_call_impl", None) is not None:
-        raise UsageError(f"{needed} a compiled draft hides; give the model as it was")
+        raise UsageError(f"{need} it cannot be read from a compiled draft; pass the model without compiling it")

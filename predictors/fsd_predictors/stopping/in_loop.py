@@ -1,6 +1,6 @@
-"""Stopping rules in the engine: what rows drafted is measured on the device, copied once, and judged on the host.
+"""Stopping rules while decoding: the engine's stop policy that evaluates a rule after each draft step.
 
-Knows draft states and how a rule is asked. Knows neither rules' formulas nor replay.
+Statistics of the drafted tokens are computed on the device, copied to the host once a step, and passed to the rule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fsd_decoding.policies.stopping import DraftState, RowFacts, StopPolicy, Verified
 from fsd_predictors.features.draft_distribution import measure
-from fsd_predictors.features.features import NO_HISTORY, Drafted, Place, Value, history_after
+from fsd_predictors.features.features import NO_HISTORY, Drafted, RoundContext, Value, history_after
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.stopping.draft_states import DraftStates
@@ -24,15 +24,18 @@ from fsd_predictors.stopping.rule import Answer, Kept, Round, StoppingRule
 
 
 class EarlyStop(StopPolicy):
-    """Drafts as far as a rule lets it, each row by itself.
+    """Ends each row's draft when a stopping rule says so.
 
-    Rows whose logits are NaN draft no further and keep what they drafted: no rule sees them, and the engine raises
-    NumericalError once the round is verified. One thread at a time: what the round drafted is kept here.
+    Rows with NaN logits stop drafting and keep what they drafted: they are not passed to the rule, and the engine
+    raises NumericalError once the round is verified. An instance serves one thread at a time, since it holds the
+    current round.
 
     Args:
-        kinds: of the tokenizer that both models share.
-        scale, divergence: what T becomes, and whose T it is; a rule that has no use for T does without.
-        states: the draft's, where the rule reads them.
+        rule: the stopping rule.
+        kinds: token kinds of the tokenizer that both models share.
+        scale: scale on which the rule reads T; not needed by rules that do not read it.
+        divergence: divergence that T bounds, one of the scale's.
+        states: the draft's hidden states, where the rule reads them.
     """
 
     def __init__(
@@ -49,17 +52,17 @@ class EarlyStop(StopPolicy):
         self._kind_of, self._ends_of = kinds.kind.tolist(), kinds.ends.tolist()
         self._scale, self._divergence, self._states = scale, divergence, states
         self._whose = 0.0 if scale is None or divergence is None else float(scale.index(divergence))
-        self._shares: dict[float, float] = {}  # by T, of the rows at hand
-        self._new = *NO_HISTORY, *rule.kept  # what a row keeps of its rounds, before the first
-        self._round = Round(Place.behind(NO_HISTORY, 0.0, 0.0, 0.0))
-        self._begins = 0  # where the round's first token stands, at one row
+        self._shares: dict[float, float] = {}  # cache, by T
+        self._new = *NO_HISTORY, *rule.kept  # a row's memory before its first round
+        self._round = Round(RoundContext.after(NO_HISTORY, 0.0, 0.0, 0.0))
+        self._begins = 0  # position of the round's first token, where there is one row
         self._broken: Answer = False
 
     def goes_on(self, state: DraftState) -> list[bool]:
-        answer = self._wants_more(state)
-        if self._states is not None and any(map(and_, state.going, answer)):
+        more = self._wants_more(state)
+        if self._states is not None and any(map(and_, state.going, more)):
             self._states.watch()
-        return answer
+        return more
 
     def _wants_more(self, state: DraftState) -> list[bool]:
         if not state.logits:
@@ -69,8 +72,8 @@ class EarlyStop(StopPolicy):
             self._look_at_one(state)
             return [not self._broken and bool(self._rule.goes_on(self._round))]
         self._look_at_all(state)
-        told: list[bool] = (self._rule.goes_on(self._round) & ~np.asarray(self._broken)).tolist()
-        return told
+        more: list[bool] = (self._rule.goes_on(self._round) & ~np.asarray(self._broken)).tolist()
+        return more
 
     def remember(self, memory: Any, verified: Verified) -> Any:
         history, kept = _parts(memory or self._new)
@@ -87,23 +90,23 @@ class EarlyStop(StopPolicy):
             self._begins = len(row.request.prompt) + len(row.tokens)
             history, kept = _parts(row.memory or self._new)
             share = self._share(row.request.threshold)
-            self._round = Round(Place.behind(history, float(len(row.tokens)), share, self._whose), kept)
+            self._round = Round(RoundContext.after(history, float(len(row.tokens)), share, self._whose), kept)
         else:
             self._round = self._round_of(rows)
 
     def _round_of(self, rows: Sequence[RowFacts | None]) -> Round:
-        """Of all rows at once; an empty one stands as if at the beginning of a text."""
+        """Returns a round of all rows; an empty row gets the context of a text's first round."""
         memories = np.array([(row.memory if row else None) or self._new for row in rows]).T
         positions = np.array([float(len(row.tokens)) if row else 0.0 for row in rows])
         shares = np.array([self._share(row.request.threshold) if row else 0.0 for row in rows])
         history, kept = _parts(tuple(memories))
-        return Round(Place.behind(history, positions, shares, np.full(len(rows), self._whose)), kept)
+        return Round(RoundContext.after(history, positions, shares, np.full(len(rows), self._whose)), kept)
 
     def _share(self, threshold: float) -> float:
         if self._scale is None or self._divergence is None:
             return 0.0
         if threshold not in self._shares:
-            if len(self._shares) >= 1024:  # rows have thresholds of their own
+            if len(self._shares) >= 1024:  # each row may have a threshold of its own
                 self._shares.clear()
             self._shares[threshold] = float(self._scale.of(self._divergence, threshold))
         return self._shares[threshold]
@@ -124,25 +127,25 @@ class EarlyStop(StopPolicy):
     def _look_at_all(self, state: DraftState) -> None:
         steps = self._round.steps
         drawn = state.batch.tokens.gather(1, (state.batch.lengths + len(steps))[:, None])[:, 0]  # (B,)
-        told = _together(self._measured(state, drawn), drawn).numpy().astype(np.float64)
-        broken = ~np.isfinite(told).all(1)
-        told[broken] = 0.0
-        entropy, varentropy, top1, top2, chance, *self._round.state, token = told.T
+        measured = _together(self._measured(state, drawn), drawn).numpy().astype(np.float64)
+        broken = ~np.isfinite(measured).all(1)
+        measured[broken] = 0.0
+        entropy, varentropy, top1, top2, chance, *self._round.state, token = measured.T
         index = token.astype(np.int64)
         self._broken = np.logical_or(self._broken, broken)
         steps.append(Drafted(entropy, varentropy, top1, top2, chance, self._kind[index], self._ends[index]))
 
     def _measured(self, state: DraftState, drawn: Tensor) -> Tensor:
-        """(B, 5) and, where they are read, the draft's states behind: (B, 5 + H)."""
+        """Returns the statistics of q, followed by the draft's states where they are read: (B, 5) or (B, 5 + H)."""
         shape = measure(state.logits[-1].squeeze(1), drawn)
-        return shape if self._states is None else torch.cat([shape, self._states.taken().to(shape)], 1)
+        return shape if self._states is None else torch.cat([shape, self._states.take().to(shape)], 1)
 
 
 def _together(measured: Tensor, drawn: Tensor) -> Tensor:
-    """(B, n) and (B,) as (B, n + 1), for one copy to the host. Ids up to 2^24 are exact in fp32."""
+    """Joins (B, n) and ids (B,) into (B, n + 1), for one copy to the host. Ids up to 2^24 are exact in fp32."""
     return torch.cat([measured, drawn[:, None].to(measured.dtype)], 1).cpu()
 
 
 def _parts(memory: tuple[Value, ...]) -> tuple[tuple[Value, ...], Kept]:
-    """History, and what the rule itself keeps."""
+    """Splits a row's memory into the history and what the rule keeps."""
     return memory[: len(NO_HISTORY)], memory[len(NO_HISTORY) :]

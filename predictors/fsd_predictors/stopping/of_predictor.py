@@ -1,7 +1,4 @@
-"""A predictor's throughput rule for T of one divergence, in decoding and in replay.
-
-Knows how a predictor, its rates and the rule come together. Knows nothing of files, profiles or calibration.
-"""
+"""`Stopper`: a predictor with the throughput rule, ready for decoding or replay."""
 
 from __future__ import annotations
 
@@ -25,12 +22,19 @@ from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.throughput import Throughput
 
-_RATES = 9  # thresholds that λ is found at, even in logit(u); between them it is interpolated
+_RATES = 9  # thresholds at which λ is found, evenly spaced in logit(u); between them it is interpolated
 
 
 @dataclass(frozen=True)
 class Stopper:
-    """`tokenizer`: that of both models."""
+    """Early stop by a predictor, for thresholds on one divergence.
+
+    Args:
+        predictor: forecasts acceptance.
+        divergence: divergence that T bounds.
+        rates: λ by T, and the costs it was found with.
+        tokenizer: tokenizer of both models.
+    """
 
     predictor: Predictor
     divergence: str
@@ -41,10 +45,10 @@ class Stopper:
     def fitted(
         cls, predictor: Predictor, divergence: str, tokenizer: Any, traces: Traces, costs: CostModel, most: int
     ) -> Self:
-        """With λ found by replay on traces, for drafts of up to `most` tokens.
+        """Finds λ by replay of traces, for drafts of up to `most` tokens.
 
         Raises:
-            UsageError: as `replay`; the traces are of other models or another tokenizer, or hold not the hidden
+            UsageError: as `replay`; or the traces are of other models or another tokenizer, or lack the hidden
                 states that the predictor reads.
         """
         facts, manifest = predictor.facts, traces.manifest
@@ -60,9 +64,10 @@ class Stopper:
         return cls(predictor, divergence, rates, tokenizer)
 
     def in_loop(self, draft: Any) -> StopPolicy:
-        """For a `SpeculativeDecoder` with this draft, under the predictor's own rule.
+        """Returns the stop policy for a `SpeculativeDecoder` with this draft, under the predictor's acceptance rule.
 
-        UsageError: the predictor reads the draft's hidden state, and it has none to be seen.
+        Raises:
+            UsageError: the predictor reads the draft's hidden state, and this draft has none that can be read.
         """
         facts, scale = self.predictor.facts, self.predictor.scale
         states = None if facts.hidden is None else DraftStates(draft, facts.hidden)
@@ -71,7 +76,7 @@ class Stopper:
         return policy
 
     def in_replay(self) -> RoundPolicy:
-        """For `replay` and `sweep`."""
+        """Returns the round policy for `replay` and `sweep`."""
         return InReplay(_rule(self.predictor, self.rates), self._kinds, self.predictor.scale).policy
 
     @property
@@ -81,7 +86,7 @@ class Stopper:
 
 @lru_cache(maxsize=4)
 def _kinds(tokenizer: Any, eos: tuple[int, ...]) -> TokenKinds:
-    """Once a tokenizer: it reads the whole vocabulary."""
+    """Cached, since it reads the whole vocabulary."""
     return TokenKinds.of(tokenizer, eos)
 
 

@@ -1,7 +1,7 @@
-"""What a stopping rule is asked while a round is drafted, one token after another.
+"""The interface of stopping rules, which decide after each drafted token whether to draft one more.
 
-Knows rounds as numbers, of one row or of many at once. Knows neither the engine nor traces: `in_loop.py` and
-`in_replay.py` ask the same rules there.
+Rules work on floats (one row) or arrays (many rows) alike; `in_loop.py` runs them while decoding, `in_replay.py` over
+traces.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fsd_predictors.features.features import Array, Drafted, Place, Value
+from fsd_predictors.features.features import Array, Drafted, RoundContext, Value
 
 Answer = bool | Array  # (n,) bool of n rows
-Kept = tuple[Value, ...]
+Kept = tuple[Value, ...]  # what a rule keeps of a row's rounds
 
 
 @dataclass
 class Round:
-    """A round as far as it is drafted, of one row (all values are floats) or of n (arrays).
+    """A round being drafted, of one row (all values are floats) or of n rows (arrays).
 
-    kept: what the rule has made of the row's earlier rounds. survival: for the rule to carry from token to token.
-    state: the draft's last hidden state, which gave the last token's q; empty unless the rule reads it.
+    Args:
+        context: what was known before the round.
+        kept: what the rule keeps of the row's earlier rounds, see `StoppingRule.remembers`.
+        steps: the tokens drafted so far.
+        survival: S, for the rule to carry from token to token.
+        state: the draft's last hidden state, which gave the last token's q; empty unless the rule reads it.
     """
 
-    place: Place
+    context: RoundContext
     kept: Kept = ()
     steps: list[Drafted] = field(default_factory=list)
     survival: Value = 1.0
@@ -33,10 +37,13 @@ class Round:
 
 
 class StoppingRule:
-    """Asked after each drafted token; the first of a round is always drafted.
+    """Decides after each drafted token whether to draft one more; the first of a round is always drafted.
 
-    name: of the kind. kept: what a row has of its rounds before the first. reads_threshold: T has a say.
-    reads_state: so has the draft's hidden state.
+    Attributes:
+        name: name of the kind of rule.
+        kept: what is kept of a row before its first round.
+        reads_threshold: whether decisions depend on T.
+        reads_state: whether they depend on the draft's hidden state.
     """
 
     name: str
@@ -46,11 +53,11 @@ class StoppingRule:
 
     @property
     def identity(self) -> str:
-        """The kind and all its numbers: two rules of one identity stop alike."""
+        """Name and parameters: two rules of the same identity stop alike."""
         raise NotImplementedError
 
     def goes_on(self, drafting: Round) -> Answer:
-        """Whether to draft one more token. Never behind one that ends the text: nothing counts there."""
+        """Returns whether to draft one more token; never after one that ends the text."""
         ends = drafting.steps[-1].ends
         if isinstance(ends, float):
             return not ends and self.wants_more(drafting)
@@ -58,14 +65,14 @@ class StoppingRule:
         return more
 
     def wants_more(self, drafting: Round) -> Answer:
-        """The same, of a text that has not ended."""
+        """Returns whether to draft one more token of a text that has not ended."""
         raise NotImplementedError
 
     def remembers(self, kept: Kept, drafted: Value, accepted: Value) -> Kept:
-        """What a row keeps once a round is verified."""
+        """Returns what is kept of a row once a round is verified."""
         return kept
 
 
 def numbers(*values: float) -> str:
-    """As an identity shows them: shortest digits that give the very number back."""
+    """Formats numbers for an identity: the shortest digits that restore them exactly."""
     return ", ".join(repr(float(value)) for value in values)

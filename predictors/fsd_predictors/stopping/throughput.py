@@ -1,7 +1,4 @@
-"""The throughput rule of DESIGN section 12: draft while one more token is worth its time.
-
-Knows forecasts of acceptance and what time is worth. Knows neither how forecasts are made nor how the worth was found.
-"""
+"""The throughput rule: draft as long as one more token is worth its time."""
 
 from __future__ import annotations
 
@@ -9,15 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from fsd_predictors.features.features import Array, Value, known, matrix
+from fsd_predictors.features.features import Array, Value, feature_values, matrix
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 
-_VERSION = 2  # raised when the same predictor may stop elsewhere than before: caches of texts ask for it
+_VERSION = 2  # part of the identity, raised when the same predictor would stop elsewhere: it voids cached texts
 
 
 class Forecast(Protocol):
-    """What is asked of a model: the chance that a token is accepted, of one row and of several."""
+    """The part of `AcceptanceModel` that the rule uses: the probability of acceptance of one row and of several."""
 
     def probability(self, values: Sequence[float]) -> float: ...
 
@@ -25,17 +22,19 @@ class Forecast(Protocol):
 
 
 class Throughput(StoppingRule):
-    """Stops where a token more brings less than the tokens that its time brings elsewhere.
+    """Stops where one more token is expected to bring less than its time would bring otherwise.
 
-    With S_j the chance that all j tokens so far are accepted, λ tokens a second, c and Δv the seconds of a draft step
-    and of one more verified position: no further token when S_j·b_{j+1} < λ(c + Δv). What is drawn is verified: leaving
-    a last token out where S_{j-1}·a_j < λΔv (DESIGN section 12) gained nothing in any setting measured.
+    Let S_j be the probability that all j tokens so far are accepted, λ the tokens per second, and c and Δv the seconds
+    of a draft step and of one more verified position. The draft ends when S_j·b_{j+1} < λ(c + Δv). Every drafted token
+    is verified: leaving out a last token where S_{j-1}·a_j < λΔv gained at most 0.2 % in six settings, see
+    docs/predictor.md.
 
     Args:
-        accepting: forecasts a_j from `features.known`. further: b_{j+1}.
+        accepting: forecasts a_j from `features.feature_values`.
+        further: forecasts b_{j+1} from the same features.
         rates: λ by T, c and Δv.
-        fingerprint: names the forecasts, for the identity.
-        reads_state: both read the draft's hidden state behind their features.
+        fingerprint: identifies the forecasts, as part of the rule's identity.
+        reads_state: whether both forecasts read the draft's hidden state after their features.
     """
 
     name = "throughput"
@@ -46,21 +45,22 @@ class Throughput(StoppingRule):
     ) -> None:
         self._accepting, self._further, self._rates, self._fingerprint = accepting, further, rates, fingerprint
         self.reads_state = reads_state
-        self._share = self._needed = math.nan  # the last one asked about, and what a step is worth there
+        self._share = self._needed = math.nan  # cache of `_worth`: the last share and its result
 
     @property
     def identity(self) -> str:
         return f"{self.name}-{_VERSION}({self._fingerprint}, {self._rates.identity})"
 
     def wants_more(self, drafting: Round) -> Answer:
-        values, needed = [*known(drafting.steps, drafting.place), *drafting.state], self._worth(drafting.place.share)
+        values = [*feature_values(drafting.steps, drafting.context), *drafting.state]
+        needed = self._worth(drafting.context.share)
         survival = drafting.survival = drafting.survival * _forecast(self._accepting, values)
         if isinstance(survival, float) and survival < needed:
-            return False  # whatever the chance of one more is
+            return False  # whatever b is
         return survival * _forecast(self._further, values) >= needed
 
     def _worth(self, share: Value) -> Value:
-        """Tokens that the time of a step and its position is worth."""
+        """Returns `Rates.worth`, cached for one row."""
         if not isinstance(share, float):
             return self._rates.worth(share)
         if share != self._share:

@@ -1,4 +1,4 @@
-"""Training of acceptance predictors, and how good they came out."""
+"""Training of acceptance predictors, and the evaluation that goes on their card."""
 
 from __future__ import annotations
 

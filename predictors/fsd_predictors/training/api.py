@@ -1,7 +1,4 @@
-"""train(): from traces to a predictor on disk, and the card that says how good it is.
-
-Knows what training is asked for, and what it refuses. The work is `trainer.py`'s.
-"""
+"""`train`: trains a predictor on traces and saves it, with a card that reports its quality."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_predictors import files
-from fsd_predictors.datasets.split import divide
+from fsd_predictors.datasets.split import split_problems
 from fsd_predictors.facts import check_version
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.models.registry import MODELS
@@ -37,22 +34,26 @@ def train(
     """Trains a predictor on the traces' tuning problems and writes it, with a card, into the folder `out`.
 
     Args:
-        traces: along the target.
-        kind: of its models, one of `models.MODELS`.
-        rule, divergences: what it shall be used with; it serves every T of each divergence.
-        trials: settings that are tried for each of the two models; 0: their defaults.
-        limit: use at most so many problems.
-        tokenizer: the target's; by default it is loaded from where the traces say that the target is.
+        traces: traces collected along the target.
+        out: folder to write; an earlier predictor there is replaced.
+        kind: kind of its two models, a key of `models.registry.MODELS`.
+        rule: acceptance rule the predictor will be used with.
+        divergences: divergences it will be used with; it serves every threshold on each of them.
+        trials: Optuna trials for each of the two models; 0 takes the default settings.
+        seed: seed of the training rows, of the tuning and of the models.
+        limit: maximum number of problems to use.
+        tokenizer: the target's tokenizer; by default loaded from the target that the traces name.
+        progress: receives the progress of the training steps.
 
     Raises:
-        UsageError: traces that are on-policy, of other formulas or another tokenizer, of too few problems, or whose
-            drafted tokens are all accepted or all rejected; no such kind, rule or divergence; or a folder that cannot
-            be written or holds something else.
+        UsageError: the traces are on-policy, were made with another version of the divergences or another tokenizer,
+            hold too few problems, or only drafted tokens that are all accepted or all rejected; the kind, rule or
+            divergence is unknown; the folder cannot be written or holds other files.
     """
     names = tuple(dict.fromkeys(divergences))
     _check(traces, kind, rule, names)
     files.check_place(Path(out))
-    ids = divide(traces, limit)
+    ids = split_problems(traces, limit)
     kinds = TokenKinds.of(_tokenizer(traces.manifest, tokenizer), traces.manifest.eos)
     with progress.step("training", STEPS) if progress else nullcontext(lambda done: None) as done:
         predictor, card = Trainer(traces, kind, rule, names, ids, kinds, trials, seed).train(done)
@@ -63,26 +64,26 @@ def train(
 def _check(traces: Traces, kind: str, rule: str, divergences: Sequence[str]) -> None:
     if traces.manifest.way != "along-target":
         raise UsageError(
-            f"these traces are {traces.manifest.way}; training needs the target's own text: collect some along-target, "
-            "fsd-collect's default way"
+            f"these traces are {traces.manifest.way}; training needs traces along the target: collect some with "
+            "fsd-collect, without --rule"
         )
     check_version("the traces'", traces.manifest.divergence_version, "collect again")
     if kind not in MODELS:
-        raise UsageError(f"kind {kind!r} is unknown; train one of {', '.join(MODELS)}")
+        raise UsageError(f"kind {kind!r} is unknown; choose one of {', '.join(MODELS)}")
     check_rule(rule)
     if not rule_named(rule).fuzzy:
-        raise UsageError(f"rule {rule!r} has no T; train for fsd-{rule}, which is {rule} where T < 0")
+        raise UsageError(f"rule {rule!r} has no threshold; train for fsd-{rule}, which equals {rule} at T < 0")
     if not divergences:
-        raise UsageError("divergences are empty; name one at least")
+        raise UsageError("no divergences are given; name at least one")
     for name in divergences:
         check_divergence(traces, name)
 
 
-def _tokenizer(manifest: Manifest, given: Any) -> Any:
-    """The one that the traces were collected with."""
-    tokenizer = load_tokenizer(manifest.target.id) if given is None else given
+def _tokenizer(manifest: Manifest, tokenizer: Any) -> Any:
+    """Returns the tokenizer that the traces were collected with, loading it where none is given."""
+    tokenizer = load_tokenizer(manifest.target.id) if tokenizer is None else tokenizer
     if tokenizer_fingerprint(tokenizer) != manifest.tokenizer:
         raise UsageError(
-            f"the traces were collected with the tokenizer of {manifest.target.id!r}, this is another; give that one"
+            f"the traces were collected with the tokenizer of {manifest.target.id!r}, this is another; pass that one"
         )
     return tokenizer

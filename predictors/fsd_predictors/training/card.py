@@ -1,7 +1,4 @@
-"""card.md: what a predictor was trained on, how good it is, and what it looks at, for people.
-
-Knows Markdown and how figures are written. Knows neither rows nor models.
-"""
+"""card.md, the model card of a predictor: its training data, its quality and the importance of its features."""
 
 from __future__ import annotations
 
@@ -24,46 +21,51 @@ _FORECASTS = {
 
 
 def card(
-    facts: Facts, manifest: Manifest, evaluation: Evaluation, looks_at: Mapping[str, Importance]
+    facts: Facts, manifest: Manifest, evaluation: Evaluation, importances: Mapping[str, Importance]
 ) -> dict[str, bytes]:
-    """The files: Markdown and its picture. `manifest`: of the traces."""
+    """Returns the card's files by name, Markdown and a picture.
+
+    Args:
+        manifest: manifest of the traces the predictor was trained on.
+        importances: feature importances by role of the model.
+    """
     sheets = [
         _data(facts, manifest), by_threshold(facts), _by_step(evaluation.steps),
-        *(_importances(role, of) for role, of in looks_at.items()), _parameters(facts),
+        *(_importances(role, each) for role, each in importances.items()), _parameters(facts),
     ]  # fmt: skip
     text = _TEXT.format(
         kind=facts.kind, rule=facts.rule, divergences=", ".join(facts.divergences), picture=PICTURE,
         falling=facts.falling, sheets="\n".join(map(_markdown, sheets)),
     )  # fmt: skip
-    curves = {_FORECASTS[forecast]: found for forecast, found in evaluation.curves.items()}
+    curves = {_FORECASTS[forecast]: each for forecast, each in evaluation.curves.items()}
     return {"card.md": text.encode(), PICTURE: reliability(curves)}
 
 
 _TEXT = """# Predictor of acceptance: {kind}, for {rule} by {divergences}
 
 Forecasts, while a draft is being written, which of its tokens will be accepted, so that drafting can stop in time.
-Problems that fit or calibrated it have no part in the figures below.
+The figures below are of problems that were used neither to fit nor to calibrate it.
 
 ![Share accepted against forecast]({picture})
 
-Where curves follow the dashed line, forecasts come true as often as they say. Each point is a fifteenth of the rows.
-In S, what follows a rejected token there is taken from the target's text, since no trace along the
-target knows what the draft would have gone on to.
+A curve along the dashed line means calibrated forecasts. Each point is a fifteenth of the rows. For S, the tokens
+drafted after a rejected one are taken from the target's text: traces along the target do not hold the draft's own
+continuation.
 
-Forecasts that fall where T rises, of 10,000 random rows of each model: {falling}.
+Forecasts that fall as T rises, of 10,000 random rows for each model: {falling}.
 
 {sheets}"""
 
 
 def by_threshold(facts: Facts) -> Sheet:
-    """How good the forecasts are, by divergence and T."""
+    """Returns the table of the forecasts' quality by divergence and threshold."""
     return Sheet(
-        "How good, by T",
+        "Quality by T",
         ("forecast", "D", "T", "rows", "accepted", "AUC", "of q(x)", "of entropy", "calibration error"),
         tuple(_quality(each) for each in facts.reached),
-        "AUC: share of pairs, one accepted and one rejected, that the forecast puts in the right order; beside it "
-        "those of q(x) and of q's entropy on the same rows, for S of their product and sum. Calibration error: mean "
-        "distance of forecast and share accepted, in 15 bins of equally many rows. T below 0 is lossless.",
+        "AUC: share of pairs of an accepted and a rejected row that the forecast ranks correctly; beside it the AUC of "
+        "q(x) and of q's entropy on the same rows (for S, of their product and sum). Calibration error: mean distance "
+        "between forecast and share accepted, in 15 bins of equally many rows. T below 0 is lossless.",
         names=2,
     )
 
@@ -76,48 +78,51 @@ def _quality(each: Quality) -> tuple[str, ...]:
 
 def _data(facts: Facts, manifest: Manifest) -> Sheet:
     problems, rows = facts.problems, facts.rows
-    told = {
+    entries = {
         "target": model_line(manifest.target),
         "draft": model_line(manifest.draft),
         "task": f"{manifest.task.name}, from {manifest.task.source}",
         "traces": f"run {facts.traces}, tuning part",
         "sampling": sampling_line(manifest),
         "divergences": f"{', '.join(facts.divergences)}, of {facts.on} logits",
-        "problems": f"{problems.training:,} fit, {problems.calibration:,} calibrate, {problems.evaluation:,} evaluate",
-        "rows that fit": f"{rows['accepting']:,} for a, {rows['next']:,} for b",
+        "problems": (
+            f"{problems.training:,} training, {problems.calibration:,} calibration, {problems.evaluation:,} evaluation"
+        ),
+        "training rows": f"{rows['accepting']:,} for a, {rows['next']:,} for b",
         "seed": str(facts.seed),
         "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
     }
-    return Sheet("Data", (), tuple(told.items()))
+    return Sheet("Data", (), tuple(entries.items()))
 
 
 def _by_step(steps: Sequence[StepQuality]) -> Sheet:
     return Sheet(
-        "How good, by step of the draft",
+        "Quality by step of the draft",
         ("forecast", "step", "rows", "accepted", "forecast mean", "AUC", "calibration error"),
         tuple(
             (each.forecast, str(each.step), f"{each.rows:,}", f"{each.accepted:.1%}", f"{each.mean:.1%}",
              _auc(each.auc), f"{each.error:.2%}")
             for each in steps
         ),
-        "Over the same T as above, pooled.",
+        "Pooled over the thresholds above.",
         names=2,
     )  # fmt: skip
 
 
-def _importances(role: str, of: Importance) -> Sheet:
-    ranked = sorted(zip(of.names, of.shares, strict=True), key=lambda each: -each[1])
+def _importances(role: str, importance: Importance) -> Sheet:
+    ranked = sorted(zip(importance.names, importance.shares, strict=True), key=lambda each: -each[1])
     return Sheet(
-        f"What {role} looks at",
+        f"Feature importance of the model {role!r}",
         ("feature", "share"),
         tuple((name, f"{share:.1%}") for name, share in ranked),
-        f"{of.meaning[0].upper()}{of.meaning[1:]}.",
+        f"{importance.meaning[0].upper()}{importance.meaning[1:]}.",
     )
 
 
 def _parameters(facts: Facts) -> Sheet:
-    rows = ((role, ", ".join(f"{n} {_plain(v)}" for n, v in found.items())) for role, found in facts.parameters.items())
-    return Sheet("Parameters, found by Optuna", (), tuple(rows))
+    parameters = facts.parameters.items()
+    rows = ((role, ", ".join(f"{n} {_plain(v)}" for n, v in each.items())) for role, each in parameters)
+    return Sheet("Parameters found by Optuna", (), tuple(rows))
 
 
 def _markdown(sheet: Sheet) -> str:

@@ -1,7 +1,4 @@
-"""What a model looks at: how much each feature moves its forecasts.
-
-Knows LightGBM's own contributions, and for other models permutation. Knows no names of features.
-"""
+"""Feature importance: Tree SHAP contributions for boosted trees, permutation importance for other models."""
 
 from __future__ import annotations
 
@@ -15,12 +12,18 @@ from fsd_predictors.models.base import AcceptanceModel
 from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.calibration import Calibrated
 
-MOST_ROWS = 4000
+MOST_ROWS = 4000  # a random sample of so many rows is used
 
 
 @dataclass(frozen=True)
 class Importance:
-    """shares (features,): they add up to 1, unless nothing moves the forecast. meaning: what they are shares of."""
+    """Importance of each feature of a model.
+
+    Args:
+        names: names of the features.
+        shares: (features,) importances, which add up to 1, or are all 0 where no feature moves the forecast.
+        meaning: what is measured, for people.
+    """
 
     names: tuple[str, ...]
     shares: Array
@@ -28,17 +31,24 @@ class Importance:
 
 
 CONTRIBUTIONS = (
-    "the mean size of a feature's contribution to the logit (LightGBM's pred_contrib, Tree SHAP of Lundberg et al. "
-    "2020), as a share of all"
+    "mean absolute contribution of a feature to the logit (LightGBM's pred_contrib, Tree SHAP of Lundberg et al. "
+    "2020), as a share of the total"
 )
 PERMUTATION = (
-    "how much the log loss grows where a feature's values are shuffled (Breiman 2001), as a share of all; features "
-    "that tell the same share what they tell"
+    "increase of the log loss when the feature's values are permuted (Breiman 2001), as a share of the total; "
+    "correlated features share their importance"
 )
 
 
 def importance(model: AcceptanceModel, names: tuple[str, ...], rows: Array, accepted: Array, seed: int) -> Importance:
-    """Of each feature, by its name; rows (n, features) and (n,) bool. The last name is of all columns that are left."""
+    """Returns the importance of each named feature.
+
+    Args:
+        model: fitted model, calibrated or not.
+        names: names of the columns; the last one stands for all remaining columns together.
+        rows: (n, features).
+        accepted: (n,) bool.
+    """
     random = np.random.default_rng(seed)
     chosen = random.permutation(len(rows))[:MOST_ROWS]
     inner = model.model if isinstance(model, Calibrated) else model
@@ -50,14 +60,14 @@ def importance(model: AcceptanceModel, names: tuple[str, ...], rows: Array, acce
 
 
 def _contributions(model: Boosted, rows: Array) -> Array:
-    told = np.asarray(model.booster_.predict(rows, pred_contrib=True))
-    sizes: Array = np.abs(told[:, :-1]).mean(0)  # the last is the same for all rows
+    contributions = np.asarray(model.booster_.predict(rows, pred_contrib=True))
+    sizes: Array = np.abs(contributions[:, :-1]).mean(0)  # the last column is the expected value, equal in all rows
     return sizes
 
 
 def _permuted(model: AcceptanceModel, count: int, rows: Array, accepted: Array, random: np.random.Generator) -> Array:
-    def loss(given: Array) -> float:
-        return float(log_loss(accepted, model.predict_proba(given)[:, 1], labels=[False, True]))
+    def loss(values: Array) -> float:
+        return float(log_loss(accepted, model.predict_proba(values)[:, 1], labels=[False, True]))
 
     before = loss(rows)
     parts = [*(slice(column, column + 1) for column in range(count - 1)), slice(count - 1, None)]

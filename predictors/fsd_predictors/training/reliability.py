@@ -1,7 +1,4 @@
-"""The reliability curve drawn: what was forecast against what came true.
-
-Knows matplotlib and colours. Knows nothing of how forecasts came about.
-"""
+"""Reliability diagrams: the share accepted against the forecast probability, as a PNG."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE = (9.2, 3.5)  # inches
-_LOWEST, _HIGHEST = 0.005, 0.9995  # of the scale; forecasts lie near 1
+_LOWEST, _HIGHEST = 0.005, 0.9995  # ends of the logit scale; most forecasts are near 1
 _TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """forecast, accepted: (bins,) means."""
+    """A reliability curve: (bins,) mean forecasts and (bins,) shares accepted."""
 
     label: str
     forecast: Array
@@ -30,7 +27,7 @@ class Curve:
 
 
 def reliability(panels: Mapping[str, Sequence[Curve]]) -> bytes:
-    """PNG: a panel each, by its heading; curves of one label have one colour."""
+    """Returns a PNG with one panel for each heading; curves of the same label share a colour."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -40,12 +37,12 @@ def reliability(panels: Mapping[str, Sequence[Curve]]) -> bytes:
     colours = {label: shades(low + (high - low) * i / max(1, len(labels) - 1)) for i, label in enumerate(labels)}
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=_SIZE, layout="constrained")
-        drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (heading, curves) in zip(drawn, panels.items(), strict=True):
+        row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (heading, curves) in zip(row, panels.items(), strict=True):
             _panel(axes, heading, curves, colours)
-        drawn[0].set_ylabel("share accepted")
-        handles, shown = drawn[0].get_legend_handles_labels()
-        figure.legend(handles, shown, loc="outside lower center", ncols=len(labels) + 1, frameon=False)
+        row[0].set_ylabel("share accepted")
+        handles, texts = row[0].get_legend_handles_labels()
+        figure.legend(handles, texts, loc="outside lower center", ncols=len(labels) + 1, frameon=False)
         return png(figure)
 
 

@@ -1,7 +1,4 @@
-"""One training: lay rounds over texts, tune and fit on most, calibrate on some, judge on the rest.
-
-Knows the order of the work. How each is done is in the module of its name; its settings are checked already.
-"""
+"""The training pipeline: makes training rows, tunes and fits the models, calibrates them, evaluates the predictor."""
 
 from __future__ import annotations
 
@@ -19,36 +16,36 @@ from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.errors import UsageError
 from fsd_predictors.datasets.rows import Rows, training_rows
-from fsd_predictors.datasets.split import Division, of_problems
+from fsd_predictors.datasets.split import ProblemSplit, problem_filter
 from fsd_predictors.datasets.texts import Texts
-from fsd_predictors.facts import Facts, HiddenInfo, Problems, hidden_of, of_manifest, packed
+from fsd_predictors.facts import Facts, HiddenInfo, Problems, facts_of_manifest, hidden_of, pack_ids
 from fsd_predictors.features.features import FEATURES, ROLES, SHARE, Array
+from fsd_predictors.features.from_traces import STATE
 from fsd_predictors.features.share_scale import MOST, NEVER, ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from fsd_predictors.features.traced import STATE
 from fsd_predictors.models.base import AcceptanceModel
-from fsd_predictors.models.calibration import calibrated
+from fsd_predictors.models.calibration import fit_calibration
 from fsd_predictors.models.head import Head
 from fsd_predictors.models.metrics import falls
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.models.tuning import tune
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.card import card
-from fsd_predictors.training.evaluation import Evaluation, Point, evaluate, judged
+from fsd_predictors.training.evaluation import Evaluation, Point, evaluate, make_forecasts
 from fsd_predictors.training.importances import importance
 
-STEPS = 5
-CHECKED = 10_000  # rows, on which no forecast may fall in T
+STEPS = 5  # that progress is reported in
+CHECKED = 10_000  # random rows on which monotonicity in T is checked
 
 _LOSSLESS = -1.0
-_SHARES = (0.25, 0.5, 0.75)  # of the tokens that D decides on, those that it accepts at the T of the figures
-_LAID = 4  # times that each text is judged at a T, in other rounds
-_SHARES_TRIED = 40  # T at each of those rows
+_SHARES = (0.25, 0.5, 0.75)  # the evaluation's thresholds accept these shares of the tokens that T decides about
+_REPEATS = 4  # each text is evaluated at a threshold so many times, with other random draft lengths
+_SHARES_CHECKED = 40  # values of T's share tried on each of the checked rows
 
 
 @dataclass(frozen=True)
 class _Labelled:
-    """What one model is fitted on: (n, features), (n,) bool, and the problem of each row."""
+    """Labelled rows of one model: features (n, features), labels (n,) bool and problem ids (n,)."""
 
     rows: Array
     accepted: Array
@@ -57,54 +54,65 @@ class _Labelled:
 
 @dataclass(frozen=True)
 class Trainer:
+    """One training run; its settings have been checked by `train`.
+
+    Args:
+        ids: the problems to fit, to calibrate and to evaluate on.
+        kinds: token kinds of the traces' tokenizer.
+        trials: Optuna trials for each model.
+    """
+
     traces: Traces
     kind: str
     rule: str
     divergences: tuple[str, ...]
-    ids: Division
+    ids: ProblemSplit
     kinds: TokenKinds
     trials: int
     seed: int
 
     def train(self, done: Advance) -> tuple[Predictor, dict[str, bytes]]:
-        """The predictor, and its card's files."""
-        fitting, mending = self._labelled(self.ids.training), self._labelled(self.ids.calibration)
+        """Returns the predictor and the files of its card."""
+        training, calibration = self._labelled(self.ids.training), self._labelled(self.ids.calibration)
         done(1)
         models, parameters = {}, {}
         for role in ROLES:
-            parameters[role] = self._tuned(fitting[role])
-            models[role] = self._model(parameters[role], fitting[role], mending[role])
+            parameters[role] = self._tune(training[role])
+            models[role] = self._fit(parameters[role], training[role], calibration[role])
             done(1)
-        evaluation = self._evaluated(models["accepting"], models["next"])
+        evaluation = self._evaluate(models["accepting"], models["next"])
         done(1)
-        falling = sum(self._falling(models[role], mending[role].rows) for role in ROLES)
+        falling = sum(self._count_falling(models[role], calibration[role].rows) for role in ROLES)
         facts = self._facts(
             reached=evaluation.reached, parameters=parameters, falling=falling,
-            rows={role: len(labelled.accepted) for role, labelled in fitting.items()},
+            rows={role: len(labelled.accepted) for role, labelled in training.items()},
         )  # fmt: skip
-        looks_at = {
-            role: importance(models[role], names, mending[role].rows, mending[role].accepted, self.seed)
+        importances = {
+            role: importance(models[role], names, calibration[role].rows, calibration[role].accepted, self.seed)
             for role, names in self._names.items()
         }
         predictor = Predictor(models["accepting"], models["next"], self._scale, facts)
-        return predictor, card(facts, self.traces.manifest, evaluation, looks_at)
+        return predictor, card(facts, self.traces.manifest, evaluation, importances)
 
     @cached_property
     def _scale(self) -> ShareScale:
-        """Of the tokens that T decides about: where most are accepted whatever T is, others would crowd its scale."""
-        exact, these = REPLAYABLE[self.rule].exact, of_problems(self.ids.training)
+        """The scale of T, from the tokens that T decides about.
+
+        Tokens that the rule accepts at every T are left out: where they are the majority they would fill the scale.
+        """
+        exact, where = REPLAYABLE[self.rule].exact, problem_filter(self.ids.training)
         if exact is not None:
-            accepted = self.traces.to_pandas([exact], these)[exact].to_numpy()
-            if accepted.all():  # so T decides about none
+            accepted = self.traces.to_pandas([exact], where)[exact].to_numpy()
+            if accepted.all():
                 _check_classes(accepted, self.rule)
-            these = [*these, (exact, "==", False)]
-        return ShareScale.of_traces(self.traces, self.divergences, these)
+            where = [*where, (exact, "==", False)]
+        return ShareScale.of_traces(self.traces, self.divergences, where)
 
     def _labelled(self, problems: tuple[int, ...]) -> dict[str, _Labelled]:
-        laid = self._laid(problems)
+        rows = self._rows(problems)
         both = {
-            "accepting": _Labelled(laid.accepting, laid.accepted, laid.problem),
-            "next": _Labelled(laid.next, laid.next_accepted, laid.next_problem),
+            "accepting": _Labelled(rows.accepting, rows.accepted, rows.problem),
+            "next": _Labelled(rows.next, rows.next_accepted, rows.next_problem),
         }
         for labelled in both.values():
             _check_classes(labelled.accepted, self.rule)
@@ -112,67 +120,71 @@ class Trainer:
 
     @cached_property
     def _hidden(self) -> HiddenInfo | None:
-        """The draft's state, where models of this kind read it and the traces hold it."""
+        """The draft's hidden state, where models of this kind read it and the traces hold it."""
         return hidden_of(self.traces.manifest) if self.kind == Head.kind else None
 
     @property
     def _names(self) -> dict[str, tuple[str, ...]]:
-        """Of each model's features; the state, whose numbers have no names, counts as one."""
+        """Feature names by role; the hidden state, whose components have no names, counts as one."""
         state = () if self._hidden is None else (STATE,)
         return dict.fromkeys(ROLES, (*FEATURES, *state))
 
     @property
-    def _given(self) -> dict[str, Any]:
-        """What each model is told of its columns."""
+    def _column_arguments(self) -> dict[str, Any]:
+        """Constructor arguments of a model that describe its columns."""
         return {"share": SHARE} | ({} if self._hidden is None else {"hidden": self._hidden.width})
 
-    def _laid(self, problems: tuple[int, ...], **asked: Any) -> Rows:
+    def _rows(self, problems: tuple[int, ...], **options: Any) -> Rows:
         return training_rows(
             self.traces, self.rule, self._scale, self.kinds, problems=problems, seed=self.seed,
-            hidden=self._hidden is not None, **asked,
+            hidden=self._hidden is not None, **options,
         ).joined()  # fmt: skip
 
-    def _tuned(self, fitting: _Labelled) -> dict[str, Any]:
-        return tune(self.kind, fitting.rows, fitting.accepted, fitting.problem, self.trials, self.seed, self._given)
+    def _tune(self, training: _Labelled) -> dict[str, Any]:
+        return tune(
+            self.kind, training.rows, training.accepted, training.problem, self.trials, self.seed,
+            self._column_arguments,
+        )  # fmt: skip
 
-    def _model(self, parameters: dict[str, Any], fitting: _Labelled, mending: _Labelled) -> AcceptanceModel:
-        fitted = MODELS[self.kind](**parameters, **self._given).fit(fitting.rows, fitting.accepted)
-        return calibrated(fitted, mending.rows, mending.accepted)
+    def _fit(self, parameters: dict[str, Any], training: _Labelled, calibration: _Labelled) -> AcceptanceModel:
+        fitted = MODELS[self.kind](**parameters, **self._column_arguments).fit(training.rows, training.accepted)
+        return fit_calibration(fitted, calibration.rows, calibration.accepted)
 
-    def _evaluated(self, accepting: AcceptanceModel, following: AcceptanceModel) -> Evaluation:
+    def _evaluate(self, accepting: AcceptanceModel, following: AcceptanceModel) -> Evaluation:
         hidden = self._hidden is not None
         texts = Texts.of(self.traces, self.rule, self.divergences, self.kinds, self.ids.evaluation, hidden)
-        return evaluate(judged(accepting, following, {point: self._laid_at(*point) for point in self._points()}, texts))
+        rows = {point: self._rows_at(*point) for point in self._points()}
+        return evaluate(make_forecasts(accepting, following, rows, texts))
 
     def _points(self) -> list[Point]:
-        """Of each divergence T < 0, unless that accepts nothing, and T of a few shares."""
+        """The thresholds to evaluate at: for each divergence a few quantiles, and T < 0 unless that accepts nothing."""
         lossless = (_LOSSLESS,) if REPLAYABLE[self.rule].exact else ()
-        return [(name, T) for name in self.divergences for T in (*lossless, *self._decisive(name))]
+        return [(name, T) for name in self.divergences for T in (*lossless, *self._quantiles(name))]
 
-    def _decisive(self, divergence: str) -> list[float]:
-        """Between these, T decides about equally many tokens; fewer where many have one D."""
+    def _quantiles(self, divergence: str) -> list[float]:
+        """Quantiles of D over the tokens that T decides about; fewer where many of these have the same D."""
         exact = REPLAYABLE[self.rule].exact
         columns = [divergence, *([exact] if exact else [])]
-        table = self.traces.to_pandas(columns, where=of_problems(self.ids.training))
+        table = self.traces.to_pandas(columns, where=problem_filter(self.ids.training))
         decided = table.loc[~table[exact], divergence] if exact else table[divergence]
         finite = decided[np.isfinite(decided)].to_numpy(np.float64)
         return np.unique(np.quantile(finite, _SHARES, method="inverted_cdf")).tolist() if len(finite) else []
 
-    def _laid_at(self, divergence: str, threshold: float) -> Rows:
-        return self._laid(self.ids.evaluation, thresholds={divergence: [threshold] * _LAID})
+    def _rows_at(self, divergence: str, threshold: float) -> Rows:
+        return self._rows(self.ids.evaluation, thresholds={divergence: [threshold] * _REPEATS})
 
-    def _falling(self, model: AcceptanceModel, seen: Array) -> int:
-        """Of random rows, each value of it seen somewhere, those whose forecast falls where T rises."""
+    def _count_falling(self, model: AcceptanceModel, observed: Array) -> int:
+        """Counts the random rows whose forecast falls as T rises; each value is drawn from its observed column."""
         random = np.random.default_rng(self.seed)
-        rows = np.column_stack([random.choice(column, CHECKED) for column in seen.T])
-        return falls(model, rows, random.uniform(NEVER, MOST, _SHARES_TRIED))
+        rows = np.column_stack([random.choice(column, CHECKED) for column in observed.T])
+        return falls(model, rows, random.uniform(NEVER, MOST, _SHARES_CHECKED))
 
-    def _facts(self, **found: Any) -> Facts:
+    def _facts(self, **results: Any) -> Facts:
         return Facts(
-            **of_manifest(self.traces.manifest), **found, kind=self.kind, rule=self.rule, seed=self.seed,
+            **facts_of_manifest(self.traces.manifest), **results, kind=self.kind, rule=self.rule, seed=self.seed,
             divergences=self.divergences, features=self._names, hidden=self._hidden, versions=_versions(),
             problems=Problems(**{part: len(ids) for part, ids in asdict(self.ids).items()}),
-            trained=packed(chain.from_iterable(asdict(self.ids).values())),
+            trained=pack_ids(chain.from_iterable(asdict(self.ids).values())),
         )  # fmt: skip
 
 
@@ -182,9 +194,9 @@ def _versions() -> dict[str, str]:
 
 
 def _check_classes(accepted: Array, rule: str) -> None:
-    """UsageError where there is nothing to forecast."""
-    for all_of_them, which in ((accepted.all(), "accepted"), (not accepted.any(), "rejected")):
-        if all_of_them:
+    """Raises UsageError where all rows are of one class."""
+    for only_class, which in ((accepted.all(), "accepted"), (not accepted.any(), "rejected")):
+        if only_class:
             raise UsageError(
                 f"under {rule} all {len(accepted)} drafted tokens of these traces are {which} at every T: there is "
                 "nothing to predict; decode with a fixed draft length, or collect from another pair"
