@@ -20,7 +20,13 @@ def study_name(ready: Prepared, objective: Objective) -> str:
     Beside the run that is the level of its attempt, on which chances depend, and what a round costs, on which
     forecasts do and where early stops end drafts.
     """
-    facts = [ready.facts.name, ready.session.identity, type(objective).__name__, objective.asked, *ready.facts.costs]
+    facts = [
+        ready.facts.name,
+        ready.session.identity,
+        type(objective).__name__,
+        objective.description,
+        *ready.facts.costs,
+    ]
     which = hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:8]
     words = ", ".join([ready.session.task.name, _pair(ready), _asked(ready.goal, objective)])
     return f"{words[:_LONGEST]}, {which}"

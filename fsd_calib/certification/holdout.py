@@ -95,7 +95,7 @@ class Holdout:
         claim: Claim,
         confidence: float,
         run: Run | None = None,
-    ) -> Opened:
+    ) -> HoldoutAttempt:
         """From here on the choice is made. The same sequence and claim again are the same attempt.
 
         Raises:
@@ -104,13 +104,13 @@ class Holdout:
         identity = [self._identity, _fingerprint(self._bench.problems), TESTS_VERSION]
         told = json.dumps([identity, [asdict(c) for c in frozen], asdict(claim), confidence], sort_keys=True)
         attempt = self._ledger.open(self._family, self._bench.problems, told, run)
-        return Opened(self._bench, frozen, alone, claim, attempt, attempt.level(confidence))
+        return HoldoutAttempt(self._bench, frozen, alone, claim, attempt, attempt.level(confidence))
 
     def _with(self, evaluator: Evaluator, how: str = "") -> Holdout:
         return Holdout(evaluator, self._ledger, self._family, self._identity + how, self.whole)
 
 
-class Opened:
+class HoldoutAttempt:
     """One attempt: the frozen sequence meets the certification part."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.storage.sqlite_file import DamageError, Schema, errors_named, opened
+from fsd_calib.storage.sqlite_file import DamageError, Schema, opened, translate_errors
 from fsd_decoding.errors import UsageError
 
 # MERGED: """Problems by the numbers that the ledger knows them by: two each, the id and the content key."""
@@ -200,7 +200,7 @@ class LedgerFile:
 def damage_refused(path: Path | None, option: str) -> Iterator[None]:
     """A damaged ledger is never begun anew: it would forget what certificates rest on. `option` says where it lies."""
     try:
-        with errors_named(path, WHAT):
+        with translate_errors(path, WHAT):
             yield
     except DamageError as damage:
         raise UsageError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
 from fsd_calib.measuring.cache_key import CacheKey
-from fsd_calib.storage.sqlite_file import DamageError, Schema, errors_named, identity, lock, opened, set_aside
+from fsd_calib.storage.sqlite_file import DamageError, Schema, identity, lock, opened, set_aside, translate_errors
 from fsd_decoding.engine.result import Result
 
 Value = TypeVar("Value")
@@ -116,7 +116,7 @@ class ResultCache:
                 self.close()  # another process has set it aside
                 self._open()
             try:
-                with errors_named(self._path, _SCHEMA.what):
+                with translate_errors(self._path, _SCHEMA.what):
                     return work(self._connection)
             except DamageError as damage:
                 self.close()
@@ -138,7 +138,7 @@ class ResultCache:
 
     def _there(self) -> tuple[int, int] | None:
         """What lies under the file's name by now."""
-        with errors_named(self._path, _SCHEMA.what):
+        with translate_errors(self._path, _SCHEMA.what):
             return identity(self._path) if self._path is not None else None
 
     def _set_aside(self, damage: DamageError) -> None:
@@ -146,7 +146,7 @@ class ResultCache:
         path = self._path
         if path is None:
             raise damage
-        with errors_named(path, _SCHEMA.what), lock(path):
+        with translate_errors(path, _SCHEMA.what), lock(path):
             if self._there() == self._identity is not None:
                 aside = set_aside(path)
                 warnings.warn(

@@ -137,7 +137,7 @@ class TimedSpeeds(Speeds[C]):
         return 0.0 if n == 1 else float(student.isf((1 - self.confidence) / 2, n - 1) * logs.std(ddof=1) / n**0.5)
 
 
-def over_processes(measured: Sequence[TimedSpeeds[C]]) -> TimedSpeeds[C]:
+def pool_processes(measured: Sequence[TimedSpeeds[C]]) -> TimedSpeeds[C]:
     """One measurement of several that fresh processes made of the same problems."""
     first = measured[0]
     runs = [run for one in measured for run in one.runs]

@@ -15,7 +15,7 @@ from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.interleaved import measure_speeds
 from fsd_calib.measuring.result_cache import ResultCache
-from fsd_calib.measuring.speed import TimedSpeeds, over_processes
+from fsd_calib.measuring.speed import TimedSpeeds, pool_processes
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Problem, Task
 from fsd_decoding.acceptance.proposal import Criterion
@@ -60,7 +60,9 @@ class Job:
     order: int = 0
 
 
-def timed_afresh(job: Job, processes: int, models: Sequence[Any], progress: Progress) -> TimedSpeeds[Configuration]:
+def time_in_fresh_processes(
+    job: Job, processes: int, models: Sequence[Any], progress: Progress
+) -> TimedSpeeds[Configuration]:
     """All of the job in each of so many processes, with the turns in another order.
 
     Args:
@@ -80,7 +82,7 @@ def timed_afresh(job: Job, processes: int, models: Sequence[Any], progress: Prog
                     "from what was decoded, and --timing run times without fresh processes"
                 ) from error
             advance(1)
-    return over_processes(measured)
+    return pool_processes(measured)
 
 
 def timed(job: Job) -> TimedSpeeds[Configuration]:

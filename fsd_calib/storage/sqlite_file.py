@@ -52,7 +52,7 @@ def opened(path: Path | None, schema: Schema) -> sqlite3.Connection:
     Raises:
         DamageError: the file is no sound one of this kind. UsageError: it cannot be read or written.
     """
-    with errors_named(path, schema.what):
+    with translate_errors(path, schema.what):
         if path is None:
             return _made(":memory:", schema)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def taken_over(path: Path, schema: Schema) -> Iterator[sqlite3.Connection | None
     Raises:
         DamageError: the file is no sound one of this kind. UsageError: it cannot be read or renamed.
     """
-    with errors_named(path, schema.what), lock(path) if path.exists() else nullcontext():
+    with translate_errors(path, schema.what), lock(path) if path.exists() else nullcontext():
         if not path.exists():
             yield None
             return
@@ -83,7 +83,7 @@ def taken_over(path: Path, schema: Schema) -> Iterator[sqlite3.Connection | None
 
 
 @contextmanager
-def errors_named(path: Path | None, what: str) -> Iterator[None]:
+def translate_errors(path: Path | None, what: str) -> Iterator[None]:
     """Tells what is wrong with the file (DamageError) from what the system refuses (UsageError)."""
     try:
         yield

@@ -17,7 +17,7 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest, Way, problems_to_time
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.holdout import Opened
+from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
@@ -82,7 +82,7 @@ def settings(session: Session) -> list[Configuration]:
     return [session.configuration("target"), session.configuration("sd", 2), FUZZY]
 
 
-def decided(session: Session) -> Opened:
+def decided(session: Session) -> HoldoutAttempt:
     made = session.holdout.open(
         [FUZZY], session.configuration("target"), Claim(0.7, problems=session.holdout.problems), 0.95
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fsd_calib.measuring.interleaved import measure_speeds
-from fsd_calib.measuring.speed import ForecastSpeeds, Interval, TimedSpeeds, over_processes
+from fsd_calib.measuring.speed import ForecastSpeeds, Interval, TimedSpeeds, pool_processes
 from fsd_decoding.errors import UsageError
 
 SPEEDS = {"target": 20.0, "sd": 50.0, "fsd": 60.0}  # rounds a second
@@ -147,7 +147,7 @@ def test_intervals_over_processes_cover_what_one_process_hides() -> None:
     for seed in range(300):
         problems = drawn(16, seed + 10_000)
         measured = [Offset(seed, process).measure(problems, confidence=0.95) for process in range(5)]
-        speeds = over_processes(measured)
+        speeds = pool_processes(measured)
         found = speeds.of("fsd"), speeds.ratio("fsd", "sd")
         covered += [i.low <= truth <= i.high for i, truth in zip(found, (speed, ratio), strict=True)]
         within = measured[0].ratio("fsd", "sd")
@@ -158,7 +158,7 @@ def test_intervals_over_processes_cover_what_one_process_hides() -> None:
 
 def test_processes_that_agree_say_what_one_of_them_says() -> None:
     measured = [Machine().measure(drawn(12)) for _ in range(3)]
-    together = over_processes(measured)
+    together = pool_processes(measured)
     assert (together.processes, measured[0].processes) == (3, 0)
     for name in SPEEDS:
         assert astuple(together.of(name)) == pytest.approx(astuple(measured[0].of(name)))
