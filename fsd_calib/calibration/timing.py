@@ -15,7 +15,7 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.interleaved import MachineLoad, machine_load, measure_speeds, pieces
 from fsd_calib.measuring.speed import ForecastSpeeds, Speeds
-from fsd_calib.measuring.timing_job import Job, Sources, time_in_fresh_processes
+from fsd_calib.measuring.timing_job import Sources, TimingJob, time_in_fresh_processes
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.split import Part
@@ -209,9 +209,9 @@ class Timer:
             progress=session.progress,
         )  # fmt: skip
 
-    def _job(self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int) -> Job:
+    def _job(self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int) -> TimingJob:
         decoder, task = self.session.decoder, self.session.task
-        return Job(
+        return TimingJob(
             sources=self.asked.sources, sampling=decoder.sampling, criterion=decoder.criterion, seed=decoder.seed,
             problems=problems, max_new_tokens=task.max_new_tokens, stop=task.stop, configurations=configurations,
             keys=[self.session.decode.key(c).json for c in configurations], early_stop=self.early_stop, streams=streams,

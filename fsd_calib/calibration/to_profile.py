@@ -17,7 +17,8 @@ from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.harm import difference_of, harm_of
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.certification.sequence import Evidence, Paired
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.sequence import Evidence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.power import power
-from fsd_calib.certification.sequence import Outcomes
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds

@@ -16,8 +16,8 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.pass_probability import bar_of, chance_of
 from fsd_calib.calibration.run import HOPELESS
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.certification.sequence import Claim
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement

@@ -255,7 +255,7 @@ def test_other_models_than_were_calibrated_are_refused_there(tmp_path: Path) -> 
         target.rename(draft)
         (tmp_path / "other").rename(target)
         with pytest.raises(
-            UsageError, match="process 1 of 5 failed: the models or versions here are no longer"
+            UsageError, match="process 1 of 5 failed: the models or library versions have changed"
         ) as caught:
             made.time(settings(made.session))
     assert "\n" not in str(caught.value)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Run, attempt_level
-from fsd_calib.certification.ledger_file import ById
+from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
+from fsd_calib.certification.ledger_file import ById, Run
 from fsd_decoding.errors import UsageError
 from support.ledgers import OTHERS, OURS, opened, these
 
@@ -75,7 +75,7 @@ def test_one_attempt_is_decided_once(ledger: AttemptLedger) -> None:
 
 def test_a_resumed_attempt_comes_to_the_recorded_verdict(ledger: AttemptLedger) -> None:
     opened(ledger, OURS, [1], "a").decide("failed")
-    with pytest.raises(UsageError, match="was decided before as 'failed', now it comes to 'passed'"):
+    with pytest.raises(UsageError, match="was decided before as 'failed', and now as 'passed'"):
         opened(ledger, OURS, [1], "a").decide("passed")
     again = opened(ledger, OURS, [1], "a")
     assert again.verdict == "failed"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.ledger_file import Run
 from fsd_decoding.errors import UsageError
 from support.children import begin, kill
 from support.earlier_ledgers import Attempt, insert, write

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout, Tuned
-from fsd_calib.certification.ledger_file import ById
+from fsd_calib.certification.ledger_file import ById, Run
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
@@ -59,7 +59,7 @@ def test_only_what_was_frozen_is_decoded() -> None:
     with AttemptLedger(None) as ledger:
         opened = holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
         assert opened.measure(ALONE).problems == len(PROBLEMS)
-        with pytest.raises(ValueError, match="not among the frozen ones"):
+        with pytest.raises(ValueError, match="not among the frozen configurations"):
             opened.measure(LOOSE)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.ledger_file import Run
 from fsd_decoding.errors import UsageError
 from support.children import begin, kill, rest
 from support.ledgers import OURS, opened, these

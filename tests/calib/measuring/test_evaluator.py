@@ -222,8 +222,8 @@ def test_models_changed_under_a_cache_are_decoded_anew(role: int) -> None:
 
 def test_a_threshold_and_a_rule_that_do_not_fit_are_refused() -> None:
     for configuration, message in (
-        (Configuration("sd", "js", 4, 0.1), "rule 'sd' has no threshold, the configuration's is 0.1; drop it"),
-        (FUZZY.arm, "rule 'fsd-coupled' needs a threshold, the configuration's is None; give it"),
+        (Configuration("sd", "js", 4, 0.1), "rule 'sd' has no threshold, and the configuration's is 0.1; drop it"),
+        (FUZZY.arm, "rule 'fsd-coupled' needs a threshold, and the configuration's is None; give one"),
     ):
         with pytest.raises(UsageError, match=message):
             keyed(configuration)
@@ -232,5 +232,5 @@ def test_a_threshold_and_a_rule_that_do_not_fit_are_refused() -> None:
 def test_logits_processors_of_ones_own_are_refused() -> None:
     from transformers import MinLengthLogitsProcessor
 
-    with pytest.raises(UsageError, match="1 logits processors of its own"):
+    with pytest.raises(UsageError, match="1 custom logits processors"):
         keyed(decoder=made(sampling=Sampling(processors=(MinLengthLogitsProcessor(3, 1),))))

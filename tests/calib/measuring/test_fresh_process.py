@@ -54,7 +54,7 @@ def test_it_begins_afresh_and_finds_the_same_modules(monkeypatch: pytest.MonkeyP
     [
         (refuses, 4, "number is 4; it must be another"),
         (breaks, 4, "ZeroDivisionError: division by zero"),
-        (dies, signal.SIGKILL, "it was killed by SIGKILL, as where memory runs out"),
+        (dies, signal.SIGKILL, "it was killed by SIGKILL (out of memory, for instance)"),
         (leaves, 3, "it ended with exit code 3"),
     ],
 )

@@ -117,18 +117,18 @@ def test_what_is_no_cache_of_ours_is_set_aside_whole(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     for number, content in enumerate((b"{}\n", b"\0" * 5000, random.Random(0).randbytes(100_000)), 1):
         path.write_bytes(content)
-        assert "not a database" in named(path)[0] or "it is no cache" in named(path)[0]
+        assert "not a database" in named(path)[0] or "it is not a cache" in named(path)[0]
         assert (tmp_path / f"cache.damaged-{number}").read_bytes() == content
         path.unlink()
     sqlite3.connect(path).execute("CREATE TABLE mine (a)")
-    assert "it is no cache of decodings of fsd-calib" in named(path)[0]
+    assert "it is not a cache of decodings of fsd-calib" in named(path)[0]
     assert sqlite3.connect(tmp_path / "cache.damaged-4").execute("SELECT * FROM mine").fetchall() == []
 
 
 def test_a_schema_of_another_version_is_set_aside(tmp_path: Path) -> None:
     filled(tmp_path / "cache")
     sqlite3.connect(tmp_path / "cache").execute("PRAGMA user_version = 7")
-    assert "its schema has version 7, this fsd-calib's has 1" in named(tmp_path / "cache")[0]
+    assert "its schema has version 7, and this fsd-calib reads version 1" in named(tmp_path / "cache")[0]
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
