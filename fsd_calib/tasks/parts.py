@@ -117,7 +117,8 @@ def _note_near_duplicates(tuning: Sequence[Problem], certification: Sequence[Pro
         one, other = (f"{text[:_EXCERPT]!r}" for text in duplicates.closest)
         yield (
             f"{duplicates.count} of {len(certification_texts)} certification problems closely resemble a "
-            f"tuning problem (similarity of {BOUND} or more); the closest, at {duplicates.similarity:.2f}: {one} and {other}"
+            f"tuning problem (similarity of {BOUND} or more); the closest, at "
+            f"{duplicates.similarity:.2f}: {one} and {other}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The exact test where few outcomes flipped: valid for every population, and where the score test takes over."""
+"""The exact test for few flipped outcomes: valid for every population, and where the score test takes over."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def chances(solved: int, p_lost: float, p_gained: float) -> dict[tuple[int, int]
 
 
 @given(st.integers(1, 400), st.floats(0.4, 1.6), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_no_law_under_the_null_hypothesis_is_rejected_too_often(
-    solved: int, wanted: float, share: float, above: float
-) -> None:
+def test_no_null_law_is_rejected_too_often(solved: int, wanted: float, share: float, above: float) -> None:
     """At any level. With up to 11 solved all outcomes are few, so it is the whole size."""
     p_gained = max(wanted - 1, 0) / wanted + share * min(wanted, 1 / wanted) / (1 + wanted)
     edge = 1 - wanted * (1 - p_gained)
@@ -45,7 +43,7 @@ def test_no_law_under_the_null_hypothesis_is_rejected_too_often(
 
 
 @pytest.mark.parametrize("solved", [150, 250])
-def test_it_is_the_largest_chance_and_hardly_larger(solved: int) -> None:
+def test_p_is_the_largest_null_probability_and_hardly_larger(solved: int) -> None:
     """Of what has a p no larger, over 20,000 laws at the edge of H0. Many flips are left out: they matter little."""
     p_gained = np.linspace(0, 20 / solved, 20_001)
     p_lost = 1 - 0.98 * (1 - p_gained)
@@ -62,7 +60,7 @@ def test_it_is_the_largest_chance_and_hardly_larger(solved: int) -> None:
 
 @pytest.mark.parametrize("wanted", [0.8, 0.95, 0.98, 0.99, 0.999])
 @pytest.mark.parametrize("solved", [1, 20, 149, 300, 700])
-def test_where_nothing_flips_it_is_the_binomial_test(solved: int, wanted: float) -> None:
+def test_without_flips_it_is_the_binomial_test(solved: int, wanted: float) -> None:
     """But for what the search may miss; below .003 some ranks are in the way."""
     p = exact(solved, 0, 0, wanted)
     assert wanted**solved <= p
@@ -70,7 +68,7 @@ def test_where_nothing_flips_it_is_the_binomial_test(solved: int, wanted: float)
         assert p <= wanted**solved * 1.0025
 
 
-def test_gains_count() -> None:
+def test_gains_lower_p() -> None:
     """The issue's example: 200 problems, of which the target solves 180; losing one and gaining four had p = .028."""
     assert p_value(Outcomes(180, 0, 4, 16), 0.99) < p_value(Outcomes(179, 1, 4, 16), 0.99) < 0.03
     assert p_value(Outcomes(180, 0, 4, 16), 0.99) < 0.005
@@ -97,7 +95,7 @@ def test_better_outcomes_never_have_a_larger_p(
 
 
 @given(st.integers(0, 1500), st.integers(0, 20), st.integers(0, 20), st.integers(0, 100), near_one, st.floats(0, 0.05))
-def test_wanting_more_is_never_easier_where_the_tests_meet(
+def test_p_rises_with_what_is_wanted_where_the_tests_meet(
     kept: int, lost: int, gained: int, wrong: int, wanted: float, more: float
 ) -> None:
     less, much = (p_values(kept, lost, gained, wrong, w) for w in (wanted, wanted + more))

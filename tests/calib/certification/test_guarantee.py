@@ -59,7 +59,7 @@ def boundary(wanted: Sequence[float], problems: Sequence[int]) -> Iterator[tuple
     ("wanted", "times"),
     [((0.9, 0.95, 0.98, 0.99, 1.0), (1.0, 1.08, 1.08, 1.08)), ((1.02, 1.1), (0.99, 0.99, 0.99, 0.99))],
 )
-def test_the_size_is_what_the_docstring_says(wanted: Sequence[float], times: Sequence[float]) -> None:
+def test_the_size_is_within_the_documented_limits(wanted: Sequence[float], times: Sequence[float]) -> None:
     deltas = (0.005, 0.01, 0.05, 0.1)
     found = np.array([sizes(*population, deltas) for population in boundary(wanted, (15, 50, 100, 200, 400, 800))])
     assert len(found) > 100
@@ -67,7 +67,7 @@ def test_the_size_is_what_the_docstring_says(wanted: Sequence[float], times: Seq
     assert (found.max(0) > 0.5 * np.array(deltas)).all()  # it rejects at all
 
 
-def test_the_wald_test_would_not_pass_for_it() -> None:
+def test_the_measure_of_size_rejects_the_wald_test() -> None:
     """That the measure of size above can fail: the textbook test on the same kind of population."""
     rng, truth = np.random.default_rng(2), cells(0.8, 0.018, 0.98)
     drawn = rng.multinomial(200, truth, size=20_000)

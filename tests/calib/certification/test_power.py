@@ -1,4 +1,4 @@
-"""What n problems can show, against simulation of the test itself."""
+"""Power of the certification test, compared with simulation of the test itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_contradicting_guesses_are_refused(accuracy: float, churn: float, retent
         (7473, 0.01, 0.99, 1.0),
     ],
 )
-def test_the_figures_of_the_design(problems: int, churn: float, retention: float, expected: float) -> None:
+def test_documented_figures_of_power(problems: int, churn: float, retention: float, expected: float) -> None:
     """Summed, and simulated: 20,000 draws have a standard error of .0035, and the design's figures are rounded
     by .005. False alarm below .005 in all, were the seed not fixed."""
     assert chance(problems, churn, retention) == pytest.approx(expected, abs=0.01)
@@ -84,19 +84,19 @@ def test_power_is_a_probability(problems: int, accuracy: float, churn: float, re
     assert 0.0 <= chance(problems, churn, retention, accuracy, wanted) <= 1.0
 
 
-def test_power_where_nothing_can_flip() -> None:
+def test_power_without_flips() -> None:
     assert chance(148, 0.0, 1.0, accuracy=1.0) == 0.0  # .98 ** 148 > .05 >= .98 ** 149
     assert chance(149, 0.0, 1.0, accuracy=1.0) == 1.0
     assert chance(1000, 0.0, 1.0, accuracy=0.0) == 0.0
     assert chance(0, 0.01, 1.0) == 0.0
 
 
-def test_a_chance_that_is_only_rounding_is_none() -> None:
+def test_a_probability_of_rounding_size_is_0() -> None:
     assert chance(500, 1e-310, 1.0, accuracy=1e-310) == 0.0
     assert chance(500, 1e-17, 1.0) == chance(500, 0.0, 1.0)
 
 
-def test_harder_wishes_have_less_power() -> None:
+def test_higher_claims_have_less_power() -> None:
     assert chance(1319, 0.03, 1.0) > chance(1319, 0.06, 1.0) > chance(1319, 0.12, 1.0)
     assert chance(1319, 0.03, 1.0) > chance(1319, 0.03, 0.99) > chance(1319, 0.03, 0.98)
     assert chance(500, 0.03, 1.0) < chance(1000, 0.03, 1.0) < chance(2000, 0.03, 1.0)
@@ -104,7 +104,7 @@ def test_harder_wishes_have_less_power() -> None:
 
 
 @pytest.mark.parametrize(("churn", "retention"), [(0.0, 1.0), (0.02, 1.0), (0.02, 0.99), (0.05, 0.99)])
-def test_the_problems_needed_are_enough_and_not_many_too_many(churn: float, retention: float) -> None:
+def test_the_problems_needed_are_close_to_the_fewest(churn: float, retention: float) -> None:
     number = needed(churn, retention)
     assert number is not None
     assert chance(number, churn, retention) >= 0.8
@@ -113,7 +113,7 @@ def test_the_problems_needed_are_enough_and_not_many_too_many(churn: float, rete
 
 
 @pytest.mark.parametrize("retention", [0.9, 0.98, 0.98 + 1e-6])
-def test_what_is_not_so_cannot_be_shown(retention: float) -> None:
+def test_a_false_claim_needs_infinitely_many_problems(retention: float) -> None:
     assert needed(0.1, retention) is None
 
 
@@ -138,7 +138,7 @@ def test_the_least_problems_of_the_best_case() -> None:
     assert p_value(Outcomes(right, 0, gaining - right, 0), 1.02) <= 0.05
 
 
-def test_power_for_several_seeds_is_about_right() -> None:
+def test_power_with_several_seeds_is_approximately_right() -> None:
     """3 seeds, problems that differ in how easily they flip. 4,000 draws: four standard errors are .03, and .05 is
     what the approximation may be off. False alarm below .001, were the seed not fixed."""
     rng = np.random.default_rng(8)
@@ -156,7 +156,7 @@ def test_power_for_several_seeds_is_about_right() -> None:
     assert summed == pytest.approx(simulated, abs=0.08)
 
 
-def test_a_seed_that_repeats_the_first_is_worth_nothing() -> None:
+def test_seeds_that_repeat_the_first_are_worth_nothing() -> None:
     rng = np.random.default_rng(9)
     target, fuzzy = rng.random((2, 500, 1)) < 0.8
     one = Paired(np.repeat(target, 4, 1), np.repeat(fuzzy, 4, 1))

@@ -1,4 +1,5 @@
-"""P-values from paired outcomes and their bound. Few flips are in test_few_flips.py, the size in test_guarantee.py."""
+"""P-values from paired outcomes and their bound. For few flips see test_exact_test.py, for the size
+test_guarantee.py."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_outcomes_take_any_sequence(kind: type) -> None:
     assert Outcomes.of(kind([True, False]), kind([True, True])) == Outcomes(1, 0, 1, 0)
 
 
-def test_outcomes_refuse_what_cannot_be_paired() -> None:
+def test_outcomes_need_grades_of_equal_length() -> None:
     with pytest.raises(ValueError, match="zip"):
         Outcomes.of([True], [True, False])
     with pytest.raises(ValueError, match="negative"):
@@ -71,7 +72,7 @@ def test_a_level_must_lie_between_0_and_1(delta: float) -> None:
         lower_bound(EXAMPLE, delta)
 
 
-def test_the_example_of_the_design() -> None:
+def test_a_documented_example() -> None:
     assert EXAMPLE.retention == pytest.approx(0.9953, abs=5e-5)
     assert lower_bound(EXAMPLE, 0.05) == pytest.approx(0.9817, abs=5e-5)
 
@@ -82,13 +83,13 @@ def test_a_p_value_is_a_probability(outcomes: Outcomes, wanted: float) -> None:
 
 
 @given(tables, ratios, ratios)
-def test_wanting_more_is_never_easier(outcomes: Outcomes, one: float, other: float) -> None:
+def test_p_rises_with_what_is_wanted(outcomes: Outcomes, one: float, other: float) -> None:
     low, high = sorted([one, other])
     assert p_value(outcomes, low) <= p_value(outcomes, high) + 1e-9
 
 
 @given(tables, st.floats(0.5, 0.999))
-def test_seeing_more_losses_is_never_better(outcomes: Outcomes, wanted: float) -> None:
+def test_p_rises_with_losses(outcomes: Outcomes, wanted: float) -> None:
     assume(outcomes.both_right > 0)
     worse = replace(outcomes, both_right=outcomes.both_right - 1, lost=outcomes.lost + 1)
     assert p_value(outcomes, wanted) <= p_value(worse, wanted) + 1e-9
@@ -104,7 +105,7 @@ def test_the_bound_is_where_the_p_value_crosses(outcomes: Outcomes, delta: float
 
 
 @given(tables, levels, levels)
-def test_a_stricter_level_means_a_lower_bound(outcomes: Outcomes, one: float, other: float) -> None:
+def test_a_stricter_level_gives_a_lower_bound(outcomes: Outcomes, one: float, other: float) -> None:
     low, high = sorted([one, other])
     assert lower_bound(outcomes, low) <= lower_bound(outcomes, high) + 1e-12
 

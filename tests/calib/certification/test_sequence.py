@@ -1,4 +1,4 @@
-"""The order of testing, the claims, and when a candidate is given up. The guarantee is in test_guarantee.py."""
+"""The order of testing, claims, and giving up for futility. The guarantee is tested in test_guarantee.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_outcomes_count_pairs_of_all_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "passed", "asked"),
+    ("order", "passed", "drawn"),
     [
         ([SAFE, FAIR, BAD, SAFE], 1, 3),
         ([SAFE, FAIR], 1, 2),
@@ -46,18 +46,18 @@ def test_outcomes_count_pairs_of_all_seeds() -> None:
         ([], None, 0),
     ],
 )
-def test_the_sequence_stops_at_the_first_failure(order: list[Outcomes], passed: int | None, asked: int) -> None:
+def test_the_sequence_stops_at_the_first_failure(order: list[Outcomes], passed: int | None, drawn: int) -> None:
     portions = [Portions(paired(outcomes)) for outcomes in order]
     verdict = certify_sequence(portions, KEEP, DELTA)
     assert verdict.passed == passed
-    assert [bool(p.decoded) for p in portions] == [i < asked for i in range(len(order))]
-    assert [e.outcomes for e in verdict.tested] == order[:asked]
+    assert [bool(p.decoded) for p in portions] == [i < drawn for i in range(len(order))]
+    assert [e.outcomes for e in verdict.tested] == order[:drawn]
     for evidence in verdict.tested:
         assert evidence.p_value == p_value(evidence.outcomes, 0.98)
         assert evidence.lower_bound == lower_bound(evidence.outcomes, DELTA)
 
 
-def test_candidates_are_asked_for_one_at_a_time() -> None:
+def test_candidates_are_drawn_one_at_a_time() -> None:
     made = []
 
     def candidates() -> Iterator[Iterable[Paired]]:
@@ -69,7 +69,7 @@ def test_candidates_are_asked_for_one_at_a_time() -> None:
     assert made == [SAFE, BAD]
 
 
-def test_without_a_wish_the_first_is_bounded() -> None:
+def test_without_a_claim_the_first_configuration_is_bounded() -> None:
     one, other = Portions(paired(FAIR), [300]), Portions(paired(SAFE))
     verdict = certify_sequence([one, other], Claim(None, problems=1000), DELTA)
     assert verdict.passed == 0
@@ -105,28 +105,28 @@ def test_verdict_and_bound_agree(
 
 
 @pytest.mark.parametrize("outcomes", [FAIR, Outcomes(80, 0, 0, 20), Outcomes(1, 900, 0, 20)])
-def test_they_agree_to_the_last_bit(outcomes: Outcomes) -> None:
+def test_verdict_and_bound_agree_to_the_last_bit(outcomes: Outcomes) -> None:
     """At the bound p is delta but for rounding, which falls either way."""
-    asked = lower_bound(outcomes, DELTA)
+    drawn = lower_bound(outcomes, DELTA)
     for _ in range(50):
-        evidence = certify_sequence([[paired(outcomes)]], Claim(asked), DELTA).tested[0]
+        evidence = certify_sequence([[paired(outcomes)]], Claim(drawn), DELTA).tested[0]
         assert evidence.p_value is not None
-        assert evidence.p_value > DELTA or evidence.lower_bound >= asked
-        asked = math.nextafter(asked, math.inf)
+        assert evidence.p_value > DELTA or evidence.lower_bound >= drawn
+        drawn = math.nextafter(drawn, math.inf)
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, math.inf, math.nan])
-def test_a_wish_must_be_positive(wanted: float) -> None:
+def test_a_wanted_accuracy_must_be_positive(wanted: float) -> None:
     with pytest.raises(UsageError, match="wanted retention"):
         Claim(wanted)
     with pytest.raises(UsageError, match="wanted accuracy"):
         Claim(wanted, acc="absolute")
 
 
-def test_what_no_claim_can_be_is_refused() -> None:
+def test_impossible_claims_are_refused() -> None:
     with pytest.raises(UsageError, match="the wanted accuracy is"):
         Claim(1.1, acc="absolute")
-    with pytest.raises(UsageError, match="number of its problems"):
+    with pytest.raises(UsageError, match="needs the number of problems"):
         Claim(0.98, guarantee="dataset")
     for delta in (0.0, 1.0, math.nan):
         with pytest.raises(UsageError, match="delta"):
@@ -139,17 +139,17 @@ def test_what_no_claim_can_be_is_refused() -> None:
     assert absolute.tested[0].lower_bound == 0.0
 
 
-def test_the_score_test_does_not_peek() -> None:
-    lucky = paired(Outcomes(900, 0, 0, 100))
-    portions = Portions(lucky, [200, 500])
+def test_the_score_test_needs_the_whole_part() -> None:
+    good = paired(Outcomes(900, 0, 0, 100))
+    portions = Portions(good, [200, 500])
     assert certify_sequence([portions], Claim(0.98, problems=1000), DELTA).passed == 0
     assert portions.decoded == 1000
-    for claim, prefixes in ((Claim(0.98, problems=1001), [lucky]), (KEEP, [])):
+    for claim, prefixes in ((Claim(0.98, problems=1001), [good]), (KEEP, [])):
         with pytest.raises(ValueError, match="candidate"):
             certify_sequence([prefixes], claim, DELTA)
 
 
-def test_betting_decides_early_where_it_can() -> None:
+def test_betting_decides_early() -> None:
     portions = Portions(paired(Outcomes(900, 0, 0, 100)), [100, 300, 500])
     verdict = certify_sequence([portions], Claim(0.98, test="betting", problems=1000), DELTA)
     assert verdict.passed == 0
@@ -158,7 +158,7 @@ def test_betting_decides_early_where_it_can() -> None:
 
 
 @pytest.mark.parametrize(("guarantee", "test"), TESTS)
-def test_a_hopeless_candidate_is_given_up(guarantee: Guarantee, test: Test) -> None:
+def test_a_futile_candidate_is_given_up(guarantee: Guarantee, test: Test) -> None:
     seen = paired(BAD, np.random.default_rng(1))
     portions = Portions(seen, range(100, 1000, 100))
     claim = Claim(0.98, guarantee=guarantee, test=test, problems=1000)
@@ -174,13 +174,15 @@ def test_a_hopeless_candidate_is_given_up(guarantee: Guarantee, test: Test) -> N
 
 
 @given(st.integers(0, 40), st.integers(0, 5), st.integers(1, 100), st.sampled_from([0.9, 0.98, 1.0]))
-def test_nothing_is_given_up_that_could_lose_no_more_and_pass(lost: int, gained: int, rest: int, wanted: float) -> None:
+def test_a_candidate_that_could_pass_without_further_losses_is_not_given_up(
+    lost: int, gained: int, rest: int, wanted: float
+) -> None:
     seen = Outcomes(200, lost, gained, 40)
     claim = Claim(wanted, problems=seen.problems + rest)
     flawless = Outcomes(200 + rest, lost, gained, 40)
     if p_value(flawless, wanted) <= DELTA:
         assert not is_futile(paired(seen), claim, DELTA)
-    assert not is_futile(paired(seen), Claim(wanted), DELTA)  # nobody knows how much is left
+    assert not is_futile(paired(seen), Claim(wanted), DELTA)  # the size of the whole part is unknown
 
 
 @pytest.mark.parametrize(
@@ -191,11 +193,11 @@ def test_nothing_is_given_up_that_could_lose_no_more_and_pass(lost: int, gained:
         (Outcomes(1500, 0, 100, 3400), 1.05, 2000),  # passes now; what the target solves too would be a step back
     ],
 )
-def test_what_may_still_pass_is_not_given_up(seen: Outcomes, wanted: float, rest: int) -> None:
+def test_a_candidate_that_may_still_pass_is_not_given_up(seen: Outcomes, wanted: float, rest: int) -> None:
     assert not is_futile(paired(seen), Claim(wanted, problems=seen.problems + rest), DELTA)
 
 
-def test_giving_up_costs_no_power_to_speak_of() -> None:
+def test_giving_up_costs_hardly_any_power() -> None:
     """300 candidates at the edge, looked at 7 times. One in a thousand looks may err; that 7 of 300 change their
     verdict has a chance below .01 even if each look did so by itself, were the seed not fixed."""
     rng, saved, changed, passes = np.random.default_rng(6), 0, 0, 0
@@ -212,14 +214,14 @@ def test_giving_up_costs_no_power_to_speak_of() -> None:
     assert 0 < passes < 300
 
 
-def test_bounds_together_share_the_level() -> None:
+def test_simultaneous_bounds_share_the_level() -> None:
     seen = [paired(SAFE), paired(FAIR), paired(BAD)]
     together = bound_together(seen, Claim(None), 0.06)
     assert [e.lower_bound for e in together] == [lower_bound(s.outcomes, 0.02) for s in seen]
     assert bound_together([], Claim(None), 0.06) == ()
 
 
-def test_once_all_are_seen_a_dataset_is_a_fact() -> None:
+def test_a_dataset_decoded_whole_has_no_uncertainty() -> None:
     seen = paired(Outcomes(78, 2, 0, 20), np.random.default_rng(2))
     for wanted, passed in ((0.975, 0), (0.976, None)):
         verdict = certify_sequence([[seen]], Claim(wanted, guarantee="dataset", problems=100), DELTA)

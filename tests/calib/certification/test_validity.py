@@ -36,7 +36,7 @@ def attempt(number: int) -> float:
     return DELTA * 6 / (math.pi * number) ** 2
 
 
-def test_the_simulated_sequence_is_certify_sequence() -> None:
+def test_the_simulated_sequence_matches_certify_sequence() -> None:
     world, rng = World("linear", 500, 0.03), np.random.default_rng(3)
     order = freeze(world.draw(40, rng), DELTA)
     counts = world.draw(40, rng)
@@ -51,7 +51,7 @@ def test_the_simulated_sequence_is_certify_sequence() -> None:
 
 
 @pytest.mark.slow
-def test_false_certificates_are_as_rare_as_promised() -> None:
+def test_false_certificates_keep_the_level() -> None:
     rng, shares, looks_good, granted = np.random.default_rng(4), [], [], []
     for world in WORLDS:
         order = freeze(world.draw(RUNS, rng), DELTA)
@@ -81,7 +81,7 @@ def family_share(world: World, arms: list[Counts], orders: list[Counts], levels:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
-def test_a_second_attempt_keeps_the_bound_for_both(same: bool) -> None:
+def test_two_attempts_keep_the_level_together(same: bool) -> None:
     """The second sequence is chosen once the first has failed, and tests the same arm, or another one whose outcomes
     owe nothing to the first's, so that the chances of the two add up."""
     rng, kept, unkept = np.random.default_rng(5), 0.0, 0.0
@@ -109,7 +109,7 @@ def solved(drawn: Counts, k: int) -> tuple[Law, Law]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3])
-def test_seeds_and_betting_keep_the_level(k: int) -> None:
+def test_several_seeds_and_betting_keep_the_level(k: int) -> None:
     """2,000 calibrations a cell, where any certificate is false; betting looks after each problem."""
     rng, runs, rejected = np.random.default_rng(10 + k), 2000, []
     for problems, lost, churn in product((100, 300), (0.02, 0.05), (0.0, 0.03, 0.1)):
@@ -150,7 +150,7 @@ def test_absolute_claims_keep_the_level(k: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_dataset_keeps_the_level_wherever_one_stops() -> None:
+def test_dataset_claims_keep_the_level_at_any_stopping_time() -> None:
     """Datasets that keep a hair too little, in 2,000 orders, looked at after each of the first 80 %."""
     rng, runs = np.random.default_rng(30), 2000
     for whole, lost, gained in product((200, 500), (0.02, 0.04, 0.08), (0, 5, 20)):
@@ -167,7 +167,7 @@ def test_a_dataset_keeps_the_level_wherever_one_stops() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", [Claim(WANTED, problems=300), Claim(WANTED, test="betting", problems=300),
                                    Claim(0.784, "absolute", problems=300)])  # fmt: skip
-def test_portions_do_not_break_it(claim: Claim) -> None:
+def test_portions_keep_the_level(claim: Claim) -> None:
     """`certify_sequence` itself, on 400 calibrations in portions: early acceptance, giving up and all."""
     rng, runs, false = np.random.default_rng(40), 400, 0
     for _ in range(runs):

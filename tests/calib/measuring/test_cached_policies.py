@@ -1,4 +1,4 @@
-"""The cache of decodings where a policy moves T: what it answers, and what it must not. Tiny models, float64."""
+"""The cache where a policy moves T: its hits and misses. Tiny models, float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sampled() -> SpeculativeDecoder:
 @pytest.mark.parametrize(
     ("rule", "decoder"), [("fsd-coupled", tiny_decoder()), ("fsd", sampled()), ("fsd-sd", sampled())]
 )
-def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeDecoder) -> None:
+def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeDecoder) -> None:
     """Shapes and thresholds in turn with one cache that holds more and more, against decoding each anew."""
     reused = 0
     with ResultCache(None) as store:
@@ -59,7 +59,7 @@ def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeD
     assert reused >= 2 * 3 * 12  # of the closer two, half at least
 
 
-def test_a_text_answers_within_its_interval_and_is_decoded_anew_at_its_ends() -> None:
+def test_a_text_is_a_hit_within_its_interval_but_not_near_its_ends() -> None:
     threshold = 0.3
     results = tiny_decoder().generate(
         [p.prompt for p in TASK.problems], 12, rule="fsd-coupled", threshold=LOOSENING.at(threshold), draft_length=4,
@@ -77,7 +77,7 @@ def test_a_text_answers_within_its_interval_and_is_decoded_anew_at_its_ends() ->
                 assert cached.decoded == before + anew
 
 
-def test_shapes_share_nothing_at_equal_thresholds() -> None:
+def test_policies_share_no_texts_at_equal_thresholds() -> None:
     with ResultCache(None) as store:
         cached, drafted = decode(store), []
         for count, policy in enumerate(SHAPES, 1):
@@ -87,7 +87,7 @@ def test_shapes_share_nothing_at_equal_thresholds() -> None:
         assert len({cached.key(configuration(policy, 0.4)).hash for policy in SHAPES}) == 3
 
 
-def test_the_lossless_rule_and_constant_thresholds_have_the_keys_they_had() -> None:
+def test_keys_without_a_policy_are_unchanged() -> None:
     """A cache of before holds; `scaled_by` is not there where nothing scales."""
     with ResultCache(None) as store:
         cached = decode(store)
@@ -108,7 +108,7 @@ def answered(asking: CacheKey, t: float, lo: float, hi: float) -> bool:
 
 
 @given(st.floats(0, 0.69), st.floats(-1, 1), st.floats(0.25, 1), st.sampled_from(["float32", "float16", "bfloat16"]))
-def test_a_divergence_that_moves_by_its_rounding_stays_on_its_side(d: float, by: float, m: float, dtype: str) -> None:
+def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, by: float, m: float, dtype: str) -> None:
     """As `test_store.py` has it where T stays as it is, of D over any scale that the policy may give."""
     c = math.sqrt(key(dtype).margin(0.0))
     moved = max(0.0, d + by * c * math.sqrt(d))
@@ -118,7 +118,7 @@ def test_a_divergence_that_moves_by_its_rounding_stays_on_its_side(d: float, by:
         assert not answered(asking, t, lo=-math.inf, hi=d)
 
 
-def test_the_margin_is_wider_by_the_smallest_scale_and_by_what_rounding_does_to_it() -> None:
+def test_the_margin_grows_with_the_smallest_scale_and_its_rounding() -> None:
     c = math.sqrt(key("float32").margin(0.0))
     small = math.exp(-2.0)
     expected = c * math.sqrt(0.1 / small) + c**2 / small + 0.1 * 2.0 * c

@@ -1,4 +1,4 @@
-"""Decoding through the cache: the same decodings, whatever part of them was there before. Tiny models, float64."""
+"""Decoding through the cache: the same decodings, whichever were cached before. Tiny models, float64."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Noting:
     [("fsd-coupled", tiny_decoder()), *((rule, sampled()) for rule in ("fsd", "fsd-sd", "typical", "ensemble"))],
     ids=lambda value: value if isinstance(value, str) else "greedy" if value.sampling.greedy else "sampled",
 )
-def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeDecoder) -> None:
+def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeDecoder) -> None:
     """Thresholds up and down with one cache that holds more and more, against decoding each anew."""
     reused = 0
     with ResultCache(None) as store:
@@ -86,7 +86,7 @@ def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeD
     assert reused >= 24  # at least what was asked for twice at 0.1
 
 
-def test_it_decodes_for_a_bench_and_grades_anew() -> None:
+def test_it_decodes_for_an_evaluator_and_grades_each_time() -> None:
     with ResultCache(None) as store:
         first = Evaluator(decode(store), task().problems, "tuning").measure(FUZZY)
 
@@ -102,7 +102,7 @@ def test_it_decodes_for_a_bench_and_grades_anew() -> None:
     assert 0 < first.accuracy < 1
 
 
-def test_seeds_are_the_decoders_and_those_after_it() -> None:
+def test_seeds_start_at_the_decoders() -> None:
     with ResultCache(None) as store:
         cached = decode(store, sampled(seed=3), seeds=3)
         found = cached(FUZZY, task().problems)
@@ -119,7 +119,7 @@ def test_seeds_are_the_decoders_and_those_after_it() -> None:
         assert len({seeds[0].text == seeds[1].text for seeds in found}) == 2  # noise does differ
 
 
-def test_greedy_decoding_has_one_seed_whichever_it_is() -> None:
+def test_greedy_decoding_has_one_seed() -> None:
     with ResultCache(None) as store:
         assert {len(seeds) for seeds in decode(store, seeds=3)(FUZZY, task().problems)} == {1}
         again = decode(store, tiny_decoder(seed=9))
@@ -127,7 +127,7 @@ def test_greedy_decoding_has_one_seed_whichever_it_is() -> None:
         assert (again.decoded, again.reused) == (0, 24)
 
 
-def test_progress_is_shown_of_what_is_decoded_alone() -> None:
+def test_progress_counts_decodings_only() -> None:
     noting = Noting()
     with ResultCache(None) as store:
         cached = decode(store, sampled(), progress=noting, seeds=2)
@@ -136,7 +136,7 @@ def test_progress_is_shown_of_what_is_decoded_alone() -> None:
     assert noting.steps == [[str(FUZZY), 20, 20], [str(FUZZY), 28, 28]]
 
 
-def test_what_was_finished_before_an_interrupt_is_kept() -> None:
+def test_results_finished_before_an_interrupt_are_kept() -> None:
     with ResultCache(None) as store:
         with pytest.raises(KeyboardInterrupt):
             decode(store, progress=Noting(most=5))(FUZZY, task().problems)
@@ -167,7 +167,7 @@ def other(role: int, dtype: torch.dtype = torch.float64, by: float = 1.1) -> Any
     return model
 
 
-def test_whatever_decides_a_text_changes_the_key() -> None:
+def test_all_that_determines_a_text_changes_the_key() -> None:
     changed = [
         keyed(),
         keyed(dataclasses.replace(FUZZY, rule="fsd")),
@@ -186,18 +186,18 @@ def test_whatever_decides_a_text_changes_the_key() -> None:
     assert len(set(changed)) == len(changed)
 
 
-def test_a_changed_end_of_text_changes_the_key() -> None:
+def test_a_changed_end_of_sequence_token_changes_the_key() -> None:
     decoder = tiny_decoder()
     decoder.target.generation_config.eos_token_id = [1]
     assert keyed(decoder=decoder) != keyed()
 
 
-def test_a_seed_matters_to_sampling_alone() -> None:
+def test_a_seed_changes_the_key_of_sampling_only() -> None:
     assert keyed(seed=1) == keyed(seed=0)
     assert keyed(decoder=sampled(), seed=1) != keyed(decoder=sampled(), seed=0)
 
 
-def test_what_has_no_say_changes_no_key() -> None:
+def test_irrelevant_settings_do_not_change_the_key() -> None:
     assert keyed(stop=("b", "a")) == keyed(stop=("a", "b", "a"))
     assert keyed(FUZZY.at(0.9)) == keyed(FUZZY.at(0.1))
     alone, sd = Configuration("target", "js", 4), Configuration("sd", "js", 4)
@@ -208,7 +208,7 @@ def test_what_has_no_say_changes_no_key() -> None:
 
 
 @pytest.mark.parametrize("role", [0, 1])
-def test_models_changed_under_a_cache_are_decoded_anew(role: int) -> None:
+def test_changed_models_are_decoded_again(role: int) -> None:
     with ResultCache(None) as store:
         decode(store)(FUZZY, task().problems)
         models: list[Any] = [None, None]
@@ -220,7 +220,7 @@ def test_models_changed_under_a_cache_are_decoded_anew(role: int) -> None:
             assert found == decode(empty, made(*models))(FUZZY, task().problems)
 
 
-def test_a_threshold_and_a_rule_that_do_not_fit_are_refused() -> None:
+def test_a_missing_or_superfluous_threshold_is_refused() -> None:
     for configuration, message in (
         (Configuration("sd", "js", 4, 0.1), "rule 'sd' has no threshold, and the configuration's is 0.1; drop it"),
         (FUZZY.arm, "rule 'fsd-coupled' needs a threshold, and the configuration's is None; give one"),
@@ -229,7 +229,7 @@ def test_a_threshold_and_a_rule_that_do_not_fit_are_refused() -> None:
             keyed(configuration)
 
 
-def test_logits_processors_of_ones_own_are_refused() -> None:
+def test_custom_logits_processors_are_refused() -> None:
     from transformers import MinLengthLogitsProcessor
 
     with pytest.raises(UsageError, match="1 custom logits processors"):

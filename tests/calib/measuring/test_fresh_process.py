@@ -1,4 +1,4 @@
-"""Fresh processes: they know what this one tells them and no more, and when one fails there is one line of it."""
+"""Fresh processes: they share only the request, and a failure is reported in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def leaves(number: int) -> None:
     os._exit(number)
 
 
-def test_it_begins_afresh_and_finds_the_same_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_starts_fresh_and_finds_the_same_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys.modules[__name__], "_changed", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pickle.py").write_text("raise AssertionError('a file of the working folder is no module of ours')")
@@ -58,7 +58,7 @@ def test_it_begins_afresh_and_finds_the_same_modules(monkeypatch: pytest.MonkeyP
         (leaves, 3, "it ended with exit code 3"),
     ],
 )
-def test_what_fails_there_is_one_line_here(work: object, number: int, reason: str) -> None:
+def test_a_failure_is_reported_in_one_line(work: object, number: int, reason: str) -> None:
     assert callable(work)
     with pytest.raises(UsageError) as caught:
         in_fresh_process(work, number)

@@ -1,4 +1,4 @@
-"""Speeds, on a machine whose true speed is known: estimates, intervals, turns and hiccups."""
+"""Speeds on a simulated machine whose true speed is known: estimates, intervals, turns and outliers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_speeds_of_a_steady_machine_are_exact() -> None:
     assert speeds.ratio("fsd", "sd").value == pytest.approx(1.2)
 
 
-def test_a_stream_gets_its_share() -> None:
+def test_the_speed_is_that_of_one_stream() -> None:
     machine = Machine()
     speeds = machine.measure([(3 * i, 10.0) for i in range(400)], streams=4)
     assert {len(numbers) for _, numbers in machine.calls} == {16}
@@ -59,7 +59,7 @@ def test_a_stream_gets_its_share() -> None:
     assert speeds.ratio("sd", "target").value == pytest.approx(2.5)
 
 
-def test_fewer_problems_make_smaller_pieces_and_too_few_are_refused() -> None:
+def test_fewer_problems_give_smaller_pieces_and_too_few_are_refused() -> None:
     machine = Machine()
     machine.measure(drawn(60), streams=4)
     assert {len(numbers) for _, numbers in machine.calls} == {6}
@@ -67,7 +67,7 @@ def test_fewer_problems_make_smaller_pieces_and_too_few_are_refused() -> None:
         machine.measure(drawn(11), streams=4)
 
 
-def test_all_decode_the_same_pieces_in_turn_and_the_first_only_warms_up() -> None:
+def test_all_configurations_decode_the_same_pieces_in_turn_after_a_warm_up() -> None:
     machine, problems = Machine(), [(i, 10.0) for i in range(30)]
     machine.measure(problems)
     assert machine.calls[:3] == [(name, (0,)) for name in SPEEDS]
@@ -79,7 +79,7 @@ def test_all_decode_the_same_pieces_in_turn_and_the_first_only_warms_up() -> Non
     assert firsts == set(SPEEDS)
 
 
-def test_a_hiccup_in_one_turn_changes_nothing() -> None:
+def test_an_outlier_in_one_turn_changes_nothing() -> None:
     class Hiccup(Machine):
         def decode(self, name: str, problems: Sequence[Problem]) -> int:
             self.now += 1000.0 * (len(self.calls) in (0, 10, 40))
@@ -90,7 +90,7 @@ def test_a_hiccup_in_one_turn_changes_nothing() -> None:
         assert astuple(disturbed.of(name)) == pytest.approx(astuple(quiet.of(name)))
 
 
-def test_a_machine_that_slows_down_slows_all() -> None:
+def test_a_machine_that_slows_down_keeps_the_ratios() -> None:
     class Tiring(Machine):
         def decode(self, name: str, problems: Sequence[Problem]) -> int:
             began = self.now
@@ -103,7 +103,7 @@ def test_a_machine_that_slows_down_slows_all() -> None:
 
 
 @pytest.mark.parametrize("count", [9, 25])
-def test_intervals_cover_the_truth_as_often_as_they_say(count: int) -> None:
+def test_intervals_have_their_nominal_coverage(count: int) -> None:
     """500 measurements, each with problems of its own, at 90 %: three standard errors are .04, and .015 more is
     left for what a bootstrap of 8 pieces is off by. Four shares: false alarm below .011, were seeds not fixed."""
     rounds = np.arange(4, 40)  # of problems as they are drawn
@@ -136,7 +136,7 @@ class Offset(Machine):
 
 
 @pytest.mark.slow
-def test_intervals_over_processes_cover_what_one_process_hides() -> None:
+def test_intervals_over_processes_include_the_variation_between_them() -> None:
     """300 measurements at 95 %, each with problems and five processes of its own: three standard errors are .038. Two
     shares: false alarm below .003, were seeds not fixed. The first process's own interval of the ratio covers about .70
     of the time: .78 is three standard errors above that."""
@@ -156,7 +156,7 @@ def test_intervals_over_processes_cover_what_one_process_hides() -> None:
     assert alone / 300 < 0.78
 
 
-def test_processes_that_agree_say_what_one_of_them_says() -> None:
+def test_processes_that_agree_give_the_result_of_one() -> None:
     measured = [Machine().measure(drawn(12)) for _ in range(3)]
     together = pool_processes(measured)
     assert (together.processes, measured[0].processes) == (3, 0)
@@ -164,7 +164,7 @@ def test_processes_that_agree_say_what_one_of_them_says() -> None:
         assert astuple(together.of(name)) == pytest.approx(astuple(measured[0].of(name)))
 
 
-def test_what_is_forecast_is_not_timed_and_has_no_width() -> None:
+def test_a_forecast_speed_has_an_interval_of_no_width() -> None:
     speeds = ForecastSpeeds(SPEEDS.__getitem__)
     assert (speeds.timed, speeds.problems) == (False, 0)
     assert speeds.of("sd") == Interval(50.0, 50.0, 50.0)

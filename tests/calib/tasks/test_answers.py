@@ -1,4 +1,4 @@
-"""Numbers read out of text, against what a person would read; all of GSM8K where its files lie at hand."""
+"""Numbers parsed from texts; on all of GSM8K where its files are present."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ READINGS = [
 
 
 @pytest.mark.parametrize(("text", "number"), READINGS)
-def test_reads_the_number_a_person_would(text: str, number: str) -> None:
+def test_final_number_reads_a_number_as_a_person_would(text: str, number: str) -> None:
     assert final_number(text) == Decimal(number)
 
 
@@ -71,7 +71,7 @@ def test_text_without_a_number_gives_none_and_is_wrong(text: str) -> None:
     assert not same_answer(text, text)
 
 
-def test_marked_number_wants_the_mark() -> None:
+def test_marked_number_requires_the_mark() -> None:
     assert marked_number("the answer is 5") is None
     assert marked_number("5 ####") is None
     assert marked_number("5 #### 6") == 6
@@ -90,7 +90,7 @@ def test_every_printed_decimal_is_read_back(number: Decimal, grouped: bool) -> N
 
 
 @given(st.text())
-def test_any_text_is_read_without_an_error(text: str) -> None:
+def test_any_text_is_parsed_without_an_error(text: str) -> None:
     number = final_number(text)
     assert number is None or number.is_finite()
 
