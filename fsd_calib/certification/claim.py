@@ -96,10 +96,10 @@ class Claim:
     def _bound(self, paired: Paired, acc: Acc, delta: float, any_time: bool) -> float:
         """Returns the bound, which is at least `wanted` where the test of `wanted` passes, whatever the rounding."""
         test = self._test(any_time)
-        found = largest(lambda r: test(paired, r), delta)
+        bound = largest(lambda r: test(paired, r), delta)
         if acc == self.acc and self.wanted is not None and test(paired, self.wanted) <= delta:
-            return max(found, self.wanted)
-        return found
+            return max(bound, self.wanted)
+        return bound
 
     def _test(self, any_time: bool = False) -> PValue:
         if self.any_time or any_time:

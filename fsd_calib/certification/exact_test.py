@@ -112,11 +112,11 @@ def _null_laws(solved: int, wanted: float) -> Floats | None:
     None: even the smallest number of flips under H0 makes so few implausible.
     """
     fewest = solved * abs(1 - wanted) / max(wanted, 1.0)
-    room = min(_most_flips(), solved) - fewest
-    if room <= 0:
+    excess = min(_most_flips(), solved) - fewest
+    if excess <= 0:
         return None
     flips = solved - fewest  # beyond those that H0 requires: from none to the most plausible, evenly in the arc sine
-    end, whole = math.asin(math.sqrt(room / flips)), math.sqrt(flips / (1 + wanted))
+    end, whole = math.asin(math.sqrt(excess / flips)), math.sqrt(flips / (1 + wanted))
     more = np.sin(np.linspace(0, end, math.ceil(end * whole / _STEP) + 1)) ** 2 * whole**2 / solved
     gained, lost = more + max(wanted - 1, 0) / wanted, wanted * more + max(1 - wanted, 0)
     return np.log(np.maximum(np.stack([lost, gained, 1 - lost - gained], 1), np.finfo(np.float64).tiny))

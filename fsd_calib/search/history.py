@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.search.space import Point, kin
+from fsd_calib.search.space import Point, same_family
 
 
 class Observation(NamedTuple):
@@ -76,9 +76,9 @@ class History:
     def of(self, arm: Configuration) -> list[FinishedTrial]:
         return [t for t in self.trials if t.arm == arm]
 
-    def kin_of(self, arm: Configuration) -> list[FinishedTrial]:
+    def of_family(self, arm: Configuration) -> list[FinishedTrial]:
         """Returns the trials of the arm and of those that differ in draft length only."""
-        return [t for t in self.trials if kin(t.arm, arm)]
+        return [t for t in self.trials if same_family(t.arm, arm)]
 
     def running_in(self, arm: Configuration) -> list[float]:
         return [p.logit_share for p in self.running if p.arm == arm]

@@ -23,7 +23,7 @@ from fsd_calib.search.space import Point, Space
 _MARGIN = 1.03  # required speed over the wanted one, because timings are noisy
 _AIM = 1.004  # proposed speed over the required one, to allow for small forecast errors
 _CLOSE_ENOUGH = 1.01  # a feasible trial no faster than this multiple of the required speed ends its arm
-_NARROWEST = 0.01  # in logit(u): thresholds closer than this are not told apart
+_NARROWEST = 0.01  # in logit(u): thresholds closer than this count as the same
 _SLACK = 0.1  # in logit(u): arms of a family closer than this are equally accurate
 _CLIPPED = 0.1  # share of a bracket: proposals keep this distance from its ends
 _DEVIATIONS = 2.5  # standard errors from the required speed at which a trial stops early
@@ -67,7 +67,7 @@ class MaxAccuracy:
 
     def _aim(self, arm: Configuration, history: History, forecast: Forecast) -> float | None:
         """Returns where the arm should be just fast enough, with the forecast corrected by the family's last trial."""
-        known = history.kin_of(arm) or history.trials
+        known = history.of_family(arm) or history.trials
         ratio = known[-1].tokens_per_second / forecast.tokens_per_second(known[-1].configuration) if known else 1.0
         return least_share_reaching(forecast, arm, _AIM * self.needed / ratio)
 
@@ -77,13 +77,13 @@ class MaxAccuracy:
 
         Without such trials the ends are those of the range.
         """
-        own, kin = history.of(arm), history.kin_of(arm)
+        own, family = history.of(arm), history.of_family(arm)
         fast_enough = min((t for t in own if t.feasible), key=lambda t: t.logit_share, default=None)
         high = forecast.highest if fast_enough is None else fast_enough.logit_share
         low = max((t.logit_share for t in own if not t.feasible and t.logit_share < high), default=forecast.lowest)
         if high - low <= _NARROWEST or (fast_enough and fast_enough.tokens_per_second <= _CLOSE_ENOUGH * self.needed):
             return None
-        rival = min((t.logit_share for t in kin if t.feasible and t.arm != arm), default=math.inf)
+        rival = min((t.logit_share for t in family if t.feasible and t.arm != arm), default=math.inf)
         aim = self._aim(arm, history, forecast)
         return None if not own and aim is not None and aim > rival - _SLACK else (low, high)
 
@@ -114,8 +114,8 @@ class MaxAccuracy:
 
 
 def _inside(aim: float, low: float, high: float) -> float:
-    room = _CLIPPED * (high - low)
-    return min(max(aim, low + room), high - room)
+    distance = _CLIPPED * (high - low)
+    return min(max(aim, low + distance), high - distance)
 
 
 def _relative_error(fuzzy: Measurement) -> float:

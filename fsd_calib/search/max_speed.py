@@ -21,7 +21,7 @@ from fsd_calib.search.prospects import Prospects, all_settings, settings_at
 from fsd_calib.search.space import Point, Space
 
 Chance = Callable[[Measurement, Measurement], float]
-"""(fuzzy, target) on the same problems -> the chance of passing the test, taking these outcomes as the truth."""
+"""Returns the chance of passing the test, taking the outcomes of (fuzzy, target) on the same problems as the truth."""
 
 _DEVIATIONS = 2.5  # one look in 160 errs to one side, and only for thresholds close to the limit
 _GAIN = 0.001  # share of the expected speed that a trial must be expected to add
@@ -52,9 +52,8 @@ class MaxSpeed:
         settings = all_settings(space, forecast).corrected(history.trials, forecast)
         prospects = Prospects(settings, self._observations(history), self.pass_model, self.lossless)
         evaluated = {Point(t.arm, t.logit_share) for t in history.trials}.union(history.running)
-        new = np.array(
-            [settings.point(i) not in evaluated for i in range(len(settings))]
-        )  # repeating a trial shows nothing new
+        # Repeating a trial would show nothing new.
+        new = np.array([settings.point(i) not in evaluated for i in range(len(settings))])
         improvements = np.where(new, prospects.improvements, 0.0)
         at = int(improvements.argmax())
         return settings.point(at) if improvements[at] >= _GAIN * prospects.expected.max() else None

@@ -26,7 +26,7 @@ _WANTED, _RESERVED = 6, 8  # selectable points: wanted, and searched for, since 
 _STEP = 1 / 6  # largest gap between neighbours, as a share of the range of retention or speed
 _ONE = 1.5  # problems: retentions closer than this have no other between them
 _FASTER = 1.01  # ratio of speeds from which on one is clearly faster
-_NARROW = 0.01  # in logit(u): thresholds closer than this are not told apart
+_NARROW = 0.01  # in logit(u): thresholds closer than this count as the same
 
 
 def selectable_retention(problems: int) -> float:
@@ -52,7 +52,7 @@ class FrontScale(NamedTuple):
     A distance of 1 is the range from `least` retention to full retention, or the range of speeds.
 
     Attributes:
-        least: Retentions below it are not told apart.
+        least: Retentions below it count as the same.
         speed_range: Range of speeds, in tokens/s.
         resolution: Steps in retention up to this size count as 0: no other retention lies between.
     """

@@ -44,19 +44,19 @@ class Settings:
     def corrected(self, trials: Sequence[FinishedTrial], forecast: Forecast) -> Settings:
         """Returns the settings with speeds multiplied by the mean ratio, measured to forecast, of the trials of the
         same family."""
-        errors: dict[Configuration, list[float]] = {}
+        ratios: dict[Configuration, list[float]] = {}
         for t in trials:
-            error = t.tokens_per_second / forecast.tokens_per_second(t.configuration)
-            errors.setdefault(t.arm.family, []).append(error)
-        errs = np.array([np.mean(errors.get(arm.family, [1.0])) for arm in self.arms])
-        return Settings(self.arms, self.logit_shares, self.speeds * errs)
+            ratio = t.tokens_per_second / forecast.tokens_per_second(t.configuration)
+            ratios.setdefault(t.arm.family, []).append(ratio)
+        corrections = np.array([np.mean(ratios.get(arm.family, [1.0])) for arm in self.arms])
+        return Settings(self.arms, self.logit_shares, self.speeds * corrections)
 
 
 def settings_at(points: Iterable[Point], speeds: Sequence[float] | None = None) -> Settings:
     """Returns the settings of these points; speeds are 0 where none are given."""
-    some = list(points)
-    shares = np.array([point.logit_share for point in some])
-    return Settings([p.arm for p in some], shares, np.zeros(len(some)) if speeds is None else np.array(speeds))
+    listed = list(points)
+    shares = np.array([point.logit_share for point in listed])
+    return Settings([p.arm for p in listed], shares, np.zeros(len(listed)) if speeds is None else np.array(speeds))
 
 
 @lru_cache(maxsize=4)  # requested before every trial
@@ -65,9 +65,9 @@ def all_settings(space: Space, forecast: Forecast) -> Settings:
     is kept."""
     shares = np.arange(forecast.lowest, forecast.highest, _STEP).tolist()
     points = [Point(arm, at) for arm in chain.from_iterable(space.families) for at in shares]
-    apart = {configuration_at(forecast, point): point for point in reversed(points)}
-    speeds = [forecast.tokens_per_second(configuration) for configuration in reversed(apart)]
-    return settings_at(reversed(apart.values()), speeds)
+    distinct = {configuration_at(forecast, point): point for point in reversed(points)}
+    speeds = [forecast.tokens_per_second(configuration) for configuration in reversed(distinct)]
+    return settings_at(reversed(distinct.values()), speeds)
 
 
 class Prospects:
@@ -90,19 +90,19 @@ class Prospects:
     @cached_property
     def posterior(self) -> Posterior:
         """The surrogate model's predictions of retention (or accuracy)."""
-        found = [np.empty(len(self.settings)) for _ in Posterior._fields]
+        columns = [np.empty(len(self.settings)) for _ in Posterior._fields]
         for which, surrogate in self._fitted:
-            for whole, part in zip(found, surrogate.about(self._points(which)), strict=True):
+            for whole, part in zip(columns, surrogate.about(self._points(which)), strict=True):
                 whole[which] = part
-        return Posterior(*found)
+        return Posterior(*columns)
 
     @cached_property
     def flipped(self) -> Floats:
         """Each setting's variance of one problem's outcome difference, interpolated from trials near in logit(u)."""
-        found = np.empty(len(self.settings))
+        flipped = np.empty(len(self.settings))
         for group, which in self._indices_by_group.items():
-            found[which] = _interpolate_flips(self._observations_of(group), self.settings.logit_shares[which])
-        return found
+            flipped[which] = _interpolate_flips(self._observations_of(group), self.settings.logit_shares[which])
+        return flipped
 
     @cached_property
     def chances(self) -> Floats:
@@ -173,8 +173,8 @@ class Prospects:
         return Surrogate(points, self.pass_model.shown(changes), problems, self.pass_model, self._policies)
 
     def _points(self, which: NDArray[np.intp]) -> Points:
-        some = self.settings.subset(which)
-        return Points(some.arms, some.logit_shares, self.flipped[which])
+        subset = self.settings.subset(which)
+        return Points(subset.arms, subset.logit_shares, self.flipped[which])
 
 
 def _group(arm: Configuration) -> Configuration:

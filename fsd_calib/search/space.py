@@ -22,8 +22,8 @@ def logit(share: float) -> float:
 class Space:
     """All combinations of rule, divergence, draft length, policy and draft.
 
-    Each combination is an arm. Arms that differ in their draft length alone are kin, and form a family: at the same
-    threshold they accept the same tokens.
+    Each combination is an arm. Arms that differ in their draft length alone form a family: at the same threshold they
+    accept the same tokens.
 
     Args:
         policies: Identities of policies that move T; None: T is constant. A policy sets the shape of T, and T its
@@ -68,7 +68,7 @@ class Space:
         ]
 
 
-def kin(one: Configuration, other: Configuration) -> bool:
+def same_family(one: Configuration, other: Configuration) -> bool:
     """Whether the arms differ in their draft length at most."""
     return one.family == other.family
 

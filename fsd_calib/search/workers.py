@@ -17,8 +17,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 KEY = "worker"
-_UNNAMED = timedelta(seconds=10)  # a trial without a worker's name: its worker died before its first write
-_UNHEARD = timedelta(hours=1)  # a trial of another machine whose worker cannot be checked
+_UNNAMED = timedelta(seconds=10)  # longest time from a trial's start to the write that names its worker
+_UNHEARD = timedelta(hours=1)  # how long a trial of another machine is assumed to run
 
 
 def this_worker() -> dict[str, Any]:

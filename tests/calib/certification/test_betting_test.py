@@ -24,19 +24,19 @@ def wealth(p: float) -> float:
 
 @given(grades, st.floats(0.2, 1.5), st.floats(0.2, 1.5), st.booleans(), st.integers(0, 20))
 def test_p_rises_with_what_is_wanted(
-    seen: list[tuple[float, float]], one: float, other: float, finite: bool, rest: int
+    pairs: list[tuple[float, float]], one: float, other: float, finite: bool, rest: int
 ) -> None:
-    target, fuzzy = np.array(seen).T
+    target, fuzzy = np.array(pairs).T
     low, high = sorted([one, other])
-    whole = len(seen) + rest if finite else None
+    whole = len(pairs) + rest if finite else None
     p = [float(p_values(target, fuzzy, wanted, whole)) for wanted in (low, high)]
     assert 0 <= p[0] <= p[1] + 1e-9 <= 1 + 1e-9
 
 
 @given(grades, st.floats(0.2, 1.5), st.integers(0, 29))
-def test_further_problems_never_raise_p(seen: list[tuple[float, float]], wanted: float, first: int) -> None:
-    target, fuzzy = np.array(seen).T
-    assume(first < len(seen))
+def test_further_problems_never_raise_p(pairs: list[tuple[float, float]], wanted: float, first: int) -> None:
+    target, fuzzy = np.array(pairs).T
+    assume(first < len(pairs))
     assert p_values(target, fuzzy, wanted) <= p_values(target[: first + 1], fuzzy[: first + 1], wanted) + 1e-12
 
 
@@ -46,8 +46,8 @@ def test_the_level_is_kept_in_any_dataset(problems: list[tuple[int, int]], wante
     target, fuzzy = np.array(problems, float).T
     assume(fuzzy.sum() < wanted * target.sum() - 1e-6)
     orders = np.array(list(permutations(range(len(problems)))))
-    for seen in range(1, len(problems) + 1):
-        p = p_values(target[orders[:, :seen]], fuzzy[orders[:, :seen]], wanted, len(problems))
+    for pairs in range(1, len(problems) + 1):
+        p = p_values(target[orders[:, :pairs]], fuzzy[orders[:, :pairs]], wanted, len(problems))
         assert all((p <= delta + 1e-12).mean() <= delta + 1e-9 for delta in np.unique(p))
 
 

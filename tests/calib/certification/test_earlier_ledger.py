@@ -69,7 +69,7 @@ def test_numbers_and_verdicts_are_kept(earlier: Path, ledger: AttemptLedger) -> 
     assert [a.number for a in found] == [1, 2, 1]
     assert [json.loads(a.verdict or "")["passed"] for a in found] == [0, None, 1]
     assert ledger.next_number("target", these(range(15, 20))) == 5
-    check(ledger)  # those asked for again count once
+    check(ledger)  # repeated attempts count once
 
 
 def test_a_missing_ledger_is_no_error(tmp_path: Path, ledger: AttemptLedger) -> None:

@@ -37,9 +37,9 @@ def test_no_null_law_is_rejected_too_often(solved: int, wanted: float, share: fl
     p_lost = min(edge + above**3 * (1 - p_gained - edge), 1 - p_gained)  # H0 asks for at least `edge`
     law = chances(solved, max(p_lost, 0.0), p_gained)
     p = np.array([exact(solved, *flips, wanted) for flips in law])
-    seen = np.array(list(law.values()))
+    probabilities = np.array(list(law.values()))
     for level in np.unique(p):
-        assert seen[p <= level].sum() <= level * (1 + 1e-9) + 1e-9
+        assert probabilities[p <= level].sum() <= level * (1 + 1e-9) + 1e-9
 
 
 @pytest.mark.parametrize("solved", [150, 250])

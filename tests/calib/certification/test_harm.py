@@ -104,9 +104,9 @@ def test_the_bound_of_harm_is_valid_after_early_stopping() -> None:
 
 def test_the_interval_matches_the_paper() -> None:
     """Adjusted shares (f + 1) / (n + 2); by hand: 4/702 - 3/702, +- 1.95996 sqrt((7/702 - (1/702)^2) / 702)."""
-    made = difference_of(paired(650, 2, 3, 45), 0.95)
+    difference = difference_of(paired(650, 2, 3, 45), 0.95)
     reach = 1.959964 * math.sqrt((7 / 702 - (1 / 702) ** 2) / 702)
-    assert made == pytest.approx((1 / 700, 1 / 702 - reach, 1 / 702 + reach), abs=1e-8)
+    assert difference == pytest.approx((1 / 700, 1 / 702 - reach, 1 / 702 + reach), abs=1e-8)
 
 
 @pytest.mark.parametrize(("lost", "gained"), [(0.005, 0.005), (0.02, 0.01), (0.05, 0.05), (0.2, 0.02), (0.0, 0.01)])

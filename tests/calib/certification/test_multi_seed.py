@@ -62,12 +62,12 @@ def numerically(table: Table, wanted: float) -> float:
 
 
 def test_the_fit_is_the_most_likely_law() -> None:
-    """Tables with empty cells too, where the law that fits best has mass in cells never seen."""
+    """Includes tables with empty cells, where the best fit has mass in cells that were not observed."""
     rng = np.random.default_rng(1)
     for k, gains_only in product((1, 2, 3), (False, True) * 10):
         table = rng.multinomial(rng.integers(50, 500), rng.dirichlet(np.full((k + 1) ** 2, 0.4)))
         table = table.reshape(k + 1, k + 1) + np.eye(k + 1, dtype=np.int64) * 20
-        table = np.triu(table) if gains_only else table  # then what fits best has losses never seen
+        table = np.triu(table) if gains_only else table  # then the best fit has losses that were not observed
         wanted = float(rng.uniform(0.6, 1.0))
         assert fitted_p_values(table, wanted) == pytest.approx(numerically(table, wanted), abs=2e-4)
 
@@ -76,21 +76,21 @@ def test_few_flips_are_tested_by_betting() -> None:
     target = np.ones((400, 3), bool)
     fuzzy = target.copy()
     fuzzy[[3, 50, 70, 99], 1] = False
-    seen = Paired(target, fuzzy)
-    assert p_value(seen, 0.98) == betting_test.p_values(target.mean(1), fuzzy.mean(1), 0.98)
+    sample = Paired(target, fuzzy)
+    assert p_value(sample, 0.98) == betting_test.p_values(target.mean(1), fuzzy.mean(1), 0.98)
     fuzzy[200, 2] = False
-    seen = Paired(target, fuzzy)
-    assert p_value(seen, 0.98) == fitted_p_values(seen.table, 0.98)
+    sample = Paired(target, fuzzy)
+    assert p_value(sample, 0.98) == fitted_p_values(sample.table, 0.98)
 
 
 def populations(k: int, problems: int, flips: float) -> list[tuple[Law, float]]:
     """Losses spread evenly, or all in one seventh of the problems, which lose with all seeds or with some."""
     won = flips / 2 / problems / 0.3
-    made = [law(k, [(0.55, 1.0, x, won), (0.3, 0.5, x, won), (0.15, 0.0, x, won)]) for x in (0.02, 0.06)]
+    laws = [law(k, [(0.55, 1.0, x, won), (0.3, 0.5, x, won), (0.15, 0.0, x, won)]) for x in (0.02, 0.06)]
     for agreeing in (1.0, 0.4):
         share = (0.01 + flips / problems) / agreeing
-        made += [law(k, [(share, 1.0, agreeing, 0), (0.7 - share, 1.0, 0, 0), (0.3, 0.0, 0, won)])]
-    return [(table, retention(table)) for table in made]
+        laws += [law(k, [(share, 1.0, agreeing, 0), (0.7 - share, 1.0, 0, 0), (0.3, 0.0, 0, won)])]
+    return [(table, retention(table)) for table in laws]
 
 
 @pytest.mark.slow

@@ -25,10 +25,10 @@ def needed(churn: float, retention: float, accuracy: float = 0.8, wanted: float 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
 def test_cells_are_the_shares_of_the_outcomes_they_describe(n11: int, n10: int, n01: int, n00: int) -> None:
-    seen = Outcomes(n11, n10, n01, n00)
-    found = cells((n11 + n10) / seen.problems, seen.churn, seen.retention)
-    assert np.array(found) * seen.problems == pytest.approx([n11, n10, n01, n00], abs=1e-9)
-    assert min(found) >= 0
+    outcomes = Outcomes(n11, n10, n01, n00)
+    shares = cells((n11 + n10) / outcomes.problems, outcomes.churn, outcomes.retention)
+    assert np.array(shares) * outcomes.problems == pytest.approx([n11, n10, n01, n00], abs=1e-9)
+    assert min(shares) >= 0
 
 
 @pytest.mark.parametrize(

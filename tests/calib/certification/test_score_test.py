@@ -118,10 +118,10 @@ def likelihood_at(outcomes: Outcomes, wanted: float, p_lost: float, solved: floa
     """Minus the log-likelihood of a population with retention `wanted`, for any P(lost)."""
     gained = (p_lost - (1 - wanted) * solved) / wanted
     shares = (solved - p_lost - gained, p_lost, gained)
-    seen = (outcomes.both_right, outcomes.lost, outcomes.gained)
+    counts = (outcomes.both_right, outcomes.lost, outcomes.gained)
     if min(shares) < 0:
         return math.inf
-    return -sum(n * math.log(p) if p > 0 else -math.inf for n, p in zip(seen, shares, strict=True) if n)
+    return -sum(n * math.log(p) if p > 0 else -math.inf for n, p in zip(counts, shares, strict=True) if n)
 
 
 def fitted_p_value(outcomes: Outcomes, wanted: float) -> float:

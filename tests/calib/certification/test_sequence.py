@@ -27,13 +27,13 @@ tables = st.builds(Outcomes, counts, counts, counts, counts).filter(lambda o: o.
 
 
 def test_outcomes_count_pairs_of_all_seeds() -> None:
-    seen = Paired(np.array([[True, False], [True, True]]), np.array([[True, True], [False, True]]))
-    assert seen.outcomes == Outcomes(both_right=2, lost=1, gained=1, both_wrong=0)
-    assert (seen.problems, seen.seeds, seen.retention, seen.churn) == (2, 2, 1.0, 0.5)
-    assert (seen.target_accuracy, seen.accuracy) == (0.75, 0.75)
-    assert seen.table.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
+    sample = Paired(np.array([[True, False], [True, True]]), np.array([[True, True], [False, True]]))
+    assert sample.outcomes == Outcomes(both_right=2, lost=1, gained=1, both_wrong=0)
+    assert (sample.problems, sample.seeds, sample.retention, sample.churn) == (2, 2, 1.0, 0.5)
+    assert (sample.target_accuracy, sample.accuracy) == (0.75, 0.75)
+    assert sample.table.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
     with pytest.raises(ValueError, match="shape"):
-        Paired(seen.target, seen.fuzzy[:, :1])
+        Paired(sample.target, sample.fuzzy[:, :1])
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_the_sequence_stops_at_the_first_failure(order: list[Outcomes], passed: 
 
 
 def test_candidates_are_drawn_one_at_a_time() -> None:
-    made = []
+    drawn = []
 
     def candidates() -> Iterator[Iterable[Paired]]:
         for outcomes in (SAFE, BAD, SAFE):
-            made.append(outcomes)
+            drawn.append(outcomes)
             yield [paired(outcomes)]
 
     certify_sequence(candidates(), KEEP, DELTA)
-    assert made == [SAFE, BAD]
+    assert drawn == [SAFE, BAD]
 
 
 def test_without_a_claim_the_first_configuration_is_bounded() -> None:
@@ -96,9 +96,9 @@ def test_verdict_and_bound_agree(
     acc: Acc, guarantee: Guarantee, test: Test, outcomes: Outcomes, wanted: float, seeds: int, delta: float
 ) -> None:
     one = paired(outcomes, np.random.default_rng(0))
-    seen = Paired(*(np.repeat(side, seeds, 1) for side in (one.target, one.fuzzy)))
+    sample = Paired(*(np.repeat(side, seeds, 1) for side in (one.target, one.fuzzy)))
     assume(guarantee == "dataset" or seeds == 1 or outcomes.lost + outcomes.gained >= 5 or test == "betting")
-    verdict = certify_sequence([[seen]], Claim(wanted, acc, guarantee, test, seen.problems), delta)
+    verdict = certify_sequence([[sample]], Claim(wanted, acc, guarantee, test, sample.problems), delta)
     evidence = verdict.tested[0]
     bound = evidence.lower_bound if acc == "retention" else evidence.accuracy_bound
     assert bound >= wanted if verdict.passed == 0 else bound <= wanted * (1 + 1e-9)
@@ -159,8 +159,8 @@ def test_betting_decides_early() -> None:
 
 @pytest.mark.parametrize(("guarantee", "test"), TESTS)
 def test_a_futile_candidate_is_given_up(guarantee: Guarantee, test: Test) -> None:
-    seen = paired(BAD, np.random.default_rng(1))
-    portions = Portions(seen, range(100, 1000, 100))
+    sample = paired(BAD, np.random.default_rng(1))
+    portions = Portions(sample, range(100, 1000, 100))
     claim = Claim(0.98, guarantee=guarantee, test=test, problems=1000)
     verdict = certify_sequence([portions, Portions(paired(SAFE))], claim, DELTA)
     assert verdict.passed is None
@@ -177,24 +177,24 @@ def test_a_futile_candidate_is_given_up(guarantee: Guarantee, test: Test) -> Non
 def test_a_candidate_that_could_pass_without_further_losses_is_not_given_up(
     lost: int, gained: int, rest: int, wanted: float
 ) -> None:
-    seen = Outcomes(200, lost, gained, 40)
-    claim = Claim(wanted, problems=seen.problems + rest)
+    sample = Outcomes(200, lost, gained, 40)
+    claim = Claim(wanted, problems=sample.problems + rest)
     flawless = Outcomes(200 + rest, lost, gained, 40)
     if p_value(flawless, wanted) <= DELTA:
-        assert not is_futile(paired(seen), claim, DELTA)
-    assert not is_futile(paired(seen), Claim(wanted), DELTA)  # the size of the whole part is unknown
+        assert not is_futile(paired(sample), claim, DELTA)
+    assert not is_futile(paired(sample), Claim(wanted), DELTA)  # the size of the whole part is unknown
 
 
 @pytest.mark.parametrize(
-    ("seen", "wanted", "rest"),
+    ("sample", "wanted", "rest"),
     [
         (Outcomes(200, 6, 6, 38), 1.0, 750),  # passes if the rest gains, as it may
         (Outcomes(4000, 90, 0, 900), 0.98, 2000),  # hardly gains, but passes if all that the target solves is kept
         (Outcomes(1500, 0, 100, 3400), 1.05, 2000),  # passes now; what the target solves too would be a step back
     ],
 )
-def test_a_candidate_that_may_still_pass_is_not_given_up(seen: Outcomes, wanted: float, rest: int) -> None:
-    assert not is_futile(paired(seen), Claim(wanted, problems=seen.problems + rest), DELTA)
+def test_a_candidate_that_may_still_pass_is_not_given_up(sample: Outcomes, wanted: float, rest: int) -> None:
+    assert not is_futile(paired(sample), Claim(wanted, problems=sample.problems + rest), DELTA)
 
 
 def test_giving_up_costs_hardly_any_power() -> None:
@@ -203,10 +203,10 @@ def test_giving_up_costs_hardly_any_power() -> None:
     rng, saved, changed, passes = np.random.default_rng(6), 0, 0, 0
     for _ in range(300):
         kind = rng.choice(4, p=[0.775, 0.016, 0.004, 0.205], size=800)
-        seen = Paired((kind <= 1)[:, None], (kind % 2 == 0)[:, None])
-        portions, claim = Portions(seen, range(100, 800, 100)), Claim(0.98, problems=800)
+        sample = Paired((kind <= 1)[:, None], (kind % 2 == 0)[:, None])
+        portions, claim = Portions(sample, range(100, 800, 100)), Claim(0.98, problems=800)
         passed = certify_sequence([portions], claim, DELTA).passed
-        changed += passed != (0 if p_value(seen.outcomes, 0.98) <= DELTA else None)
+        changed += passed != (0 if p_value(sample.outcomes, 0.98) <= DELTA else None)
         saved += 800 - portions.decoded
         passes += passed == 0
     assert changed < 7
@@ -215,18 +215,18 @@ def test_giving_up_costs_hardly_any_power() -> None:
 
 
 def test_simultaneous_bounds_share_the_level() -> None:
-    seen = [paired(SAFE), paired(FAIR), paired(BAD)]
-    together = bound_together(seen, Claim(None), 0.06)
-    assert [e.lower_bound for e in together] == [lower_bound(s.outcomes, 0.02) for s in seen]
+    sample = [paired(SAFE), paired(FAIR), paired(BAD)]
+    bounds = bound_together(sample, Claim(None), 0.06)
+    assert [e.lower_bound for e in bounds] == [lower_bound(s.outcomes, 0.02) for s in sample]
     assert bound_together([], Claim(None), 0.06) == ()
 
 
 def test_a_dataset_decoded_whole_has_no_uncertainty() -> None:
-    seen = paired(Outcomes(78, 2, 0, 20), np.random.default_rng(2))
+    sample = paired(Outcomes(78, 2, 0, 20), np.random.default_rng(2))
     for wanted, passed in ((0.975, 0), (0.976, None)):
-        verdict = certify_sequence([[seen]], Claim(wanted, guarantee="dataset", problems=100), DELTA)
+        verdict = certify_sequence([[sample]], Claim(wanted, guarantee="dataset", problems=100), DELTA)
         assert verdict.passed == passed
         assert verdict.tested[0].lower_bound == pytest.approx(0.975)
         assert verdict.tested[0].accuracy_bound == pytest.approx(0.78)
-    part = first(seen, 60)
+    part = first(sample, 60)
     assert not is_futile(part, Claim(0.9, guarantee="dataset", problems=100), DELTA)

@@ -46,15 +46,15 @@ def sampled() -> SpeculativeDecoder:
     ("rule", "decoder"), [("fsd-coupled", tiny_decoder()), ("fsd", sampled()), ("fsd-sd", sampled())]
 )
 def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeDecoder) -> None:
-    """Shapes and thresholds in turn with one cache that holds more and more, against decoding each anew."""
+    """Policies and thresholds in turn with one growing cache give the same decodings as without a cache."""
     reused = 0
     with ResultCache(None) as store:
         for t in (0.2, 0.24, 0.6, -1.0, 0.21):
             for policy in SHAPES:
-                cached, asked = decode(store, decoder), configuration(policy, t, rule)
-                found = cached(asked, TASK.problems)
+                cached, fuzzy = decode(store, decoder), configuration(policy, t, rule)
+                found = cached(fuzzy, TASK.problems)
                 with ResultCache(None) as empty:
-                    assert found == decode(empty, decoder, batch_size=5)(asked, TASK.problems)
+                    assert found == decode(empty, decoder, batch_size=5)(fuzzy, TASK.problems)
                 reused += cached.reused
     assert reused >= 2 * 3 * 12  # of the closer two, half at least
 
@@ -88,7 +88,7 @@ def test_policies_share_no_texts_at_equal_thresholds() -> None:
 
 
 def test_keys_without_a_policy_are_unchanged() -> None:
-    """A cache of before holds; `scaled_by` is not there where nothing scales."""
+    """Caches of earlier versions stay valid: `scaled_by` is present only where a policy moves T."""
     with ResultCache(None) as store:
         cached = decode(store)
         assert "scaled_by" not in cached.key(configuration(None, 0.4)).json
@@ -101,21 +101,21 @@ def of_shape(policy: ScalePolicy, dtype: str) -> CacheKey:
     return dataclasses.replace(key(dtype), divergence={"name": "js", "scaled_by": policy.identity})
 
 
-def answered(asking: CacheKey, t: float, lo: float, hi: float) -> bool:
+def is_hit(cache_key: CacheKey, t: float, lo: float, hi: float) -> bool:
     with ResultCache(None) as store:
-        store.add(asking, ASKED, None, result(lo=lo, hi=hi))
-        return bool(store.find(asking, [ASKED], t))
+        store.add(cache_key, ASKED, None, result(lo=lo, hi=hi))
+        return bool(store.find(cache_key, [ASKED], t))
 
 
 @given(st.floats(0, 0.69), st.floats(-1, 1), st.floats(0.25, 1), st.sampled_from(["float32", "float16", "bfloat16"]))
 def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, by: float, m: float, dtype: str) -> None:
-    """As `test_store.py` has it where T stays as it is, of D over any scale that the policy may give."""
+    """As in `test_result_cache.py` for a constant T; here for D over any scale of the policy."""
     c = math.sqrt(key(dtype).margin(0.0))
     moved = max(0.0, d + by * c * math.sqrt(d))
-    asking, d, moved = of_shape(LOOSENING, dtype), d / m, moved / m
+    cache_key, d, moved = of_shape(LOOSENING, dtype), d / m, moved / m
     for t in (moved, (d + moved) / 2):  # thresholds between the two: never answered by D as an end
-        assert not answered(asking, t, lo=d, hi=math.inf)
-        assert not answered(asking, t, lo=-math.inf, hi=d)
+        assert not is_hit(cache_key, t, lo=d, hi=math.inf)
+        assert not is_hit(cache_key, t, lo=-math.inf, hi=d)
 
 
 def test_the_margin_grows_with_the_smallest_scale_and_its_rounding() -> None:

@@ -44,7 +44,7 @@ def sampled(seed: int = 0) -> SpeculativeDecoder:
 
 
 class Noting:
-    """Progress that notes titles, totals and what was advanced; `most`: interrupts then."""
+    """Progress that records titles, totals and counts; raises KeyboardInterrupt at `most`."""
 
     def __init__(self, most: float = math.inf) -> None:
         self.steps: list[list[Any]] = []
@@ -69,7 +69,7 @@ class Noting:
     ids=lambda value: value if isinstance(value, str) else "greedy" if value.sampling.greedy else "sampled",
 )
 def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeDecoder) -> None:
-    """Thresholds up and down with one cache that holds more and more, against decoding each anew."""
+    """Thresholds in any order with one growing cache give the same decodings as without a cache."""
     reused = 0
     with ResultCache(None) as store:
         for t in (0.1, 0.3, -1.0, 0.1):
@@ -77,13 +77,13 @@ def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeD
             cached, problems = decode(store, decoder), task().problems
             found = [*cached(configuration, problems[5:12]), *cached(configuration, problems)]
             with ResultCache(None) as empty:
-                anew = decode(empty, decoder, batch_size=5)(configuration, problems)
-            assert found == [*anew[5:12], *anew]
+                fresh = decode(empty, decoder, batch_size=5)(configuration, problems)
+            assert found == [*fresh[5:12], *fresh]
             assert (cached.decoded + cached.reused, cached.decoded_tokens + cached.reused_tokens) == (
                 len(found), sum(d.tokens for (d,) in found),
             )  # fmt: skip
-            reused += cached.reused - 7  # more than the seven asked for twice
-    assert reused >= 24  # at least what was asked for twice at 0.1
+            reused += cached.reused - 7  # beyond the seven that were requested twice
+    assert reused >= 24  # at least those requested twice at 0.1
 
 
 def test_it_decodes_for_an_evaluator_and_grades_each_time() -> None:
@@ -148,18 +148,18 @@ def test_results_finished_before_an_interrupt_are_kept() -> None:
 # --- keys -------------------------------------------------------------------------------------------------
 
 
-def keyed(
+def key_json(
     configuration: Configuration = FUZZY, decoder: SpeculativeDecoder | None = None, seed: int = 0, **settings: Any
 ) -> str:
     return CacheKeys(decoder or tiny_decoder(), task(**settings)).of(configuration, seed).json
 
 
-def made(target: Any = None, draft: Any = None, **settings: Any) -> SpeculativeDecoder:
+def decoder_of(target: Any = None, draft: Any = None, **settings: Any) -> SpeculativeDecoder:
     pair = related(seed=1, spread=0.05)
     return SpeculativeDecoder(target or pair[0], draft or pair[1], word_tokenizer(), **settings)
 
 
-def other(role: int, dtype: torch.dtype = torch.float64, by: float = 1.1) -> Any:
+def changed_model(role: int, dtype: torch.dtype = torch.float64, by: float = 1.1) -> Any:
     """The pair's target or draft with one tensor changed."""
     model = related(seed=1, spread=0.05)[role].to(dtype)
     with torch.no_grad():
@@ -169,19 +169,19 @@ def other(role: int, dtype: torch.dtype = torch.float64, by: float = 1.1) -> Any
 
 def test_all_that_determines_a_text_changes_the_key() -> None:
     changed = [
-        keyed(),
-        keyed(dataclasses.replace(FUZZY, rule="fsd")),
-        keyed(dataclasses.replace(FUZZY, divergence="tv")),
-        keyed(dataclasses.replace(FUZZY, draft_length=5)),
-        keyed(decoder=made(other(0))),
-        keyed(decoder=made(draft=other(1))),
-        keyed(decoder=made(*(other(i, torch.float32, 1.0) for i in range(2)))),
-        keyed(decoder=made(draft=NGram())),
-        keyed(decoder=made(on="processed")),
-        keyed(decoder=made(within_support=True)),
-        keyed(decoder=made(sampling=WARM)),
-        keyed(max_new_tokens=13),
-        keyed(stop=("w3",)),
+        key_json(),
+        key_json(dataclasses.replace(FUZZY, rule="fsd")),
+        key_json(dataclasses.replace(FUZZY, divergence="tv")),
+        key_json(dataclasses.replace(FUZZY, draft_length=5)),
+        key_json(decoder=decoder_of(changed_model(0))),
+        key_json(decoder=decoder_of(draft=changed_model(1))),
+        key_json(decoder=decoder_of(*(changed_model(i, torch.float32, 1.0) for i in range(2)))),
+        key_json(decoder=decoder_of(draft=NGram())),
+        key_json(decoder=decoder_of(on="processed")),
+        key_json(decoder=decoder_of(within_support=True)),
+        key_json(decoder=decoder_of(sampling=WARM)),
+        key_json(max_new_tokens=13),
+        key_json(stop=("w3",)),
     ]
     assert len(set(changed)) == len(changed)
 
@@ -189,22 +189,24 @@ def test_all_that_determines_a_text_changes_the_key() -> None:
 def test_a_changed_end_of_sequence_token_changes_the_key() -> None:
     decoder = tiny_decoder()
     decoder.target.generation_config.eos_token_id = [1]
-    assert keyed(decoder=decoder) != keyed()
+    assert key_json(decoder=decoder) != key_json()
 
 
 def test_a_seed_changes_the_key_of_sampling_only() -> None:
-    assert keyed(seed=1) == keyed(seed=0)
-    assert keyed(decoder=sampled(), seed=1) != keyed(decoder=sampled(), seed=0)
+    assert key_json(seed=1) == key_json(seed=0)
+    assert key_json(decoder=sampled(), seed=1) != key_json(decoder=sampled(), seed=0)
 
 
 def test_irrelevant_settings_do_not_change_the_key() -> None:
-    assert keyed(stop=("b", "a")) == keyed(stop=("a", "b", "a"))
-    assert keyed(FUZZY.at(0.9)) == keyed(FUZZY.at(0.1))
+    assert key_json(stop=("b", "a")) == key_json(stop=("a", "b", "a"))
+    assert key_json(FUZZY.at(0.9)) == key_json(FUZZY.at(0.1))
     alone, sd = Configuration("target", "js", 4), Configuration("sd", "js", 4)
     for configuration in (alone, sd):
-        assert keyed(dataclasses.replace(configuration, divergence="tv"), made(on="processed")) == keyed(configuration)
-    assert keyed(dataclasses.replace(alone, draft_length=9), made(draft=other(1))) == keyed(alone)
-    assert keyed(dataclasses.replace(sd, draft_length=9)) != keyed(sd)
+        assert key_json(dataclasses.replace(configuration, divergence="tv"), decoder_of(on="processed")) == key_json(
+            configuration
+        )
+    assert key_json(dataclasses.replace(alone, draft_length=9), decoder_of(draft=changed_model(1))) == key_json(alone)
+    assert key_json(dataclasses.replace(sd, draft_length=9)) != key_json(sd)
 
 
 @pytest.mark.parametrize("role", [0, 1])
@@ -212,12 +214,12 @@ def test_changed_models_are_decoded_again(role: int) -> None:
     with ResultCache(None) as store:
         decode(store)(FUZZY, task().problems)
         models: list[Any] = [None, None]
-        models[role] = other(role)
-        changed = decode(store, made(*models))
+        models[role] = changed_model(role)
+        changed = decode(store, decoder_of(*models))
         found = changed(FUZZY, task().problems)
         assert (changed.decoded, changed.reused) == (24, 0)
         with ResultCache(None) as empty:
-            assert found == decode(empty, made(*models))(FUZZY, task().problems)
+            assert found == decode(empty, decoder_of(*models))(FUZZY, task().problems)
 
 
 def test_a_missing_or_superfluous_threshold_is_refused() -> None:
@@ -226,11 +228,11 @@ def test_a_missing_or_superfluous_threshold_is_refused() -> None:
         (FUZZY.arm, "rule 'fsd-coupled' needs a threshold, and the configuration's is None; give one"),
     ):
         with pytest.raises(UsageError, match=message):
-            keyed(configuration)
+            key_json(configuration)
 
 
 def test_custom_logits_processors_are_refused() -> None:
     from transformers import MinLengthLogitsProcessor
 
     with pytest.raises(UsageError, match="1 custom logits processors"):
-        keyed(decoder=made(sampling=Sampling(processors=(MinLengthLogitsProcessor(3, 1),))))
+        key_json(decoder=decoder_of(sampling=Sampling(processors=(MinLengthLogitsProcessor(3, 1),))))

@@ -16,7 +16,7 @@ from fsd_decoding.errors import UsageError
 _changed = False
 
 
-def told(number: int) -> tuple[int, int, bool, list[str]]:
+def describe(number: int) -> tuple[int, int, bool, list[str]]:
     print("to nobody")
     return number + 1, os.getpid(), _changed, sys.path
 
@@ -41,7 +41,7 @@ def test_it_starts_fresh_and_finds_the_same_modules(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys.modules[__name__], "_changed", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pickle.py").write_text("raise AssertionError('a file of the working folder is no module of ours')")
-    number, process, changed, path = in_fresh_process(told, 6)
+    number, process, changed, path = in_fresh_process(describe, 6)
     assert number == 7
     assert process != os.getpid()
     assert not changed

@@ -16,10 +16,10 @@ from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
 from support.stored import ASKED, KEY, key, result
 
 
-def answered(threshold: float | None, *, own: float | None, lo: float, hi: float, asking: CacheKey = KEY) -> bool:
+def is_hit(threshold: float | None, *, own: float | None, lo: float, hi: float, cache_key: CacheKey = KEY) -> bool:
     with ResultCache(None) as store:
-        store.add(asking, ASKED, own, result(lo=lo, hi=hi))
-        return bool(store.find(asking, [ASKED], threshold))
+        store.add(cache_key, ASKED, own, result(lo=lo, hi=hi))
+        return bool(store.find(cache_key, [ASKED], threshold))
 
 
 def test_a_row_is_returned_as_it_was_added() -> None:
@@ -41,22 +41,22 @@ def test_hits_are_returned_by_the_index_of_the_prompt() -> None:
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(-0.1, 1.1), st.sampled_from(["float64", "float32", "bfloat16"]))
 def test_a_row_is_a_hit_inside_its_interval_by_the_margin(a: float, b: float, t: float, dtype: str) -> None:
     lo, hi = sorted((a, b))
-    asking = key(dtype)
-    margin = asking.margin(t)
+    cache_key = key(dtype)
+    margin = cache_key.margin(t)
     inside = lo <= t - margin and t + margin < hi
-    assert answered(t, own=2.0, lo=lo, hi=hi, asking=asking) == inside
-    assert answered(t, own=t, lo=lo, hi=hi, asking=asking)  # whatever the margin says
+    assert is_hit(t, own=2.0, lo=lo, hi=hi, cache_key=cache_key) == inside
+    assert is_hit(t, own=t, lo=lo, hi=hi, cache_key=cache_key)  # independent of the margin
 
 
 @given(st.floats(0, 40), st.floats(-1, 1), st.sampled_from(["float32", "float16", "bfloat16"]))
 def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, by: float, dtype: str) -> None:
     """Any D that, decoded elsewhere, lies at most c sqrt(larger of both) away is on the same side of T."""
-    asking = key(dtype, "kl_qp")
-    c = math.sqrt(asking.margin(0.0))
+    cache_key = key(dtype, "kl_qp")
+    c = math.sqrt(cache_key.margin(0.0))
     moved = max(0.0, d + by * c * math.sqrt(d))
-    for t in (moved, (d + moved) / 2):  # thresholds between the two: never answered by D as an end
-        assert not answered(t, own=None, lo=d, hi=math.inf, asking=asking)
-        assert not answered(t, own=None, lo=-math.inf, hi=d, asking=asking)
+    for t in (moved, (d + moved) / 2):  # thresholds between the two: never a hit of an interval that ends at D
+        assert not is_hit(t, own=None, lo=d, hi=math.inf, cache_key=cache_key)
+        assert not is_hit(t, own=None, lo=-math.inf, hi=d, cache_key=cache_key)
 
 
 @pytest.mark.parametrize(
@@ -81,18 +81,18 @@ def test_the_coarser_dtype_of_two_models_sets_the_margin() -> None:
      (0.2, 0.2, math.nextafter(0.2, 1), False), (math.inf, 0.2, 9.0, False)],
 )  # fmt: skip
 def test_infinite_ends_and_thresholds_below_zero(t: float, lo: float, hi: float, expected: bool) -> None:
-    assert answered(t, own=1.0, lo=lo, hi=hi) == expected
+    assert is_hit(t, own=1.0, lo=lo, hi=hi) == expected
 
 
 def test_an_unmeasured_dtype_has_hits_at_the_exact_threshold_only() -> None:
     for t in (0.2, -1.0, math.inf):
-        assert not answered(t, own=0.25, lo=-math.inf, hi=math.inf, asking=key("float8_e4m3fn"))
-        assert answered(t, own=t, lo=-math.inf, hi=math.inf, asking=key("float8_e4m3fn"))
+        assert not is_hit(t, own=0.25, lo=-math.inf, hi=math.inf, cache_key=key("float8_e4m3fn"))
+        assert is_hit(t, own=t, lo=-math.inf, hi=math.inf, cache_key=key("float8_e4m3fn"))
 
 
 def test_a_rule_without_a_threshold_is_found_without_one() -> None:
-    assert answered(None, own=None, lo=-math.inf, hi=math.inf)
-    assert not answered(None, own=0.2, lo=-math.inf, hi=math.inf)
+    assert is_hit(None, own=None, lo=-math.inf, hi=math.inf)
+    assert not is_hit(None, own=0.2, lo=-math.inf, hi=math.inf)
 
 
 def test_a_row_of_the_exact_threshold_is_preferred() -> None:
@@ -114,8 +114,8 @@ def test_a_thousand_problems_at_ten_thresholds_are_found_in_well_under_a_second(
     rows = [CacheQuery(i, f"problem {i}" * 10) for i in range(1000)]
     with ResultCache(tmp_path / "cache") as store:
         for n in range(10):
-            for asked in rows:
-                store.add(KEY, asked, n / 10 + 0.02, result("a text " * 40, n / 10, (n + 1) / 10))
+            for query in rows:
+                store.add(KEY, query, n / 10 + 0.02, result("a text " * 40, n / 10, (n + 1) / 10))
         start = time.perf_counter()
         assert sum(len(store.find(KEY, rows, 0.03 + n / 10)) for n in range(10)) == 10_000
         assert time.perf_counter() - start < 3  # 0.3 s on an idle machine

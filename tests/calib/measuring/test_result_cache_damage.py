@@ -59,7 +59,7 @@ def test_a_reopened_cache_has_lost_nothing(tmp_path: Path) -> None:
 
 
 def test_rows_with_flipped_bits_are_never_returned(tmp_path: Path) -> None:
-    """A hundred files with 1 to 16 bits flipped anywhere, header and all, each asked for a tenth of its rows."""
+    """A hundred files with 1 to 16 bits flipped anywhere, header and all, each searched for a tenth of its rows."""
     added, rng = filled(tmp_path / "sound"), random.Random(0)
     sound = (tmp_path / "sound").read_bytes()
     given_out, aside = 0, 0
@@ -68,14 +68,14 @@ def test_rows_with_flipped_bits_are_never_returned(tmp_path: Path) -> None:
         for _ in range(2 ** rng.randrange(5)):
             content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        asked = rng.sample(range(len(MANY)), 30)
+        requested = rng.sample(range(len(MANY)), 30)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with ResultCache(path) as store:
-                found = store.find(KEY, [MANY[i] for i in asked], 0.2)
-        assert found.items() <= {place: added[i] for place, i in enumerate(asked)}.items()
+                found = store.find(KEY, [MANY[i] for i in requested], 0.2)
+        assert found.items() <= {place: added[i] for place, i in enumerate(requested)}.items()
         given_out, aside = given_out + len(found), aside + noticed(path, caught)
-    assert aside > 20  # often one of the rows asked for, or a page is broken
+    assert aside > 20  # often a requested row or a page is damaged
     assert given_out > 1000  # and often none is
 
 

@@ -30,18 +30,18 @@ def test_no_cost_is_negative(seconds: list[float], draft_step: float) -> None:
 
 
 def test_the_clock_excludes_prefill_and_smaller_batches() -> None:
-    decoder, seen = tiny_decoder(), list[RoundRecord]()
+    decoder, records = tiny_decoder(), list[RoundRecord]()
     clock = RoundClock(decoder.device)
 
     def look(record: RoundRecord) -> None:
         clock(record)
-        seen.append(record)
+        records.append(record)
 
     for _ in range(2):  # calls of `generate`
         clock.restart()
         decoder.generate(ragged_prompts(4), 30, batch_size=4, stop=["w7"], observer=look)
-    full = [record for record in seen if len(record.requests) == 4]
-    assert len(full) < len(seen)
+    full = [record for record in records if len(record.requests) == 4]
+    assert len(full) < len(records)
     assert len(clock.seconds) == len(clock.drafting) == len(full) - 2
     assert all(drafting < whole for drafting, whole in zip(clock.drafting, clock.seconds, strict=True))
 

@@ -16,7 +16,7 @@ from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront, nondominated
 from fsd_calib.search.search import SearchResult, freeze, search
-from fsd_calib.search.space import Space, kin, logit
+from fsd_calib.search.space import Space, logit, same_family
 from fsd_calib.search.trial import race
 from fsd_decoding.adaptive import Schedule
 from support.traces import refusal
@@ -99,11 +99,11 @@ def test_the_winner_is_nearly_as_fast_as_the_best_arm_allows(seed: int) -> None:
 
 def test_the_best_of_several_policies_wins() -> None:
     """Races on 1,000 problems; the seed is fixed, so there is no false alarm."""
-    rising, falling = (made.identity for made in (Schedule(0.5, 1.0, over=9), Schedule(1.0, 0.5, over=9)))
+    rising, falling = (schedule.identity for schedule in (Schedule(0.5, 1.0, over=9), Schedule(1.0, 0.5, over=9)))
     space = Space(("fsd-coupled",), ("js",), (4, 10), (None, rising, falling))
     assert [{arm.policy for arm in family} for family in space.families] == [{None}, {rising}, {falling}]
-    assert kin(*space.families[0])
-    assert not kin(space.families[0][0], space.families[1][0])
+    assert same_family(*space.families[0])
+    assert not same_family(space.families[0][0], space.families[1][0])
     shifts = {rising or "": 0.8, falling or "": -0.8}
     searched = run(World(count=1000, shifts=shifts), space)
     assert fastest(searched).policy == rising

@@ -46,11 +46,11 @@ def test_a_cliff_far_away_does_not_spoil_a_plateau() -> None:
 
 def test_a_trial_informs_other_draft_lengths_but_less() -> None:
     surrogate = after({3.0: 0.985, 3.5: 0.985}, length=4)
-    own, kin, nothing = (
+    own, other_length, nothing = (
         about(b, 3.2, length=length) for b, length in ((surrogate, 4), (surrogate, 10), (after({}), 10))
     )
-    assert own.deviation[0] <= kin.deviation[0] < nothing.deviation[0]
-    assert kin.mean[0] < nothing.mean[0] - 0.005
+    assert own.deviation[0] <= other_length.deviation[0] < nothing.deviation[0]
+    assert other_length.mean[0] < nothing.mean[0] - 0.005
 
 
 def test_repeating_a_whole_trial_teaches_nothing_and_completing_a_partial_one_does() -> None:
