@@ -94,7 +94,7 @@ def test_problems_certified_on_may_be_tuned_on_but_never_certified_on_again(ledg
     decided, undecided = opened(ledger, OURS, [1, 2], "a"), opened(ledger, OURS, [2, 3], "a")
     decided.decide("passed")
     ledger.tuned_on(OURS, these([2]))
-    opened(ledger, OURS, [1, 2], "a").decide("passed")  # its verdict was there before
+    opened(ledger, OURS, [1, 2], "a").decide("passed")  # its verdict was recorded before
     for refused in (
         lambda: opened(ledger, OURS, [1, 2], "b"),
         lambda: opened(ledger, OURS, [2, 3], "a"),
@@ -102,7 +102,7 @@ def test_problems_certified_on_may_be_tuned_on_but_never_certified_on_again(ledg
     ):
         with pytest.raises(UsageError, match="1 of 2 certification problems were tuned on"):
             refused()
-    assert opened(ledger, OURS, [1, 3], "a").number == 3  # refused attempts count nothing, the two before do
+    assert opened(ledger, OURS, [1, 3], "a").number == 3  # refused attempts do not count, the two before do
 
 
 def test_an_attempt_needs_problems(ledger: AttemptLedger) -> None:
@@ -174,7 +174,12 @@ def test_the_facts_and_problems_of_a_run_are_recorded(ledger: AttemptLedger) -> 
     assert (ledger.facts_of(OURS, "name"), ledger.usable(OURS, problems, "name").tolist()) == (None, [True] * 4)
     attempt = ledger.open(OURS, problems, "a", run)
     ledger.tuned_on(OURS, these([1, 7]))
-    assert ledger.usable(OURS, problems, "name").tolist() == [True, False, True, True]  # that one cannot be decided
+    assert ledger.usable(OURS, problems, "name").tolist() == [
+        True,
+        False,
+        True,
+        True,
+    ]  # this attempt cannot be decided any more
     other = ledger.open(OURS, these([0, 2, 3]), "a", Run("name", "others"))
     assert ledger.facts_of(OURS, "name") == "facts"
     other.decide("passed")
@@ -190,7 +195,7 @@ def test_the_best_case_of_an_attempt(ledger: AttemptLedger) -> None:
     problems = these(range(10))
     assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)
     ledger.open(OURS, problems, "a").decide("failed")
-    assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)  # the same again
+    assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)  # the same attempt, repeated
     ledger.tuned_on(OURS, these(range(3)))
     assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)
     assert ledger.at_best(OURS, problems[:5], 0.95) == (2, FIRST / 4)

@@ -21,7 +21,7 @@ counts = st.tuples(*[st.integers(0, 40)] * 4).filter(lambda c: sum(c) > 0)
 
 
 def paired(both_right: int, lost: int, gained: int, both_wrong: int, seeds: int = 1) -> Paired:
-    """So many problems of each kind in a random order, all seeds of a problem alike."""
+    """Returns so many problems of each kind in random order, all seeds of a problem alike."""
     one = shuffled(Outcomes(both_right, lost, gained, both_wrong), np.random.default_rng(0))
     return Paired(np.repeat(one.target, seeds, 1), np.repeat(one.fuzzy, seeds, 1))
 
@@ -32,7 +32,7 @@ def paired(both_right: int, lost: int, gained: int, both_wrong: int, seeds: int 
 @pytest.mark.parametrize("share", [0.003, 0.02, 0.1, 0.5, 0.97])
 @pytest.mark.parametrize("of", [1, 30, 256])
 def test_bounds_of_a_share_keep_the_level(of: int, share: float) -> None:
-    """Summed over all counts, so without chance."""
+    """Summed over all counts, so without simulation noise."""
     chances = binom.pmf(np.arange(of + 1), of, share)
     low, high = (np.array([bound(k, of, DELTA) for k in range(of + 1)]) for bound in (bounds.at_least, bounds.at_most))
     assert chances[low > share].sum() <= DELTA
@@ -62,7 +62,7 @@ def test_the_bound_of_harm_is_not_below_the_rate(c: tuple[int, int, int, int], s
 
 
 def test_gains_do_not_hide_harm() -> None:
-    """Retention is 1 either way."""
+    """Retention is 1 in both cases."""
     harms = [harm_of(paired(100 - k, k, k, 50), Claim(0.9, problems=150 + k), DELTA) for k in (0, 20)]
     assert [h.rate for h in harms if h] == [0.0, 0.2]
 
@@ -92,7 +92,7 @@ def test_the_problem_is_the_unit_with_several_seeds(seeds: int) -> None:
 
 
 def test_the_bound_of_harm_is_valid_after_early_stopping() -> None:
-    """By betting, which is wider than what one look at so many would give."""
+    """By betting, whose bound is wider than that of a sample of fixed size."""
     ended, looked = (harm_of(paired(90, 10, 0, 20), Claim(0.9, problems=n), DELTA) for n in (700, 120))
     assert ended is not None
     assert looked is not None
@@ -111,7 +111,7 @@ def test_the_interval_matches_the_paper() -> None:
 
 @pytest.mark.parametrize(("lost", "gained"), [(0.005, 0.005), (0.02, 0.01), (0.05, 0.05), (0.2, 0.02), (0.0, 0.01)])
 def test_the_interval_covers(lost: float, gained: float) -> None:
-    """Summed over all outcomes of 120 problems, so without chance."""
+    """Summed over all outcomes of 120 problems, so without simulation noise."""
     covered = 0.0
     for losses in range(60):
         for gains in range(60):

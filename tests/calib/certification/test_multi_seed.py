@@ -33,7 +33,7 @@ def test_with_one_seed_it_is_the_score_test(n11: int, n10: int, n01: int, n00: i
 
 
 def numerically(table: Table, wanted: float) -> float:
-    """The same with a fit by a general optimiser, of all cells."""
+    """Returns the p-value computed with a general optimiser over all cells."""
     k = len(table) - 1
     solved = np.arange(k + 1) / k
     z, n = (solved - wanted * solved[:, None]).ravel(), table.ravel() / table.sum()
@@ -84,7 +84,7 @@ def test_few_flips_are_tested_by_betting() -> None:
 
 
 def populations(k: int, problems: int, flips: float) -> list[tuple[Law, float]]:
-    """Losses spread evenly, or all in one seventh of the problems, which lose with all seeds or with some."""
+    """Returns laws with losses spread evenly, or all in one seventh of the problems, with all seeds or with some."""
     won = flips / 2 / problems / 0.3
     laws = [law(k, [(0.55, 1.0, x, won), (0.3, 0.5, x, won), (0.15, 0.0, x, won)]) for x in (0.02, 0.06)]
     for agreeing in (1.0, 0.4):
@@ -97,7 +97,7 @@ def populations(k: int, problems: int, flips: float) -> list[tuple[Law, float]]:
 @pytest.mark.parametrize("k", [3, 5])
 def test_the_size_with_seeds_that_agree(k: int) -> None:
     """48 populations whose retention is what is wanted, 4,000 draws: 1.25 delta and three standard errors, where
-    20,000 draws of 265 such populations found at most 1.11 delta. False alarm below .01, were the seed not fixed."""
+    20,000 draws of 265 such populations found at most 1.11 delta. The seed is fixed (else false alarms below .01)."""
     rng, runs = np.random.default_rng(k), 4000
     for problems, flips in product((80, 150, 400), (6, 15)):
         for table, wanted in populations(k, problems, flips):
@@ -122,7 +122,7 @@ def test_gains_in_few_problems_keep_the_level(agreeing: bool) -> None:
 
 @pytest.mark.slow
 def test_counting_seeds_as_problems_exceeds_the_level() -> None:
-    """Five seeds that agree, taken for five problems: many times the level."""
+    """Five seeds that agree, counted as five problems, give many times the level."""
     rng, table = np.random.default_rng(3), law(5, [(0.04, 1.0, 1.0, 0), (0.66, 1.0, 0, 0), (0.3, 0.0, 0, 0.05)])
     wanted, rejected = retention(table), 0
     for _ in range(300):

@@ -50,16 +50,18 @@ def test_contradicting_guesses_are_refused(accuracy: float, churn: float, retent
     ],
 )
 def test_documented_figures_of_power(problems: int, churn: float, retention: float, expected: float) -> None:
-    """Summed, and simulated: 20,000 draws have a standard error of .0035, and the design's figures are rounded
-    by .005. False alarm below .005 in all, were the seed not fixed."""
+    """Summed and simulated: 20,000 draws have a standard error of .0035, and the documented figures are rounded to .01.
+
+    The seed is fixed (else false alarms below .005 in all).
+    """
     assert chance(problems, churn, retention) == pytest.approx(expected, abs=0.01)
     n11, n10, n01, n00 = np.random.default_rng(7).multinomial(problems, cells(0.8, churn, retention), size=20_000).T
     assert (p_values(n11, n10, n01, n00, 0.98) <= 0.05).mean() == pytest.approx(expected, abs=0.016)
 
 
 def test_power_agrees_with_simulation() -> None:
-    """100 populations of 20,000 draws: 4 standard errors are .014 at most, and .01 is what the sum may be off.
-    False alarm below .01 in all, were the seed not fixed."""
+    """100 populations of 20,000 draws: 4 standard errors are .014 at most, and .01 is allowed for the error
+    of the sum. The seed is fixed (else false alarms below .01 in all)."""
     rng, compared = np.random.default_rng(5), 0
     while compared < 100:
         problems, wanted = int(np.exp(rng.uniform(3.5, 8.5))), float(rng.choice([0.9, 0.95, 0.98, 1.0, 1.02]))
@@ -109,7 +111,7 @@ def test_the_problems_needed_are_close_to_the_fewest(churn: float, retention: fl
     assert number is not None
     assert chance(number, churn, retention) >= 0.8
     assert chance(int(0.9 * number), churn, retention) < 0.8
-    assert chance(int(1.1 * number), churn, retention) >= 0.78  # saw teeth
+    assert chance(int(1.1 * number), churn, retention) >= 0.78  # power is not quite monotone
 
 
 @pytest.mark.parametrize("retention", [0.9, 0.98, 0.98 + 1e-6])
@@ -131,7 +133,7 @@ def test_the_least_problems_of_the_best_case() -> None:
     assert least_problems(1.0, 0.98, 0.05) == 149
     assert least_problems(0.8, 0.98, 0.05) == 187
     assert least_problems(1.0, 1.0, 0.05) is None
-    assert least_problems(0.8, 1.3, 0.05) is None  # all gained is 1.25
+    assert least_problems(0.8, 1.3, 0.05) is None  # gaining all gives a retention of 1.25
     gaining = least_problems(0.8, 1.02, 0.05)
     assert gaining is not None
     right = int(0.8 * gaining)
@@ -140,7 +142,7 @@ def test_the_least_problems_of_the_best_case() -> None:
 
 def test_power_with_several_seeds_is_approximately_right() -> None:
     """3 seeds, problems that differ in how easily they flip. 4,000 draws: four standard errors are .03, and .05 is
-    what the approximation may be off. False alarm below .001, were the seed not fixed."""
+    allowed for the approximation. The seed is fixed (else false alarms below .001)."""
     rng = np.random.default_rng(8)
     table = law(3, [(0.1, 0.9, 0.12, 0.5), (0.65, 1.0, 0.003, 0.0), (0.25, 0.2, 0.0, 0.006)])
     cell = rng.choice(16, p=table.ravel(), size=200_000)

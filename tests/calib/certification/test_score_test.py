@@ -57,7 +57,7 @@ def test_a_target_that_solves_nothing_leaves_retention_undefined() -> None:
     for ask in asks:
         with pytest.raises(UsageError, match="none of 10 problems, so retention is undefined"):
             ask()
-    assert p_values(0, 0, 30, 7, 0.98) == 1.0  # elementwise there is nobody to tell
+    assert p_values(0, 0, 30, 7, 0.98) == 1.0  # elementwise, no error is raised
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, math.inf, math.nan])
@@ -115,7 +115,7 @@ def test_no_flips_at_all_need_149_problems_for_98_percent() -> None:
 
 
 def likelihood_at(outcomes: Outcomes, wanted: float, p_lost: float, solved: float) -> float:
-    """Minus the log-likelihood of a population with retention `wanted`, for any P(lost)."""
+    """Returns minus the log-likelihood of a population with retention `wanted`, for any P(lost)."""
     gained = (p_lost - (1 - wanted) * solved) / wanted
     shares = (solved - p_lost - gained, p_lost, gained)
     counts = (outcomes.both_right, outcomes.lost, outcomes.gained)
@@ -125,7 +125,7 @@ def likelihood_at(outcomes: Outcomes, wanted: float, p_lost: float, solved: floa
 
 
 def fitted_p_value(outcomes: Outcomes, wanted: float) -> float:
-    """The score test with a numerical fit in place of the quadratic equation."""
+    """Returns p of the score test with a numerical fit in place of the quadratic equation."""
     n, solved = outcomes.problems, 1 - outcomes.both_wrong / outcomes.problems
     low, high = max((1 - wanted) * solved, 0.0), solved / (1 + wanted)
     fit = minimize_scalar(
@@ -139,7 +139,7 @@ def fitted_p_value(outcomes: Outcomes, wanted: float) -> float:
 
 
 def test_the_score_test_agrees_with_a_numerical_fit() -> None:
-    """200 random tables; no false alarm, both are computed from the same counts."""
+    """200 random tables; no false alarms, since both are computed from the same counts."""
     rng, compared = np.random.default_rng(1), 0
     while compared < 200:
         outcomes = Outcomes(*map(int, rng.multinomial(rng.integers(20, 3000), rng.dirichlet([8, 1, 1, 3]))))

@@ -82,7 +82,7 @@ def test_without_a_claim_the_first_configuration_is_bounded() -> None:
 def test_the_absolute_bound_is_clopper_and_pearsons() -> None:
     evidence = certify_sequence([[paired(FAIR)]], Claim(0.7, acc="absolute"), DELTA).tested[0]
     assert evidence.accuracy_bound == pytest.approx(beta.ppf(DELTA, 799, 1000 - 799 + 1))
-    assert evidence.lower_bound == lower_bound(FAIR, DELTA)  # either claim carries both
+    assert evidence.lower_bound == lower_bound(FAIR, DELTA)  # both claims give both bounds
 
 
 TESTS: list[tuple[Guarantee, Test]] = [("population", "score"), ("population", "betting"), ("dataset", "score")]
@@ -106,7 +106,7 @@ def test_verdict_and_bound_agree(
 
 @pytest.mark.parametrize("outcomes", [FAIR, Outcomes(80, 0, 0, 20), Outcomes(1, 900, 0, 20)])
 def test_verdict_and_bound_agree_to_the_last_bit(outcomes: Outcomes) -> None:
-    """At the bound p is delta but for rounding, which falls either way."""
+    """At the bound p is delta up to rounding in either direction."""
     drawn = lower_bound(outcomes, DELTA)
     for _ in range(50):
         evidence = certify_sequence([[paired(outcomes)]], Claim(drawn), DELTA).tested[0]
@@ -153,7 +153,7 @@ def test_betting_decides_early() -> None:
     portions = Portions(paired(Outcomes(900, 0, 0, 100)), [100, 300, 500])
     verdict = certify_sequence([portions], Claim(0.98, test="betting", problems=1000), DELTA)
     assert verdict.passed == 0
-    assert portions.decoded == 300  # .9 at stake makes 1.018 of 1 on each; 4 * 20 of it take 243
+    assert portions.decoded == 300  # a stake of .9 multiplies wealth by 1.018 per problem; 4 * 20 takes 243
     assert verdict.tested[0].lower_bound >= 0.98
 
 
@@ -168,7 +168,7 @@ def test_a_futile_candidate_is_given_up(guarantee: Guarantee, test: Test) -> Non
     evidence = verdict.tested[0]
     assert evidence.p_value is not None
     assert evidence.p_value == 1.0
-    # The data said when to stop, so the bound is one that holds at any moment.
+    # The sample size depended on the data, so the bound must be valid at any time.
     anytime = Claim(None, guarantee=guarantee, test="betting", problems=1000)
     assert (evidence.lower_bound, evidence.accuracy_bound) == anytime.bounds(evidence.paired, DELTA)
 
@@ -188,9 +188,9 @@ def test_a_candidate_that_could_pass_without_further_losses_is_not_given_up(
 @pytest.mark.parametrize(
     ("sample", "wanted", "rest"),
     [
-        (Outcomes(200, 6, 6, 38), 1.0, 750),  # passes if the rest gains, as it may
-        (Outcomes(4000, 90, 0, 900), 0.98, 2000),  # hardly gains, but passes if all that the target solves is kept
-        (Outcomes(1500, 0, 100, 3400), 1.05, 2000),  # passes now; what the target solves too would be a step back
+        (Outcomes(200, 6, 6, 38), 1.0, 750),  # passes with plausible gains
+        (Outcomes(4000, 90, 0, 900), 0.98, 2000),  # no gains, but passes without further losses
+        (Outcomes(1500, 0, 100, 3400), 1.05, 2000),  # passes now; problems that both solve would lower the result
     ],
 )
 def test_a_candidate_that_may_still_pass_is_not_given_up(sample: Outcomes, wanted: float, rest: int) -> None:
@@ -198,8 +198,10 @@ def test_a_candidate_that_may_still_pass_is_not_given_up(sample: Outcomes, wante
 
 
 def test_giving_up_costs_hardly_any_power() -> None:
-    """300 candidates at the edge, looked at 7 times. One in a thousand looks may err; that 7 of 300 change their
-    verdict has a chance below .01 even if each look did so by itself, were the seed not fixed."""
+    """300 candidates at the limit, checked 7 times each.
+
+    One in a thousand checks may err; 7 of 300 changed verdicts then have a probability below .01. The seed is fixed.
+    """
     rng, saved, changed, passes = np.random.default_rng(6), 0, 0, 0
     for _ in range(300):
         kind = rng.choice(4, p=[0.775, 0.016, 0.004, 0.205], size=800)

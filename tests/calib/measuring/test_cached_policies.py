@@ -56,7 +56,7 @@ def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeD
                 with ResultCache(None) as empty:
                     assert found == decode(empty, decoder, batch_size=5)(fuzzy, TASK.problems)
                 reused += cached.reused
-    assert reused >= 2 * 3 * 12  # of the closer two, half at least
+    assert reused >= 2 * 3 * 12  # at least half of those at the two close thresholds
 
 
 def test_a_text_is_a_hit_within_its_interval_but_not_near_its_ends() -> None:
@@ -113,7 +113,7 @@ def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, b
     c = math.sqrt(key(dtype).margin(0.0))
     moved = max(0.0, d + by * c * math.sqrt(d))
     cache_key, d, moved = of_shape(LOOSENING, dtype), d / m, moved / m
-    for t in (moved, (d + moved) / 2):  # thresholds between the two: never answered by D as an end
+    for t in (moved, (d + moved) / 2):  # thresholds between the two: never a hit of an interval that ends at D
         assert not is_hit(cache_key, t, lo=d, hi=math.inf)
         assert not is_hit(cache_key, t, lo=-math.inf, hi=d)
 

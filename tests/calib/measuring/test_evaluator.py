@@ -116,7 +116,7 @@ def test_seeds_start_at_the_decoders() -> None:
                 ids=[p.id for p in task().problems],
             )  # fmt: skip
             assert [r.text for r in texts] == [seeds[column].text for seeds in found]
-        assert len({seeds[0].text == seeds[1].text for seeds in found}) == 2  # noise does differ
+        assert len({seeds[0].text == seeds[1].text for seeds in found}) == 2  # the noise of the seeds differs
 
 
 def test_greedy_decoding_has_one_seed() -> None:

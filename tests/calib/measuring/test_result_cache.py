@@ -50,7 +50,7 @@ def test_a_row_is_a_hit_inside_its_interval_by_the_margin(a: float, b: float, t:
 
 @given(st.floats(0, 40), st.floats(-1, 1), st.sampled_from(["float32", "float16", "bfloat16"]))
 def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, by: float, dtype: str) -> None:
-    """Any D that, decoded elsewhere, lies at most c sqrt(larger of both) away is on the same side of T."""
+    """A D that numerical noise moves by at most c sqrt(D) stays on the same side of T."""
     cache_key = key(dtype, "kl_qp")
     c = math.sqrt(cache_key.margin(0.0))
     moved = max(0.0, d + by * c * math.sqrt(d))
@@ -110,7 +110,7 @@ def test_negative_zero_is_stored_as_zero(tmp_path: Path) -> None:
 
 
 def test_a_thousand_problems_at_ten_thresholds_are_found_in_well_under_a_second(tmp_path: Path) -> None:
-    """Among 10,000 rows; the index makes it the same among a million (0.3 s)."""
+    """Among 10,000 rows; with the index it takes as long among a million (0.3 s)."""
     rows = [CacheQuery(i, f"problem {i}" * 10) for i in range(1000)]
     with ResultCache(tmp_path / "cache") as store:
         for n in range(10):

@@ -34,7 +34,7 @@ def filled(path: Path) -> dict[int, CachedText]:
 
 
 def named(path: Path) -> list[str]:
-    """What opening, reading and writing the file warns of. It must work, whatever the file holds."""
+    """Returns the warnings of opening, reading and writing the file, which must succeed whatever it holds."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ResultCache(path) as store:
@@ -76,11 +76,11 @@ def test_rows_with_flipped_bits_are_never_returned(tmp_path: Path) -> None:
         assert found.items() <= {place: added[i] for place, i in enumerate(requested)}.items()
         given_out, aside = given_out + len(found), aside + noticed(path, caught)
     assert aside > 20  # often a requested row or a page is damaged
-    assert given_out > 1000  # and often none is
+    assert given_out > 1000  # often no row is damaged
 
 
 def noticed(path: Path, caught: list[warnings.WarningMessage]) -> bool:
-    """Whether the file was set aside, and said to be in one line."""
+    """Whether the file was renamed, with a warning of one line."""
     if not caught:
         return False
     (line,) = (str(warning.message) for warning in caught)
@@ -110,7 +110,7 @@ def test_a_truncated_file_is_renamed(share: float, tmp_path: Path) -> None:
     (line,) = named(path)
     assert "is damaged" in line
     assert "\n" not in line
-    assert named(path) == []  # the new one is sound
+    assert named(path) == []  # the new file is intact
 
 
 def test_other_files_are_renamed_unchanged(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_open_caches_switch_to_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     with ResultCache(path) as here, ResultCache(path) as there:
         here.add(KEY, ASKED, 0.2, result())
-        set_aside(path)  # as another process does that found it damaged
+        set_aside(path)  # as another process does on finding the damage
         assert here.find(KEY, [ASKED], 0.2) == {}
         there.add(KEY, ASKED, 0.2, result("new"))
         assert here.find(KEY, [ASKED], 0.2)[0].text == "new"
@@ -183,7 +183,7 @@ def test_no_added_row_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
 
 
 def share(pipe: Connection, path: Path, number: int) -> None:
-    """Adds its own rows and some of its neighbour's, and sees everybody's in the end."""
+    """Adds its own rows and some of its neighbour's, and finds all rows in the end."""
     pipe.recv()
     rows = [CacheQuery(i, "p") for i in range(600)]
     with ResultCache(path) as store:

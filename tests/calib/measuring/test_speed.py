@@ -12,12 +12,12 @@ from fsd_calib.measuring.interleaved import measure_speeds
 from fsd_calib.measuring.speed import ForecastSpeeds, Interval, TimedSpeeds, pool_processes
 from fsd_decoding.errors import UsageError
 
-SPEEDS = {"target": 20.0, "sd": 50.0, "fsd": 60.0}  # rounds a second
-Problem = tuple[int, float]  # its number, and rounds it takes; a round of it brings about two tokens
+SPEEDS = {"target": 20.0, "sd": 50.0, "fsd": 60.0}  # rounds per second
+Problem = tuple[int, float]  # its number and its rounds, of about two tokens each
 
 
 class Machine:
-    """Decodes at known speeds on a clock of its own."""
+    """Decodes at known speeds on a simulated clock."""
 
     def __init__(self, seed: int = 0, noise: float = 0.0, hiccups: float = 0.0) -> None:
         self.now, self.calls = 0.0, list[tuple[str, tuple[int, ...]]]()
@@ -42,7 +42,7 @@ def drawn(count: int, seed: int = 0) -> list[Problem]:
 
 
 def test_speeds_of_a_steady_machine_are_exact() -> None:
-    problems = [(3 * i, 10.0) for i in range(8)]  # two tokens a round
+    problems = [(3 * i, 10.0) for i in range(8)]  # two tokens per round
     speeds = Machine().measure(problems)
     for name, rounds in SPEEDS.items():
         found = speeds.of(name)
@@ -75,7 +75,7 @@ def test_all_configurations_decode_the_same_pieces_in_turn_after_a_warm_up() -> 
     turns = [rest[at : at + 3] for at in range(0, len(rest), 3)]
     assert [numbers for turn in turns for _, numbers in turn[:1]] == 3 * [(i,) for i in range(1, 30)]
     assert all({name for name, _ in turn} == set(SPEEDS) and len({of for _, of in turn}) == 1 for turn in turns)
-    firsts = {turn[0][0] for turn in turns}  # one of three never being first in 87 turns: chance below 1e-14
+    firsts = {turn[0][0] for turn in turns}  # probability below 1e-14 that one of three is never first in 87 turns
     assert firsts == set(SPEEDS)
 
 
@@ -104,9 +104,9 @@ def test_a_machine_that_slows_down_keeps_the_ratios() -> None:
 
 @pytest.mark.parametrize("count", [9, 25])
 def test_intervals_have_their_nominal_coverage(count: int) -> None:
-    """500 measurements, each with problems of its own, at 90 %: three standard errors are .04, and .015 more is
-    left for what a bootstrap of 8 pieces is off by. Four shares: false alarm below .011, were seeds not fixed."""
-    rounds = np.arange(4, 40)  # of problems as they are drawn
+    """500 measurements, each with problems of its own, at 90 %: three standard errors are .04, and .015
+    more is allowed for a bootstrap of 8 pieces. Seeds are fixed (else false alarms below .011 for four shares)."""
+    rounds = np.arange(4, 40)  # rounds of a problem, to be drawn from
     tokens = np.mean([np.rint(rounds * (2 + k / 2)).mean() for k in range(3)])
     speed, ratio = tokens / rounds.mean() * SPEEDS["fsd"], SPEEDS["fsd"] / SPEEDS["sd"]
     covered = np.zeros(2)
@@ -121,7 +121,7 @@ def test_intervals_have_their_nominal_coverage(count: int) -> None:
 
 
 class Offset(Machine):
-    """Of each process every configuration is off by a factor of its own, some 3 %, which no repeat within it shows."""
+    """A process in which each configuration is off by its own factor, some 3 %, constant within the process."""
 
     def __init__(self, seed: int, process: int) -> None:
         super().__init__(1000 * seed + process, noise=0.1)

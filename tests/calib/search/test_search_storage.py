@@ -95,7 +95,7 @@ def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Stud
 
 
 def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
-    """Though an infeasible one is faster."""
+    """Even where an infeasible one is faster."""
     url, of = place("sqlite", tmp_path), World(count=600, seed=1)
     expected = search(of.evaluator(), of.target(), Formula(), SPACE, GOAL, url, "study", 12, Silent()).trials
     best = max((t for t in expected if t.feasible), key=lambda t: t.value)

@@ -110,7 +110,7 @@ def test_every_gold_answer_of_gsm8k_is_right_and_every_altered_one_wrong(name: s
     assert len(answers) == count
     for answer in answers:
         working, _, written = answer.rpartition("#### ")
-        gold = int(written.replace(",", ""))  # an independent reading: all of them are integers
+        gold = int(written.replace(",", ""))  # parsed independently: all of them are integers
         for right in _right_texts(answer, working, written, gold):
             assert same_answer(answer, right), right
         for wrong in _wrong_numbers(gold):
@@ -130,7 +130,7 @@ def _right_texts(answer: str, working: str, written: str, gold: int) -> list[str
 
 
 def _wrong_numbers(gold: int) -> list[str]:
-    """The number one off, negated, with a digit appended or dropped, and with its first digits swapped."""
+    """Returns the number plus one, negated, with a digit appended or dropped, and with its first digits swapped."""
     digits = str(abs(gold))
     others = [gold + 1, gold - 1, -gold if gold else 1, gold * 10 + 1, int(f"{gold}7")]
     if len(digits) > 1:

@@ -22,7 +22,7 @@ STORY = (
 KIM, CHAD = STORY.format("Kimberly", 8, 6, 12), STORY.format("Chad", 5, 2, 18)
 CATS = "Kimberly has two cats and a dog. The dog eats twice what a cat eats. How many tins does she need in a week?"
 WORDS = ["".join(Random(i).choices("abdefgiklmnoprstu", k=5)) for i in range(500)]
-FILL = [" ".join(Random(i).choices(WORDS, k=30)) for i in range(600)]  # have words in common, and nothing else
+FILL = [" ".join(Random(i).choices(WORDS, k=30)) for i in range(600)]  # texts that share words, but nothing else
 
 
 def test_other_names_and_numbers_are_a_near_duplicate() -> None:
@@ -79,7 +79,7 @@ def test_near_duplicates_between_hashed_parts_are_not_noted() -> None:
     assert not drawn.notes
     examples = [Example(p.question, p.reference, "tuning") for p in drawn.tuning]
     examples += [Example(p.question, p.reference, "certification") for p in drawn.certification]
-    assert _parts(examples).notes  # the very same parts, where the source gives them
+    assert _parts(examples).notes  # the same parts, given by the source
 
 
 def _parts(examples: list[Example]) -> Parts:

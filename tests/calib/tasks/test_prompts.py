@@ -13,7 +13,7 @@ from fsd_data.problems import part_of
 from fsd_data.tokenizer import build_tokenizer
 from support.task_files import PROBLEMS, QWEN, lines, load_refusal, tokenizer_of, write_file
 
-GEMMA = (  # refuses a system message, writes the start token itself
+GEMMA = (  # rejects system messages, and writes the start token itself
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
     "{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\\n' + message['content'] }}"
@@ -44,7 +44,7 @@ def test_a_base_model_gets_worked_examples(name: str, examples: int, tmp_path: P
 
 
 def _final_result(exemplar: str) -> Decimal:
-    """The last result of the working, every step of which must be right."""
+    """Returns the last result of the working, and checks every step."""
     working = exemplar.partition("\nAnswer: ")[2]
     steps = re.findall(r"([\d.]+) ?([-+*/]) ?([\d.]+) ?= ?\$?(\d+(?:\.\d+)?)", working)
     assert len(steps) >= 2

@@ -71,7 +71,7 @@ def test_a_trailing_space_leaves_every_problem_in_its_part() -> None:
 
 
 def test_a_prefix_of_the_tuning_part_is_a_random_sample_of_a_sorted_file() -> None:
-    """A false alarm has probability 2e-4: 5 to 27 of 32 draws are of one half, as each is with probability .5."""
+    """5 to 27 of 32 draws are of one half, each with probability .5: false alarms have probability 2e-4."""
     examples = examples_of(
         *(f"Which animal is {i}?" for i in range(200)), *(f"Which plant is {i}?" for i in range(200))
     )
