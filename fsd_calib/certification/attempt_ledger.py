@@ -24,9 +24,10 @@ from fsd_decoding.errors import UsageError
 def attempt_level(confidence: float, number: int) -> float:
     """Returns the significance level of attempt `number`; the levels of all attempts sum to 1 - confidence.
 
-    All attempts on one problem thus keep the promise together. An attempt that passes does not pass its level on to a
-    later one, as in Tian and Ramdas's online fallback procedure (2021): that is valid for hypotheses fixed beforehand,
-    and not where a user chooses the next goal by the last result (docs/calibration.md has the figures).
+    So all attempts on one problem together keep the promised confidence. Unlike in Tian and Ramdas's online fallback
+    procedure (2021), an attempt that passes does not hand its level on to a later one: that procedure is valid for
+    hypotheses fixed beforehand, not where a user chooses the next goal by the last result (docs/calibration.md has the
+    figures).
     """
     return (1 - confidence) * 6 / (math.pi**2 * number**2)
 

@@ -181,7 +181,7 @@ class HoldoutAttempt:
 
 def _counts(evidence: Sequence[Evidence]) -> list[list[int]]:
     """Returns the counts that a verdict rests on; bounds follow from them, up to rounding of another machine."""
-    return [list(astuple(evidence.outcomes)) for evidence in evidence]
+    return [list(astuple(e.outcomes)) for e in evidence]
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

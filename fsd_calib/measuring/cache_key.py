@@ -51,11 +51,11 @@ class GenerationLimits(Protocol):
 
 @dataclass(frozen=True)
 class CacheKey:
-    """The key of a decoding; it holds only what matters: no draft for a rule that does not draft, no seed for greedy
-    decoding.
+    """The key of a decoding.
 
-    Policies apply to fuzzy rules only; lossless decoding, which they are compared with, has none. A policy that moves T
-    is part of `divergence`: D divided by its scale is compared with T.
+    It holds only what matters: no draft for a rule that does not draft, no seed for greedy decoding. Policies apply to
+    fuzzy rules only; lossless decoding, which they are compared with, has none. A policy that moves T is part of
+    `divergence`: D divided by its scale is compared with T.
     """
 
     rule: str
@@ -79,8 +79,7 @@ class CacheKey:
         return hashlib.blake2b(self.json.encode(), digest_size=16).digest()
 
     def margin(self, threshold: float) -> float:
-        """Returns how far inside an interval a threshold must lie to be served from it, by the numerical noise of D;
-        see above.
+        """Returns how far inside an interval a threshold must lie to be a hit, by the numerical noise of D (see above).
 
         The noise is c sqrt(D) below or above D: c sqrt(T) + c**2 covers both. Where T is scaled by m, D is compared
         with T m; in T that is c sqrt(T / m) + c**2 / m, largest where m is smallest; and T moves as much as m does.
@@ -106,8 +105,7 @@ class CacheKey:
 
 
 class CacheKeys:
-    """The keys of one decoder's configurations on one task. The models' fingerprints are computed once, on
-    construction.
+    """The keys of one decoder's configurations on one task; computes the models' fingerprints once.
 
     Args:
         policies: By divergence, the policy that stops the drafts of fuzzy rules early.

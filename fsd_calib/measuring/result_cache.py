@@ -41,7 +41,7 @@ _SCHEMA = Schema(
     """,
     # Once a commit returns it is in the log and survives kill -9; only a loss of power may lose the last ones.
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
-    "quick_check",  # 0.8 s a million rows (0.5 GB); the digests of rows are looked at when they are given out
+    "quick_check",  # 0.8 s per million rows (0.5 GB); the digests of rows are verified when they are read
 )
 _VALUES = "threshold, lo, hi, text, tokens, rounds, drafted, accepted"
 _FIND = f"""
@@ -141,7 +141,7 @@ class ResultCache:
             self._connection.text_factory = bytes  # damaged text may not be UTF-8
             if self._file_identity() == self._identity:
                 return
-            self.close()  # it was just created, here or elsewhere: opened again to be sure which file it is
+            self.close()  # it was just created, here or by another process: opens it again to know its identity
 
     def _file_identity(self) -> tuple[int, int] | None:
         """Returns the identity of the file that currently has this name."""

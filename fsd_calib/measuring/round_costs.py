@@ -21,10 +21,7 @@ from fsd_decoding.requests import Prompt
 _ROUNDS = 200  # timed per draft length
 _FEWER, _SECONDS = 50, 15.0  # rounds that suffice after so many seconds
 _BATCHES = 100  # batches at most
-_RULE, _LOSSLESS = (
-    "fsd-coupled",
-    -1.0,
-)  # acceptance does not change the cost of a round; accepting little gives many rounds
+_RULE, _LOSSLESS = "fsd-coupled", -1.0  # accepts little, which gives many rounds and does not change their cost
 _LEAST = 1e-9  # seconds; the least cost of a verification
 
 

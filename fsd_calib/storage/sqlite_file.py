@@ -1,5 +1,4 @@
-"""SQLite files of fsd-calib: created atomically, identified by their headers, and renamed where damaged or taken
-over."""
+"""SQLite files: created atomically, identified by their headers, and renamed where damaged or taken over."""
 
 from __future__ import annotations
 

@@ -45,6 +45,8 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
+    """A problem of a task, with its prompt for one model."""
+
     id: int  # hash of question and choices: independent of subset and order, and the seed of its noise
     question: str
     prompt: str
@@ -115,10 +117,10 @@ class TaskKind:
 
 
 def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[Example]:
-    """Returns at most `limit` examples, in their own order, chosen by `seed`; a smaller choice is a subset of a larger
-    one.
+    """Returns at most `limit` examples, in their own order, chosen by `seed`.
 
-    The parts share the limit in proportion to their sizes, and from 2 on each of two has at least one.
+    A smaller choice is a subset of a larger one. The parts share the limit in proportion to their sizes, and from 2 on
+    each of two has at least one.
     """
     parts: defaultdict[Part | None, list[int]] = defaultdict(list)
     for index, example in enumerate(examples):
