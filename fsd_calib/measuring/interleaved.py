@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from fsd_calib.measuring.speed import C, Run, TimedSpeeds
+from fsd_calib.measuring.speed import C, TimedRun, TimedSpeeds
 from fsd_calib.progress import Progress, Silent
 from fsd_decoding.errors import UsageError
 
@@ -28,9 +28,9 @@ def measure_speeds(
 ) -> TimedSpeeds[C]:  # fmt: skip
     """Returns the speeds of configurations that decode the same pieces of work in turn.
 
-    The order is drawn anew for each piece, so that a machine that slows down slows all configurations. A piece counts
-    with the median of its seconds over the repeats, which lie a whole turn apart: one outlier cannot change it and,
-    unlike the minimum, it measures the typical speed of the machine. The first piece is for warm-up only.
+    They take turns on every piece, in an order drawn anew, so that a machine that slows down slows them all. A piece
+    counts with the median of its seconds over the repeats, which lie a whole turn apart: one outlier cannot change it
+    and, unlike the minimum, it measures the typical speed of the machine. The first piece is for warm-up only.
 
     Args:
         decode: Decodes problems, `streams` at a time, and returns the number of emitted tokens.
@@ -55,7 +55,7 @@ def measure_speeds(
                     tokens[kind][i] = decode(kind, piece)
                     seconds[kind][turn, i] = clock() - began
                 advance(1)
-    run = Run(
+    run = TimedRun(
         {kind: emitted / streams for kind, emitted in tokens.items()},
         {kind: np.median(taken, 0) for kind, taken in seconds.items()},
     )

@@ -75,7 +75,7 @@ def _zero_width(value: float) -> Interval:
 
 
 @dataclass(frozen=True, eq=False)
-class Run(Generic[C]):
+class TimedRun(Generic[C]):
     """The timings of the same pieces of work in one process: arrays (pieces,) of tokens emitted per stream, and of
     seconds."""
 
@@ -103,7 +103,7 @@ class TimedSpeeds(Speeds[C]):
             between processes, such as memory layout, which is constant within a run.
     """
 
-    runs: Sequence[Run[C]]
+    runs: Sequence[TimedRun[C]]
     problems: int
     confidence: float
     processes: int = 0
@@ -119,7 +119,7 @@ class TimedSpeeds(Speeds[C]):
         """Returns the ratio, paired by piece and process."""
         return self._interval(lambda run, weights: run.log_rate(fast, weights) - run.log_rate(slow, weights))
 
-    def _interval(self, log_of: Callable[[Run[C], Floats], Floats]) -> Interval:
+    def _interval(self, log_of: Callable[[TimedRun[C], Floats], Floats]) -> Interval:
         """Returns an interval from two independent errors: pieces drawn, shared by all runs, and processes.
 
         Each has its own interval, and the widths are added in quadrature.

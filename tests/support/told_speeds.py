@@ -12,7 +12,7 @@ from fsd_calib.calibration.run_facts import Timings
 from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.speed import Run, TimedSpeeds
+from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
 from fsd_collectors.replay.cost import CostModel
 
 _PIECES = 20
@@ -30,7 +30,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -
         paces = {c: _PACES.get(c.rule, 100.0 * over_sd) for c in configurations}
         tokens = {kind: np.full(_PIECES, 100.0) for kind in paces}
         seconds = {kind: 100.0 / pace * _uneven(spread * (kind.rule not in _PACES)) for kind, pace in paces.items()}
-        speeds = TimedSpeeds([Run(tokens, seconds)], _PIECES, timer.goal.confidence)
+        speeds = TimedSpeeds([TimedRun(tokens, seconds)], _PIECES, timer.goal.confidence)
         return Timed(speeds, "tuning" if opened is None else "certification")
 
     monkeypatch.setattr(Timer, "time", timed)
