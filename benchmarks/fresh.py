@@ -10,8 +10,8 @@ import argparse
 from pathlib import Path
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, load_task
+from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import lower_bound
-from fsd_calib.certification.sequence import Outcomes
 from fsd_calib.tasks.base import Problem, Task
 
 

@@ -22,8 +22,8 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
-from fsd_calib.search.candidates import contenders, sequence
-from fsd_calib.search.forecast import placed
+from fsd_calib.search.candidates import choose_sequence, measure_candidates
+from fsd_calib.search.forecast import configuration_at
 from fsd_calib.search.prospects import Prospects
 from lib.calibration.pooled import TARGET
 from lib.calibration.pooled_calibration import Tuned, level, tuned
@@ -48,9 +48,9 @@ class Case:
     @cached_property
     def prospects(self) -> Prospects:
         known = self.known
-        return contenders(
-            known.searched.tried, self.arena.space, known.evaluator, known.alone, self.arena.forecast, known.objective.bar,
-            known.lossless,
+        return measure_candidates(
+            known.searched.trials, self.arena.space, known.evaluator, known.alone, self.arena.forecast,
+            known.objective.pass_model, known.lossless,
         )  # fmt: skip
 
     def ladder(self, delta: float, divergence: str | None = None, worth: float = 1.0) -> list[Configuration]:
@@ -64,9 +64,9 @@ class Case:
         which = np.array([i for i, arm in enumerate(arms) if divergence in (None, arm.divergence)], int)
         if not len(which):
             return []
-        bar = replace(seen.bar, delta=delta, certification=round(worth * seen.bar.certification))
-        some = Prospects(seen.settings.chosen(which), seen.seen, bar, seen.lossless)
-        return [placed(self.arena.forecast, some.settings.point(i)) for i in sequence(some)]
+        bar = replace(seen.pass_model, delta=delta, certification=round(worth * seen.pass_model.certification))
+        some = Prospects(seen.settings.subset(which), seen.observations, bar, seen.lossless)
+        return [configuration_at(self.arena.forecast, some.settings.point(i)) for i in choose_sequence(some)]
 
     def passes(self, configuration: Configuration, delta: float, test: Any = "score") -> bool:
         claim = Claim(self.wanted, test=test, problems=_CERTIFICATION)

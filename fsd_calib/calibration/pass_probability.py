@@ -10,8 +10,8 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import power, seeds_worth
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.search.bar import Bar
 from fsd_calib.search.max_speed import Chance
+from fsd_calib.search.pass_model import PassModel
 
 _HALF = 0.5  # where all is decoded, or nothing is tested, what counts is the mean: no room for chance is kept
 
@@ -38,14 +38,16 @@ def chance_of(goal: Goal, problems: int, delta: float) -> Chance:
     return chance
 
 
-def bar_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> Bar:
+def bar_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> PassModel:
     """What `chance_of` says where a setting was measured, as far as a normal law says it where none was.
 
     Args:
         alone: the target on the tuning part.
     """
     assert goal.min_acc is not None
-    return Bar(goal.min_acc, alone.accuracy, alone.problems, problems, _level(goal, delta), goal.acc == "absolute")
+    return PassModel(
+        goal.min_acc, alone.accuracy, alone.problems, problems, _level(goal, delta), goal.acc == "absolute"
+    )
 
 
 def _level(goal: Goal, delta: float) -> float:

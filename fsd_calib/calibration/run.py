@@ -15,7 +15,7 @@ from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.calibration.to_profile import Findings, to_profile
-from fsd_calib.certification.holdout import Opened
+from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.sequence import Evidence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
@@ -23,8 +23,8 @@ from fsd_calib.measuring.speed import Interval, Speeds
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import Objective, retention
-from fsd_calib.search.pareto import ParetoFront, Spot, chosen_from, few
-from fsd_calib.search.search import freeze, search, tell_recounted
+from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
+from fsd_calib.search.search import freeze, record_recounts, search
 from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.threshold_profile import Outcome, ThresholdProfile
 
@@ -82,7 +82,7 @@ class Found:
 
     outcome: Outcome
     chosen: Configuration | None = None
-    opened: Opened | None = None
+    opened: HoldoutAttempt | None = None
     evidence: dict[Configuration, Evidence] = field(default_factory=dict)
     trials: int = 0
 
@@ -164,13 +164,13 @@ def _searched(ready: Prepared, objective: Objective, alone: Measurement) -> tupl
     )
     for line in searched.skipped:
         ready.session.progress.note(line)
-    for tried in searched.tried:  # in an earlier process or by another worker too: the curve shows them all
-        session.measure(tried.configuration, tried.problems)
+    for trial in searched.trials:  # in an earlier process or by another worker too: the curve shows them all
+        session.measure(trial.configuration, trial.problems)
     frozen = freeze(searched, ready.space, session, alone, ready.forecast, objective)
     for configuration in frozen:  # what is worth a test is told by all of the part
         session.measure(configuration)
-    tell_recounted(searched, session, alone, ready.forecast, ready.config.study_storage, name)
-    return frozen, len(searched.tried)
+    record_recounts(searched, session, alone, ready.forecast, ready.config.study_storage, name)
+    return frozen, len(searched.trials)
 
 
 def _decided(ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline) -> Found:
@@ -215,7 +215,7 @@ def _bounded(ready: Prepared, asked: Sequence[Configuration]) -> Found:
     return Found("front", None, opened, dict(zip(asked, opened.bound_all(), strict=True)))
 
 
-def _opened(ready: Prepared, asked: Sequence[Configuration]) -> Opened:
+def _opened(ready: Prepared, asked: Sequence[Configuration]) -> HoldoutAttempt:
     """From here on the attempt is spent."""
     claim = claim_of(ready.goal, ready.session.holdout.problems)
     return ready.session.holdout.open(asked, ready.alone, claim, ready.goal.confidence, ready.facts.run)
@@ -265,10 +265,10 @@ def _faster(ready: Prepared, frozen: Sequence[Configuration], baseline: Baseline
 def _spread(ready: Prepared, front: Sequence[Configuration]) -> list[Configuration]:
     """Few enough to be bounded together: first where users choose, spread in retention and speed."""
     alone, seen = ready.session.tuning.measure(ready.alone), [ready.session.tuning.measure(c) for c in front]
-    spots = [Spot(retention(m, alone), ready.forecast.measured(m)) for m in seen]
-    return [front[i] for i in few(spots, _FRONT, chosen_from(alone.problems))]
+    spots = [FrontPoint(retention(m, alone), ready.forecast.measured(m)) for m in seen]
+    return [front[i] for i in thin_out(spots, _FRONT, selectable_retention(alone.problems))]
 
 
-def _timed(ready: Prepared, chosen: Configuration | None = None, opened: Opened | None = None) -> Timed:
+def _timed(ready: Prepared, chosen: Configuration | None = None, opened: HoldoutAttempt | None = None) -> Timed:
     """The target alone, `sd` at the lengths that may be its best, and what was chosen."""
     return ready.timer.time([ready.alone, *ready.sds, *([chosen] if chosen else [])], opened)

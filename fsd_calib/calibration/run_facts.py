@@ -16,8 +16,9 @@ from typing import NamedTuple
 from filelock import FileLock
 from pydantic import AwareDatetime, ValidationError
 
-from fsd_calib.certification.attempt_ledger import Run, attempt_level
+from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.holdout import Holdout
+from fsd_calib.certification.ledger_file import Run
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.parts import Amount, Natural, Part
 

@@ -7,11 +7,17 @@ from pathlib import PurePath
 
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.search.max_accuracy import MaxAccuracy
+from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront
 from fsd_decoding.profile.parts import ModelInfo
 
 _LONGEST = 200  # characters of the words: databases keep 512 of a name
+
+
+_KINDS: dict[type, str] = {MaxSpeed: "KeepAccuracy", MaxAccuracy: "ReachSpeed", ParetoFront: "Front"}
+"""What objectives are called in studies; never changed, so that an interrupted search of an earlier version goes on."""
 
 
 def study_name(ready: Prepared, objective: Objective) -> str:
@@ -20,7 +26,13 @@ def study_name(ready: Prepared, objective: Objective) -> str:
     Beside the run that is the level of its attempt, on which chances depend, and what a round costs, on which
     forecasts do and where early stops end drafts.
     """
-    facts = [ready.facts.name, ready.session.identity, type(objective).__name__, objective.asked, *ready.facts.costs]
+    facts = [
+        ready.facts.name,
+        ready.session.identity,
+        _KINDS[type(objective)],
+        objective.description,
+        *ready.facts.costs,
+    ]
     which = hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:8]
     words = ", ".join([ready.session.task.name, _pair(ready), _asked(ready.goal, objective)])
     return f"{words[:_LONGEST]}, {which}"

@@ -11,11 +11,11 @@ import torch
 
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.session import Session
-from fsd_calib.certification.holdout import Opened
+from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.interleaved import MachineLoad, machine_load, measure_speeds, pieces
 from fsd_calib.measuring.speed import ForecastSpeeds, Speeds
-from fsd_calib.measuring.timing_job import Job, Sources, timed_afresh
+from fsd_calib.measuring.timing_job import Sources, TimingJob, time_in_fresh_processes
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.split import Part
@@ -114,7 +114,7 @@ class Timer:
     forecast: Forecast
     early_stop: tuple[Path, EarlyStopInfo] | None = None
 
-    def time(self, configurations: Sequence[Configuration], opened: Opened | None = None) -> Timed:
+    def time(self, configurations: Sequence[Configuration], opened: HoldoutAttempt | None = None) -> Timed:
         """With as many streams as are served.
 
         Args:
@@ -146,7 +146,9 @@ class Timer:
         """Its forecast: tokens/s of one stream by the rounds it took on all tuning problems that it was decoded on."""
         return self.forecast.measured(self.session.tuning.counted(configuration))
 
-    def single(self, configurations: Sequence[Configuration], opened: Opened | None) -> Speeds[Configuration] | None:
+    def single(
+        self, configurations: Sequence[Configuration], opened: HoldoutAttempt | None
+    ) -> Speeds[Configuration] | None:
         """With one stream, on fewer problems of the same part, beside the several that are served; None: one is
         served, or nothing is to be timed."""
         if not self._single:
@@ -176,7 +178,7 @@ class Timer:
     def _count(self, streams: int) -> int:
         return problems_to_time(problems_of(self.session), streams)
 
-    def _problems(self, streams: int, opened: Opened | None) -> tuple[Part, Sequence[Problem]]:
+    def _problems(self, streams: int, opened: HoldoutAttempt | None) -> tuple[Part, Sequence[Problem]]:
         """Of the tuning part where the other is sealed, or too small."""
         count = self._count(streams)
         tuning, certification = self.session.tuning.problems[:count], () if opened is None else opened.problems[:count]
@@ -195,7 +197,9 @@ class Timer:
         session = self.session
         if self.asked.way == "careful":
             models = [session.decoder.target, session.decoder.draft, *(d.draft for d in session.drafts.values())]
-            return timed_afresh(self._job(configurations, problems, streams), _PROCESSES, models, session.progress)
+            return time_in_fresh_processes(
+                self._job(configurations, problems, streams), _PROCESSES, models, session.progress
+            )
 
         def emitted(configuration: Configuration, piece: Sequence[Problem]) -> int:
             return session.decode.emitted(configuration, piece, streams)
@@ -205,9 +209,9 @@ class Timer:
             progress=session.progress,
         )  # fmt: skip
 
-    def _job(self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int) -> Job:
+    def _job(self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int) -> TimingJob:
         decoder, task = self.session.decoder, self.session.task
-        return Job(
+        return TimingJob(
             sources=self.asked.sources, sampling=decoder.sampling, criterion=decoder.criterion, seed=decoder.seed,
             problems=problems, max_new_tokens=task.max_new_tokens, stop=task.stop, configurations=configurations,
             keys=[self.session.decode.key(c).json for c in configurations], early_stop=self.early_stop, streams=streams,

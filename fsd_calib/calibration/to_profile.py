@@ -16,8 +16,9 @@ from fsd_calib.calibration.baseline import Baseline
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.harm import difference_of, harm_of
-from fsd_calib.certification.holdout import Opened
-from fsd_calib.certification.sequence import Evidence, Paired
+from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.sequence import Evidence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
@@ -60,7 +61,7 @@ class Findings:
     timed: Timed
     single: Speeds[Configuration] | None
     steps: Sequence[Work]
-    opened: Opened | None = None
+    opened: HoldoutAttempt | None = None
     evidence: Mapping[Configuration, Evidence] = field(default_factory=dict)
     trials: int = 0
 
@@ -179,7 +180,7 @@ def _certificate(found: Findings) -> Certificate:
     )  # fmt: skip
 
 
-def _beside(paired: Paired, opened: Opened, confidence: float) -> dict[str, Any]:
+def _beside(paired: Paired, opened: HoldoutAttempt, confidence: float) -> dict[str, Any]:
     """Beside retention and accuracy. Of a difference no interval holds where outcomes ended the decoding early, and
     none is needed of a dataset."""
     claim = opened.claim

@@ -1,1 +1,1 @@
-"""Does a fuzzy configuration keep what was asked for? Tests, bounds, and what a number of problems can show."""
+"""Certification of accuracy: tests, bounds, power, the attempt ledger and the holdout."""

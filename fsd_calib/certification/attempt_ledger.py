@@ -1,7 +1,7 @@
-"""The ledger of attempts to certify: how often problems were asked, and which must not be asked (DESIGN section 10).
+"""The ledger of certification attempts: how often problems were certified on, and which were tuned on.
 
-It is no cache: whoever deletes it voids the certificates that came after those it counted. Several processes may use
-one file at once.
+It is not a cache: deleting it voids the certificates issued afterwards on the same problems. Several processes may use
+one file at the same time.
 """
 
 from __future__ import annotations
@@ -20,35 +20,32 @@ from fsd_calib.certification.ledger_file import Entry, LedgerFile, Numbered, Num
 from fsd_calib.storage.sqlite_file import DamageError
 from fsd_decoding.errors import UsageError
 
-# MERGED: """The level of each attempt, so that all attempts that ask one problem keep the promise together."""
-
 
 def attempt_level(confidence: float, number: int) -> float:
-    """The level of attempt `number`: over all attempts these sum to 1 - confidence (DESIGN section 10).
+    """Returns the significance level of attempt `number`; the levels of all attempts sum to 1 - confidence.
 
-    What passes hands its level on to no other attempt, as it might by Tian and Ramdas's online fallback (2021): that
-    holds for attempts fixed beforehand that claim no more than what was wanted, and not where the next wish is chosen
-    by what the last one showed (docs/calibration.md has the figures).
+    So all attempts on one problem together keep the promised confidence. Unlike in Tian and Ramdas's online fallback
+    procedure (2021), an attempt that passes does not hand its level on to a later one: that procedure is valid for
+    hypotheses fixed beforehand, not where a user chooses the next goal by the last result (docs/calibration.md has the
+    figures).
     """
     return (1 - confidence) * 6 / (math.pi**2 * number**2)
 
 
-def next_number(entries: Sequence[Entry], asked: Numbers) -> int:
-    """Of another attempt on these problems, after all attempts that there are."""
-    return 1 + sum(bool(known(asked, entry.problems).any()) for entry in entries)
-
-
-__all__ = ["Attempt", "Ledger", "Run"]
+def next_number(entries: Sequence[Entry], requested: Numbers) -> int:
+    """Returns the number of a further attempt on these problems: one more than the attempts that share a problem."""
+    return 1 + sum(bool(known(requested, entry.problems).any()) for entry in entries)
 
 
 class AttemptLedger:
-    """A ledger in a file, or in memory for who keeps none.
+    """The ledger in a file, or in memory.
 
-    A family is a target, by its fingerprint: drafts, divergences, T and the name of the task are choices. Problems are
-    told by ids and content keys: one is known where a row before has either number.
+    Attempts are grouped by family: the fingerprint of a target. Drafts, divergences, T and the name of the task are
+    choices within a family. Problems are identified by id and content key: a problem is known where an earlier row has
+    either number.
 
     Raises:
-        UsageError: the file is damaged or of another version, or it cannot be read or written.
+        UsageError: The file is damaged or of another version, or cannot be read or written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -59,76 +56,83 @@ class AttemptLedger:
         return earlier_ledger.take_over(path, self._file)
 
     def tuned_on(self, family: str, problems: Iterable[Numbered]) -> None:
-        """Remembers problems that had a say in a choice: no attempt of the family may ask them afterwards."""
-        asked = as_set(numbers(problems))
-        with self._file.alone():
-            new = asked[~known(asked, self._file.tuned(family))]
+        """Records problems that influenced a choice: no later attempt of the family may certify on them."""
+        requested = as_set(numbers(problems))
+        with self._file.transaction():
+            new = requested[~known(requested, self._file.tuned(family))]
             if len(new):
                 self._file.add_tuned(family, new)
 
     def tuned_on_repeats(self, family: str, groups: Iterable[Sequence[Numbered]]) -> None:
-        """Remembers all problems of a group where one of them had a say: they ask the same."""
-        with self._file.named():
+        """Records all problems of a group where one of them was tuned on: they have the same content."""
+        with self._file.naming_errors():
             tuned = self._file.tuned(family)
-        self.tuned_on(family, [one for group in groups if known(numbers(group), tuned).any() for one in group])
+        self.tuned_on(family, [problem for group in groups if known(numbers(group), tuned).any() for problem in group])
 
     def open(self, family: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None) -> Attempt:
-        """The attempt to certify `frozen`, which holds the whole sequence, the claim and its confidence.
+        """Returns the attempt to certify `frozen`, a text of the whole sequence, the claim and its confidence.
 
-        The same family, problems and `frozen` are the same attempt again, with its number. Problems are the
-        same where ids and keys both are: of an attempt that was taken over keys are not known, and where any differs
-        from its id, this is another attempt. `run` is remembered with it.
+        The same family, problems and `frozen` are the same attempt, with the same number. Problems are the same where
+        both ids and keys are. (Of attempts taken over from an earlier ledger only ids are known; where a problem's key
+        differs from its id, this is another attempt.)
+
+        Args:
+            run: Recorded with the attempt.
 
         Raises:
-            UsageError: there are no problems, or some were tuned on and no verdict was there before that.
+            UsageError: There are no problems, or some were tuned on before a verdict was recorded.
         """
-        asked = as_set(numbers(problems))
-        if not len(asked):
+        requested = as_set(numbers(problems))
+        if not len(requested):
             raise UsageError("an attempt has 0 problems; it needs at least 1 to certify on")
-        with self._file.alone():
+        with self._file.transaction():
             entries = self._file.attempts(family)
-            entry = _decided_first([e for e in entries if e.frozen == frozen and np.array_equal(e.problems, asked)])
+            entry = _decided_first([e for e in entries if e.frozen == frozen and np.array_equal(e.problems, requested)])
             if entry is None or entry.verdict is None:
-                self._require_untuned(family, asked)
+                self._require_untuned(family, requested)
             if entry is None:
-                entry = self._file.add_attempt(Entry(family, asked, frozen, next_number(entries, asked)))
+                entry = self._file.add_attempt(Entry(family, requested, frozen, next_number(entries, requested)))
             if run is not None and entry.place not in self._file.runs(run.name):
                 self._file.add_run(run, entry.place)
         return Attempt(self, entry)
 
     def next_number(self, family: str, problems: Iterable[Numbered]) -> int:
-        """The number that another attempt on these problems would have now."""
-        with self._file.named():
+        """Returns the number that a further attempt on these problems would have."""
+        with self._file.naming_errors():
             return next_number(self._file.attempts(family), numbers(problems))
 
     def facts_of(self, family: str, run: str) -> str | None:
-        """What was remembered of the run of that name; None: it made no attempt."""
-        with self._file.named():
-            entry = self._made_by(family, run)
+        """Returns the facts recorded of the run of that name; None: it made no attempt."""
+        with self._file.naming_errors():
+            entry = self._entry_of_run(family, run)
             return None if entry is None else self._file.runs(run)[entry.place].facts
 
     def usable(self, family: str, problems: Iterable[Numbered], run: str) -> NDArray[np.bool_]:
-        """(n,): which of the problems the run of that name may ask: those of its attempt, where that is decided, else
-        those that were never tuned on."""
-        asked = numbers(problems)
-        with self._file.named():
-            entry = self._made_by(family, run)
+        """Returns, (n,), which of the problems the run may certify on.
+
+        These are the problems of its attempt where that is decided, else those that were never tuned on.
+        """
+        requested = numbers(problems)
+        with self._file.naming_errors():
+            entry = self._entry_of_run(family, run)
             if entry is not None and entry.verdict is not None:
-                return known(asked, entry.problems)
-            return ~known(asked, self._file.tuned(family))
+                return known(requested, entry.problems)
+            return ~known(requested, self._file.tuned(family))
 
     def at_best(self, family: str, problems: Iterable[Numbered], confidence: float) -> tuple[int, float]:
-        """How many of these problems an attempt can have at most, and at most which level: another one, or one that
-        is decided and may be asked for again."""
-        asked = numbers(problems)
-        with self._file.named():
-            entries, untuned = self._file.attempts(family), asked[~known(asked, self._file.tuned(family))]
-        again = [e for e in entries if e.verdict is not None and known(e.problems, asked).all()]
-        number = min([next_number(entries, untuned), *(e.number for e in again)])
-        return max([len(untuned), *(len(e.problems) for e in again)]), attempt_level(confidence, number)
+        """Returns the most problems and the highest level that an attempt on these problems can have.
 
-    def _made_by(self, family: str, run: str) -> Entry | None:
-        """The attempt that the run of that name made; of several a decided one."""
+        It may be a new attempt, or a decided one that is repeated.
+        """
+        requested = numbers(problems)
+        with self._file.naming_errors():
+            entries, untuned = self._file.attempts(family), requested[~known(requested, self._file.tuned(family))]
+        repeatable = [e for e in entries if e.verdict is not None and known(e.problems, requested).all()]
+        number = min([next_number(entries, untuned), *(e.number for e in repeatable)])
+        return max([len(untuned), *(len(e.problems) for e in repeatable)]), attempt_level(confidence, number)
+
+    def _entry_of_run(self, family: str, run: str) -> Entry | None:
+        """Returns the attempt that the run of that name made; of several, a decided one."""
         places = self._file.runs(run)  # read first: another process may be adding an attempt and its run
         entries = {e.place: e for e in self._file.attempts(family)}
         if not entries.keys() >= places.keys():
@@ -136,7 +140,7 @@ class AttemptLedger:
         return _decided_first([entries[place] for place in places])
 
     def _decide(self, attempt: Entry, verdict: str) -> None:
-        with self._file.alone():
+        with self._file.transaction():
             entry = next((e for e in self._file.attempts(attempt.family) if e.place == attempt.place), None)
             if entry is None:
                 raise DamageError(f"attempt {attempt.place} is gone")
@@ -146,12 +150,12 @@ class AttemptLedger:
             self._require_untuned(entry.family, entry.problems)
             self._file.change_attempt(replace(entry, verdict=verdict))
 
-    def _require_untuned(self, family: str, asked: Numbers) -> None:
-        tuned = int(known(asked, self._file.tuned(family)).sum())
+    def _require_untuned(self, family: str, requested: Numbers) -> None:
+        tuned = int(known(requested, self._file.tuned(family)).sum())
         if tuned:
             raise UsageError(
-                f"{tuned} of {len(asked)} certification problems were tuned on before, so they can certify nothing; "
-                "leave them out, or certify on others"
+                f"{tuned} of {len(requested)} certification problems were tuned on before and cannot be certified "
+                "on; leave them out, or use others"
             )
 
     def close(self) -> None:
@@ -165,7 +169,12 @@ class AttemptLedger:
 
 
 class Attempt:
-    """One attempt on a certification part, decided once. `number`: 1 is the first on its problems."""
+    """One attempt on a certification part, decided once.
+
+    Attributes:
+        number: 1 for the first attempt on its problems.
+        verdict: None until it is decided.
+    """
 
     def __init__(self, ledger: AttemptLedger, entry: Entry) -> None:
         self.number, self.verdict = entry.number, entry.verdict
@@ -173,15 +182,15 @@ class Attempt:
         self._decided = False
 
     def level(self, confidence: float) -> float:
-        """To test at."""
+        """Returns the significance level of its test."""
         return attempt_level(confidence, self.number)
 
     def decide(self, verdict: str) -> None:
         """Records the verdict.
 
         Raises:
-            UsageError: this was called before; the attempt was decided in another run, otherwise; or its problems
-                were tuned on meanwhile.
+            UsageError: The attempt was decided before by this object, or otherwise in another run, or its problems were
+                tuned on meanwhile.
         """
         if self._decided:
             raise UsageError(f"attempt {self.number} is decided already; another decision needs a new attempt")
@@ -196,6 +205,6 @@ def _decided_first(entries: Sequence[Entry]) -> Entry | None:
 def _require_same(entry: Entry, verdict: str) -> None:
     if entry.verdict != verdict:
         raise UsageError(
-            f"attempt {entry.number} was decided before as {entry.verdict!r:.200}, now it comes to {verdict!r:.200}; "
+            f"attempt {entry.number} was decided before as {entry.verdict!r:.200}, and now as {verdict!r:.200}; "
             "the first verdict stands: change the sequence or the claim for a new attempt"
         )

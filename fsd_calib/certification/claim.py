@@ -1,4 +1,4 @@
-"""What is to be shown of a configuration, and by which test."""
+"""What a certificate claims of a configuration, and the test that decides it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ Acc = Literal["retention", "absolute"]
 Guarantee = Literal["population", "dataset"]
 Test = Literal["score", "betting"]
 PValue = Callable[[Paired, float], float]
-"""Of H0: retention <= the number."""
+"""Returns the p-value of H0: retention <= the number."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`wanted` of the target's accuracy, or of all problems (`acc` "absolute"), is kept; None: only a bound is.
+    """The claim that at least `wanted` of the target's accuracy is retained, or of all problems solved (`acc`
+    "absolute").
 
     Args:
-        guarantee: "population": problems like these. "dataset": these `problems`, seeds' noise included; tested by
-            betting whatever `test` says, and a fact, not a test, once all were seen.
-        test: "score" decides on the whole certification part. "betting" is valid at any moment, so it may decide
-            early; it shows less where all problems are decoded anyway.
-        problems: how many the whole certification part has. Without it nothing stops for futility.
+        wanted: None: nothing is tested, only bounds are computed.
+        guarantee: "population": holds for problems like these. "dataset": for these `problems`, with the noise of their
+            seeds; always tested by betting, and no longer uncertain once all were decoded.
+        test: "score" decides on the whole certification part. "betting" is valid at any time, so it may decide early;
+            it has less power where all problems are decoded anyway.
+        problems: Size of the whole certification part. Without it no test stops for futility.
 
     Raises:
-        UsageError: `wanted` is out of range, or `problems` is needed and missing.
+        UsageError: `wanted` is out of range, or `problems` is required and missing.
     """
 
     wanted: float | None
@@ -44,22 +46,22 @@ class Claim:
         most = 1.0 if self.acc == "absolute" else math.inf
         if self.wanted is not None and not (0 < self.wanted <= most and self.wanted < math.inf):
             rule = "above 0 and at most 1" if self.acc == "absolute" else "above 0 (0.98 keeps 98 %)"
-            raise UsageError(f"the wanted {self._name} is {self.wanted}; it must be {rule}")
+            raise UsageError(f"the wanted {self._quantity} is {self.wanted}; it must be {rule}")
         if self.guarantee == "dataset" and self.problems is None:
-            raise UsageError("a guarantee for a dataset takes the number of its problems; give it, or say population")
+            raise UsageError("guarantee 'dataset' needs the number of problems; give it, or use guarantee 'population'")
 
     @property
-    def _name(self) -> str:
+    def _quantity(self) -> str:
         return "accuracy" if self.acc == "absolute" else "retention"
 
     @property
     def any_time(self) -> bool:
-        """Whether the test may decide before all problems were seen."""
+        """Whether the test may decide before all problems are decoded."""
         return self.test == "betting" or self.guarantee == "dataset"
 
     @property
     def method(self) -> str:
-        """The test in words, for a profile."""
+        """The name of the test, as it is written to a profile."""
         if self.guarantee == "dataset":
             return "betting test without replacement; fixed sequence"
         if self.test == "betting":
@@ -69,19 +71,21 @@ class Claim:
         return "paired-ratio score test, exact below 12 flips (several seeds: betting below 5); fixed sequence"
 
     def p_value(self, paired: Paired) -> float:
-        """Of what is wanted, by the claim's own test. Where it is not so, p <= delta has a chance of delta at most, as
-        far as the test keeps its size (see the tests' docstrings)."""
+        """Returns the p-value of H0: the claim is false. Under H0, p <= delta has a probability of at most delta.
+
+        That holds as far as the test keeps its size; see the tests' docstrings.
+        """
         assert self.wanted is not None
         return self._test()(paired.against_perfect() if self.acc == "absolute" else paired, self.wanted)
 
     def bounds(self, paired: Paired, delta: float, any_time: bool = False) -> tuple[float, float]:
-        """Lower bounds of retention and of absolute accuracy, each by itself at 1 - `delta`.
+        """Returns lower bounds of retention and of absolute accuracy, each by itself at 1 - `delta`.
 
         Args:
-            any_time: by betting whatever the claim's test: for a sample that ended where its data said so.
+            any_time: Use betting whatever the claim's test is: for a sample whose size depended on its outcomes.
 
         Raises:
-            UsageError: the target solved nothing, and the claim is about retention; `delta` is not in (0, 1).
+            UsageError: The target solved nothing and the claim is about retention, or `delta` is not in (0, 1).
         """
         if self.acc == "retention":
             require_solved(paired.outcomes)
@@ -90,12 +94,12 @@ class Claim:
         return retention, self._bound(perfect, "absolute", delta, any_time)
 
     def _bound(self, paired: Paired, acc: Acc, delta: float, any_time: bool) -> float:
-        """At least what is wanted where that passes, however p is rounded."""
+        """Returns the bound, which is at least `wanted` where the test of `wanted` passes, whatever the rounding."""
         test = self._test(any_time)
-        found = largest(lambda r: test(paired, r), delta)
+        bound = largest(lambda r: test(paired, r), delta)
         if acc == self.acc and self.wanted is not None and test(paired, self.wanted) <= delta:
-            return max(found, self.wanted)
-        return found
+            return max(bound, self.wanted)
+        return bound
 
     def _test(self, any_time: bool = False) -> PValue:
         if self.any_time or any_time:

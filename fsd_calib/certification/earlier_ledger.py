@@ -1,4 +1,4 @@
-"""Takes over ledgers of schema 1, which lay in the cache folder and counted attempts by task, target and draft."""
+"""Import of ledgers of schema 1, which were kept in the cache folder and counted by task, target and draft."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from fsd_calib.certification.ledger_file import (
     known,
     numbers,
     row_digest,
-    sound,
+    verified_values,
 )
-from fsd_calib.storage.sqlite_file import DamageError, Schema, taken_over
+from fsd_calib.storage.sqlite_file import DamageError, Schema, take_over_database
 
 _SCHEMA = Schema(WHAT, APPLICATION, 1, "", SETTINGS, CHECK)
 
 
 def take_over(path: Path, file: LedgerFile) -> bool:
-    """Merges the rows of a ledger of schema 1 into `file` and renames it; False: there is none at `path`.
+    """Merges a ledger of schema 1 into `file` and renames it; returns False where there is none at `path`.
 
-    What was tuned on stays so. Attempts keep their numbers and verdicts, and count for every later one with the same
-    target. A process killed in between leaves the ledger where it was; taken over again, no row
-    is there twice.
+    Problems that were tuned on remain so. Attempts keep their numbers and verdicts, and count for every later attempt
+    with the same target. Where the process is killed in between, the ledger stays in place; when it is taken over
+    again, no row is added twice.
 
     Raises:
-        UsageError: the ledger is damaged, or cannot be read and renamed.
+        UsageError: The ledger is damaged, or cannot be read or renamed.
     """
-    with damage_refused(path, "--cache"), taken_over(path, _SCHEMA) as earlier:
+    with damage_refused(path, "--cache"), take_over_database(path, _SCHEMA) as earlier:
         if earlier is None:
             return False
         tuned, attempts = list(_tuned(earlier)), list(_attempts(earlier))
-        with file.alone():
+        with file.transaction():
             _merge_tuned(tuned, file)
             _merge_attempts(attempts, file)
     return True
@@ -59,32 +59,32 @@ def _merge_tuned(tuned: Sequence[tuple[str, Numbers]], file: LedgerFile) -> None
 
 
 def _merge_attempts(attempts: Sequence[Entry], file: LedgerFile) -> None:
-    """Of one that is there already, a verdict that came since is all there is to add."""
-    there = {entry.origin: entry for family in {e.family for e in attempts} for entry in file.attempts(family)}
+    """Adds new attempts; of an existing one only a later verdict is added."""
+    stored = {entry.origin: entry for family in {e.family for e in attempts} for entry in file.attempts(family)}
     for entry in attempts:
-        same = there.get(entry.origin)
-        if same is None:
+        existing = stored.get(entry.origin)
+        if existing is None:
             file.add_attempt(entry)
-        elif same.verdict is None and entry.verdict is not None:
-            file.change_attempt(replace(same, verdict=entry.verdict))
+        elif existing.verdict is None and entry.verdict is not None:
+            file.change_attempt(replace(existing, verdict=entry.verdict))
 
 
 def _tuned(earlier: sqlite3.Connection) -> Iterator[tuple[str, Numbers]]:
     for row in earlier.execute("SELECT family, ids, digest FROM tuned ORDER BY rowid"):
-        family, ids = sound(row)
+        family, ids = verified_values(row)
         yield _target(family), _problems(ids)
 
 
 def _attempts(earlier: sqlite3.Connection) -> Iterator[Entry]:
     columns = "family, ids, frozen, number, verdict, digest"
     for row in earlier.execute(f"SELECT {columns} FROM attempts ORDER BY place"):
-        family, ids, frozen, number, verdict = sound(row)
-        origin = row_digest(family, ids, frozen)  # what made an attempt another one then
+        family, ids, frozen, number, verdict = verified_values(row)
+        origin = row_digest(family, ids, frozen)  # what identified an attempt in schema 1
         yield Entry(_target(family), _problems(ids), frozen, number, verdict=verdict, origin=origin)
 
 
 def _target(family: str) -> str:
-    """The fingerprint, of a task's name and both models'."""
+    """Returns the target's fingerprint, from a family of a task's name and both models."""
     try:
         _, target, _ = json.loads(family)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The harm rate: how much of what the target solves the fuzzy rule loses, and an upper bound of it."""
+"""The harm rate, and the difference in accuracy, of a fuzzy rule, with their bounds."""
 
 from __future__ import annotations
 
@@ -12,42 +12,47 @@ from fsd_calib.certification.bounds import largest
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 
-# MERGED: """The difference in accuracy, fuzzy rule less target, with an interval that may be read beside a retention."""
-
 
 @dataclass(frozen=True)
 class Harm:
-    """`rate` is lost / (both right + lost). `at_most`: the truth is not above, with the certificate's chance."""
+    """The share of the problems solved by the target that the fuzzy rule loses.
+
+    Attributes:
+        rate: lost / (both right + lost).
+        at_most: Upper confidence bound of the rate, at the certificate's confidence.
+    """
 
     rate: float
     at_most: float
 
 
 def harm_of(paired: Paired, claim: Claim, delta: float) -> Harm | None:
-    """What the outcomes that a claim was decided on say of harm, at 1 - `delta`; None: the target solved nothing.
+    """Returns the harm of the outcomes that a claim was decided on, at 1 - `delta`; None: the target solved nothing.
 
-    Of one seed and all problems the losses are a binomial count among those that the target solved. Otherwise, with
-    several seeds a problem or where it was the outcomes that ended the decoding, it is 1 - the retention of a rule
-    that gains nothing, bounded by betting: the problem is the unit, and any moment is as good as the end.
+    With one seed and all problems decoded, losses are binomial among the problems that the target solved. Otherwise
+    (several seeds per problem, or decoding that stopped depending on outcomes) the rate is 1 - the retention of a rule
+    that gains nothing, bounded by betting: the problem is the unit, and the bound is valid at any time.
     """
-    lost, right = paired.outcomes.lost, paired.outcomes.both_right + paired.outcomes.lost
-    if not right:
+    lost, target_solved = paired.outcomes.lost, paired.outcomes.both_right + paired.outcomes.lost
+    if not target_solved:
         return None
-    rate = lost / right
+    rate = lost / target_solved
     if paired.seeds == 1 and paired.problems == claim.problems and not claim.any_time:
-        return Harm(rate, bounds.at_most(lost, right, delta))
-    return Harm(rate, max(1 - _kept(paired, claim, delta), rate))  # betting may have been surer before it ended
+        return Harm(rate, bounds.at_most(lost, target_solved, delta))
+    return Harm(
+        rate, max(1 - _both_solved_share(paired, claim, delta), rate)
+    )  # an earlier moment may have given a smaller bound than the rate
 
 
-def _kept(paired: Paired, claim: Claim, delta: float) -> float:
-    """At least this share of what the target solves is solved by both."""
+def _both_solved_share(paired: Paired, claim: Claim, delta: float) -> float:
+    """Returns a lower bound of the share of the target's solved problems that both solve."""
     target, both = paired.target.mean(1), (paired.target & paired.fuzzy).mean(1)
     whole = claim.problems if claim.guarantee == "dataset" else None
     return largest(lambda share: float(betting_test.p_values(target, both, share, whole)), delta)
 
 
 class Difference(NamedTuple):
-    """low, high: a two-sided interval."""
+    """A difference in accuracy, fuzzy rule minus target, with a two-sided confidence interval from `low` to `high`."""
 
     value: float
     low: float
@@ -55,11 +60,13 @@ class Difference(NamedTuple):
 
 
 def difference_of(paired: Paired, confidence: float) -> Difference:
-    """The adjusted Wald interval of paired proportions, which counts one loss and one gain more than there were
-    (Bonett and Price, Journal of Educational and Behavioral Statistics 37, 2012).
+    """Returns the difference with the adjusted Wald interval of paired proportions, which adds one loss and one gain.
 
-    With several seeds the problem is the unit, a loss or gain being one with all of them. `paired` must be a sample
-    whose size the outcomes did not decide.
+    Source: Bonett and Price, Journal of Educational and Behavioral Statistics 37, 2012. With several seeds the problem
+    is the unit, and the added loss and gain are with all seeds.
+
+    Args:
+        paired: A sample whose size did not depend on the outcomes.
     """
     change = paired.fuzzy.mean(1) - paired.target.mean(1)  # (problems,)
     n = paired.problems + 2

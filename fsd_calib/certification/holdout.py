@@ -1,4 +1,4 @@
-"""The certification part, sealed until the choice is frozen, and good for one decision an attempt."""
+"""The holdout: the certification part, which can be decoded only after the choice is frozen in the ledger."""
 
 from __future__ import annotations
 
@@ -7,195 +7,212 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, astuple
 
-from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, Run
-from fsd_calib.certification.sequence import Claim, Evidence, Paired, Verdict, bound_together, certify_sequence
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger
+from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.ledger_file import Run
+from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.sequence import Evidence, Verdict, bound_together, certify_sequence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
 from fsd_calib.tasks.base import Problem
 from fsd_decoding.errors import UsageError
 
-# MERGED: """Tells the ledger which tuning problems have a say in a choice, before they have it."""
-
-
-TESTS_VERSION = 2  # raised where the same outcomes may come to another verdict: that is then another attempt
-_PORTIONS = 8  # of the part, between looks at whether a decision can still change
-_LEAST = 2  # problems
+TESTS_VERSION = 2  # raised where the same outcomes may lead to another verdict: that is then another attempt
+_PORTIONS = 8  # of the part; after each, the test checks whether it can stop
+_LEAST = 2  # problems of a usable certification part
 
 
 class Holdout:
-    """Hands out the certification part once the frozen sequence is in the ledger.
+    """Gives access to the certification part once the frozen sequence is recorded in the ledger.
 
     Args:
-        family: attempts of one family are counted together: the target's fingerprint.
-        identity: all that decides what is looked at, beside configurations and problems: models, sampling, seeds.
-            Another one makes another attempt.
-        whole: how many problems there were before some were left out; None: this many.
+        evaluator: Measures on the certification part.
+        family: Attempts of one family are counted together: the target's fingerprint.
+        identity: All that determines the outcomes besides configurations and problems: models, sampling, seeds. Another
+            identity makes another attempt.
+        whole: Number of problems before some were left out; None: none were.
     """
 
     def __init__(
         self, evaluator: Evaluator, ledger: AttemptLedger, family: str, identity: str, whole: int | None = None
     ) -> None:
-        self._bench, self._ledger, self._family, self._identity = evaluator, ledger, family, identity
+        self._evaluator, self._ledger, self._family, self._identity = evaluator, ledger, family, identity
         self.whole = len(evaluator.problems) if whole is None else whole
 
     @property
     def problems(self) -> int:
-        return len(self._bench.problems)
+        return len(self._evaluator.problems)
 
     @property
     def ids(self) -> list[int]:
-        return [problem.id for problem in self._bench.problems]
+        return [problem.id for problem in self._evaluator.problems]
 
     @property
     def next_attempt(self) -> int:
         """The number that a new attempt on these problems would have."""
-        return self._ledger.next_number(self._family, self._bench.problems)
+        return self._ledger.next_number(self._family, self._evaluator.problems)
 
     def at_best(self, confidence: float) -> tuple[int, float]:
-        """At most so many problems at this level, whatever run this is; see `Ledger.at_best`."""
-        return self._ledger.at_best(self._family, self._bench.problems, confidence)
+        """Returns the most problems and the highest level of any attempt; see `AttemptLedger.at_best`."""
+        return self._ledger.at_best(self._family, self._evaluator.problems, confidence)
 
     def facts_of(self, run: str) -> str | None:
-        """What the ledger remembers of the run of that name; None: nothing."""
+        """Returns the facts that the ledger has of the run of that name; None: none."""
         return self._ledger.facts_of(self._family, run)
 
     def of_run(self, run: str, trained: Collection[int] = ()) -> Holdout:
-        """The part for the run of that name, without problems that had a say in a choice.
+        """Returns the part for the run of that name, without problems that influenced a choice.
 
         A run whose attempt is decided has the problems of that attempt again, whatever was tuned on since.
 
         Args:
-            trained: ids of problems that a predictor of the run was trained on.
+            trained: Ids or keys of problems that a predictor of the run was trained on.
 
         Raises:
-            UsageError: too few are left.
+            UsageError: Fewer than two problems remain.
         """
-        usable = self._ledger.usable(self._family, self._bench.problems, run)
-        left = [
+        usable = self._ledger.usable(self._family, self._evaluator.problems, run)
+        remaining = [
             problem
-            for problem, may in zip(self._bench.problems, usable, strict=True)
-            if may and problem.id not in trained and problem.key not in trained
+            for problem, is_usable in zip(self._evaluator.problems, usable, strict=True)
+            if is_usable and problem.id not in trained and problem.key not in trained
         ]
-        if len(left) < _LEAST:
+        if len(remaining) < _LEAST:
             raise UsageError(
-                f"{self.problems - len(left)} of {self.problems} certification problems were tuned or trained on "
-                f"before, which leaves {len(left)} to certify on; give others"
+                f"{self.problems - len(remaining)} of {self.problems} certification problems were tuned or trained on "
+                f"before, which leaves {len(remaining)} to certify on; give others"
             )
-        return self._with(Evaluator(self._bench.decode, left, self._bench.part))
+        return self._with(Evaluator(self._evaluator.decode, remaining, self._evaluator.part))
 
-    def decoded_by(self, decode: Decode, how: str) -> Holdout:
-        """The same part in the hands of another decoding, which makes other attempts of it."""
-        return self._with(Evaluator(decode, self._bench.problems, self._bench.part), how)
+    def decoded_by(self, decode: Decode, suffix: str) -> Holdout:
+        """Returns the same part under another way of decoding, whose attempts are other attempts.
+
+        Args:
+            suffix: Added to `identity`.
+        """
+        return self._with(Evaluator(decode, self._evaluator.problems, self._evaluator.part), suffix)
 
     def open(
         self,
         frozen: Sequence[Configuration],
-        alone: Configuration,
+        target: Configuration,
         claim: Claim,
         confidence: float,
         run: Run | None = None,
-    ) -> Opened:
-        """From here on the choice is made. The same sequence and claim again are the same attempt.
+    ) -> HoldoutAttempt:
+        """Opens the attempt: from here on the choice is frozen. The same sequence and claim are the same attempt.
+
+        Args:
+            frozen: The sequence, safest first.
+            target: The target decoding by itself, which outcomes are compared with.
 
         Raises:
-            UsageError: some of the problems were tuned on, in this run or an earlier one.
+            UsageError: Some problems were tuned on, in this run or an earlier one.
         """
-        identity = [self._identity, _fingerprint(self._bench.problems), TESTS_VERSION]
-        told = json.dumps([identity, [asdict(c) for c in frozen], asdict(claim), confidence], sort_keys=True)
-        attempt = self._ledger.open(self._family, self._bench.problems, told, run)
-        return Opened(self._bench, frozen, alone, claim, attempt, attempt.level(confidence))
+        identity = [self._identity, _fingerprint(self._evaluator.problems), TESTS_VERSION]
+        frozen_text = json.dumps([identity, [asdict(c) for c in frozen], asdict(claim), confidence], sort_keys=True)
+        attempt = self._ledger.open(self._family, self._evaluator.problems, frozen_text, run)
+        return HoldoutAttempt(self._evaluator, frozen, target, claim, attempt, attempt.level(confidence))
 
-    def _with(self, evaluator: Evaluator, how: str = "") -> Holdout:
-        return Holdout(evaluator, self._ledger, self._family, self._identity + how, self.whole)
+    def _with(self, evaluator: Evaluator, suffix: str = "") -> Holdout:
+        return Holdout(evaluator, self._ledger, self._family, self._identity + suffix, self.whole)
 
 
-class Opened:
-    """One attempt: the frozen sequence meets the certification part."""
+class HoldoutAttempt:
+    """One attempt: the certification part, open to the frozen configurations only."""
 
     def __init__(
         self,
         evaluator: Evaluator,
         frozen: Sequence[Configuration],
-        alone: Configuration,
+        target: Configuration,
         claim: Claim,
         attempt: Attempt,
         delta: float,
     ) -> None:
-        self.frozen, self.alone, self.claim, self.attempt, self.delta = tuple(frozen), alone, claim, attempt, delta
-        self._bench = evaluator
+        self.frozen, self.target, self.claim, self.attempt, self.delta = tuple(frozen), target, claim, attempt, delta
+        self._evaluator = evaluator
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Once the attempt has decided, these are free to be timed."""
-        return self._bench.problems
+        """The problems, which may be timed once the attempt is decided."""
+        return self._evaluator.problems
 
     def measure(self, configuration: Configuration, first: int | None = None) -> Measurement:
-        """Of frozen configurations and of rules without a threshold, which cost no accuracy."""
+        """Measures a frozen configuration, or a rule without a threshold, which loses no accuracy.
+
+        Raises:
+            ValueError: The configuration is not among the frozen ones.
+        """
         if configuration.threshold is not None and configuration not in self.frozen:
-            raise ValueError(f"{configuration} is not among the frozen ones: the certification part is not for it")
-        return self._bench.measure(configuration, first)
+            raise ValueError(
+                f"{configuration} is not among the frozen configurations; the certification part is for those only"
+            )
+        return self._evaluator.measure(configuration, first)
 
     def measured(self) -> list[Measurement]:
-        return self._bench.measured()
+        return self._evaluator.measured()
 
     def decide(self) -> Verdict:
-        """Tests the sequence in its order; a second time raises."""
+        """Tests the sequence in its order, and records the verdict; a second call raises UsageError."""
         candidates = (self._prefixes(configuration) for configuration in self.frozen)
         verdict = certify_sequence(candidates, self.claim, self.delta)
         self.attempt.decide(json.dumps({"passed": verdict.passed, "shown": _counts(verdict.tested)}))
         return verdict
 
     def bound_all(self) -> tuple[Evidence, ...]:
-        """Bounds of all frozen ones that hold at once; it is this attempt's decision."""
+        """Returns simultaneous bounds of all frozen configurations, recorded as the attempt's verdict."""
         whole = [self._paired(configuration, None) for configuration in self.frozen]
-        together = bound_together(whole, self.claim, self.delta)
-        self.attempt.decide(json.dumps({"bounded": _counts(together)}))
-        return together
+        bounded = bound_together(whole, self.claim, self.delta)
+        self.attempt.decide(json.dumps({"bounded": _counts(bounded)}))
+        return bounded
 
     def _prefixes(self, configuration: Configuration) -> Iterator[Paired]:
-        """Ever more of the part, so that what is decided early is not decoded to the end."""
-        whole = len(self._bench.problems)
+        """Yields growing prefixes of the part, so that an early decision saves decoding the rest."""
+        whole = len(self._evaluator.problems)
         for portion in range(1, _PORTIONS + 1):
             yield self._paired(configuration, max(whole * portion // _PORTIONS, 1))
 
     def _paired(self, configuration: Configuration, first: int | None) -> Paired:
-        alone, fuzzy = (self._bench.measure(c, first) for c in (self.alone, configuration))
-        return Paired(alone.correct, fuzzy.correct)
+        target, fuzzy = (self._evaluator.measure(c, first) for c in (self.target, configuration))
+        return Paired(target.correct, fuzzy.correct)
 
 
-def _counts(shown: Sequence[Evidence]) -> list[list[int]]:
-    """What a verdict rests on. Bounds follow from it, but for a last bit that another machine may round otherwise."""
-    return [list(astuple(evidence.outcomes)) for evidence in shown]
+def _counts(evidence: Sequence[Evidence]) -> list[list[int]]:
+    """Returns the counts that a verdict rests on; bounds follow from them, up to rounding of another machine."""
+    return [list(astuple(e.outcomes)) for e in evidence]
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:
-    """Of what is asked and what is right, in whatever order."""
-    asked = sorted([problem.id, problem.prompt, problem.reference] for problem in problems)
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    """Returns a hash of prompts and references, in any order."""
+    contents = sorted([problem.id, problem.prompt, problem.reference] for problem in problems)
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
 
 class Tuned:
-    """What this process told of one family; a problem is told once."""
+    """Records the tuning problems of one family in the ledger before they are decoded; each problem once."""
 
     def __init__(self, ledger: AttemptLedger, family: str) -> None:
         self._ledger, self._family = ledger, family
-        self._told: set[int] = set()
+        self._recorded: set[int] = set()
 
     def mark(self, problems: Sequence[Problem]) -> None:
-        """From here on no attempt may ask them."""
-        new = [problem for problem in problems if problem.id not in self._told]
+        """Records the problems: no later attempt may certify on them."""
+        new = [problem for problem in problems if problem.id not in self._recorded]
         if new:
             self._ledger.tuned_on(self._family, new)
-            self._told.update(problem.id for problem in new)
+            self._recorded.update(problem.id for problem in new)
 
     def before(self, decode: Decode) -> Decode:
-        """The same, marking problems that are decoded under a threshold: of a threshold's outcomes a choice is made,
-        while the target and lossless rules leave none."""
+        """Returns `decode` with problems recorded first, where it is under a threshold.
 
-        def marked(configuration: Configuration, problems: Sequence[Problem]) -> Sequence[Seeds]:
+        Only outcomes under a threshold influence the choice; those of the target and of lossless rules do not.
+        """
+
+        def decode_marking(configuration: Configuration, problems: Sequence[Problem]) -> Sequence[Seeds]:
             if configuration.threshold is not None:
                 self.mark(problems)
             return decode(configuration, problems)
 
-        return marked
+        return decode_marking

@@ -1,4 +1,7 @@
-"""The ledger's file: rows that carry a digest of their values, changed in one transaction at a time."""
+"""The ledger's SQLite file: rows with a digest of their values, changed in one transaction at a time.
+
+Problems are identified by two numbers each, the id and the content key.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.storage.sqlite_file import DamageError, Schema, errors_named, opened
+from fsd_calib.storage.sqlite_file import DamageError, Schema, open_database, translate_errors
 from fsd_decoding.errors import UsageError
-
-# MERGED: """Problems by the numbers that the ledger knows them by: two each, the id and the content key."""
-
 
 Numbers = NDArray[np.int64]  # (n, 2): id and key of each problem
 
 
 class Numbered(Protocol):
-    """`id` is of the raw content, `key` of the normalised one: problems of one key are the same problem."""
+    """A problem with its numbers.
+
+    Attributes:
+        id: Hash of the raw content.
+        key: Hash of the normalised content: problems with the same key are the same problem.
+    """
 
     @property
     def id(self) -> int: ...
@@ -32,7 +37,7 @@ class Numbered(Protocol):
 
 
 class ById(NamedTuple):
-    """A problem of which an id is all that was recorded. It is the key too where the text was in its normal form."""
+    """A problem of which only the id was recorded; its key is the id too, where the text was in its normal form."""
 
     id: int
 
@@ -42,19 +47,22 @@ class ById(NamedTuple):
 
 
 def numbers(problems: Iterable[Numbered]) -> Numbers:
-    """In the problems' order."""
+    """Returns the numbers of problems, (n, 2), in their order."""
     return np.array([(problem.id, problem.key) for problem in problems], np.int64).reshape(-1, 2)
 
 
-def as_set(found: Numbers) -> Numbers:
-    """Each problem once, sorted: equal sets are equal arrays."""
-    return np.unique(found, axis=0)
+def as_set(pairs: Numbers) -> Numbers:
+    """Returns each problem once, sorted, so that equal sets are equal arrays."""
+    return np.unique(pairs, axis=0)
 
 
-def known(asked: Numbers, before: Numbers) -> NDArray[np.bool_]:
-    """(n,): whether a problem is one of those before: by its key, or by its id where of them an id was all that was
-    recorded. Ids by themselves tell nothing apart, since another task may count its problems from 0 as well."""
-    return np.asarray(np.isin(asked, before[:, 1]).any(1))
+def known(requested: Numbers, recorded: Numbers) -> NDArray[np.bool_]:
+    """Returns, (n,), whether each problem is among the recorded ones: by its key, or by its id where only an id was
+    recorded.
+
+    Ids alone identify nothing, since another task may number its problems from 0 as well.
+    """
+    return np.asarray(np.isin(requested, recorded[:, 1]).any(1))
 
 
 WHAT = "ledger of attempts"
@@ -82,12 +90,12 @@ _SCHEMA = Schema(WHAT, APPLICATION, 2, "".join(map(_table, _COLUMNS)), SETTINGS,
 
 @dataclass(frozen=True)
 class Entry:
-    """One attempt.
+    """A row of the table of attempts.
 
     Args:
-        frozen: the sequence, the claim and all else that makes it this attempt.
-        origin: names the row that it was taken over from, if any.
-        place: its row, counted from 1: attempts are in the order in which they were opened.
+        frozen: Text of the sequence, the claim and all else that identifies the attempt.
+        origin: Digest of the row it was taken over from, if any.
+        place: Row number, from 1, in the order in which attempts were opened.
     """
 
     family: str
@@ -99,40 +107,40 @@ class Entry:
     place: int = 0
 
     def stored(self) -> tuple[Any, ...]:
-        """In the order of the columns."""
+        """Returns the values in the order of the columns."""
         return (
             self.family, self.problems.tobytes(), self.frozen, self.number, self.verdict, self.origin,
         )  # fmt: skip
 
 
 class Run(NamedTuple):
-    """A calibration by its name, and what it must find again to come to the same end."""
+    """A calibration by its name, with the facts it needs to come to the same result again."""
 
     name: str
     facts: str
 
 
 class LedgerFile:
-    """Rows of a ledger in a file, or in memory. What reads or writes does so under `named` or `alone`.
+    """The rows of a ledger in a file, or in memory; to be used within `naming_errors` or `transaction`.
 
     Raises:
-        UsageError: the file is damaged or of another version, or it cannot be read or written.
+        UsageError: The file is damaged or of another version, or cannot be read or written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        with self.named():
-            self._connection = opened(path, _SCHEMA)
+        with self.naming_errors():
+            self._connection = open_database(path, _SCHEMA)
         try:
-            with self.named():
-                for table in _COLUMNS:  # milliseconds, for it is small
+            with self.naming_errors():
+                for table in _COLUMNS:  # verifies all digests; takes milliseconds, since the file is small
                     self._rows(table)
         except BaseException:
             self.close()
             raise
 
     def tuned(self, family: str) -> Numbers:
-        """All problems of a family that were tuned on."""
+        """Returns all problems of a family that were tuned on."""
         parts = [_stored_numbers(problems) for _, _, problems in self._rows("tuned", family=family)]
         return np.concatenate([np.empty((0, 2), np.int64), *parts])
 
@@ -145,11 +153,11 @@ class LedgerFile:
         return [Entry(**row | {"problems": _stored_numbers(row["problems"])}) for row in rows]
 
     def add_attempt(self, entry: Entry) -> Entry:
-        """The entry with its place."""
+        """Adds the entry, and returns it with its place."""
         return replace(entry, place=self._add("attempts", entry.stored()))
 
     def change_attempt(self, entry: Entry) -> None:
-        """At its place."""
+        """Replaces the entry at its place."""
         values, settings = entry.stored(), "".join(f"{name} = ?, " for name in _COLUMNS["attempts"])
         digest = row_digest(entry.place, *values)
         self._connection.execute(
@@ -157,16 +165,16 @@ class LedgerFile:
         )
 
     def runs(self, name: str) -> dict[int, Run]:
-        """Those of that name, by the places of the attempts that they made, in the order in which they came to them."""
+        """Returns the runs of that name by the places of their attempts, in the order in which they were added."""
         return {attempt: Run(name, facts) for _, _, facts, attempt in self._rows("runs", name=name)}
 
     def add_run(self, run: Run, attempt: int) -> None:
         self._add("runs", (*run, attempt))
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """One transaction, before which no other process can have read what this one is going to change."""
-        with self.named():
+    def transaction(self) -> Iterator[None]:
+        """Opens an exclusive transaction: no other process reads or writes in between."""
+        with self.naming_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -176,7 +184,7 @@ class LedgerFile:
             self._connection.execute("COMMIT")
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def naming_errors(self) -> Iterator[None]:
         with damage_refused(self._path, "--state"):
             yield
 
@@ -184,10 +192,10 @@ class LedgerFile:
         self._connection.close()
 
     def _rows(self, table: str, **where: str) -> list[list[Any]]:
-        """In the order of their places, which come first; without their digests."""
+        """Returns verified rows in the order of their places: the place first, without the digest."""
         condition = "".join(f" WHERE {column} = ?" for column in where)
         rows = self._connection.execute(f"SELECT * FROM {table}{condition} ORDER BY place", tuple(where.values()))
-        return [sound(row) for row in rows]
+        return [verified_values(row) for row in rows]
 
     def _add(self, table: str, values: tuple[Any, ...]) -> int:
         ((place,),) = self._connection.execute(f"SELECT coalesce(max(place), 0) + 1 FROM {table}")
@@ -198,19 +206,27 @@ class LedgerFile:
 
 @contextmanager
 def damage_refused(path: Path | None, option: str) -> Iterator[None]:
-    """A damaged ledger is never begun anew: it would forget what certificates rest on. `option` says where it lies."""
+    """Turns damage into a UsageError: a new ledger would not know what existing certificates rest on.
+
+    Args:
+        option: The command-line option that says where the ledger is.
+    """
     try:
-        with errors_named(path, WHAT):
+        with translate_errors(path, WHAT):
             yield
     except DamageError as damage:
         raise UsageError(
-            f"{WHAT} {str(path)!r} is damaged ({damage}); restore it from a copy, or, where there is none, certify on "
-            f"problems that were never asked, with another {option}"
+            f"{WHAT} {str(path)!r} is damaged ({damage}); restore it from a copy or, where there is none, certify on "
+            f"problems that were never used before, with another {option}"
         ) from damage
 
 
-def sound(row: tuple[Any, ...]) -> list[Any]:
-    """The row without its digest, which must be that of the rest."""
+def verified_values(row: tuple[Any, ...]) -> list[Any]:
+    """Returns the row without its digest.
+
+    Raises:
+        DamageError: The digest is not that of the other values.
+    """
     *values, digest = row
     if digest != row_digest(*values):
         raise DamageError("an entry's digest is not that of its values")

@@ -1,4 +1,4 @@
-"""The test of retention with several seeds a problem: the problem is the unit, as its seeds agree."""
+"""The test of retention with several seeds per problem: the problem is the unit."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fsd_calib.certification import betting_test
 from fsd_calib.certification.outcomes import Counts, Floats, Paired
 from fsd_calib.certification.score_test import tail
 
-FEW = 5  # flipped problems; fewer tell too little of the variance of a problem's mean
-_HALVINGS = 50  # of an interval of length 1; a float can tell them apart
+FEW = 5  # flipped problems; with fewer, the variance of a problem's mean is not known well enough
+_HALVINGS = 50  # of an interval of length 1: near the resolution of a float
 
 
 def p_value(paired: Paired, wanted: float) -> float:
-    """One-sided p-value of H0: retention <= wanted.
+    """Returns the one-sided p-value of H0: retention <= wanted.
 
-    `fitted_p_values`; where fewer than 5 problems flipped, the betting test in the problems' order, which is
-    valid for any number of them. Where the one test takes over from the other, p is not always monotone: below
-    about .001 a fifth problem that flips for the better can raise it.
+    It is `fitted_p_values`; where fewer than 5 problems flipped, the betting test in the problems' order, which is
+    valid for any number of them. Where one test replaces the other, p is not always monotone: below about .001 a fifth
+    problem that flips for the better can raise it.
     """
     table = paired.table
     if paired.problems - np.trace(table) < FEW:
@@ -27,16 +27,17 @@ def p_value(paired: Paired, wanted: float) -> float:
 
 
 def fitted_p_values(tables: Counts, wanted: float) -> Floats:
-    """One-sided p-values of H0: retention <= wanted, for tables (..., k + 1, k + 1) of k seeds, as `Paired.table`.
+    """Returns one-sided p-values of H0: retention <= wanted, for tables (..., k + 1, k + 1) of k seeds, as
+    `Paired.table`.
 
-    Z is the problem's mean of B - wanted A. The law of (a, b) that has E[Z] = 0 and fits best gives the
-    variance of the sum. With k = 1 it is the score test of `score_test`, by another road.
+    Z is a problem's mean of B - wanted * A. The law of (a, b) with E[Z] = 0 that fits best gives the variance of the
+    sum. With k = 1 this is the score test of `score_test`, computed differently.
 
     Size, with betting on few flips: of 792 populations and laws of how 4 seeds agree (benchmarks/validity.py; 100,000
-    draws each) 10 are above their level by three standard errors, all where wanted is 1, a problem flips with all of
-    its seeds and 10 to 20 flip: at most .0341 at .0304, and none at .0076 or .0019. Without the skewness in `tail`,
-    660 problems of which few hold the gains and many the losses (accuracy .98, churn .03, wanted 1) have .0352 and
-    .0105 at .0304 and .0076; with it .0300 and .0077.
+    draws each) 10 exceed their level by three standard errors, all where wanted is 1, a problem flips with all of its
+    seeds and 10 to 20 flip: at most .0341 at .0304, and none at .0076 or .0019. Without the skewness in `tail`, 660
+    problems of which few hold the gains and many the losses (accuracy .98, churn .03, wanted 1) have .0352 and .0105 at
+    .0304 and .0076; with it .0300 and .0077.
     """
     k = tables.shape[-1] - 1
     solved = np.arange(k + 1) / k
@@ -48,12 +49,11 @@ def fitted_p_values(tables: Counts, wanted: float) -> Floats:
 
 
 def _null_moments(counts: Counts, z: Floats) -> tuple[Floats, Floats]:
-    """Moments of the sum of Z under the law p that maximises sum n log p with sum p z = 0.
+    """Returns moments of the sum of Z under the law p that maximises sum n log p with sum p z = 0.
 
-    p = n / (N (1 + lambda z)) in the cells that were seen, where the slope in lambda of the dual,
-    sum n log(1 + lambda z), is 0 (Owen, Empirical Likelihood, 2001, section 2.9). Where it is not 0 up to the
-    end of lambda's range, which is 1 + lambda z >= 0 in all cells, what is missing of p is in the cell
-    that ends it: mostly (k, 0), all lost.
+    p = n / (N (1 + lambda z)) in the observed cells, where the slope in lambda of the dual, sum n log(1 + lambda z), is
+    0 (Owen, Empirical Likelihood, 2001, section 2.9). Where it is not 0 within the range of lambda, given by 1 + lambda
+    z >= 0 in all cells, the missing probability is in the cell that ends the range: mostly (k, 0), all lost.
     """
     rising = (counts @ z >= 0)[..., None]
     edge = np.where(rising, z.min(), z.max())  # the cell that ends the range

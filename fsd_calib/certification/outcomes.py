@@ -1,7 +1,4 @@
-"""Gradings of the target and of a fuzzy rule, problem by problem.
-
-Knows pairs and their counts. Knows no test, and nothing of models, tasks or thresholds.
-"""
+"""Grades of the target and of a fuzzy rule on the same problems, and the counts of their pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Gradings = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Outcomes:
-    """How many (problem, seed) pairs target alone and the fuzzy rule solved, compared pair by pair."""
+    """Counts of (problem, seed) pairs by whether the target and the fuzzy rule solved them."""
 
     both_right: int
     lost: int  # the target alone was right
@@ -35,9 +32,9 @@ class Outcomes:
 
     @classmethod
     def of(cls, target: Sequence[bool] | Gradings, fuzzy: Sequence[bool] | Gradings) -> Outcomes:
-        """From gradings in the same order."""
-        seen = Counter((bool(t), bool(f)) for t, f in zip(target, fuzzy, strict=True))
-        return cls(seen[True, True], seen[True, False], seen[False, True], seen[False, False])
+        """Returns the counts of grades in the same order."""
+        pairs = Counter((bool(t), bool(f)) for t, f in zip(target, fuzzy, strict=True))
+        return cls(pairs[True, True], pairs[True, False], pairs[False, True], pairs[False, False])
 
     @property
     def problems(self) -> int:
@@ -45,19 +42,23 @@ class Outcomes:
 
     @property
     def retention(self) -> float:
-        """Accuracy of the fuzzy rule over the target's. UsageError: the target solved nothing."""
+        """Accuracy of the fuzzy rule over the target's.
+
+        Raises:
+            UsageError: The target solved nothing.
+        """
         require_solved(self)
         return (self.both_right + self.gained) / (self.both_right + self.lost)
 
     @property
     def churn(self) -> float:
-        """Share of outcomes that flipped either way."""
+        """Share of outcomes that flipped, lost or gained."""
         return (self.lost + self.gained) / self.problems if self.problems else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """Gradings (problems, seeds), in the part's order; a seed's noise is shared by target and fuzzy rule."""
+    """Grades, (problems, seeds), in the part's order; target and fuzzy rule share a seed's noise."""
 
     target: Gradings
     fuzzy: Gradings
@@ -91,7 +92,11 @@ class Paired:
 
     @property
     def retention(self) -> float:
-        """UsageError: the target solved nothing."""
+        """Accuracy of the fuzzy rule over the target's.
+
+        Raises:
+            UsageError: The target solved nothing.
+        """
         return self.outcomes.retention
 
     @property
@@ -100,17 +105,17 @@ class Paired:
 
     @cached_property
     def table(self) -> Counts:
-        """(seeds + 1, seeds + 1): how many problems the target solved with a seeds, the fuzzy rule with b."""
+        """Counts, (seeds + 1, seeds + 1): problems that the target solved with a seeds and the fuzzy rule with b."""
         counts = np.zeros((self.seeds + 1, self.seeds + 1), np.int64)
         np.add.at(counts, (self.target.sum(1), self.fuzzy.sum(1)), 1)
         return counts
 
     def against_perfect(self) -> Paired:
-        """The same beside a target that is always right: retention is then plain accuracy."""
+        """Returns the grades beside a target that is always right, whose retention is the absolute accuracy."""
         return Paired(np.ones_like(self.target), self.fuzzy)
 
     def followed_by(self, target: bool, fuzzy: bool, problems: int) -> Paired:
-        """With so many problems more, all graded alike."""
+        """Returns the grades with more problems appended, all graded alike."""
         more = (problems, self.seeds)
         return Paired(
             np.concatenate([self.target, np.full(more, target)]), np.concatenate([self.fuzzy, np.full(more, fuzzy)])
@@ -118,9 +123,13 @@ class Paired:
 
 
 def require_solved(outcomes: Outcomes) -> None:
-    """UsageError: the target solved nothing."""
+    """Checks that retention is defined.
+
+    Raises:
+        UsageError: The target solved nothing.
+    """
     if not outcomes.both_right + outcomes.lost:
         raise UsageError(
             f"the target solved none of {outcomes.problems} problems, so retention is undefined; "
-            "look at its prompts and answers, or use another target"
+            "check its prompts and answers, or use another target"
         )

@@ -1,8 +1,7 @@
-"""What a number of problems can show: the chance to certify, and how many problems a chance takes.
+"""Power of the certification test: the probability to certify, and the number of problems that it takes.
 
-Knows the score test and a guess of the truth. Knows nothing of where the guess comes from. Betting, where it is
-the claim's test, shows less on the same problems (about what the score test
-shows on three fifths of them).
+Computed for the score test. Betting, where it is the claim's test, has less power: about that of the score test on
+three fifths of the problems.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from fsd_calib.certification.outcomes import Counts, Floats, Paired
 from fsd_calib.certification.score_test import p_values
 from fsd_decoding.errors import UsageError
 
-_MOST = 10_000_000  # problems; who would need more cannot get there
-_POINTS = 150  # losses, and as many gains, that are looked at
+_MOST = 10_000_000  # problems; a larger number is not realistic
+_POINTS = 150  # values of losses, and of gains, that are summed over
 _SPREAD = ndtri((np.arange(9) + 0.5) / 9)  # a normal law in nine equally likely points
-_UNLIKELY = 1e-6  # of the likeliest losses and gains; all beyond make a millionth
+_UNLIKELY = 1e-6  # times the largest probability: less likely outcomes are dropped
 _TINY = 1e-12
 _ROUNDING = 1e-9  # of a share
 
@@ -38,61 +37,61 @@ class Cells(NamedTuple):
 
 
 def cells(accuracy: float, churn: float, retention: float) -> Cells:
-    """From the target's accuracy, losses + gains as a share of problems, and the true retention.
+    """Returns the probabilities that follow from the target's accuracy, the churn and the true retention.
 
     Raises:
-        UsageError: no outcomes have these three numbers; for instance, losing 2 % takes a churn of that.
+        UsageError: No outcomes have these three numbers; for instance, losing 2 % takes a churn of at least 2 %.
     """
     lost = (churn + (1 - retention) * accuracy) / 2
-    found = Cells(accuracy - lost, lost, churn - lost, 1 - accuracy - churn + lost)
-    if not min(found) > -_ROUNDING:
+    shares = Cells(accuracy - lost, lost, churn - lost, 1 - accuracy - churn + lost)
+    if not min(shares) > -_ROUNDING:
         raise UsageError(
             f"accuracy {accuracy}, churn {churn} and retention {retention} contradict each other: "
-            f"the shares of outcomes would be {', '.join(f'{n} {x:.4g}' for n, x in found._asdict().items())}"
+            f"the shares of outcomes would be {', '.join(f'{n} {x:.4g}' for n, x in shares._asdict().items())}"
         )
-    return Cells(*(x if x > _ROUNDING else 0.0 for x in found))
+    return Cells(*(x if x > _ROUNDING else 0.0 for x in shares))
 
 
-@lru_cache(maxsize=10_000)  # a search asks the same counts again and again
+@lru_cache(maxsize=10_000)  # a search repeats the same counts
 def power(*, problems: int, accuracy: float, churn: float, retention: float, wanted: float, delta: float) -> float:
-    """The chance that so many problems certify `wanted`: the p-value is at most `delta`.
+    """Returns the probability that so many problems certify `wanted`, that is, that the p-value is at most `delta`.
 
-    Sums over losses, gains and a coarse law of both_right, which matters less. No draws, so no noise.
-    Absolute accuracy q is retention of a target that is always right: accuracy 1, churn 1 - q, retention q.
+    Sums over losses, gains and a coarse law of both_right, which matters less; there is no simulation noise. Absolute
+    accuracy q is the retention of a target that is always right: accuracy 1, churn 1 - q, retention q.
 
     Args:
-        problems: on the certification part, one decoding each; for several seeds see `seeds_worth`.
-        accuracy, churn, retention: the truth, as `cells` takes it.
+        problems: Size of the certification part, with one decoding each; for several seeds see `seeds_worth`.
+        accuracy, churn, retention: The truth, as in `cells`.
 
     Raises:
-        UsageError: see `cells`.
+        UsageError: See `cells`.
     """
     p = cells(accuracy, churn, retention)
-    lost, gained, chances = _likely_flips(problems, p)
-    calm = problems - lost - gained
+    lost, gained, probabilities = _likely_flips(problems, p)
+    unflipped = problems - lost - gained
     right = p.both_right / max(p.both_right + p.both_wrong, _TINY)
-    deviation = (calm * right * (1 - right)) ** 0.5
-    step = max(deviation.max() // 2, 1)  # few numbers of solved problems: each takes a table of the exact test
-    solved = lost + gained + calm * right + deviation * _SPREAD[:, None]  # (9, flips)
-    both_right = (step * np.rint(solved / step) - lost - gained).clip(0, calm)
-    passes = p_values(both_right, lost, gained, calm - both_right, wanted) <= delta
-    return min(float(passes.mean(0) @ chances / chances.sum()), 1.0)
+    deviation = (unflipped * right * (1 - right)) ** 0.5
+    step = max(deviation.max() // 2, 1)  # few distinct numbers of solved problems: each takes a table of the exact test
+    solved = lost + gained + unflipped * right + deviation * _SPREAD[:, None]  # (9, flips)
+    both_right = (step * np.rint(solved / step) - lost - gained).clip(0, unflipped)
+    passes = p_values(both_right, lost, gained, unflipped - both_right, wanted) <= delta
+    return min(float(passes.mean(0) @ probabilities / probabilities.sum()), 1.0)
 
 
 def _likely_flips(problems: int, p: Cells) -> tuple[Counts, Counts, Floats]:
-    """Losses, gains, and how likely they are, up to a factor."""
+    """Returns losses, gains, and their probabilities up to a constant factor."""
     lost, gained = _likely_counts(problems, p.lost)[:, None], _likely_counts(problems, p.gained)
     lost, gained = (x.ravel() for x in np.broadcast_arrays(lost, gained))
     possible = lost + gained <= problems
     lost, gained = lost[possible], gained[possible]
     share = min(p.gained / max(1 - p.lost, _TINY), 1.0)
-    chances = binom.pmf(lost, problems, p.lost) * binom.pmf(gained, problems - lost, share)
-    likely = chances > _UNLIKELY * chances.max()
-    return lost[likely], gained[likely], chances[likely]
+    probabilities = binom.pmf(lost, problems, p.lost) * binom.pmf(gained, problems - lost, share)
+    likely = probabilities > _UNLIKELY * probabilities.max()
+    return lost[likely], gained[likely], probabilities[likely]
 
 
 def _likely_counts(problems: int, chance: float) -> NDArray[np.int64]:
-    """Counts within six standard deviations of the expectation, thinned evenly where they are many."""
+    """Returns counts within six standard deviations of the expectation, thinned evenly where they are many."""
     reach = 6 * (problems * chance * (1 - chance)) ** 0.5 + 6
     low, high = max(problems * chance - reach, 0), min(problems * chance + reach, problems)
     return np.unique(np.linspace(low, high, _POINTS).astype(np.int64))
@@ -101,9 +100,9 @@ def _likely_counts(problems: int, chance: float) -> NDArray[np.int64]:
 def problems_needed(
     *, accuracy: float, churn: float, retention: float, wanted: float, delta: float, chance: float = 0.8
 ) -> int | None:
-    """A number of problems at which `power` reaches `chance`; None: there is none up to ten million.
+    """Returns the number of problems at which `power` reaches `chance`; None: more than ten million.
 
-    It is the smallest up to the saw teeth of `power`, which comes from counts.
+    It is approximately the smallest one: `power` is not quite monotone, since it comes from counts.
     """
 
     def enough(problems: int) -> bool:
@@ -126,10 +125,10 @@ def _fewest(enough: Callable[[int], bool]) -> int | None:
 
 
 def least_problems(accuracy: float, wanted: float, delta: float) -> int | None:
-    """The fewest problems that can show `wanted` at all, in the best case; None: not even all of ten million.
+    """Returns the fewest problems that can certify `wanted` in the best case; None: more than ten million.
 
-    The best case: a target of this accuracy loses nothing, and gains nothing where `wanted` < 1; from 1 on all
-    that it fails is gained. For absolute accuracy the target is one that is always right: accuracy 1.
+    In the best case nothing is lost and, where `wanted` >= 1, all that the target fails is gained. For absolute
+    accuracy the target is always right: accuracy 1.
     """
 
     def enough(problems: int) -> bool:
@@ -142,10 +141,10 @@ def least_problems(accuracy: float, wanted: float, delta: float) -> int | None:
 
 
 def seeds_worth(paired: Paired, wanted: float) -> float:
-    """How many problems with one seed a problem with these k seeds is worth, from 1 to k.
+    """Returns how many single-seed problems a problem with k seeds is worth, from 1 to k.
 
-    The ratio of variances of B - wanted A, of one decoding and of a problem's mean. Powers for several seeds
-    are approximate: `power` of so many times the problems, as if those were independent.
+    It is the ratio of the variances of B - wanted * A, of one decoding and of a problem's mean. Power with several
+    seeds is approximated by `power` of that many times the problems, as if they were independent.
     """
     z = paired.fuzzy - wanted * paired.target
     of_means = float(z.mean(1).var())

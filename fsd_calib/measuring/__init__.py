@@ -1,1 +1,1 @@
-"""What decoding a task under a configuration came to: outcomes, tokens, seconds, kept for later runs."""
+"""Measurement of configurations on tasks: outcomes, tokens and seconds, with a cache of results."""

@@ -1,7 +1,4 @@
-"""What decides a decoding, beside prompt, id and threshold: two decodings of one key are the same text.
-
-Knows decoders, tasks and configurations. Knows nothing of where results are kept.
-"""
+"""The key of a cached result: all that determines a decoded text, besides prompt, id and threshold."""
 
 from __future__ import annotations
 
@@ -30,21 +27,21 @@ from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.sampling import Sampling
 
-# How far D moves at one place of one text with whatever is decoded beside it: by c sqrt(D), as it must where logits
-# move by rounding, since D is of second order in them. Largest |difference| / sqrt(D) over 20,000 places (the bundled
-# pair on a CPU, 60 problems, greedy and at temperature 0.8, 1 at a time against 3, 16 and 60, shuffled):
+# Numerical noise of D at one position of one text, depending on what else is in the batch: c sqrt(D), since logits move
+# by rounding and D is of second order in them. Largest |difference| / sqrt(D) over 20,000 positions (the bundled pair
+# on a CPU, 60 problems, greedy and at temperature 0.8, 1 at a time compared with 3, 16 and 60, shuffled):
 #               float32   float16   bfloat16
 #   js, tv      1.4e-5    .019      .087
 #   ag, kl      4.0e-5    .079      .22
-# It holds from D = 1e-9 to 40; a constant margin, or one relative to D, would be far too wide at one end. These are
-# the figures with a half to spare. In bfloat16 3 % of texts differ anyway, by a rounded argmax: no margin mends that.
+# The law holds from D = 1e-9 to 40; a constant margin, or one relative to D, would be far too wide at one end. The
+# constants below are half as large again. In bfloat16 3 % of texts differ anyway, by a rounded argmax: no margin helps.
 _BOUNDED = {"float64": 1e-12, "float32": 2e-5, "float16": 0.03, "bfloat16": 0.13}
 _UNBOUNDED = {"float64": 1e-12, "float32": 6e-5, "float16": 0.12, "bfloat16": 0.33}
-_SCALED = "scaled_by"  # in a key where a policy moves T, and nowhere else
+_SCALED_BY = "scaled_by"  # a field of the divergence, present only where a policy moves T
 
 
-class Asking(Protocol):
-    """What of a task decides its texts."""
+class GenerationLimits(Protocol):
+    """The part of a task that determines its texts."""
 
     @property
     def max_new_tokens(self) -> int: ...
@@ -54,10 +51,11 @@ class Asking(Protocol):
 
 @dataclass(frozen=True)
 class CacheKey:
-    """Only what has a say: a rule that does not draft has no draft, greedy decoding no seed.
+    """The key of a decoding.
 
-    A policy belongs to fuzzy rules: what they are compared with is lossless decoding as it is. One that moves T is
-    part of `divergence`: what T bounds is D over its scale.
+    It holds only what matters: no draft for a rule that does not draft, no seed for greedy decoding. Policies apply to
+    fuzzy rules only; lossless decoding, which they are compared with, has none. A policy that moves T is part of
+    `divergence`: D divided by its scale is compared with T.
     """
 
     rule: str
@@ -69,11 +67,11 @@ class CacheKey:
     max_new_tokens: int
     stop: Sequence[str]
     engine: Mapping[str, Any]
-    policy: str | None = None  # the identity of what stops drafts early
+    policy: str | None = None  # identity of the policy that stops drafts early
 
     @cached_property
     def json(self) -> str:
-        """Canonical: equal keys, and only those, have the same."""
+        """Canonical JSON: equal for equal keys only."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @cached_property
@@ -81,68 +79,72 @@ class CacheKey:
         return hashlib.blake2b(self.json.encode(), digest_size=16).digest()
 
     def margin(self, threshold: float) -> float:
-        """How far from the ends of an interval a threshold must lie to be answered by it; see above.
+        """Returns how far inside an interval a threshold must lie to be a hit, by the numerical noise of D (see above).
 
-        A D of sqrt(D) c below or above: c sqrt(T) + c**2 covers both. Where T is scaled by m, D is T m, and in T that
-        is c sqrt(T / m) + c**2 / m, the most where m is least; and T moves by as much as m does. Infinite in dtypes
-        that were not measured.
+        The noise is c sqrt(D) below or above D: c sqrt(T) + c**2 covers both. Where T is scaled by m, D is compared
+        with T m; in T that is c sqrt(T / m) + c**2 / m, largest where m is smallest; and T moves as much as m does.
+        Infinite for dtypes that were not measured.
         """
-        bound, policy = max(threshold, 0.0), self._scales
+        bound, policy = max(threshold, 0.0), self._scale_policy
         if policy is None:
-            return self._spread * math.sqrt(bound) + self._spread**2
-        spread = self._spread / math.sqrt(policy.least)
-        return spread * math.sqrt(bound) + spread**2 + bound * policy.steepness * self._spread
+            return self._deviation * math.sqrt(bound) + self._deviation**2
+        deviation = self._deviation / math.sqrt(policy.least)
+        return deviation * math.sqrt(bound) + deviation**2 + bound * policy.steepness * self._deviation
 
     @cached_property
-    def _spread(self) -> float:
+    def _deviation(self) -> float:
         name = str((self.divergence or {}).get("name")).partition("@")[0]
-        spreads = _BOUNDED if name in ("js", "tv") else _UNBOUNDED
+        deviations = _BOUNDED if name in ("js", "tv") else _UNBOUNDED
         models = (self.models["target"], self.models["draft"])
-        return max(spreads.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
+        return max(deviations.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
 
     @cached_property
-    def _scales(self) -> ScalePolicy | None:
-        identity = (self.divergence or {}).get(_SCALED)
+    def _scale_policy(self) -> ScalePolicy | None:
+        identity = (self.divergence or {}).get(_SCALED_BY)
         return None if identity is None else policy_named(identity)
 
 
 class CacheKeys:
-    """The keys of one decoder's configurations on one task. Reads the models' fingerprints once, when it is made.
+    """The keys of one decoder's configurations on one task; computes the models' fingerprints once.
 
     Args:
-        policies: by divergence, what ends the drafts of fuzzy rules early.
+        policies: By divergence, the policy that stops the drafts of fuzzy rules early.
 
     Raises:
-        UsageError: the decoder's sampling holds logits processors, whose doings no key can tell.
+        UsageError: The decoder's sampling has logits processors, which no key can identify.
     """
 
     def __init__(
-        self, decoder: SpeculativeDecoder, task: Asking, policies: Mapping[str, StopPolicy] | None = None
+        self, decoder: SpeculativeDecoder, task: GenerationLimits, policies: Mapping[str, StopPolicy] | None = None
     ) -> None:
         if decoder.sampling.processors:
             raise UsageError(
-                f"sampling has {len(decoder.sampling.processors)} logits processors of its own, which a cache of "
-                "results cannot tell apart; calibrate without them"
+                f"sampling has {len(decoder.sampling.processors)} custom logits processors, which the result cache "
+                "cannot identify; calibrate without them"
             )
         self._decoder, self._task, self._policies = decoder, task, policies or {}
         self._models = _models(decoder)
 
     def of(self, configuration: Configuration, seed: int) -> CacheKey:
-        """UsageError: the configuration has a threshold and its rule none, or the other way round."""
+        """Returns the key of a configuration under a seed.
+
+        Raises:
+            UsageError: The configuration has a threshold and its rule none, or vice versa.
+        """
         rule, criterion, sampling = rule_named(configuration.rule), self._decoder.criterion, self._decoder.sampling
         if rule.fuzzy != (configuration.threshold is not None):
             raise UsageError(
-                f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, "
-                f"the configuration's is {configuration.threshold}; {'give' if rule.fuzzy else 'drop'} it"
+                f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, and the configuration's is "
+                f"{configuration.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
             )
-        measure = {"name": configuration.divergence, "on": criterion.on, "version": DIVERGENCE_VERSION}
+        divergence = {"name": configuration.divergence, "on": criterion.on, "version": DIVERGENCE_VERSION}
         if configuration.policy is not None:
-            measure[_SCALED] = configuration.policy
+            divergence[_SCALED_BY] = configuration.policy
         support = {"within_support": criterion.within_support}
         return CacheKey(
             rule=rule.name,
             draft_length=configuration.draft_length if rule.drafts else None,
-            divergence=(measure | support if rule.bounds_divergence else support) if rule.fuzzy else None,
+            divergence=(divergence | support if rule.bounds_divergence else support) if rule.fuzzy else None,
             models=self._models if rule.drafts else self._models | {"draft": None},
             sampling=_sampling(sampling),
             seed=None if sampling.greedy else seed,
@@ -165,14 +167,15 @@ class CacheKeys:
 def _identity(policy: StopPolicy | None) -> str | None:
     if policy is not None and policy.identity is None:
         raise UsageError(
-            f"the policy {type(policy).__name__} has no identity, so a cache of results cannot tell it from another; "
-            "give it one, or calibrate without it"
+            f"the policy {type(policy).__name__} has no identity, which the result cache needs; give it one, or "
+            "calibrate without it"
         )
     return None if policy is None else policy.identity
 
 
 def _models(decoder: SpeculativeDecoder) -> dict[str, Any]:
-    """A draft that does not draft still has a say in what the two share: vocabulary and context."""
+    """Returns the models' part of the key. A draft model that is not used still limits the vocabulary and the
+    context."""
     models = [decoder.target] if isinstance(decoder.draft, DraftSource) else [decoder.target, decoder.draft]
     return {
         "target": _model(decoder.target),

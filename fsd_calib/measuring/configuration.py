@@ -1,4 +1,4 @@
-"""What decides a text, beside prompt and noise. Knows names and numbers, and decodes nothing."""
+"""A configuration: what determines a decoded text, besides prompt and noise."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from fsd_decoding.profile.policy import PolicyInfo, brief, moved
 
 @dataclass(frozen=True)
 class Configuration:
-    """`threshold` None: the rule has none. `policy`: the identity of what moves T; None: nothing does. `draft`: the
-    name of the draft model; None: the only one there is, or the rule does not draft."""
+    """One setting of the decoder.
+
+    Attributes:
+        threshold: None: the rule has none.
+        policy: Identity of the policy that moves T; None: T is constant.
+        draft: Name of the draft model; None: there is only one, or the rule does not draft.
+    """
 
     rule: str
     divergence: str
@@ -22,30 +27,35 @@ class Configuration:
     draft: str | None = None
 
     def at(self, threshold: float) -> Configuration:
+        """Returns the configuration with this threshold."""
         return replace(self, threshold=threshold)
 
     def under(self, rule: str) -> Configuration:
-        """The same with a rule that has no threshold."""
+        """Returns the configuration with another rule, which has no threshold."""
         return replace(self, rule=rule, threshold=None, policy=None)
 
     @property
     def arm(self) -> Configuration:
-        """The same without its threshold: what thresholds are searched for."""
+        """The configuration without its threshold: what thresholds are searched for."""
         return replace(self, threshold=None)
 
     @property
     def family(self) -> Configuration:
-        """The same in all arms that are its kin: those that draft otherwise, and no more."""
+        """A configuration that is equal for all arms of one family, which differ in draft length only."""
         return replace(self.arm, draft_length=1)
 
     @property
     def moved(self) -> float | ScalePolicy | None:
-        """T as a decoder takes it. UsageError: the policy is unknown."""
+        """T in the form that a decoder takes.
+
+        Raises:
+            UsageError: The policy is unknown.
+        """
         return None if self.threshold is None else moved(self.threshold, self.info)
 
     @property
     def info(self) -> PolicyInfo | None:
-        """Of the policy, as profiles have it."""
+        """The policy in the form that profiles hold."""
         return None if self.policy is None else PolicyInfo.of(self.policy)
 
     def __str__(self) -> str:

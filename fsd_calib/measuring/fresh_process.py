@@ -1,4 +1,4 @@
-"""Calls a function in a fresh Python process and waits for what it returns."""
+"""Calls of a function in a fresh Python process."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from typing import TypeVar
 
 from fsd_decoding.errors import UsageError
 
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
 
 _SERVE = f"from {__name__} import serve; serve()"
 
 
-def in_fresh_process(work: Callable[[Given], Returned], given: Given) -> Returned:
-    """What `work(given)` returns in an interpreter that has done nothing else.
+def in_fresh_process(work: Callable[[Argument], Returned], argument: Argument) -> Returned:
+    """Returns `work(argument)`, computed in a new interpreter.
 
-    Not by `multiprocessing`, which begins a process by running the caller's script again, and with it a whole
-    calibration where that script is not guarded by `if __name__ == "__main__"`.
+    `multiprocessing` is not used, since it starts a process by running the caller's script again, and with it a whole
+    calibration where the script is not guarded by `if __name__ == "__main__"`.
 
     Args:
-        work: a module's function; its argument and what it returns are pickled.
+        work: A module's function; its argument and its result are pickled.
 
     Raises:
-        UsageError: `work` raised anything, or the process died.
+        UsageError: `work` raised an exception, or the process died.
     """
     with TemporaryDirectory() as folder:
-        asked, answered = Path(folder, "asked"), Path(folder, "answered")
-        asked.write_bytes(pickle.dumps((work, given)))
-        command = [sys.executable, "-P", "-c", _SERVE, str(asked), str(answered)]
-        ended = subprocess.run(
+        request, response = Path(folder, "request"), Path(folder, "response")
+        request.write_bytes(pickle.dumps((work, argument)))
+        command = [sys.executable, "-P", "-c", _SERVE, str(request), str(response)]
+        process = subprocess.run(
             command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace",
         )  # fmt: skip
-        if ended.returncode:
-            raise UsageError(_reason(ended.returncode, ended.stdout))
-        returned: Returned = pickle.loads(answered.read_bytes())
+        if process.returncode:
+            raise UsageError(_reason(process.returncode, process.stdout))
+        returned: Returned = pickle.loads(response.read_bytes())
         return returned
 
 
 def serve() -> None:
-    """The fresh process's own part."""
-    asked, answered = map(Path, sys.argv[1:])
-    work, given = pickle.loads(asked.read_bytes())
+    """Runs in the fresh process: reads the request, and writes the response."""
+    request, response = map(Path, sys.argv[1:])
+    work, argument = pickle.loads(request.read_bytes())
     try:
-        returned = work(given)
+        returned = work(argument)
     except UsageError as error:
         sys.exit(" ".join(str(error).split()))
-    answered.write_bytes(pickle.dumps(returned))
+    response.write_bytes(pickle.dumps(returned))
 
 
 def _environment() -> dict[str, str]:
-    """Modules are found where this process finds them, and nowhere before that: hence `-P` too."""
+    """Returns an environment with this process's module path, and no other: hence `-P` too."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
-def _reason(code: int, said: str) -> str:
+def _reason(code: int, output: str) -> str:
     if code < 0:
-        return f"it was killed by {signal.Signals(-code).name}, as where memory runs out"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+        return f"it was killed by {signal.Signals(-code).name} (out of memory, for instance)"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1] if lines else f"it ended with exit code {code}"

@@ -1,4 +1,4 @@
-"""Times configurations that decode the same problems in turn, so many streams at a time."""
+"""Timing of configurations that decode the same problems in turn, with several streams at a time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from fsd_calib.measuring.speed import C, Run, TimedSpeeds
+from fsd_calib.measuring.speed import C, TimedRun, TimedSpeeds
 from fsd_calib.progress import Progress, Silent
 from fsd_decoding.errors import UsageError
 
-# MERGED: """How busy the machine is, as far as it says."""
-
-
 P = TypeVar("P")  # a problem
 
-_REFILLS = 4  # prompts a stream in a piece: what is decoded with streams missing at its end weighs less
-_PIECES = 10  # at least, where problems suffice
-_FEWEST = 3  # pieces: one warms up, two differ
+_REFILLS = 4  # prompts per stream in a piece: reduces the weight of its end, where some streams are idle
+_PIECES = 10  # pieces at least, where there are enough problems
+_FEWEST = 3  # pieces: one to warm up, and two for a variance
 
 
 def measure_speeds(
@@ -29,21 +26,20 @@ def measure_speeds(
     streams: int = 1, confidence: float = 0.95, repeats: int = 3, progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter, seed: int = 0,
 ) -> TimedSpeeds[C]:  # fmt: skip
-    """Every configuration decodes the same pieces of work in turn, in an order drawn anew, so that a machine
-    that slows down slows them all.
+    """Returns the speeds of configurations that decode the same pieces of work in turn.
 
-    A piece counts with the median of its seconds over the repeats, which lie a whole turn apart: one hiccup
-    cannot change it, and unlike a minimum it says how fast the machine is, not how fast it can be. The first
-    piece only warms up.
+    They take turns on every piece, in an order drawn anew, so that a machine that slows down slows them all. A piece
+    counts with the median of its seconds over the repeats, which lie a whole turn apart: one outlier cannot change it
+    and, unlike the minimum, it measures the typical speed of the machine. The first piece is for warm-up only.
 
     Args:
-        decode: decodes problems, `streams` at a time, and returns how many tokens were emitted.
-        problems: at one stream each is a piece; at more a piece is up to four problems a stream. Towards its
-            end streams are missing, so that speeds are a little low, all alike.
-        seed: of the order.
+        decode: Decodes problems, `streams` at a time, and returns the number of emitted tokens.
+        problems: With one stream each problem is a piece; with more a piece is up to four problems per stream. Some
+            streams are idle towards its end, so speeds are slightly low, for all alike.
+        seed: Of the order.
 
     Raises:
-        UsageError: too few problems.
+        UsageError: There are too few problems.
     """
     warm_up, *work = pieces(problems, streams)
     order, kinds = Random(seed), list(dict.fromkeys(configurations))
@@ -59,7 +55,7 @@ def measure_speeds(
                     tokens[kind][i] = decode(kind, piece)
                     seconds[kind][turn, i] = clock() - began
                 advance(1)
-    run = Run(
+    run = TimedRun(
         {kind: emitted / streams for kind, emitted in tokens.items()},
         {kind: np.median(taken, 0) for kind, taken in seconds.items()},
     )
@@ -67,10 +63,11 @@ def measure_speeds(
 
 
 def pieces(problems: Sequence[P], streams: int) -> list[Sequence[P]]:
-    """What is timed at a time: one problem for one stream, else several a stream, as many as leave enough pieces.
+    """Returns the pieces to time: single problems for one stream, else several per stream, as many as leave enough
+    pieces.
 
     Raises:
-        UsageError: there are too few problems.
+        UsageError: There are too few problems.
     """
     size = 1 if streams == 1 else min(max(len(problems) // _PIECES, streams), _REFILLS * streams)
     whole = [problems[at : at + size] for at in range(0, len(problems) - size + 1, size)]
@@ -83,19 +80,24 @@ def pieces(problems: Sequence[P], streams: int) -> list[Sequence[P]]:
 
 
 class MachineLoad(NamedTuple):
-    """`average`: processes that ran or waited to, over the last minute. `cores`: that this process may use."""
+    """The load of the machine.
+
+    Attributes:
+        average: Number of running or waiting processes, averaged over the last minute.
+        cores: CPU cores that this process may use.
+    """
 
     average: float
     cores: int
 
     @property
     def busy(self) -> bool:
-        """Whether some had to wait."""
+        """Whether some processes had to wait."""
         return self.average > self.cores
 
 
 def machine_load() -> MachineLoad | None:
-    """None: this system does not say."""
+    """Returns the load, or None where the operating system does not report it."""
     try:
         return MachineLoad(os.getloadavg()[0], len(os.sched_getaffinity(0)))
     except (AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""What came out of decoding problems under one configuration. Knows outcomes and counts, and no clock."""
+"""The outcomes and counts of problems decoded under one configuration."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Decoding:
 
 
 Seeds = tuple[Decoding, ...]
-"""One problem's decodings, one a seed; a greedy one has one."""
+"""One problem's decodings, one per seed; greedy decoding has one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """One configuration on the first problems of one part, in the part's order."""
+    """One configuration on the first problems of a part, in the part's order."""
 
     configuration: Configuration
     part: Part
@@ -39,7 +39,7 @@ class Measurement:
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
-        """(problems, seeds)"""
+        """Grades, (problems, seeds)."""
         return np.array([[d.correct for d in seeds] for seeds in self.decodings], bool)
 
     @property
@@ -67,5 +67,5 @@ class Measurement:
         return self.tokens / self.rounds
 
     def first(self, problems: int) -> Measurement:
-        """The same on so many of the problems."""
+        """Returns the measurement on the first problems only."""
         return Measurement(self.configuration, self.part, self.decodings[:problems])

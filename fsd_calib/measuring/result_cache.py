@@ -1,7 +1,6 @@
-"""The result cache: what decoding a prompt came to, for an interval of thresholds (DESIGN section 9).
+"""The result cache: the text decoded from a prompt, valid for an interval of thresholds.
 
-Knows intervals, digests and one SQLite file that several processes may use at once. Knows nothing of decoders:
-what decides a text is a `Key`, what came of it a `Result`. Losing the file loses time, and nothing else.
+The cache is an SQLite file that several processes may use at once. Losing it costs time only.
 """
 
 from __future__ import annotations
@@ -15,7 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
 from fsd_calib.measuring.cache_key import CacheKey
-from fsd_calib.storage.sqlite_file import DamageError, Schema, errors_named, identity, lock, opened, set_aside
+from fsd_calib.storage.sqlite_file import (
+    DamageError,
+    Schema,
+    identity,
+    lock,
+    open_database,
+    set_aside,
+    translate_errors,
+)
 from fsd_decoding.engine.result import Result
 
 Value = TypeVar("Value")
@@ -32,22 +39,22 @@ _SCHEMA = Schema(
     );
     CREATE INDEX decoded ON decodings (key, problem, prompt);
     """,
-    # A commit is in the log, and safe from kill -9, once it returns; only a loss of power may take the last ones.
+    # Once a commit returns it is in the log and survives kill -9; only a loss of power may lose the last ones.
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
-    "quick_check",  # 0.8 s a million rows (0.5 GB); the digests of rows are looked at when they are given out
+    "quick_check",  # 0.8 s per million rows (0.5 GB); the digests of rows are verified when they are read
 )
-_KEPT = "threshold, lo, hi, text, tokens, rounds, drafted, accepted"
+_VALUES = "threshold, lo, hi, text, tokens, rounds, drafted, accepted"
 _FIND = f"""
-    SELECT {_KEPT}, digest FROM decodings
+    SELECT {_VALUES}, digest FROM decodings
     WHERE key = ?1 AND problem = ?2 AND prompt = ?3
         AND (threshold IS ?4 OR (lo <= ?5 AND ?6 < hi))
     ORDER BY threshold IS ?4 DESC LIMIT 1
 """
-_ADD = f"INSERT INTO decodings (key, problem, prompt, {_KEPT}, digest) VALUES ({', '.join('?' * 12)})"
+_ADD = f"INSERT INTO decodings (key, problem, prompt, {_VALUES}, digest) VALUES ({', '.join('?' * 12)})"
 
 
 class CacheQuery(NamedTuple):
-    """A prompt, and the id that is the key of its noise."""
+    """A prompt, and the id that its noise is derived from."""
 
     id: int
     prompt: str
@@ -55,7 +62,7 @@ class CacheQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class CachedText:
-    """What a prompt became, at every threshold in [lo, hi). `threshold` None: the rule has none."""
+    """The text of a prompt at every threshold in [lo, hi). `threshold` None: the rule has none."""
 
     threshold: float | None
     lo: float
@@ -68,19 +75,19 @@ class CachedText:
 
     @classmethod
     def of(cls, result: Result, threshold: float | None) -> Self:
-        lo, hi = (_plain(end) for end in result.interval)
+        lo, hi = (_without_negative_zero(end) for end in result.interval)
         counts = (result.emitted, result.rounds, result.drafted, result.accepted)
-        return cls(_plain(threshold), lo, hi, result.text, *counts)
+        return cls(_without_negative_zero(threshold), lo, hi, result.text, *counts)
 
 
 class ResultCache:
-    """A cache in a file, or in memory. Every row that it gives out is bit for bit what was added.
+    """A cache in a file, or in memory. Rows are returned bit for bit as they were added.
 
-    Where the file turns out damaged, at any time, a warning names it, it is set aside as `<name>.damaged-<n>`, and
-    an empty one takes its place, for the other processes too.
+    When the file is found to be damaged, it is renamed to `<name>.damaged-<n>` with a warning, and an empty one takes
+    its place, for other processes too.
 
     Raises:
-        UsageError: the file cannot be read or written.
+        UsageError: The file cannot be read or written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -88,17 +95,17 @@ class ResultCache:
         self._open()
 
     def find(self, key: CacheKey, prompts: Sequence[CacheQuery], threshold: float | None) -> dict[int, CachedText]:
-        """Index of a prompt -> what it becomes at `threshold`, for those that are known.
+        """Returns the cached texts at `threshold`, by the index of the prompt.
 
-        A row answers for its own threshold, and for those that lie inside its interval by `key.margin`.
+        A row is a hit for its own threshold, and for those inside its interval by at least `key.margin`.
         """
-        return self._on_file(lambda connection: _found(connection, key, prompts, _plain(threshold)))
+        return self._on_file(lambda connection: _find_rows(connection, key, prompts, _without_negative_zero(threshold)))
 
-    def add(self, key: CacheKey, asked: CacheQuery, threshold: float | None, result: Result) -> CachedText:
-        """Keeps a result of decoding at `threshold`; once this returns, no kill takes it away."""
-        kept = CachedText.of(result, threshold)
-        self._on_file(lambda connection: _insert(connection, key, asked, kept))
-        return kept
+    def add(self, key: CacheKey, query: CacheQuery, threshold: float | None, result: Result) -> CachedText:
+        """Adds the result of decoding at `threshold`; it survives a kill once this returns."""
+        cached_text = CachedText.of(result, threshold)
+        self._on_file(lambda connection: _insert(connection, key, query, cached_text))
+        return cached_text
 
     def close(self) -> None:
         self._connection.close()
@@ -110,13 +117,13 @@ class ResultCache:
         self.close()
 
     def _on_file(self, work: Callable[[sqlite3.Connection], Value]) -> Value:
-        """Does `work` on a sound file, which may be a new one."""
+        """Calls `work` with a connection to an intact file, which may be a new one."""
         while True:
-            if self._there() != self._identity:
-                self.close()  # another process has set it aside
+            if self._file_identity() != self._identity:
+                self.close()  # another process has renamed it
                 self._open()
             try:
-                with errors_named(self._path, _SCHEMA.what):
+                with translate_errors(self._path, _SCHEMA.what):
                     return work(self._connection)
             except DamageError as damage:
                 self.close()
@@ -125,69 +132,73 @@ class ResultCache:
 
     def _open(self) -> None:
         while True:
-            self._identity = self._there()
+            self._identity = self._file_identity()
             try:
-                self._connection = opened(self._path, _SCHEMA)
+                self._connection = open_database(self._path, _SCHEMA)
             except DamageError as damage:
                 self._set_aside(damage)
                 continue
-            self._connection.text_factory = bytes  # damaged text need not be UTF-8
-            if self._there() == self._identity:
+            self._connection.text_factory = bytes  # damaged text may not be UTF-8
+            if self._file_identity() == self._identity:
                 return
-            self.close()  # it was made just now, here or elsewhere: which one is open is known the next time
+            self.close()  # it was just created, here or by another process: opens it again to know its identity
 
-    def _there(self) -> tuple[int, int] | None:
-        """What lies under the file's name by now."""
-        with errors_named(self._path, _SCHEMA.what):
+    def _file_identity(self) -> tuple[int, int] | None:
+        """Returns the identity of the file that currently has this name."""
+        with translate_errors(self._path, _SCHEMA.what):
             return identity(self._path) if self._path is not None else None
 
     def _set_aside(self, damage: DamageError) -> None:
-        """The file found damaged, and no other: another process may have been faster."""
+        """Renames the damaged file, unless another process was faster."""
         path = self._path
         if path is None:
             raise damage
-        with errors_named(path, _SCHEMA.what), lock(path):
-            if self._there() == self._identity is not None:
-                aside = set_aside(path)
+        with translate_errors(path, _SCHEMA.what), lock(path):
+            if self._file_identity() == self._identity is not None:
+                renamed = set_aside(path)
                 warnings.warn(
-                    f"{_SCHEMA.what} {str(path)!r} is damaged ({damage}); it is now {aside.name!r}, and a new one is "
-                    "begun: what it held is decoded again",
+                    f"{_SCHEMA.what} {str(path)!r} is damaged ({damage}); it is now {renamed.name!r}, and a new one "
+                    "is begun: its contents are decoded again",
                     stacklevel=2,
                 )
 
 
-def _found(
+def _find_rows(
     connection: sqlite3.Connection, key: CacheKey, prompts: Sequence[CacheQuery], threshold: float | None
 ) -> dict[int, CachedText]:
-    found = {}
-    ends: tuple[float | None, float | None] = (None, None)  # nothing compares to NULL
+    cached = {}
+    ends: tuple[float | None, float | None] = (None, None)  # a comparison with NULL is never true
     if threshold is not None:
         margin = key.margin(threshold)
         ends = (threshold - margin, threshold + margin)
-    for index, asked in enumerate(prompts):
-        place = _place(key, asked)
+    for index, query in enumerate(prompts):
+        place = _place(key, query)
         row = connection.execute(_FIND, (*place, threshold, *ends)).fetchone()
         if row is not None:
-            found[index] = _sound(place, row)
-    return found
+            cached[index] = _verified(place, row)
+    return cached
 
 
-def _insert(connection: sqlite3.Connection, key: CacheKey, asked: CacheQuery, kept: CachedText) -> None:
-    place, values = _place(key, asked), _values(kept)
+def _insert(connection: sqlite3.Connection, key: CacheKey, query: CacheQuery, cached_text: CachedText) -> None:
+    place, values = _place(key, query), _values_of(cached_text)
     connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key.hash, key.json))
     connection.execute(_ADD, (*place, *values, _digest(place, values)))
 
 
-def _place(key: CacheKey, asked: CacheQuery) -> tuple[bytes, int, bytes]:
-    return key.hash, asked.id, _hash(asked.prompt.encode())
+def _place(key: CacheKey, query: CacheQuery) -> tuple[bytes, int, bytes]:
+    return key.hash, query.id, _hash(query.prompt.encode())
 
 
-def _values(kept: CachedText) -> tuple[Any, ...]:
-    return astuple(kept)
+def _values_of(cached_text: CachedText) -> tuple[Any, ...]:
+    return astuple(cached_text)
 
 
-def _sound(place: tuple[bytes, int, bytes], row: tuple[Any, ...]) -> CachedText:
-    """DamageError where the row is not what was added."""
+def _verified(place: tuple[bytes, int, bytes], row: tuple[Any, ...]) -> CachedText:
+    """Returns a row's text.
+
+    Raises:
+        DamageError: The row is not what was added.
+    """
     *values, digest = row
     if digest != _digest(place, values):
         raise DamageError("a row's digest is not that of its values")
@@ -196,14 +207,14 @@ def _sound(place: tuple[bytes, int, bytes], row: tuple[Any, ...]) -> CachedText:
 
 
 def _digest(place: tuple[bytes, int, bytes], values: Sequence[Any]) -> bytes:
-    plain = [value.encode() if isinstance(value, str) else value for value in values]
-    return _hash(repr((place, plain)).encode())
+    encoded = [value.encode() if isinstance(value, str) else value for value in values]
+    return _hash(repr((place, encoded)).encode())
 
 
 def _hash(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _plain(number: Any) -> Any:
-    """A float that SQLite gives back as it was: it has no -0.0."""
+def _without_negative_zero(number: Any) -> Any:
+    """Returns a float that SQLite reproduces exactly: it does not store -0.0."""
     return None if number is None else float(number) + 0.0

@@ -1,7 +1,4 @@
-"""What a round costs on this device, at so many rows.
-
-Knows one decoder, its prompts and the clock. Knows nothing of accuracy, or of how many rounds a text will take.
-"""
+"""Measurement of what a round costs on this device, at a given batch size."""
 
 from __future__ import annotations
 
@@ -21,39 +18,39 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.requests import Prompt
 
-_ROUNDS = 200  # timed of every kind; or
-_FEWER, _SECONDS = 50, 15.0  # rounds that do, once so much time has gone
-_BATCHES = 100  # decoded to get them, at most
-_RULE, _LOSSLESS = "fsd-coupled", -1.0  # a round takes as long whatever it accepts; accepting little makes many
-_LEAST = 1e-9  # seconds; a verification takes time
+_ROUNDS = 200  # timed per draft length
+_FEWER, _SECONDS = 50, 15.0  # rounds that suffice after so many seconds
+_BATCHES = 100  # batches at most
+_RULE, _LOSSLESS = "fsd-coupled", -1.0  # accepts little, which gives many rounds and does not change their cost
+_LEAST = 1e-9  # seconds; the least cost of a verification
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of rounds with so many rows, seconds."""
+    """Costs of rounds with `rows` rows, in seconds."""
 
     model: CostModel
     rows: int
 
 
 class RoundClock:
-    """An observer of calls that start no more prompts than they have rows: each round's seconds.
+    """An observer that records the seconds of each round, for calls that start no more prompts than they have rows.
 
-    A round lasts from one look to the next, so whatever it does lies in between. Left out are the first of a
-    call, which reads the prompts, and those that come after rows were given up.
+    A round lasts from one observation to the next. The first round of a call is left out, since it includes prefill,
+    and so are rounds after rows have finished.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: list[float] = []
-        self.drafting: list[float] = []  # of them, in the draft phase
+        self.drafting: list[float] = []  # seconds of the same rounds spent in the draft phase
         self._device, self._rows, self._last = device, 0, 0.0
 
     def restart(self) -> None:
-        """A new call begins."""
+        """Prepares for a new call."""
         self._rows = 0
 
     def __call__(self, record: RoundRecord) -> None:
-        wait_for(self._device)
+        synchronize(self._device)
         now = time.perf_counter()
         if len(record.requests) == self._rows:
             self.seconds.append(now - self._last)
@@ -61,8 +58,8 @@ class RoundClock:
         self._rows, self._last = self._rows or len(record.requests), now
 
 
-def wait_for(device: torch.device) -> None:
-    """Returns when the device has done all that it was told; on CUDA the host's clock sees launches alone."""
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has finished; on CUDA the host's clock alone would measure kernel launches."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -72,19 +69,21 @@ def measure_costs(
     stop: Sequence[str] = (), *, batch_size: int, draft_lengths: Sequence[int] = (2, 4, 8),
     progress: Progress | None = None,
 ) -> Costs:  # fmt: skip
-    """Times 200 rounds at each draft length, with `batch_size` rows; from 15 s on 50 do.
+    """Times 200 rounds at each draft length with `batch_size` rows, or 50 once 15 s have passed.
 
-    The lengths take turns, so that a machine that slows down slows them all, and medians keep hiccups out.
-    Prompts are used again where they are few.
+    The draft lengths take turns, so that a machine that slows down slows them all, and medians remove outliers. Prompts
+    are repeated where they are few.
 
     Args:
-        draft_lengths: at least two; a line over them tells what a token adds from what a round takes anyway.
+        draft_lengths: At least two; a line over them separates the cost per token from the constant cost of a round.
 
     Raises:
-        UsageError: fewer than two lengths, or texts that end within a round.
+        UsageError: Fewer than two lengths, or texts that end within one round.
     """
     if len(set(draft_lengths)) < 2:
-        raise UsageError(f"draft_lengths is {list(draft_lengths)}; costs are a line over at least two lengths")
+        raise UsageError(
+            f"draft_lengths is {list(draft_lengths)}; costs are fitted over two or more lengths; give at least two"
+        )
     clocks = {length: RoundClock(decoder.device) for length in draft_lengths}
 
     def decode(batch: Sequence[int], length: int) -> None:
@@ -96,14 +95,14 @@ def measure_costs(
         )  # fmt: skip
 
     with (progress or Silent()).step("measuring what a round costs", _ROUNDS) as advance:
-        done, began = 0, time.perf_counter()
+        done, started = 0, time.perf_counter()
         for start in range(0, _BATCHES * batch_size, batch_size):
             for length in clocks:
                 decode([i % len(prompts) for i in range(start, start + batch_size)], length)
-            timed = min(_ROUNDS, *(len(clock.seconds) for clock in clocks.values()))
-            advance(timed - done)
-            done = timed
-            if done >= (_FEWER if time.perf_counter() - began > _SECONDS else _ROUNDS):
+            counted = min(_ROUNDS, *(len(clock.seconds) for clock in clocks.values()))
+            advance(counted - done)
+            done = counted
+            if done >= (_FEWER if time.perf_counter() - started > _SECONDS else _ROUNDS):
                 break
     return _costs(clocks, batch_size)
 
@@ -111,17 +110,17 @@ def measure_costs(
 def _costs(clocks: Mapping[int, RoundClock], rows: int) -> Costs:
     for length, clock in clocks.items():
         if not clock.seconds:
-            raise UsageError(f"no text took a second round at draft length {length}; costs need longer texts")
+            raise UsageError(f"no text took a second round at draft length {length}; give prompts with longer answers")
     drafting = {length: median(clock.drafting) for length, clock in clocks.items()}
     seconds = {length: median(clocks[length].seconds) for length in drafting}
     return Costs(fit(seconds, sum(drafting.values()) / sum(drafting)), rows)
 
 
 def fit(seconds: Mapping[int, float], draft_step: float) -> CostModel:
-    """The line L (c + Δv) + (v + Δv) through a round's seconds by draft length L, nearest in relative terms.
+    """Fits the line L (c + Δv) + (v + Δv) to the seconds of a round by draft length L, with relative errors.
 
-    Rounds give the two sums; the draft phase's own clock splits them. On CUDA that clock sees launches, so the
-    split is rough there, and the sums, which all speeds follow from, are not. Nothing comes out negative.
+    Rounds determine the two sums; the clock of the draft phase splits them. On CUDA that clock measures launches, so
+    the split is rough there; the sums, which all speeds follow from, are not. No cost is negative.
     """
     lengths, taken = np.array(list(seconds), np.float64), np.array(list(seconds.values()))
     rows = np.stack([lengths, np.ones_like(lengths)], 1) / taken[:, None]

@@ -1,4 +1,4 @@
-"""Tokens a second of one stream, timed or forecast, and how sure they are."""
+"""Speeds in tokens/s of one stream, timed or forecast, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Interval:
 
 
 class Speeds(ABC, Generic[C]):
-    """How fast configurations are, each by itself and beside another.
+    """Speeds of configurations, and their ratios.
 
     Attributes:
-        problems: timed; 0: nothing was, and what is said is a forecast without an interval.
-        processes: fresh ones that each timed them; 0: the process that asks did.
+        problems: Number of timed problems; 0: speeds are forecast, without an interval.
+        processes: Number of fresh processes that each timed them; 0: they were timed in this process.
     """
 
     problems: int
@@ -44,18 +44,18 @@ class Speeds(ABC, Generic[C]):
 
     @abstractmethod
     def of(self, configuration: C) -> Interval:
-        """Tokens a second of one stream."""
+        """Returns the speed in tokens/s of one stream."""
 
     @abstractmethod
     def ratio(self, fast: C, slow: C) -> Interval:
-        """How many times the speed of `slow` that of `fast` is."""
+        """Returns the speed of `fast` divided by that of `slow`."""
 
 
 class ForecastSpeeds(Speeds[C]):
-    """Speeds that were worked out, not timed: intervals have no width.
+    """Speeds that were forecast, not timed: intervals have no width.
 
     Args:
-        forecast: a configuration's tokens/s of one stream.
+        forecast: Returns a configuration's tokens/s of one stream.
     """
 
     problems = processes = 0
@@ -64,20 +64,20 @@ class ForecastSpeeds(Speeds[C]):
         self._forecast = forecast
 
     def of(self, configuration: C) -> Interval:
-        return _exactly(self._forecast(configuration))
+        return _zero_width(self._forecast(configuration))
 
     def ratio(self, fast: C, slow: C) -> Interval:
-        return _exactly(self._forecast(fast) / self._forecast(slow))
+        return _zero_width(self._forecast(fast) / self._forecast(slow))
 
 
-def _exactly(value: float) -> Interval:
+def _zero_width(value: float) -> Interval:
     return Interval(value, value, value)
 
 
 @dataclass(frozen=True, eq=False)
-class Run(Generic[C]):
-    """What every configuration made of the same pieces of work in one process: arrays (pieces,), tokens emitted by one
-    stream and seconds."""
+class TimedRun(Generic[C]):
+    """The timings of the same pieces of work in one process: arrays (pieces,) of tokens emitted per stream, and of
+    seconds."""
 
     tokens: Mapping[C, Floats]
     seconds: Mapping[C, Floats]
@@ -86,24 +86,24 @@ class Run(Generic[C]):
     def pieces(self) -> int:
         return len(next(iter(self.tokens.values())))
 
-    def log_rate(self, configuration: C, picked: Floats) -> Floats:
-        """`picked` (…, pieces): how often each piece counts."""
-        rate: Floats = np.log(picked @ self.tokens[configuration] / (picked @ self.seconds[configuration]))
+    def log_rate(self, configuration: C, weights: Floats) -> Floats:
+        """Returns the log of tokens/s, where `weights`, (…, pieces), says how often each piece counts."""
+        rate: Floats = np.log(weights @ self.tokens[configuration] / (weights @ self.seconds[configuration]))
         return rate
 
 
 @dataclass(frozen=True, eq=False)
 class TimedSpeeds(Speeds[C]):
-    """Speeds by one or several runs over the same pieces; several are averaged as logarithms.
+    """Speeds from one or several runs over the same pieces; the logarithms of several runs are averaged.
 
     Attributes:
-        runs: of one process each.
-        problems: timed, the same in each run.
-        confidence: that an interval covers the truth. With one run it covers what other problems would change. With
-            several also what another process would, such as where its memory lies, which within one run is invisible.
+        runs: One per process.
+        problems: Number of timed problems, the same in each run.
+        confidence: Of the intervals. With one run they cover the variation between problems; with several also that
+            between processes, such as memory layout, which is constant within a run.
     """
 
-    runs: Sequence[Run[C]]
+    runs: Sequence[TimedRun[C]]
     problems: int
     confidence: float
     processes: int = 0
@@ -113,18 +113,20 @@ class TimedSpeeds(Speeds[C]):
         return self.runs[0].pieces
 
     def of(self, configuration: C) -> Interval:
-        return self._interval(lambda run, picked: run.log_rate(configuration, picked))
+        return self._interval(lambda run, weights: run.log_rate(configuration, weights))
 
     def ratio(self, fast: C, slow: C) -> Interval:
-        """Piece by piece on the same problems, in the same process."""
-        return self._interval(lambda run, picked: run.log_rate(fast, picked) - run.log_rate(slow, picked))
+        """Returns the ratio, paired by piece and process."""
+        return self._interval(lambda run, weights: run.log_rate(fast, weights) - run.log_rate(slow, weights))
 
-    def _interval(self, log_of: Callable[[Run[C], Floats], Floats]) -> Interval:
-        """Two independent errors, each with its own interval, whose widths add up as their squares do: the pieces
-        drawn, which all runs share, and the processes."""
+    def _interval(self, log_of: Callable[[TimedRun[C], Floats], Floats]) -> Interval:
+        """Returns an interval from two independent errors: pieces drawn, shared by all runs, and processes.
+
+        Each has its own interval, and the widths are added in quadrature.
+        """
         whole = np.array([log_of(run, np.ones(self.pieces)) for run in self.runs])
         value = whole.mean()
-        resampled = np.mean([log_of(run, _picked(self.pieces)) for run in self.runs], axis=0)
+        resampled = np.mean([log_of(run, _bootstrap_weights(self.pieces)) for run in self.runs], axis=0)
         tail = _expanded_tail(self.pieces, 1 - self.confidence)
         below, above = value - np.quantile(resampled, tail), np.quantile(resampled, 1 - tail) - value
         between = self._between(whole)
@@ -132,29 +134,30 @@ class TimedSpeeds(Speeds[C]):
         return Interval(*(float(np.exp(log)) for log in (value, low, high)))
 
     def _between(self, logs: Floats) -> float:
-        """Half the width of Student's interval around the mean of processes; of one alone nothing is known."""
+        """Returns half the width of Student's interval of the mean over processes; 0 for a single run, which shows
+        nothing."""
         n = len(logs)
         return 0.0 if n == 1 else float(student.isf((1 - self.confidence) / 2, n - 1) * logs.std(ddof=1) / n**0.5)
 
 
-def over_processes(measured: Sequence[TimedSpeeds[C]]) -> TimedSpeeds[C]:
-    """One measurement of several that fresh processes made of the same problems."""
-    first = measured[0]
-    runs = [run for one in measured for run in one.runs]
-    return TimedSpeeds(runs, first.problems, first.confidence, len(measured))
+def pool_processes(measurements: Sequence[TimedSpeeds[C]]) -> TimedSpeeds[C]:
+    """Pools the measurements of the same problems by several fresh processes."""
+    first = measurements[0]
+    runs = [run for measurement in measurements for run in measurement.runs]
+    return TimedSpeeds(runs, first.problems, first.confidence, len(measurements))
 
 
-def _picked(pieces: int) -> Floats:
-    """(resamples, pieces): how often each piece counts in a bootstrap, with a fixed seed."""
-    drawn = np.random.default_rng(0).multinomial(pieces, np.full(pieces, 1 / pieces), _RESAMPLES)
-    return drawn.astype(np.float64)
+def _bootstrap_weights(pieces: int) -> Floats:
+    """Returns, (resamples, pieces), how often each piece counts in a bootstrap with a fixed seed."""
+    counts = np.random.default_rng(0).multinomial(pieces, np.full(pieces, 1 / pieces), _RESAMPLES)
+    return counts.astype(np.float64)
 
 
 def _expanded_tail(pieces: int, miss: float) -> float:
-    """The share of resamples beyond either end.
+    """Returns the share of resamples beyond either end of the interval.
 
-    Percentiles reach as far as Student's t with pieces - 1 degrees of freedom would and make up for the spread that
-    resampling lacks ("expanded percentiles": Hesterberg, What teachers should know about the bootstrap, 2014, section
-    3.3): without that, ten pieces' 95 % cover some 90 %.
+    Percentiles are expanded to the width of Student's t with pieces - 1 degrees of freedom, and for the variance that
+    resampling lacks ("expanded percentiles": Hesterberg, What Teachers Should Know about the Bootstrap, 2014, section
+    3.3). Without that, the 95 % interval of ten pieces covers some 90 %.
     """
     return float(ndtr(student.ppf(miss / 2, pieces - 1) * (pieces / (pieces - 1)) ** 0.5))

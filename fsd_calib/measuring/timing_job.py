@@ -15,7 +15,7 @@ from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.interleaved import measure_speeds
 from fsd_calib.measuring.result_cache import ResultCache
-from fsd_calib.measuring.speed import TimedSpeeds, over_processes
+from fsd_calib.measuring.speed import TimedSpeeds, pool_processes
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Problem, Task
 from fsd_decoding.acceptance.proposal import Criterion
@@ -28,7 +28,7 @@ from fsd_decoding.sampling import Sampling
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a target and its drafts are loaded from, and how, as `SpeculativeDecoder.from_pretrained` takes it."""
+    """Where the target and its drafts are loaded from, as arguments of `SpeculativeDecoder.from_pretrained`."""
 
     target: ModelSource
     drafts: tuple[ModelSource, ...]
@@ -37,11 +37,14 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that a process must be told to time what another one chose.
+class TimingJob:
+    """All that a process needs to time what another one chose.
 
-    keys: what decides the configurations' texts where they were chosen. early_stop: a predictor's folder, and what it
-    weighs. order: of the turns.
+    Attributes:
+        keys: Cache keys of the configurations where they were chosen.
+        early_stop: A predictor's folder, and its costs.
+        threads: Number of torch threads.
+        order: Seed of the order of turns.
     """
 
     sources: Sources
@@ -56,40 +59,42 @@ class Job:
     early_stop: tuple[Path, EarlyStopInfo] | None
     streams: int
     confidence: float
-    threads: int  # of torch
+    threads: int
     order: int = 0
 
 
-def timed_afresh(job: Job, processes: int, models: Sequence[Any], progress: Progress) -> TimedSpeeds[Configuration]:
-    """All of the job in each of so many processes, with the turns in another order.
+def time_in_fresh_processes(
+    job: TimingJob, processes: int, models: Sequence[Any], progress: Progress
+) -> TimedSpeeds[Configuration]:
+    """Runs the whole job in each of several processes, with the turns in another order.
 
     Args:
-        models: this process's own, which make room for those of the others.
+        models: This process's own models, moved off the GPU meanwhile.
 
     Raises:
-        UsageError: a process died or could not do it; then nothing is averaged.
+        UsageError: A process died or failed; the others are discarded.
     """
-    measured = []
-    with _making_room(models), progress.step(f"timing in {processes} fresh processes", processes) as advance:
+    measurements = []
+    with _models_on_cpu(models), progress.step(f"timing in {processes} fresh processes", processes) as advance:
         for order in range(processes):
             try:
-                measured.append(in_fresh_process(timed, replace(job, order=order)))
+                measurements.append(in_fresh_process(run_job, replace(job, order=order)))
             except UsageError as error:
                 raise UsageError(
-                    f"timing in fresh process {order + 1} of {processes} failed: {error}; the same command goes on "
-                    "from what was decoded, and --timing run times without fresh processes"
+                    f"timing in fresh process {order + 1} of {processes} failed: {error}; repeat the command, which "
+                    "reuses what was decoded, or time in this process with --timing run"
                 ) from error
             advance(1)
-    return over_processes(measured)
+    return pool_processes(measurements)
 
 
-def timed(job: Job) -> TimedSpeeds[Configuration]:
-    """What a fresh process does."""
+def run_job(job: TimingJob) -> TimedSpeeds[Configuration]:
+    """Runs the job; called in a fresh process."""
     torch.set_num_threads(job.threads)
     with ResultCache(None) as store:
         decode = _decode(job, store)
         if [decode.key(configuration).json for configuration in job.configurations] != list(job.keys):
-            raise UsageError("the models or versions here are no longer those that were calibrated")
+            raise UsageError("the models or library versions have changed since the calibration")
 
         def emitted(configuration: Configuration, problems: Sequence[Problem]) -> int:
             return decode.emitted(configuration, problems, job.streams)
@@ -99,10 +104,10 @@ def timed(job: Job) -> TimedSpeeds[Configuration]:
         )
 
 
-def _decode(job: Job, store: ResultCache) -> CachedDecoder:
+def _decode(job: TimingJob, store: ResultCache) -> CachedDecoder:
     decoder = _decoder(job, job.sources.target, job.sources.drafts[0])
-    named = {c.draft for c in job.configurations} - {None}  # by what they are loaded from
-    drafts = {name: _decoder(job, decoder.target, name, decoder.tokenizer) for name in named if name is not None}
+    draft_names = {c.draft for c in job.configurations} - {None}  # a draft's name is what it is loaded from
+    drafts = {name: _decoder(job, decoder.target, name, decoder.tokenizer) for name in draft_names if name is not None}
     task = Task("timed", tuple(job.problems), job.max_new_tokens, job.stop, "", grader=_ungraded)
     decode = CachedDecoder(decoder, task, store, drafts=drafts)
     if job.early_stop is None:
@@ -115,7 +120,7 @@ def _decode(job: Job, store: ResultCache) -> CachedDecoder:
     )
 
 
-def _decoder(job: Job, target: Any, draft: ModelSource, tokenizer: Any = None) -> SpeculativeDecoder:
+def _decoder(job: TimingJob, target: Any, draft: ModelSource, tokenizer: Any = None) -> SpeculativeDecoder:
     return SpeculativeDecoder.from_pretrained(
         target, draft, device=job.sources.device, dtype=job.sources.dtype, seed=job.seed, tokenizer=tokenizer,
         sampling=job.sampling, on=job.criterion.on, within_support=job.criterion.within_support,
@@ -123,19 +128,19 @@ def _decoder(job: Job, target: Any, draft: ModelSource, tokenizer: Any = None) -
 
 
 def _ungraded(reference: str, text: str) -> bool:
-    raise AssertionError("what is timed is not graded")
+    raise AssertionError("timed decodings are not graded")
 
 
 @contextmanager
-def _making_room(models: Sequence[Any]) -> Iterator[None]:
-    """Off a GPU, which may have room for one pair alone, and back again."""
-    away = [(model, model.device) for model in models if model.device.type != "cpu"]
-    for model, _ in away:
+def _models_on_cpu(models: Sequence[Any]) -> Iterator[None]:
+    """Moves models off the GPU, which may have room for one pair only, and back again."""
+    moved = [(model, model.device) for model in models if model.device.type != "cpu"]
+    for model, _ in moved:
         model.to("cpu")
-    if away and torch.cuda.is_available():
+    if moved and torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
         yield
     finally:
-        for model, place in away:
-            model.to(place)
+        for model, device in moved:
+            model.to(device)

@@ -1,1 +1,1 @@
-"""The search on the tuning part: from a goal to the configurations that are frozen for the certificate."""
+"""The search on the tuning part: from an objective to the configurations that are frozen for certification."""

@@ -1,6 +1,7 @@
-"""Settings that may be frozen, each measured on the whole tuning part: what was tried on it, and a few more.
+"""Choice of the frozen sequence: its candidates, measured on the whole tuning part, and their order.
 
-Knows prospects, and measures where they are best. Decides no sequence.
+Settings of all arms may be in the sequence. Each is faster than the one before it and has no better chance of passing,
+so that an additional test rarely costs the certificate of an earlier one.
 """
 
 from __future__ import annotations
@@ -14,84 +15,81 @@ from numpy.typing import NDArray
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search import outcome_shifts
-from fsd_calib.search.bar import Bar, Floats
-from fsd_calib.search.forecast import Forecast, placed
-from fsd_calib.search.history import Seen, Tried
-from fsd_calib.search.prospects import Prospects, every, settings_at
+from fsd_calib.search.forecast import Forecast, configuration_at
+from fsd_calib.search.history import FinishedTrial, Observation
+from fsd_calib.search.pass_model import Floats, PassModel
+from fsd_calib.search.prospects import Prospects, all_settings, settings_at
 from fsd_calib.search.space import Point, Space
 
-# MERGED: """The sequence that is put to the test: which settings, and in which order. Knows prospects, and simulates the test.
-#
-# Settings of all arms may stand in it. Each is faster than the one before, and none has a better chance of passing than
-# the one before, so that a test too many seldom costs what came before it.
-# """
+_CHANCES = (0.97, 0.9, 0.8, 0.65, 0.5, 0.3)  # of passing: for each, the fastest setting that reaches it is measured
+_ROUNDS = 2  # of measuring, each with predictions that include the round before
+_ALIKE = 0.995  # a measured setting with this share of the best speed is not worth another measurement
+_DRAWS = 4_000  # simulated tests
+_MOST = 6  # settings in a sequence
+_WORTH = 0.003  # share of the expected speed that one more setting, which must be decoded, has to add
+_EVEN = 0.5  # chance of passing that every setting but the last must have
 
 
-_CHANCES = (0.97, 0.9, 0.8, 0.65, 0.5, 0.3)  # of passing: the fastest setting that has each is measured
-_ROUNDS = 2  # of measuring, each with what the one before showed
-_ALIKE = 0.995  # of a speed: a setting that was measured already is as good as one so little faster
-
-
-def contenders(
-    tried: Sequence[Tried],
+def measure_candidates(
+    trials: Sequence[FinishedTrial],
     space: Space,
     evaluator: Evaluator,
     target: Measurement,
     forecast: Forecast,
-    bar: Bar,
+    pass_model: PassModel,
     lossless: float,
 ) -> Prospects:
-    """With the speeds of the rounds that were counted. Decodings are kept by interval, so that a threshold between two
-    that were tried costs little."""
-    whole = {Point(t.arm, t.logit_share): t.seen for t in tried if t.problems == target.problems}
-    partly = [t.seen for t in tried if t.problems < target.problems]
-    settings = every(space, forecast).corrected(tried, forecast)
+    """Returns predictions for the candidates: settings measured on the whole tuning part.
+
+    Candidates are the trials that decoded the whole part, and the settings that look fastest at several chances of
+    passing. The cache holds decodings by interval of thresholds, so a threshold between two that were tried costs
+    little. Speeds are computed from the measured rounds.
+    """
+    whole = {Point(t.arm, t.logit_share): t.observation for t in trials if t.problems == target.problems}
+    partial = [t.observation for t in trials if t.problems < target.problems]
+    settings = all_settings(space, forecast).corrected(trials, forecast)
     for _ in range(_ROUNDS):
-        for point in _fastest(Prospects(settings, [*whole.values(), *partly], bar, lossless), whole):
-            whole[point] = _seen(point, evaluator.measure(placed(forecast, point)), target)
+        for point in _fastest_by_chance(Prospects(settings, [*whole.values(), *partial], pass_model, lossless), whole):
+            whole[point] = _observation(point, evaluator.measure(configuration_at(forecast, point)), target)
     if not whole:
-        likeliest = _likeliest(tried, bar, lossless)
-        whole[likeliest] = _seen(likeliest, evaluator.measure(placed(forecast, likeliest)), target)
-    speeds = [forecast.measured(evaluator.measure(placed(forecast, point))) for point in whole]
-    return Prospects(settings_at(whole, speeds), [*whole.values(), *partly], bar, lossless)
+        safest = _most_likely_to_pass(trials, pass_model, lossless)
+        whole[safest] = _observation(safest, evaluator.measure(configuration_at(forecast, safest)), target)
+    speeds = [forecast.measured(evaluator.measure(configuration_at(forecast, point))) for point in whole]
+    return Prospects(settings_at(whole, speeds), [*whole.values(), *partial], pass_model, lossless)
 
 
-def _fastest(prospects: Prospects, known: Collection[Point]) -> list[Point]:
-    """At each chance of passing the fastest setting that has it, unless what is known is as good."""
-    settings, found = prospects.settings, dict[Point, None]()
+def _fastest_by_chance(prospects: Prospects, measured: Collection[Point]) -> list[Point]:
+    """Returns, for each chance of passing, the fastest setting that has it, unless a measured one is nearly as fast."""
+    settings, fastest = prospects.settings, dict[Point, None]()
     for chance in _CHANCES:
         likely = np.flatnonzero((prospects.chances >= chance) & (settings.speeds > prospects.lossless))
         fast = [int(i) for i in likely if settings.speeds[i] >= _ALIKE * settings.speeds[likely].max()]
-        if fast and not any(settings.point(i) in known for i in fast):
-            found[settings.point(max(fast, key=lambda i: float(prospects.chances[i])))] = None
-    return list(found)
+        if fast and not any(settings.point(i) in measured for i in fast):
+            fastest[settings.point(max(fast, key=lambda i: float(prospects.chances[i])))] = None
+    return list(fastest)
 
 
-def _likeliest(tried: Sequence[Tried], bar: Bar, lossless: float) -> Point:
-    points = [Point(t.arm, t.logit_share) for t in tried]
-    known = Prospects(settings_at(points), [t.seen for t in tried], bar, lossless)
-    return points[int(known.chances.argmax())]
+def _most_likely_to_pass(trials: Sequence[FinishedTrial], pass_model: PassModel, lossless: float) -> Point:
+    """Returns the point among the trials with the highest chance of passing."""
+    points = [Point(t.arm, t.logit_share) for t in trials]
+    measured = Prospects(settings_at(points), [t.observation for t in trials], pass_model, lossless)
+    return points[int(measured.chances.argmax())]
 
 
-def _seen(point: Point, fuzzy: Measurement, target: Measurement) -> Seen:
+def _observation(point: Point, fuzzy: Measurement, target: Measurement) -> Observation:
     flipped = outcome_shifts.flips(fuzzy, target) / fuzzy.problems
-    return Seen(point.arm, point.logit_share, fuzzy.accuracy - target.accuracy, flipped, fuzzy.problems)
+    return Observation(point.arm, point.logit_share, fuzzy.accuracy - target.accuracy, flipped, fuzzy.problems)
 
 
-_DRAWS = 4_000
-_MOST = 6  # settings
-_WORTH = 0.003  # of the speed expected: what one more setting, which must be decoded, has to add
-_EVEN = 0.5
-
-
-def sequence(prospects: Prospects) -> list[int]:
-    """Indices of settings: the sequence whose certified speed is expected to be greatest, built one by one."""
-    passed = passes(prospects)
+def choose_sequence(prospects: Prospects) -> list[int]:
+    """Returns the indices of the settings to test, in order: a greedy search for the highest expected certified
+    speed."""
+    passed = simulate_passes(prospects)
     speeds, chances = prospects.settings.speeds, passed.mean(0)
     chosen: list[int] = []
     best = prospects.lossless
     while len(chosen) < _MOST:
-        longer = [_inserted(chosen, i, speeds, chances) for i in range(len(speeds)) if i not in chosen]
+        longer = [_insert(chosen, i, speeds, chances) for i in range(len(speeds)) if i not in chosen]
         values = [(expected_speed(s, passed, speeds, prospects.lossless), s) for s in longer if s is not None]
         if not values or max(values)[0] <= best * (1 + _WORTH):
             break
@@ -99,22 +97,24 @@ def sequence(prospects: Prospects) -> list[int]:
     return chosen
 
 
-def passes(prospects: Prospects) -> NDArray[np.bool_]:
-    """(draws, settings): whether each passes; truth and luck are drawn together for all of them."""
-    believed, luck = prospects.covariances()
-    random = np.random.default_rng(0)  # the same settings, the same sequence
-    shown = random.multivariate_normal(prospects.believed.mean, believed + luck, _DRAWS, "ignore", method="eigh")
+def simulate_passes(prospects: Prospects) -> NDArray[np.bool_]:
+    """Returns, (draws, settings), whether each setting passes in simulated tests; the true values and the sampling
+    noise are drawn jointly for all settings."""
+    posterior, noise = prospects.covariances()
+    random = np.random.default_rng(0)  # a fixed seed: the same settings give the same sequence
+    shown = random.multivariate_normal(prospects.posterior.mean, posterior + noise, _DRAWS, "ignore", method="eigh")
     return np.asarray(shown >= prospects.needed)
 
 
-def _inserted(chosen: Sequence[int], new: int, speeds: Floats, chances: Floats) -> list[int] | None:
-    """In order of speed; None: it would not be an order of chances too, or more than the last is less than even."""
+def _insert(chosen: Sequence[int], new: int, speeds: Floats, chances: Floats) -> list[int] | None:
+    """Returns the sequence with one more setting, in order of speed; None where chances would not fall in that order,
+    or where a setting before the last is less likely to pass than not."""
     longer = sorted([*chosen, new], key=lambda i: speeds[i])
     falling = all(chances[a] >= chances[b] and speeds[a] < speeds[b] for a, b in pairwise(longer))
     return longer if falling and all(chances[i] >= _EVEN for i in longer[:-1]) else None
 
 
 def expected_speed(chosen: Sequence[int], passed: NDArray[np.bool_], speeds: Floats, lossless: float) -> float:
-    """Tokens/s certified, on average over draws."""
-    reached = np.cumprod(passed[:, chosen], axis=1).sum(1)  # how many pass before one fails
+    """Returns the certified speed in tokens/s, averaged over draws."""
+    reached = np.cumprod(passed[:, chosen], axis=1).sum(1)  # number of settings that pass before the first failure
     return float(np.array([lossless, *speeds[chosen]])[reached].mean())

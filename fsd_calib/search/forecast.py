@@ -1,6 +1,6 @@
-"""What traces along the target say beforehand: thresholds by the share they accept, and speed without decoding.
+"""Forecasts from replayed traces: the threshold that accepts a share of tokens, and the speed without decoding.
 
-Knows replay and the cost model. Knows nothing of accuracy, of which a replay says nothing.
+Accuracy is not forecast: a replay of the target's own text says nothing about it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ from fsd_collectors.replay.blocks import Array, Traces
 from fsd_decoding.policies.registry import policy_named
 from fsd_decoding.policies.threshold import ScalePolicy
 
-_LOWEST, _HIGHEST = 0.1, 0.9995  # shares; above the highest nothing is rejected that a speed could tell
-_POINTS = 64  # of the grid, even in logit(u); between them everything is interpolated
-_HALVINGS = 50  # of an interval of logit(u): more than a float can tell apart
+_LOWEST, _HIGHEST = 0.1, 0.9995  # shares; above the highest, too little is rejected to change the speed
+_POINTS = 64  # of the grid, evenly spaced in logit(u); values between them are interpolated
+_HALVINGS = 50  # of an interval of logit(u): down to the resolution of a float
 
 
 class Forecast(Protocol):
-    """lowest, highest: the range of logit(u). Speeds are tokens/s of one stream, and grow with u."""
+    """Thresholds and speeds of arms.
+
+    Attributes:
+        lowest: The smallest logit(u) of the search.
+        highest: The largest.
+
+    Speeds are in tokens/s of one stream, and grow with u.
+    """
 
     def __hash__(self) -> int:
-        """What it says of all settings is kept for as long as a search takes."""
+        """Forecasts must be hashable: results for all settings are cached for the duration of a search."""
         ...
 
     @property
@@ -42,22 +49,22 @@ class Forecast(Protocol):
     def tokens_per_second(self, configuration: Configuration) -> float: ...
 
     def measured(self, measurement: Measurement) -> float:
-        """Tokens/s by the rounds that were really decoded."""
+        """Returns tokens/s computed from the rounds that were really decoded."""
         ...
 
 
 class ReplayForecast:
-    """One sweep over a grid of shares, for every arm of the space, which has a single draft.
+    """A forecast by one sweep over a grid of shares, for all arms of a space that has a single draft.
 
     Args:
-        traces: of the tuning part, along the target, with that draft.
-        costs: of a round at the batch size that will be served.
-        where: which rows, as `traces.batches` takes it.
-        stops: by divergence, what ends drafts early; None: nothing does.
-        shapes: by identity, the space's policies; None: they are what their identities say.
+        traces: Traces of the tuning part along the target's text, with that draft.
+        costs: Cost of a round at the batch size that will be served.
+        where: Which rows to use, as in `traces.batches`.
+        stops: By divergence, the policy that ends drafts early; None: no early stopping.
+        shapes: The space's policies by identity; None: as built from their identities.
 
     Raises:
-        UsageError: as `fsd_collectors.replay.sweep`: a rule that cannot be replayed, a divergence without traces.
+        UsageError: As in `fsd_collectors.replay.sweep`: a rule that cannot be replayed, or a divergence without traces.
     """
 
     def __init__(
@@ -75,16 +82,17 @@ class ReplayForecast:
         self._scales: dict[tuple[str | None, str], Array] = {}
         self._counts: dict[Configuration, tuple[Array, Array, Array]] = {}
         for policy in space.policies:
-            shape = _shape(policy) if shapes is None else shapes[policy]
-            seen = traces if shape is None else ScaledTraces(traces, shape)
-            scales = {name: _finite(quantiles(seen, name, shares, where)) for name in space.divergences}
+            policy_scale = _scale_policy(policy) if shapes is None else shapes[policy]
+            scaled = traces if policy_scale is None else ScaledTraces(traces, policy_scale)
+            scales = {name: _finite(quantiles(scaled, name, shares, where)) for name in space.divergences}
             self._scales |= {(policy, name): scale for name, scale in scales.items()}
-            frame = _swept(seen, space, scales, where, stops)
+            frame = _sweep(scaled, space, scales, where, stops)
             self._tokens = int(frame["tokens"].iloc[0])
             self._counts |= _counts(frame, policy, *space.drafts)
 
     def threshold(self, arm: Configuration, logit_share: float) -> float:
-        """The T that accepts this share of the drafted tokens in the target's own text, by D alone."""
+        """Returns the T at which the divergence alone accepts this share of the tokens drafted along the target's
+        text."""
         return float(np.interp(logit_share, self._grid, self._scales[arm.policy, arm.divergence]))
 
     def tokens_per_second(self, configuration: Configuration) -> float:
@@ -98,31 +106,31 @@ class ReplayForecast:
 
 
 class DraftForecasts:
-    """The forecasts of several drafts as one: each answers for the configurations of its own draft, by name, and the
-    first for those that do not draft."""
+    """Forecasts of several drafts as one: by the name of a configuration's draft; the first serves configurations that
+    do not draft."""
 
     def __init__(self, by_draft: Mapping[str | None, Forecast]) -> None:
-        self._by_draft, self._first = by_draft, next(iter(by_draft.values()))
-        self.lowest, self.highest = self._first.lowest, self._first.highest
+        self._by_draft, self._default = by_draft, next(iter(by_draft.values()))
+        self.lowest, self.highest = self._default.lowest, self._default.highest
 
     def threshold(self, arm: Configuration, logit_share: float) -> float:
-        return self._of(arm).threshold(arm, logit_share)
+        return self._for(arm).threshold(arm, logit_share)
 
     def tokens_per_second(self, configuration: Configuration) -> float:
-        return self._of(configuration).tokens_per_second(configuration)
+        return self._for(configuration).tokens_per_second(configuration)
 
     def measured(self, measurement: Measurement) -> float:
-        return self._of(measurement.configuration).measured(measurement)
+        return self._for(measurement.configuration).measured(measurement)
 
-    def _of(self, configuration: Configuration) -> Forecast:
-        return self._by_draft.get(configuration.draft, self._first)
+    def _for(self, configuration: Configuration) -> Forecast:
+        return self._by_draft.get(configuration.draft, self._default)
 
 
-def _shape(identity: str | None) -> ScalePolicy | None:
+def _scale_policy(identity: str | None) -> ScalePolicy | None:
     return None if identity is None else policy_named(identity)
 
 
-def _swept(
+def _sweep(
     traces: Traces, space: Space, scales: Mapping[str, Array], where: Any, stops: Mapping[str, RoundPolicy] | None
 ) -> pd.DataFrame:
     if stops is None:
@@ -136,7 +144,7 @@ def _swept(
 def _counts(
     frame: pd.DataFrame, policy: str | None, draft: str | None
 ) -> dict[Configuration, tuple[Array, Array, Array]]:
-    """Of every arm: thresholds, rounds and drafted tokens."""
+    """Returns thresholds, rounds and drafted tokens of every arm."""
     arms: Any = frame.groupby(["rule", "divergence", "draft_length"], sort=False)
     return {
         Configuration(rule, divergence, length, policy=policy, draft=draft): (
@@ -149,27 +157,27 @@ def _counts(
 
 
 def _finite(thresholds: Array) -> Array:
-    """Where a divergence is infinite for some tokens, the largest shares take all that are not."""
+    """Replaces infinite thresholds by the largest finite one, where a divergence is infinite for some tokens."""
     finite = thresholds[np.isfinite(thresholds)]
     return np.where(np.isfinite(thresholds), thresholds, finite[-1] if len(finite) else np.finfo(np.float32).max)
 
 
-def placed(forecast: Forecast, point: Point) -> Configuration:
-    """The arm with the threshold that accepts this share."""
+def configuration_at(forecast: Forecast, point: Point) -> Configuration:
+    """Returns the arm with the threshold that accepts this share."""
     return point.arm.at(forecast.threshold(*point))
 
 
 def speed_at(forecast: Forecast, arm: Configuration, logit_share: float) -> float:
-    return forecast.tokens_per_second(placed(forecast, Point(arm, logit_share)))
+    return forecast.tokens_per_second(configuration_at(forecast, Point(arm, logit_share)))
 
 
-def first_as_fast(forecast: Forecast, arm: Configuration, wanted: float) -> float | None:
-    """The smallest logit(u) at which the arm is expected to reach so many tokens/s; None: it never does."""
+def least_share_reaching(forecast: Forecast, arm: Configuration, wanted: float) -> float | None:
+    """Returns the smallest logit(u) at which the arm is forecast to reach `wanted` tokens/s; None: it never does."""
     low, high = forecast.lowest, forecast.highest
-    return _first(lambda at: speed_at(forecast, arm, at) >= wanted, low, high)
+    return _smallest(lambda at: speed_at(forecast, arm, at) >= wanted, low, high)
 
 
-def _first(holds: Callable[[float], bool], low: float, high: float) -> float | None:
+def _smallest(holds: Callable[[float], bool], low: float, high: float) -> float | None:
     if holds(low):
         return low
     if not holds(high):

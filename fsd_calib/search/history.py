@@ -1,4 +1,4 @@
-"""What a search knows so far: what was tried, and what others are trying. Knows no ledger and decides nothing."""
+"""The state of a search: finished trials, and the trials that other workers are running."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.search.space import Point, kin
+from fsd_calib.search.space import Point, same_family
 
 
-class Seen(NamedTuple):
-    """What a setting showed on the first `problems` of the tuning part. change: its accuracy less the target's there.
-    flipped: the variance of that difference for one problem; losses plus gains where a problem has one seed."""
+class Observation(NamedTuple):
+    """The result of a setting on the first `problems` of the tuning part.
+
+    Attributes:
+        change: Its accuracy minus the target's on the same problems.
+        flipped: The variance of that difference for one problem; losses plus gains where a problem has one seed.
+    """
 
     arm: Configuration
     logit_share: float
@@ -21,12 +25,16 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A finished trial, as it was judged on the first `problems` of the tuning part.
+class FinishedTrial:
+    """A finished trial on the first `problems` of the tuning part.
 
-    value: what the goal maximises. shortfall: feasible where it is <= 0. tokens_per_second: the forecast, by the
-    rounds of those problems. lost, gained: shares of them that the target alone solved and this did not, and the other
-    way round, each the mean over seeds. flipped: see `Seen`.
+    Attributes:
+        value: What the objective maximises.
+        shortfall: The constraint; feasible where <= 0.
+        tokens_per_second: Computed from the rounds of those problems.
+        lost: Share of problems that the target solved and this setting did not, averaged over seeds.
+        gained: Share of problems that this setting solved and the target did not, averaged over seeds.
+        flipped: See `Observation`.
     """
 
     configuration: Configuration
@@ -41,8 +49,8 @@ class Tried:
     flipped: float
 
     @property
-    def seen(self) -> Seen:
-        return Seen(self.arm, self.logit_share, self.gained - self.lost, self.flipped, self.problems)
+    def observation(self) -> Observation:
+        return Observation(self.arm, self.logit_share, self.gained - self.lost, self.flipped, self.problems)
 
     @property
     def feasible(self) -> bool:
@@ -55,17 +63,22 @@ class Tried:
 
 @dataclass(frozen=True)
 class History:
-    """tried: in the order of their numbers. running: of other workers that are alive."""
+    """Trials of a study.
 
-    tried: tuple[Tried, ...] = ()
+    Attributes:
+        trials: Finished ones, in the order of their numbers.
+        running: Points that other live workers are evaluating.
+    """
+
+    trials: tuple[FinishedTrial, ...] = ()
     running: tuple[Point, ...] = ()
 
-    def of(self, arm: Configuration) -> list[Tried]:
-        return [t for t in self.tried if t.arm == arm]
+    def of(self, arm: Configuration) -> list[FinishedTrial]:
+        return [t for t in self.trials if t.arm == arm]
 
-    def kin_of(self, arm: Configuration) -> list[Tried]:
-        """Of the arm itself and of those that only draft otherwise."""
-        return [t for t in self.tried if kin(t.arm, arm)]
+    def of_family(self, arm: Configuration) -> list[FinishedTrial]:
+        """Returns the trials of the arm and of those that differ in draft length only."""
+        return [t for t in self.trials if same_family(t.arm, arm)]
 
     def running_in(self, arm: Configuration) -> list[float]:
         return [p.logit_share for p in self.running if p.arm == arm]

@@ -1,4 +1,4 @@
-"""What a search asks of a goal. Knows no goal in particular."""
+"""The interface between a search and its objective."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast
-from fsd_calib.search.history import History, Tried
+from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.space import Point, Space
 
 
 class Assessment(NamedTuple):
-    """value: to be maximised. shortfall: feasible where <= 0. settled: whether the rest of the tuning part would
-    hardly change that."""
+    """An objective's result for one trial.
+
+    Attributes:
+        value: To be maximised.
+        shortfall: The constraint; feasible where <= 0.
+        settled: Whether the rest of the tuning part is unlikely to change the feasibility.
+    """
 
     value: float
     shortfall: float
@@ -23,7 +28,11 @@ class Assessment(NamedTuple):
 
 
 class PairedMeasurement(NamedTuple):
-    """fuzzy, target: on the same problems. whole: how many the tuning part has."""
+    """A setting and the target on the same problems.
+
+    Attributes:
+        whole: How many problems the tuning part has.
+    """
 
     fuzzy: Measurement
     target: Measurement
@@ -31,26 +40,41 @@ class PairedMeasurement(NamedTuple):
 
 
 class Objective(Protocol):
+    """Proposes, assesses and freezes configurations."""
+
     @property
-    def asked(self) -> str:
-        """In words that differ where two studies must not be mixed."""
+    def description(self) -> str:
+        """A text that differs between searches whose studies must not be mixed."""
         ...
 
     def propose(self, history: History, space: Space, forecast: Forecast) -> Point | None:
-        """Where to try next; None: nothing is worth it. From its arguments alone, so that a search resumes."""
+        """Returns the next point to try; None: no further trial is worthwhile.
+
+        Depends on its arguments only, so that a search can resume.
+        """
         ...
 
-    def why_not(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
-        """Of an arm that was never tried."""
+    def reason_untried(self, arm: Configuration, history: History, space: Space, forecast: Forecast) -> str:
+        """Returns why an arm was not tried, as part of a sentence."""
         ...
 
-    def judge(self, seen: PairedMeasurement, forecast: Forecast) -> Assessment: ...
+    def assess(self, paired: PairedMeasurement, forecast: Forecast) -> Assessment:
+        """Returns value and feasibility of a trial on the problems decoded so far."""
+        ...
 
     def freeze(
-        self, tried: Sequence[Tried], space: Space, evaluator: Evaluator, target: Measurement, forecast: Forecast
-    ) -> list[Configuration]: ...
+        self,
+        trials: Sequence[FinishedTrial],
+        space: Space,
+        evaluator: Evaluator,
+        target: Measurement,
+        forecast: Forecast,
+    ) -> list[Configuration]:
+        """Returns the configurations to certify, safest first."""
+        ...
 
 
 def retention(fuzzy: Measurement, target: Measurement) -> float:
-    """Where the target solves nothing, nothing is lost: 1."""
+    """Returns the setting's accuracy over the target's; 1 where the target solves nothing, since nothing can be
+    lost."""
     return fuzzy.accuracy / target.accuracy if target.accuracy else 1.0

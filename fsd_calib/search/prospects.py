@@ -1,7 +1,4 @@
-"""All settings there are, with what is known of each: how fast it is expected to be, and how likely to be certified.
-
-Knows forecasts, beliefs and the bar. Decides nothing.
-"""
+"""Predicted speed and probability of certification of settings, and the acquisition function built on them."""
 
 from __future__ import annotations
 
@@ -15,21 +12,21 @@ from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.search.bar import Bar, Floats
-from fsd_calib.search.belief import Belief, Believed, Points
-from fsd_calib.search.forecast import Forecast, placed
-from fsd_calib.search.history import Seen, Tried
+from fsd_calib.search.forecast import Forecast, configuration_at
+from fsd_calib.search.history import FinishedTrial, Observation
+from fsd_calib.search.pass_model import Floats, PassModel
 from fsd_calib.search.space import Point, Space
+from fsd_calib.search.surrogate import Points, Posterior, Surrogate
 
-_STEP = 0.125  # in logit(u), between settings that are looked at
-_TYPICAL_FLIPPED = 0.03  # where nothing was tried
+_STEP = 0.125  # in logit(u), of the grid of settings
+_TYPICAL_FLIPS = 0.03  # before the first trial
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """Arms and logit(u), with forecast tokens/s."""
+    """Settings as arrays: arms and logit(u), with forecast speeds in tokens/s."""
 
     arms: Sequence[Configuration]
     logit_shares: Floats
@@ -41,142 +38,156 @@ class Settings:
     def point(self, index: int) -> Point:
         return Point(self.arms[index], float(self.logit_shares[index]))
 
-    def chosen(self, which: NDArray[np.intp]) -> Settings:
+    def subset(self, which: NDArray[np.intp]) -> Settings:
         return Settings([self.arms[i] for i in which.tolist()], self.logit_shares[which], self.speeds[which])
 
-    def corrected(self, tried: Sequence[Tried], forecast: Forecast) -> Settings:
-        """With forecasts as trials of the same family showed them to err."""
-        errors: dict[Configuration, list[float]] = {}
-        for t in tried:
-            error = t.tokens_per_second / forecast.tokens_per_second(t.configuration)
-            errors.setdefault(t.arm.family, []).append(error)
-        errs = np.array([np.mean(errors.get(arm.family, [1.0])) for arm in self.arms])
-        return Settings(self.arms, self.logit_shares, self.speeds * errs)
+    def corrected(self, trials: Sequence[FinishedTrial], forecast: Forecast) -> Settings:
+        """Returns the settings with speeds multiplied by the mean ratio, measured to forecast, of the trials of the
+        same family."""
+        ratios: dict[Configuration, list[float]] = {}
+        for t in trials:
+            ratio = t.tokens_per_second / forecast.tokens_per_second(t.configuration)
+            ratios.setdefault(t.arm.family, []).append(ratio)
+        corrections = np.array([np.mean(ratios.get(arm.family, [1.0])) for arm in self.arms])
+        return Settings(self.arms, self.logit_shares, self.speeds * corrections)
 
 
 def settings_at(points: Iterable[Point], speeds: Sequence[float] | None = None) -> Settings:
-    """Of their own; without speeds where none matter."""
-    some = list(points)
-    shares = np.array([point.logit_share for point in some])
-    return Settings([p.arm for p in some], shares, np.zeros(len(some)) if speeds is None else np.array(speeds))
+    """Returns the settings of these points; speeds are 0 where none are given."""
+    listed = list(points)
+    shares = np.array([point.logit_share for point in listed])
+    return Settings([p.arm for p in listed], shares, np.zeros(len(listed)) if speeds is None else np.array(speeds))
 
 
-@lru_cache(maxsize=4)  # a search asks before every trial
-def every(space: Space, forecast: Forecast) -> Settings:
-    """Of all arms, on one grid of logit(u); of shares that are one threshold, as few traces have, the first."""
+@lru_cache(maxsize=4)  # requested before every trial
+def all_settings(space: Space, forecast: Forecast) -> Settings:
+    """Returns all arms on one grid of logit(u). Of shares that give the same threshold, as with few traces, the first
+    is kept."""
     shares = np.arange(forecast.lowest, forecast.highest, _STEP).tolist()
     points = [Point(arm, at) for arm in chain.from_iterable(space.families) for at in shares]
-    apart = {placed(forecast, point): point for point in reversed(points)}
-    speeds = [forecast.tokens_per_second(configuration) for configuration in reversed(apart)]
-    return settings_at(reversed(apart.values()), speeds)
+    distinct = {configuration_at(forecast, point): point for point in reversed(points)}
+    speeds = [forecast.tokens_per_second(configuration) for configuration in reversed(distinct)]
+    return settings_at(reversed(distinct.values()), speeds)
 
 
 class Prospects:
-    """Of settings, from what trials showed.
+    """Predictions for settings, from the observations of trials.
 
     Args:
-        lossless: tokens/s of lossless decoding, which needs no certificate.
+        settings: What to predict for.
+        observations: What trials showed; also of arms that are not among `settings`.
+        pass_model: The certification test.
+        lossless: Speed of lossless decoding in tokens/s, which needs no certificate.
     """
 
-    def __init__(self, settings: Settings, seen: Sequence[Seen], bar: Bar, lossless: float) -> None:
-        self.settings, self.lossless, self.seen, self.bar = settings, lossless, seen, bar
-        arms = chain(settings.arms, (s.arm for s in seen))
+    def __init__(
+        self, settings: Settings, observations: Sequence[Observation], pass_model: PassModel, lossless: float
+    ) -> None:
+        self.settings, self.lossless, self.observations, self.pass_model = settings, lossless, observations, pass_model
+        arms = chain(settings.arms, (s.arm for s in observations))
         self._policies = list(dict.fromkeys(arm.policy for arm in arms))
 
     @cached_property
-    def believed(self) -> Believed:
-        found = [np.empty(len(self.settings)) for _ in Believed._fields]
-        for which, belief in self._groups:
-            for whole, part in zip(found, belief.about(self._points(which)), strict=True):
+    def posterior(self) -> Posterior:
+        """The surrogate model's predictions of retention (or accuracy)."""
+        columns = [np.empty(len(self.settings)) for _ in Posterior._fields]
+        for which, surrogate in self._fitted:
+            for whole, part in zip(columns, surrogate.about(self._points(which)), strict=True):
                 whole[which] = part
-        return Believed(*found)
+        return Posterior(*columns)
 
     @cached_property
     def flipped(self) -> Floats:
-        """Of each setting, as its neighbours in logit(u) show it."""
-        found = np.empty(len(self.settings))
-        for group, which in self._grouped.items():
-            found[which] = _flipped(self._seen_of(group), self.settings.logit_shares[which])
-        return found
+        """Each setting's variance of one problem's outcome difference, interpolated from trials near in logit(u)."""
+        flipped = np.empty(len(self.settings))
+        for group, which in self._indices_by_group.items():
+            flipped[which] = _interpolate_flips(self._observations_of(group), self.settings.logit_shares[which])
+        return flipped
 
     @cached_property
     def chances(self) -> Floats:
-        """Of passing the certificate, as far as anything is known."""
-        return self.bar.chance(self.believed.mean, self.believed.deviation, self.flipped)
+        """Each setting's probability of passing the certification test."""
+        return self.pass_model.chance(self.posterior.mean, self.posterior.deviation, self.flipped)
 
     @property
     def expected(self) -> Floats:
-        """Tokens/s, where a setting alone is put to the test and lossless decoding is what is left."""
+        """Each setting's expected certified speed in tokens/s, if it alone is tested and lossless decoding is the
+        fallback."""
         return self.lossless + self._gains * self.chances
 
     @cached_property
     def improvements(self) -> Floats:
-        """How much more than now is to be expected, once a setting was tried: the expected improvement."""
-        mean, deviation, learned = self.believed
+        """The acquisition function: the expected increase, by one trial of a setting, of the best expected speed."""
+        mean, deviation, learned = self.posterior
         left = np.sqrt((deviation**2 - learned**2).clip(0))
         best = self.expected.max()
         after = [
-            self.lossless + self._gains * self.bar.chance(mean + node * learned, left, self.flipped) for node in _NODES
+            self.lossless + self._gains * self.pass_model.chance(mean + node * learned, left, self.flipped)
+            for node in _NODES
         ]
         return np.asarray(_WEIGHTS @ np.maximum(after, best) - best)
 
     def covariances(self) -> tuple[Floats, Floats]:
-        """Of what is believed, and of what the certification part shows beside the truth, between settings. Those of
-        different divergences are taken for independent of each other."""
+        """Returns two covariances between settings: of the posterior, and of the noise of the certification part.
+
+        Settings of different divergences are taken as independent.
+        """
         size = len(self.settings)
-        believed, luck = np.zeros((size, size)), np.zeros((size, size))
-        deviation = self.bar.certified_deviation(self.flipped)
-        for which, belief in self._groups:
+        posterior, noise = np.zeros((size, size)), np.zeros((size, size))
+        deviation = self.pass_model.certified_deviation(self.flipped)
+        for which, surrogate in self._fitted:
             points, block = self._points(which), np.ix_(which, which)
-            believed[block] = belief.covariance(points)
-            luck[block] = belief.shared_luck(points) * np.outer(deviation[which], deviation[which])
-        if self.bar.absolute:  # nearly all of it is the target's own, which all settings share
-            luck = np.outer(deviation, deviation)
-        return believed + self.bar.common_deviation**2, luck
+            posterior[block] = surrogate.covariance(points)
+            noise[block] = surrogate.noise_correlation(points) * np.outer(deviation[which], deviation[which])
+        if self.pass_model.absolute:  # nearly all noise is that of the target's accuracy, common to all
+            noise = np.outer(deviation, deviation)
+        return posterior + self.pass_model.common_deviation**2, noise
 
     @property
     def needed(self) -> Floats:
-        return self.bar.needed(self.flipped)
+        """The retention (or accuracy) that each setting must show on the certification part."""
+        return self.pass_model.needed(self.flipped)
 
     @property
     def _gains(self) -> Floats:
         return (self.settings.speeds - self.lossless).clip(0)
 
     @cached_property
-    def _grouped(self) -> dict[Configuration, NDArray[np.intp]]:
+    def _indices_by_group(self) -> dict[Configuration, NDArray[np.intp]]:
         groups: dict[Configuration, list[int]] = {}
         for i, arm in enumerate(self.settings.arms):
             groups.setdefault(_group(arm), []).append(i)
         return {group: np.array(which) for group, which in groups.items()}
 
     @cached_property
-    def _groups(self) -> list[tuple[NDArray[np.intp], Belief]]:
-        return [(which, self._belief(self._seen_of(group))) for group, which in self._grouped.items()]
+    def _fitted(self) -> list[tuple[NDArray[np.intp], Surrogate]]:
+        return [(which, self._fit(self._observations_of(group))) for group, which in self._indices_by_group.items()]
 
-    def _seen_of(self, group: Configuration) -> list[Seen]:
-        return [s for s in self.seen if _group(s.arm) == group]
+    def _observations_of(self, group: Configuration) -> list[Observation]:
+        return [s for s in self.observations if _group(s.arm) == group]
 
-    def _belief(self, seen: Sequence[Seen]) -> Belief:
-        shares = np.array([s.logit_share for s in seen])
-        points = Points([s.arm for s in seen], shares, _flipped(seen, shares))
-        changes, problems = np.array([s.change for s in seen]), np.array([s.problems for s in seen])
-        return Belief(points, self.bar.shown(changes), problems, self.bar, self._policies)
+    def _fit(self, observations: Sequence[Observation]) -> Surrogate:
+        shares = np.array([s.logit_share for s in observations])
+        points = Points([s.arm for s in observations], shares, _interpolate_flips(observations, shares))
+        changes, problems = np.array([s.change for s in observations]), np.array([s.problems for s in observations])
+        return Surrogate(points, self.pass_model.shown(changes), problems, self.pass_model, self._policies)
 
     def _points(self, which: NDArray[np.intp]) -> Points:
-        some = self.settings.chosen(which)
-        return Points(some.arms, some.logit_shares, self.flipped[which])
+        subset = self.settings.subset(which)
+        return Points(subset.arms, subset.logit_shares, self.flipped[which])
 
 
 def _group(arm: Configuration) -> Configuration:
-    """What one belief is about: everything but draft length and policy."""
+    """Returns what one surrogate model covers: everything but draft length and policy."""
     return Configuration(arm.rule, arm.divergence, 1, draft=arm.draft)
 
 
-def _flipped(seen: Sequence[Seen], at: Floats) -> Floats:
-    """More flips the looser a setting is; beyond what was tried as many as at the nearest."""
-    if not seen:
-        return np.full_like(at, _TYPICAL_FLIPPED)
-    problems = np.array([s.problems for s in seen])
-    rates = np.array([s.flipped for s in seen]) + 1 / problems
-    shares = np.array([s.logit_share for s in seen])
+def _interpolate_flips(observations: Sequence[Observation], at: Floats) -> Floats:
+    """Interpolates the variance of flips, which rises with logit(u); beyond the trials it is that of the nearest
+    one."""
+    if not observations:
+        return np.full_like(at, _TYPICAL_FLIPS)
+    problems = np.array([s.problems for s in observations])
+    rates = np.array([s.flipped for s in observations]) + 1 / problems
+    shares = np.array([s.logit_share for s in observations])
     return np.asarray(IsotonicRegression(out_of_bounds="clip").fit(shares, rates, problems).predict(at))

@@ -1,7 +1,7 @@
-"""Optuna's sampler for a goal: it reads the study's history and asks the goal where to go.
+"""An optuna sampler that evaluates the point its objective proposes.
 
-Knows parameters and the states of trials. Everything it knows is in the study, so it resumes, and several workers
-share one study: trials of others that run still are part of the history.
+Its state is the study alone, so a search resumes, and several workers can share one study: other workers' running
+trials are part of the history.
 """
 
 from __future__ import annotations
@@ -16,32 +16,37 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.search.history import History, Tried
+from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.space import Point, Space
-from fsd_calib.search.workers import KEY, counts, this_worker
+from fsd_calib.search.workers import KEY, may_be_running, this_worker
 
 Propose = Callable[[History], Point | None]
 
-_SHARE = "logit_share"  # a trial's last parameter; the others are its arm's
-_PATIENCE = 10.0  # seconds that a worker gets to say what it tries, between two writes of its own
+_SHARE_NAME = "logit_share"  # the last parameter of a trial; the others describe its arm
+_PATIENCE = 10.0  # seconds to wait for another worker to write its trial's parameters
 
 
 class NothingLeftError(Exception):
-    """Another worker has just taken what was left to try."""
+    """Another worker took the last point that was worth a trial."""
 
 
 class ProposingSampler(BaseSampler):
-    """All parameters at once: an arm, and a share in it."""
+    """Samples all parameters jointly: an arm, and a share in it.
+
+    Args:
+        propose: Returns the next point of a history; None: nothing is left.
+        lowest, highest: The range of logit(u).
+    """
 
     def __init__(self, propose: Propose, space: Space, lowest: float, highest: float) -> None:
         self._propose = propose
         self._distributions: dict[str, BaseDistribution] = {
             **{name: CategoricalDistribution(choices) for name, choices in space.choices.items()},
-            _SHARE: FloatDistribution(lowest, highest),
+            _SHARE_NAME: FloatDistribution(lowest, highest),
         }
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Before anything else, so that a process killed after this is known to be dead."""
+        """Names the worker before anything else, so that a trial whose process is killed later is recognised."""
         study._storage.set_trial_user_attr(trial._trial_id, KEY, this_worker())
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -50,11 +55,11 @@ class ProposingSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        point = self._propose(history_of(_others(study, trial.number)))
+        point = self._propose(history_of(_other_trials(study, trial.number)))
         if point is None:
             return {}
-        chosen = vars(point.arm) | {_SHARE: point.logit_share}
-        return {name: chosen[name] for name in self._distributions}
+        parameters = vars(point.arm) | {_SHARE_NAME: point.logit_share}
+        return {name: parameters[name] for name in self._distributions}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -63,44 +68,45 @@ class ProposingSampler(BaseSampler):
 
 
 def history_of(trials: Sequence[FrozenTrial]) -> History:
-    """Failed trials are no part of it, nor those that nobody works on any more."""
-    finished = [_tried(t) for t in trials if t.state == TrialState.COMPLETE]
-    running = [_point(t.params) for t in trials if _is_chosen(t) and counts(t)]
+    """Returns the history of a study, without failed trials and without running ones whose worker is gone."""
+    finished = [_finished_trial(t) for t in trials if t.state == TrialState.COMPLETE]
+    running = [_point(t.params) for t in trials if _is_sampled(t) and may_be_running(t)]
     return History(tuple(finished), tuple(running))
 
 
-def _others(study: Study, number: int) -> list[FrozenTrial]:
-    """All trials but this one, once those that began before it have said what they try: so no two try the same."""
-    waited = time.monotonic()
+def _other_trials(study: Study, number: int) -> list[FrozenTrial]:
+    """Returns all trials but this one, once the trials begun before it have parameters, so that no two workers try the
+    same."""
+    started = time.monotonic()
     while True:
         trials = [t for t in study.get_trials(deepcopy=False) if t.number != number]
-        silent = [t for t in trials if t.number < number and t.state == TrialState.RUNNING and not _is_chosen(t)]
-        if not any(map(counts, silent)) or time.monotonic() - waited > _PATIENCE:
+        unsampled = [t for t in trials if t.number < number and t.state == TrialState.RUNNING and not _is_sampled(t)]
+        if not any(map(may_be_running, unsampled)) or time.monotonic() - started > _PATIENCE:
             return trials
         time.sleep(0.02)
 
 
-def _is_chosen(trial: FrozenTrial) -> bool:
-    return trial.state == TrialState.RUNNING and _SHARE in trial.params
+def _is_sampled(trial: FrozenTrial) -> bool:
+    return trial.state == TrialState.RUNNING and _SHARE_NAME in trial.params
 
 
 def _point(params: dict[str, Any]) -> Point:
-    arm = {name: value for name, value in params.items() if name != _SHARE}
-    return Point(Configuration(**arm), params[_SHARE])
+    arm = {name: value for name, value in params.items() if name != _SHARE_NAME}
+    return Point(Configuration(**arm), params[_SHARE_NAME])
 
 
-def _tried(trial: FrozenTrial) -> Tried:
-    point, seen = _point(trial.params), trial.user_attrs
+def _finished_trial(trial: FrozenTrial) -> FinishedTrial:
+    point, attributes = _point(trial.params), trial.user_attrs
     assert trial.value is not None
-    return Tried(
-        configuration=point.arm.at(seen["threshold"]),
+    return FinishedTrial(
+        configuration=point.arm.at(attributes["threshold"]),
         logit_share=point.logit_share,
         value=trial.value,
         shortfall=max(trial.constraints.values()),
-        tokens_per_second=seen["tokens_per_second"],
-        retention=seen["retention"],
-        lost=seen["lost"],
-        gained=seen["gained"],
-        problems=seen["problems"],
-        flipped=seen["flipped"],
+        tokens_per_second=attributes["tokens_per_second"],
+        retention=attributes["retention"],
+        lost=attributes["lost"],
+        gained=attributes["gained"],
+        problems=attributes["problems"],
+        flipped=attributes["flipped"],
     )

@@ -1,7 +1,4 @@
-"""Runs a search: trials one after the other, until the goal has nothing left to try or the trials run out.
-
-Knows the loop. Where to try next, what is feasible and what is frozen in the end is the goal's.
-"""
+"""The search loop: runs trials until the objective proposes no more or the budget of trials is spent."""
 
 from __future__ import annotations
 
@@ -22,23 +19,28 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress
 from fsd_calib.search.forecast import Forecast
-from fsd_calib.search.history import History, Tried
+from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.sampler import NothingLeftError, ProposingSampler, history_of
 from fsd_calib.search.space import Space
-from fsd_calib.search.study import add_attributes, opened_study
-from fsd_calib.search.trial import Trying, setting, shown
+from fsd_calib.search.study import add_attributes, open_study
+from fsd_calib.search.trial import TrialRunner, measured_attributes, setting_attributes
 from fsd_calib.search.workers import fail_dead_trials
 from fsd_decoding.profile.policy import brief
 
-_POLL = 0.5  # seconds between looks at what other workers do
+_POLL = 0.5  # seconds between checks of other workers' trials
 
 
 @dataclass(frozen=True)
-class Searched:
-    """tried: every finished trial of the study. skipped: lines that say which arms were not tried, and why."""
+class SearchResult:
+    """The state of a study after a search.
 
-    tried: tuple[Tried, ...]
+    Attributes:
+        trials: All finished trials of the study.
+        skipped: Lines that name the arms without a trial, and the reason.
+    """
+
+    trials: tuple[FinishedTrial, ...]
     skipped: tuple[str, ...]
 
 
@@ -52,98 +54,108 @@ def search(
     name: str,
     trials: int,
     progress: Progress,
-) -> Searched:
-    """Goes on where the study stands. A finished trial is not repeated, one that a killed process left is.
+) -> SearchResult:
+    """Continues the study of that name, or begins it. Finished trials are not repeated; those of killed processes are.
 
     Args:
-        bench: of the tuning part.
-        target: of the target alone on all of it.
-        storage: None: in memory; a path: a journal; else a database's URL. Several processes may share one.
-        name: of the study; it must differ where models, task or settings do.
-        trials: finished ones at most, earlier ones and other workers' included.
+        evaluator: Measures on the tuning part.
+        target: Measurement of the target alone on all of it.
+        storage: None: in memory; a path: a journal file; else a database URL. Several processes may share one.
+        name: Name of the study; must differ where models, task or settings do.
+        trials: Budget of finished trials, including earlier ones and those of other workers.
 
     Raises:
-        UsageError: the storage cannot be opened, or holds a study of that name for something else.
+        UsageError: The storage cannot be opened, or the study of that name belongs to another search.
     """
     sampler = ProposingSampler(lambda history: objective.propose(history, space, forecast), space, forecast.lowest,
                                forecast.highest)  # fmt: skip
-    trying = Trying(evaluator, target, forecast, objective, space, progress)
+    runner = TrialRunner(evaluator, target, forecast, objective, space, progress)
     identity = _identity(space, objective, evaluator)
     with (
-        opened_study(storage, name, identity, sampler) as study,
+        open_study(storage, name, identity, sampler) as study,
         progress.step(f"searching, at most {trials} trials", trials) as advance,
     ):
-        history = _loop(study, trying, trials, advance)
-    why_not = partial(objective.why_not, history=history, space=space, forecast=forecast)
-    return Searched(history.tried, _skipped(history, space, why_not))
+        history = _loop(study, runner, trials, advance)
+    reason_untried = partial(objective.reason_untried, history=history, space=space, forecast=forecast)
+    return SearchResult(history.trials, _skipped(history, space, reason_untried))
 
 
 def freeze(
-    searched: Searched,
+    searched: SearchResult,
     space: Space,
     evaluator: Evaluator,
     target: Measurement,
     forecast: Forecast,
     objective: Objective,
 ) -> list[Configuration]:
-    """What to put to the test, safest first; from the tuning part alone. Thresholds between two that were tried may
-    be measured for it. Empty where nothing was tried."""
-    return objective.freeze(searched.tried, space, evaluator, target, forecast)
+    """Returns the configurations to certify, safest first, chosen on the tuning part alone.
+
+    Thresholds between two that were tried may be measured for it. Empty where no trial finished.
+    """
+    return objective.freeze(searched.trials, space, evaluator, target, forecast)
 
 
-def tell_recounted(
-    searched: Searched, evaluator: Evaluator, target: Measurement, forecast: Forecast, storage: str | None, name: str
+def record_recounts(
+    searched: SearchResult,
+    evaluator: Evaluator,
+    target: Measurement,
+    forecast: Forecast,
+    storage: str | None,
+    name: str,
 ) -> None:
-    """Adds to the study what freezing counted on the whole tuning part, where no trial did: `recounted 1` and so on, as
-    attributes of the study, since those of a finished trial are final. In memory nobody looks at it."""
-    known = {(t.configuration, t.problems) for t in searched.tried}
+    """Adds to the study what freezing measured on the whole tuning part and no trial did.
+
+    They become attributes of the study, `recounted 1` and so on, since those of a finished trial are final. A study in
+    memory gets none.
+    """
+    known = {(t.configuration, t.problems) for t in searched.trials}
     whole = [m for m in evaluator.measured() if m.configuration.threshold is not None and m.problems == target.problems]
-    later = [m for m in whole if (m.configuration, m.problems) not in known]
-    if storage is not None and later:
-        told = [setting(m.configuration) | shown(m, target, forecast) for m in later]
-        add_attributes(storage, name, {f"recounted {number}": one for number, one in enumerate(told, 1)})
+    recounted = [m for m in whole if (m.configuration, m.problems) not in known]
+    if storage is not None and recounted:
+        counted = [setting_attributes(m.configuration) | measured_attributes(m, target, forecast) for m in recounted]
+        add_attributes(storage, name, {f"recounted {number}": values for number, values in enumerate(counted, 1)})
 
 
-def _loop(study: Study, trying: Trying, trials: int, advance: Advance) -> History:
-    """Where nothing can be proposed while others still work, their results may yet ask for more."""
-    shown = 0
+def _loop(study: Study, runner: TrialRunner, trials: int, advance: Advance) -> History:
+    """Runs trials; where no point is proposed while other workers still run trials, waits for their results."""
+    reported = 0
     while True:
         fail_dead_trials(study)
         history = history_of(study.get_trials(deepcopy=False))
-        advance(len(history.tried) - shown)
-        shown = len(history.tried)
-        wanted = shown + len(history.running) < trials
-        if wanted and trying.objective.propose(history, trying.space, trying.forecast) is not None:
-            study.optimize(trying, n_trials=1, catch=(NothingLeftError,))
+        advance(len(history.trials) - reported)
+        reported = len(history.trials)
+        wanted = reported + len(history.running) < trials
+        if wanted and runner.objective.propose(history, runner.space, runner.forecast) is not None:
+            study.optimize(runner, n_trials=1, catch=(NothingLeftError,))
         elif history.running:
             time.sleep(_POLL)
         else:
             return history
 
 
-def _skipped(history: History, space: Space, why_not: Callable[[Configuration], str]) -> tuple[str, ...]:
-    """Of one family those that share a reason share a line."""
+def _skipped(history: History, space: Space, reason_untried: Callable[[Configuration], str]) -> tuple[str, ...]:
+    """Returns a line per family and reason."""
     lengths: dict[tuple[Configuration, str], list[int]] = defaultdict(list)
     for arm in chain.from_iterable(space.families):
         if not history.of(arm):
-            lengths[arm.family, why_not(arm)].append(arm.draft_length)
+            lengths[arm.family, reason_untried(arm)].append(arm.draft_length)
     return tuple(
-        f"{_named(family)} at L = {', '.join(map(str, some))} was not tried: {why}"
-        for (family, why), some in lengths.items()
+        f"{_family_name(family)} at L = {', '.join(map(str, same))} was not tried: {why}"
+        for (family, why), same in lengths.items()
     )
 
 
-def _named(family: Configuration) -> str:
+def _family_name(family: Configuration) -> str:
     moved = "" if family.policy is None else f", T by {brief(family.policy)},"
     drafting = "" if family.draft is None else f" with {PurePath(family.draft).name}"
     return f"{family.rule} by {family.divergence}{moved}{drafting}"
 
 
 def _identity(space: Space, objective: Objective, evaluator: Evaluator) -> dict[str, str]:
-    """What must agree for trials to be of one search."""
+    """Returns what must agree for two runs to belong to one search."""
     ids = hashlib.sha256(json.dumps([problem.id for problem in evaluator.problems]).encode()).hexdigest()[:12]
     return {
         "space": json.dumps(asdict(space)),
-        "goal": objective.asked,
+        "goal": objective.description,
         "problems": f"{len(evaluator.problems)} of {ids}",
     }

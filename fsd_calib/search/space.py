@@ -1,7 +1,7 @@
-"""What is searched: arms, and in each of them one number. Knows names, and nothing of how good any of it is.
+"""The search space: discrete arms, and one continuous parameter in each.
 
-The number is logit(u), u being the share of drafted tokens that the divergence alone accepts: thresholds of
-different divergences share no scale, shares do, and the action is where nearly all is accepted (DESIGN section 11).
+The parameter is logit(u), where u is the share of drafted tokens that the divergence alone accepts. Thresholds of
+different divergences have no common scale, shares do; and nearly all of the interesting range has shares close to 1.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ def logit(share: float) -> float:
 
 @dataclass(frozen=True)
 class Space:
-    """Every rule with every divergence, draft length, policy and draft; each combination is an **arm**, and arms that
-    differ in their draft length alone are **kin**: at one threshold they accept the same tokens.
+    """All combinations of rule, divergence, draft length, policy and draft.
+
+    Each combination is an arm. Arms that differ in their draft length alone form a family: at the same threshold they
+    accept the same tokens.
 
     Args:
-        policies: identities of what moves T; None: nothing does. Each gives T a shape, and T is how loose it is.
-        drafts: names of the draft models; (None,) where there is one.
+        policies: Identities of policies that move T; None: T is constant. A policy sets the shape of T, and T its
+            level.
+        drafts: Names of the draft models; (None,) where there is only one.
 
     Raises:
-        UsageError: one of the five is empty.
+        UsageError: One of the five is empty.
     """
 
     rules: tuple[str, ...]
@@ -44,7 +47,7 @@ class Space:
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
-        """What an arm's fields may be, in the order of a trial's parameters."""
+        """The values of an arm's fields, in the order of a trial's parameters."""
         return {
             "rule": self.rules, "divergence": self.divergences, "draft_length": self.draft_lengths,
             "policy": self.policies, "draft": self.drafts,
@@ -52,7 +55,7 @@ class Space:
 
     @property
     def families(self) -> list[list[Configuration]]:
-        """Arms, those that are kin together."""
+        """All arms, grouped into families."""
         return [
             [
                 Configuration(rule, divergence, length, policy=policy, draft=draft)
@@ -65,12 +68,13 @@ class Space:
         ]
 
 
-def kin(one: Configuration, other: Configuration) -> bool:
+def same_family(one: Configuration, other: Configuration) -> bool:
+    """Whether the arms differ in their draft length at most."""
     return one.family == other.family
 
 
 class Point(NamedTuple):
-    """Where a trial is: an arm, and logit(u) in it."""
+    """A point of the space: an arm, and logit(u) in it."""
 
     arm: Configuration
     logit_share: float

@@ -1,6 +1,6 @@
-"""The study that a search writes down: where it lives, and whether it is of the same search.
+"""Storage of a study: a journal file with checksums, a database, or memory.
 
-Knows storages. Knows nothing of trials.
+A damaged journal is renamed and begun anew; the results come from the result cache again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,18 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from fsd_calib.search.sampler import ProposingSampler
 from fsd_decoding.errors import UsageError
 
-# MERGED: """Optuna's journal file, such that damage is noticed: every line carries a checksum.
-#
-# Knows lines and locks. A damaged journal is set aside under another name and begun anew: results come again from the
-# result cache.
-# """
-
-
 _CHECK = "check"
+_HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is considered dead
+_LOCKED = 60  # seconds that SQLite waits for another process
+_TRIES = 3  # two processes may create the tables at once, and one of them then fails
 
 
 class DamagedError(ValueError):
-    """A line is not what was written."""
+    """A line's checksum does not match its content."""
 
 
 class CheckedBackend(JournalFileBackend):
-    """The same file with one more field a line, which Optuna's own reader ignores."""
+    """Optuna's journal file with a checksum in every line, a field that optuna's own reader ignores."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), lock_obj=_Lock(path))  # type: ignore[arg-type]
@@ -56,7 +52,7 @@ class CheckedBackend(JournalFileBackend):
 
 
 class _Lock:
-    """The system's own lock, which goes with the process that holds it; Optuna's would stay for half a minute."""
+    """The operating system's file lock, released when its process ends; optuna's own would remain for half a minute."""
 
     def __init__(self, path: Path) -> None:
         self._lock = FileLock(f"{path}.lock")
@@ -70,10 +66,10 @@ class _Lock:
 
 
 def open_journal(path: Path) -> JournalStorage:
-    """The journal, or a new one where it is damaged.
+    """Returns the journal, or a new one where it is damaged.
 
     Raises:
-        UsageError: the path cannot be written.
+        UsageError: The path cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,21 +81,23 @@ def open_journal(path: Path) -> JournalStorage:
 
 
 def _set_aside_if_damaged(path: Path) -> None:
-    if not path.exists() or _is_sound(path):
+    if not path.exists() or _is_intact(path):
         return
-    aside = next(p for n in range(1, 10**6) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
-    path.rename(aside)
-    warnings.warn(f"the study's journal {path} is damaged; it is now {aside}, and the search begins anew", stacklevel=4)
+    renamed = next(p for n in range(1, 10**6) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
+    path.rename(renamed)
+    warnings.warn(
+        f"the study's journal {path} is damaged; it is now {renamed}, and the search starts over", stacklevel=4
+    )
 
 
-def _is_sound(path: Path) -> bool:
-    """Whether it ends with a whole line and all of it can be replayed."""
+def _is_intact(path: Path) -> bool:
+    """Whether the journal ends with a whole line and can be replayed."""
     content = path.read_bytes()
     if content and not content.endswith(b"\n"):
         return False
     try:
         JournalStorage(CheckedBackend(path))
-    except Exception:  # Optuna's replay has as many ways to fail as there are ways to be wrong
+    except Exception:  # optuna's replay of a damaged journal can raise nearly anything
         return False
     return True
 
@@ -108,65 +106,60 @@ def _checksum(log: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(log, sort_keys=True, separators=(",", ":")).encode())
 
 
-_HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is gone
-_LOCKED = 60  # seconds that SQLite waits for another process
-_TRIES = 3  # two processes may create the tables at once, and one of them then fails
-
-
 @contextmanager
-def opened_study(
+def open_study(
     storage: str | None, name: str, identity: Mapping[str, str], sampler: ProposingSampler
 ) -> Iterator[Study]:
-    """The study of that name, made where there is none; connections to its storage end with it.
+    """Yields the study of that name, created where there is none; closes its storage's connections afterwards.
 
     Args:
-        storage: None for memory, a path for a journal file, or a database's URL, as SQLAlchemy takes it.
-        identity: what must agree for a search to go on.
+        storage: None for memory, a path for a journal file, or a database URL in SQLAlchemy's form.
+        identity: What must agree for a search to continue a study.
 
     Raises:
-        UsageError: the storage cannot be opened, or the study is of another search.
+        UsageError: The storage cannot be opened, or the study belongs to another search.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with _opened(storage) as opened:
+    with _open_storage(storage) as backend:
         study = optuna.create_study(
-            storage=opened, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+            storage=backend, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
         )
         _check_identity(study, identity, storage)
         yield study
 
 
 def add_attributes(storage: str, name: str, attributes: Mapping[str, Any]) -> None:
-    """To the study of that name, once a search is over; what stands under the same names is replaced."""
-    with _opened(storage) as opened:
-        study = optuna.load_study(storage=opened, study_name=name)
+    """Adds attributes to the study of that name after a search; attributes of the same names are replaced."""
+    with _open_storage(storage) as backend:
+        study = optuna.load_study(storage=backend, study_name=name)
         for key, value in attributes.items():
             study.set_user_attr(key, value)
 
 
 @contextmanager
-def _opened(storage: str | None) -> Iterator[BaseStorage]:
-    opened = _storage(storage)
+def _open_storage(storage: str | None) -> Iterator[BaseStorage]:
+    backend = _storage_of(storage)
     try:
-        yield opened
+        yield backend
     finally:
-        if isinstance(opened, RDBStorage):
-            opened.remove_session()
-            opened.engine.dispose()
+        if isinstance(backend, RDBStorage):
+            backend.remove_session()
+            backend.engine.dispose()
 
 
 def _check_identity(study: Study, identity: Mapping[str, str], storage: str | None) -> None:
     for key, value in identity.items():
-        known = study.user_attrs.get(key)
-        if known is None:
+        stored = study.user_attrs.get(key)
+        if stored is None:
             study.set_user_attr(key, value)
-        elif known != value:
+        elif stored != value:
             raise UsageError(
-                f"the study {study.study_name!r} in {_shown(storage)} was made with another {key}, {known}, and this "
-                f"search has {value}; give another study name or storage"
+                f"the study {study.study_name!r} in {_without_password(storage)} was made with another {key}: "
+                f"{stored}, where this search has {value}; give another study name or storage"
             )
 
 
-def _storage(storage: str | None) -> BaseStorage:
+def _storage_of(storage: str | None) -> BaseStorage:
     if storage is None:
         return InMemoryStorage()
     return _database(storage) if "://" in storage else open_journal(Path(storage))
@@ -175,7 +168,7 @@ def _storage(storage: str | None) -> BaseStorage:
 def _database(url: str) -> RDBStorage:
     for attempt in range(1, _TRIES + 1):
         try:
-            return _connected(url)
+            return _connect(url)
         except (ArgumentError, ImportError) as error:
             raise UsageError(_refusal(url, error)) from None
         except SQLAlchemyError as error:
@@ -185,7 +178,7 @@ def _database(url: str) -> RDBStorage:
     raise AssertionError("unreachable")
 
 
-def _connected(url: str) -> RDBStorage:
+def _connect(url: str) -> RDBStorage:
     arguments = {"connect_args": {"timeout": _LOCKED}} if make_url(url).get_backend_name() == "sqlite" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -194,11 +187,12 @@ def _connected(url: str) -> RDBStorage:
 
 def _refusal(url: str, error: Exception) -> str:
     why = str(error).strip().splitlines()[0]
-    return f"the study's storage {_shown(url)} cannot be opened ({why}); check the URL and that its driver is installed"
+    name = _without_password(url)
+    return f"the study's storage {name} cannot be opened ({why}); check the URL, and that its driver is installed"
 
 
-def _shown(storage: str | None) -> str:
-    """Without its password."""
+def _without_password(storage: str | None) -> str:
+    """Returns the storage's URL without its password."""
     try:
         return make_url(storage or "memory").render_as_string(hide_password=True)
     except ArgumentError:

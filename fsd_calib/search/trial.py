@@ -1,4 +1,4 @@
-"""One trial: decodes as much as it takes, and writes down what was seen. Knows its fields, and decides nothing."""
+"""One trial: decodes as many problems as a decision takes, and writes the result to the study."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement,
 from fsd_calib.search.space import Space
 from fsd_decoding.profile.policy import brief
 
-# MERGED: """Decodes only as much of the tuning part as a decision takes. Knows portions, and asks the goal when to stop."""
+_FIRST = 128  # problems of the first portion; fewer never settle a decision
+_DASHBOARD_KEY: Final = "constraints"  # where Optuna 4 kept constraints, and where optuna-dashboard reads them
 
 
-_FIRST = 128  # problems; fewer settle nothing
+class RaceResult(NamedTuple):
+    """An assessment, and the partial measurement it is based on."""
 
-
-class Raced(NamedTuple):
-    """A judgement, and the partial estimates it rests on."""
-
-    judged: Assessment
-    seen: PairedMeasurement
+    assessment: Assessment
+    paired: PairedMeasurement
 
 
 def race(
@@ -38,18 +36,18 @@ def race(
     objective: Objective,
     forecast: Forecast,
     advance: Advance,
-) -> Raced:
-    """On portions, each twice the last, until the goal finds the matter settled or none is left."""
-    whole, before = len(evaluator.problems), 0
+) -> RaceResult:
+    """Measures portions of the tuning part, each twice the last, until the objective finds the decision settled."""
+    whole, done = len(evaluator.problems), 0
     for problems in _portions(whole):
         fuzzy = evaluator.measure(configuration, problems)
-        advance(problems - before)
-        before = problems
-        seen = PairedMeasurement(fuzzy, target.first(problems), whole)
-        judged = objective.judge(seen, forecast)
-        if judged.settled:
+        advance(problems - done)
+        done = problems
+        paired = PairedMeasurement(fuzzy, target.first(problems), whole)
+        assessment = objective.assess(paired, forecast)
+        if assessment.settled:
             break
-    return Raced(judged, seen)
+    return RaceResult(assessment, paired)
 
 
 def _portions(whole: int) -> Iterator[int]:
@@ -60,12 +58,9 @@ def _portions(whole: int) -> Iterator[int]:
     yield whole
 
 
-_DASHBOARD_KEY: Final = "constraints"  # where Optuna 4 kept constraints, and where optuna-dashboard reads them
-
-
 @dataclass(frozen=True)
-class Trying:
-    """Optuna's objective."""
+class TrialRunner:
+    """The objective function that optuna calls."""
 
     evaluator: Evaluator
     target: Measurement
@@ -76,14 +71,14 @@ class Trying:
 
     def __call__(self, trial: Trial) -> float:
         configuration = self._configuration(trial)
-        _write(trial, setting(configuration))
+        _set_attributes(trial, setting_attributes(configuration))
         with self.progress.step(f"trying {configuration}", len(self.evaluator.problems)) as advance:
-            raced = race(self.evaluator, configuration, self.target, self.objective, self.forecast, advance)
-        self._write_down(trial, raced)
-        return raced.judged.value
+            result = race(self.evaluator, configuration, self.target, self.objective, self.forecast, advance)
+        self._record(trial, result)
+        return result.assessment.value
 
     def _configuration(self, trial: Trial) -> Configuration:
-        """As the sampler chose it; asking for the parameters is what writes them down."""
+        """Returns the sampler's choice; suggesting the parameters is what writes them to the study."""
         space, forecast = self.space, self.forecast
         chosen: dict[str, Any] = {
             name: trial.suggest_categorical(name, choices) for name, choices in space.choices.items()
@@ -91,14 +86,14 @@ class Trying:
         arm = Configuration(**chosen)
         return arm.at(forecast.threshold(arm, trial.suggest_float("logit_share", forecast.lowest, forecast.highest)))
 
-    def _write_down(self, trial: Trial, raced: Raced) -> None:
-        _write(trial, shown(raced.seen.fuzzy, raced.seen.target, self.forecast))
-        trial.set_constraint("shortfall", raced.judged.shortfall)
-        trial.storage.set_trial_system_attr(trial._trial_id, _DASHBOARD_KEY, [raced.judged.shortfall])
+    def _record(self, trial: Trial, result: RaceResult) -> None:
+        _set_attributes(trial, measured_attributes(result.paired.fuzzy, result.paired.target, self.forecast))
+        trial.set_constraint("shortfall", result.assessment.shortfall)
+        trial.storage.set_trial_system_attr(trial._trial_id, _DASHBOARD_KEY, [result.assessment.shortfall])
 
 
-def setting(configuration: Configuration) -> dict[str, Any]:
-    """What was tried, as a study shows it; a policy and a draft where there is one."""
+def setting_attributes(configuration: Configuration) -> dict[str, Any]:
+    """Returns the study's attributes of a configuration; policy and draft only where there is one."""
     policy, draft = configuration.policy, configuration.draft
     return {
         "rule": configuration.rule,
@@ -110,9 +105,12 @@ def setting(configuration: Configuration) -> dict[str, Any]:
     }
 
 
-def shown(fuzzy: Measurement, target: Measurement, forecast: Forecast) -> dict[str, Any]:
-    """What came of it on the same problems as `target`. Shares are of problems, each the mean over its seeds;
-    tokens_per_second: the forecast."""
+def measured_attributes(fuzzy: Measurement, target: Measurement, forecast: Forecast) -> dict[str, Any]:
+    """Returns the study's attributes of a result, on the same problems as `target`.
+
+    `lost`, `gained` and `churn` are shares of problems, averaged over seeds; `tokens_per_second` is computed from the
+    measured rounds.
+    """
     lost = float((target.correct & ~fuzzy.correct).mean())
     gained = float((fuzzy.correct & ~target.correct).mean())
     return {
@@ -127,6 +125,6 @@ def shown(fuzzy: Measurement, target: Measurement, forecast: Forecast) -> dict[s
     }
 
 
-def _write(trial: Trial, attributes: dict[str, Any]) -> None:
+def _set_attributes(trial: Trial, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
         trial.set_user_attr(name, value)

@@ -1,8 +1,8 @@
-"""Who works on a trial, and whether that process still lives. Knows processes of this machine, and the clock.
+"""Worker processes of a study, and whether they are still alive.
 
-A process that is killed leaves its trial running for ever. On its own machine that is known at once, by process id and
-start time. On another one a database hears its heartbeat, and Optuna fails the trial when that stops; a journal hears
-nothing, so there a trial counts for an hour and is then left out, but may still finish.
+A killed process leaves its trial in the state RUNNING. On the same machine that is detected at once, by process id and
+start time. On other machines a database records heartbeats, and optuna fails the trial when they stop; a journal has
+none, so there a trial is assumed to run for an hour and is ignored afterwards, though it may still finish.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 KEY = "worker"
-_UNNAMED = timedelta(seconds=10)  # between a trial's start and its worker's name lies one write
-_UNHEARD = timedelta(hours=1)
+_UNNAMED = timedelta(seconds=10)  # longest time from a trial's start to the write that names its worker
+_UNHEARD = timedelta(hours=1)  # how long a trial of another machine is assumed to run
 
 
 def this_worker() -> dict[str, Any]:
+    """Returns the host, process id and start time that identify this process."""
     return {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
 
 
-def counts(trial: FrozenTrial) -> bool:
-    """Whether someone may be thought to work on a running trial."""
+def may_be_running(trial: FrozenTrial) -> bool:
+    """Whether a live worker may be evaluating a trial in the state RUNNING."""
     if trial.datetime_start is None or _is_dead(trial):
         return False
     named = KEY in trial.user_attrs
@@ -34,9 +35,9 @@ def counts(trial: FrozenTrial) -> bool:
 
 
 def fail_dead_trials(study: Study) -> None:
-    """Those of killed processes of this machine, so that dashboards show it."""
+    """Fails the trials of this machine's killed processes, so that dashboards show them as failed."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if _is_dead(trial) or (KEY not in trial.user_attrs and not counts(trial)):
+        if _is_dead(trial) or (KEY not in trial.user_attrs and not may_be_running(trial)):
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
@@ -48,7 +49,7 @@ def _is_dead(trial: FrozenTrial) -> bool:
 
 
 def _started(process: int) -> str | None:
-    """None: there is no such process. Where /proc is missing, all there are began at the same time."""
+    """Returns the start time of a process; None: it does not exist. Without /proc, all processes have the same one."""
     try:
         os.kill(process, 0)
         status = Path(f"/proc/{process}/stat").read_text()

@@ -1,4 +1,4 @@
-"""SQLite files of our own: made whole, told by their marks, and moved away where they are damaged or taken over."""
+"""SQLite files: created atomically, identified by their headers, and renamed where damaged or taken over."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from filelock import FileLock
 
 from fsd_decoding.errors import UsageError
 
-_SECONDS = 60.0  # to wait for another process, which holds the file for a millisecond
-_TAILS = ("-wal", "-shm", "-journal", "")  # the file itself last: a new one must never meet an old log
-_OF_THE_SYSTEM = {
+_SECONDS = 60.0  # to wait for another process; each holds the file for milliseconds
+_TAILS = ("-wal", "-shm", "-journal", "")  # the file itself last, so that a new file never meets an old log
+_SYSTEM_ERRORS = {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH),
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL),
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_NOLFS),
@@ -26,56 +26,60 @@ _OF_THE_SYSTEM = {
 
 
 class DamageError(Exception):
-    """What a file holds cannot be trusted; the message says why, in a few words."""
+    """The content of a file cannot be trusted; the message gives the reason in a few words."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a kind of file is called and holds. `application` and `version` are written into the file."""
+    """The name and content of a kind of file. `application` and `version` are written into its header."""
 
     what: str
     application: int
     version: int
     tables: str  # SQL that creates them
     settings: str  # SQL for every connection
-    check: str  # the pragma that looks for broken pages when a file is opened
+    check: str  # name of the pragma that checks the pages when a file is opened
 
 
 def lock(path: Path) -> FileLock:
-    """Held while a file is made, opened or set aside; not while it is used, which SQLite guards itself."""
+    """Returns a lock to hold while the file is created, opened or renamed; SQLite itself guards its use."""
     return FileLock(f"{path}.lock", timeout=_SECONDS)
 
 
-def opened(path: Path | None, schema: Schema) -> sqlite3.Connection:
-    """A connection that commits every statement by itself; None: in memory. A missing file is made, whole.
+def open_database(path: Path | None, schema: Schema) -> sqlite3.Connection:
+    """Returns a connection in autocommit mode; `path` None: in memory. A missing file is created, atomically.
 
     Raises:
-        DamageError: the file is no sound one of this kind. UsageError: it cannot be read or written.
+        DamageError: The file is not an intact one of this kind.
+        UsageError: It cannot be read or written.
     """
-    with errors_named(path, schema.what):
+    with translate_errors(path, schema.what):
         if path is None:
-            return _made(":memory:", schema)
+            return _create(":memory:", schema)
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock(path):
             if not path.exists():
-                _make(path, schema)
-            return _checked(_connected(str(path), schema), schema)
+                _create_file(path, schema)
+            return _check_file(_connect(str(path), schema), schema)
 
 
 @contextmanager
-def taken_over(path: Path, schema: Schema) -> Iterator[sqlite3.Connection | None]:
-    """A file to read once: then it is renamed to the first free `<name>.taken-over`, unless an error comes.
+def take_over_database(path: Path, schema: Schema) -> Iterator[sqlite3.Connection | None]:
+    """Yields a file to read once; afterwards it is renamed to the first free `<name>.taken-over`, unless an error
+    occurs.
 
-    Nobody can write to it meanwhile, and who has it open is refused afterwards. None: there is no such file.
+    No other process can write to it meanwhile, and connections that have it open are refused afterwards. Yields None
+    where there is no such file.
 
     Raises:
-        DamageError: the file is no sound one of this kind. UsageError: it cannot be read or renamed.
+        DamageError: The file is not an intact one of this kind.
+        UsageError: It cannot be read or renamed.
     """
-    with errors_named(path, schema.what), lock(path) if path.exists() else nullcontext():
+    with translate_errors(path, schema.what), lock(path) if path.exists() else nullcontext():
         if not path.exists():
             yield None
             return
-        with closing(_checked(_connected(str(path), schema), schema)) as connection:
+        with closing(_check_file(_connect(str(path), schema), schema)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             _move(path, chain([f"{path}.taken-over"], (f"{path}.taken-over-{n}" for n in itertools.count(2))))
@@ -83,37 +87,37 @@ def taken_over(path: Path, schema: Schema) -> Iterator[sqlite3.Connection | None
 
 
 @contextmanager
-def errors_named(path: Path | None, what: str) -> Iterator[None]:
-    """Tells what is wrong with the file (DamageError) from what the system refuses (UsageError)."""
+def translate_errors(path: Path | None, what: str) -> Iterator[None]:
+    """Turns errors of SQLite and the system into DamageError, for a bad file, or UsageError, for a failing system."""
     try:
         yield
     except sqlite3.ProgrammingError:
         raise
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-        if code & 0xFF in _OF_THE_SYSTEM and code != sqlite3.SQLITE_READONLY_DBMOVED:
+        if code & 0xFF in _SYSTEM_ERRORS and code != sqlite3.SQLITE_READONLY_DBMOVED:
             raise _unusable(path, what, str(error)) from error
-        raise DamageError(_short(error)) from error
+        raise DamageError(_shorten(error)) from error
     except OSError as error:
         raise _unusable(path, what, error.strerror or str(error)) from error
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Changes where another file takes this name; None: there is none."""
+    """Returns a value that changes when another file takes this name; None: there is no file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def set_aside(path: Path) -> Path:
-    """Moves a file to the first free `<name>.damaged-<n>`. Who has it open goes on with it there."""
+    """Renames a file to the first free `<name>.damaged-<n>`. Processes that have it open continue to use it there."""
     return _move(path, (f"{path}.damaged-{n}" for n in itertools.count(1)))
 
 
 def _move(path: Path, names: Iterable[str]) -> Path:
-    """To the first name that is free."""
+    """Renames a file, with its logs, to the first name that is free."""
     new = next(name for name in names if not os.path.exists(name))
     for tail in _TAILS:
         if os.path.exists(f"{path}{tail}"):
@@ -122,22 +126,22 @@ def _move(path: Path, names: Iterable[str]) -> Path:
 
 
 def _sync(folder: Path) -> None:
-    """Names in it outlast a loss of power."""
-    opened_folder = os.open(folder, os.O_RDONLY)
-    os.fsync(opened_folder)
-    os.close(opened_folder)
+    """Makes the names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
-def _short(said: object) -> str:
-    """SQLite quotes a whole broken schema, and lists a hundred faults."""
-    return textwrap.shorten(str(said), 100, placeholder=" …")
+def _shorten(message: object) -> str:
+    """Returns a short message: SQLite quotes whole schemas, and lists a hundred faults."""
+    return textwrap.shorten(str(message), 100, placeholder=" …")
 
 
 def _unusable(path: Path | None, what: str, why: str) -> UsageError:
-    return UsageError(f"{what} {str(path)!r} cannot be used ({why}); free or repair it, or name another place")
+    return UsageError(f"{what} {str(path)!r} cannot be used ({why}); free or repair it, or give another path")
 
 
-def _connected(name: str, schema: Schema) -> sqlite3.Connection:
+def _connect(name: str, schema: Schema) -> sqlite3.Connection:
     connection = sqlite3.connect(name, timeout=_SECONDS, isolation_level=None)
     try:
         connection.execute("PRAGMA cell_size_check = ON")
@@ -148,36 +152,36 @@ def _connected(name: str, schema: Schema) -> sqlite3.Connection:
     return connection
 
 
-def _make(path: Path, schema: Schema) -> None:
-    """Under another name first: a file of this name is whole, whenever the maker is killed."""
+def _create_file(path: Path, schema: Schema) -> None:
+    """Creates the file under another name first, so that it is whole whenever the process is killed."""
     new = path.with_name(f"{path.name}.new")
     for tail in _TAILS:
         Path(f"{new}{tail}").unlink(missing_ok=True)
-    _made(str(new), schema).close()
+    _create(str(new), schema).close()
     os.replace(new, path)
     _sync(path.parent)
 
 
-def _made(name: str, schema: Schema) -> sqlite3.Connection:
-    connection = _connected(name, schema)
-    marks = f"PRAGMA application_id = {schema.application}; PRAGMA user_version = {schema.version};"
-    connection.executescript(f"BEGIN; {marks} {schema.tables} COMMIT;")
+def _create(name: str, schema: Schema) -> sqlite3.Connection:
+    connection = _connect(name, schema)
+    header = f"PRAGMA application_id = {schema.application}; PRAGMA user_version = {schema.version};"
+    connection.executescript(f"BEGIN; {header} {schema.tables} COMMIT;")
     return connection
 
 
-def _checked(connection: sqlite3.Connection, schema: Schema) -> sqlite3.Connection:
+def _check_file(connection: sqlite3.Connection, schema: Schema) -> sqlite3.Connection:
     try:
         (application,), (version,) = (
             connection.execute(f"PRAGMA {mark}").fetchone() for mark in ("application_id", "user_version")
         )
         if application != schema.application:
-            raise DamageError(f"it is no {schema.what} of fsd-calib")
+            raise DamageError(f"it is not a {schema.what} of fsd-calib")
         if version != schema.version:
-            raise DamageError(f"its schema has version {version}, this fsd-calib's has {schema.version}")
-        (found,) = connection.execute(f"PRAGMA {schema.check}").fetchone()
-        if found != "ok":
-            raise DamageError(_short(found))
-        # Refused where the file cannot be written; BEGIN by itself would not be.
+            raise DamageError(f"its schema has version {version}, and this fsd-calib reads version {schema.version}")
+        (status,) = connection.execute(f"PRAGMA {schema.check}").fetchone()
+        if status != "ok":
+            raise DamageError(_shorten(status))
+        # Fails where the file cannot be written; BEGIN alone would not.
         connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {version}; ROLLBACK;")
     except BaseException:
         connection.close()

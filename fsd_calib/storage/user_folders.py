@@ -1,4 +1,4 @@
-"""Folders that all calibrations of a user share: a cache, which may be deleted, and a state, which may not."""
+"""Folders shared by all calibrations of a user: a cache, which may be deleted, and a state folder, which may not."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ CACHE_VARIABLE, STATE_VARIABLE = "FSD_CALIB_CACHE", "FSD_CALIB_STATE"
 
 
 def default_cache() -> Path:
-    """Of decodings and traces, which cost time alone."""
-    given = os.environ.get(CACHE_VARIABLE)
-    return Path(given) if given else Path.home() / ".cache" / "fsd-calib"
+    """Returns the folder of decodings and traces, which can be computed again."""
+    path = os.environ.get(CACHE_VARIABLE)
+    return Path(path) if path else Path.home() / ".cache" / "fsd-calib"
 
 
 def default_state() -> Path:
-    """Of the ledger of attempts, on which certificates rest."""
-    given = os.environ.get(STATE_VARIABLE)
-    return Path(given) if given else user_state_path("fsd-calib")
+    """Returns the folder of the attempt ledger, which certificates rest on."""
+    path = os.environ.get(STATE_VARIABLE)
+    return Path(path) if path else user_state_path("fsd-calib")

@@ -1,6 +1,6 @@
-"""The `arithmetic` task: the bundled pair's own word problems, generated on the fly from a seed.
+"""The `arithmetic` task: word problems for the bundled pair, generated from a seed.
 
-Knows that the pair was trained on the generator's other part, so every problem here is new to it.
+The pair was trained on the generator's other part, so every problem here is new to it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from fsd_decoding.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PROBLEMS = 3000  # without a limit; more than two thirds of them go to the certificate
+_PROBLEMS = 3000  # without a limit; more than two thirds of them are certified on
 
 
 def _read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
     if data is not None:
-        raise UsageError(f"data file {data}: task arithmetic generates its problems; task gsm8k takes a file")
+        raise UsageError(f"data file {data}: task arithmetic generates its problems and takes no file; use task gsm8k")
     problems = islice(generate(seed), _PROBLEMS if limit is None else limit)
     return [Example(p.question, p.answer) for p in problems], f"fsd_data.problems.generate(seed={seed})"
 
 
 def _exemplars(tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Exemplar]:
-    """None without a tokenizer, which is the form the bundled pair learned; else four worked examples."""
+    """Returns no examples without a tokenizer, which is the form the bundled pair was trained on; else four worked
+    examples."""
     if tokenizer is None:
         return ()
     return [(p.question, p.answer) for p in islice(generate(0, part="train"), 4)]

@@ -1,7 +1,4 @@
-"""What a task is: problems with their prompts, a grader, and when a model's answer ends.
-
-Knows how the parts of a task come together. Knows no particular task, and no model.
-"""
+"""The parts of a task: problems with their prompts, a grader, and the strings that end an answer."""
 
 from __future__ import annotations
 
@@ -35,7 +32,9 @@ Grader = Callable[[str, str], bool]  # (reference, text) -> whether the text's a
 class Example(NamedTuple):
     """A problem as its source gives it, without a prompt.
 
-    choices: answers to choose from, a part of what is asked; prompts show the question alone, so it says them too.
+    Attributes:
+        choices: Answers to choose from. They identify the problem together with the question; since prompts show the
+            question alone, it must contain them too.
     """
 
     question: str
@@ -46,59 +45,61 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    id: int  # of question and choices alone: the same in any subset and order, and the key of its noise
+    """A problem of a task, with its prompt for one model."""
+
+    id: int  # hash of question and choices: independent of subset and order, and the seed of its noise
     question: str
     prompt: str
-    reference: str  # the whole reference answer, working included
-    part: Part | None  # None: the source names no parts
+    reference: str  # the whole reference answer, including the working
+    part: Part | None  # None: the source has no parts
     choices: tuple[str, ...] = ()
 
     @property
     def key(self) -> int:
-        """48 bits of the content key: the same however the texts are spaced and composed."""
+        """The 48-bit content key: independent of spacing and of Unicode composition."""
         return hashed(content_key(self.question, self.choices))
 
 
 @dataclass(frozen=True)
 class Task:
-    """Problems ready to be given to one model, and what is needed to judge its texts."""
+    """Problems with prompts for one model, and what is needed to grade its texts."""
 
     name: str
     problems: tuple[Problem, ...]
     max_new_tokens: int
-    stop: tuple[str, ...]  # strings that end an answer, beside the model's own end of text
-    source: str  # where the problems came from, as a profile records it
+    stop: tuple[str, ...]  # strings that end an answer, in addition to the model's end-of-sequence token
+    source: str  # description of the source, as recorded in profiles
     grader: Grader
 
     def grade(self, problem: Problem, text: str) -> bool:
-        """Whether `text`, a model's whole answer, is right."""
+        """Returns whether `text`, a model's whole answer, is right."""
         return self.grader(problem.reference, text)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all questions, references and choices, in order. Prompts are not part of it."""
+        """SHA-256 (hex) of all questions, references and choices, in order; prompts are not included."""
         digest = hashlib.sha256()
         for problem in self.problems:
-            told = [problem.question, problem.reference, *problem.choices]
-            digest.update(json.dumps(told).encode() + b"\n")
+            content = [problem.question, problem.reference, *problem.choices]
+            digest.update(json.dumps(content).encode() + b"\n")
         return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """One kind of task: what is its own, in one small file each."""
+    """The definition of one kind of task; each has a module of its own."""
 
     name: str
     read: Callable[[int, int | None, Path | None], tuple[Sequence[Example], str]]
-    """(seed, limit, data) -> at most `limit` examples, and their source in words."""
+    """Returns at most `limit` examples and a description of their source, from (seed, limit, data)."""
     exemplars: Callable[[PreTrainedTokenizerBase | None], Sequence[Exemplar]]
-    """What a model without a chat template is shown first."""
+    """Returns the worked examples in the prompts of a model without a chat template."""
     max_new_tokens: int
     instruction: str = STEP_BY_STEP
     grader: Grader = same_answer
 
     def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
-        """The task with its prompts in the form that suits `tokenizer`'s model."""
+        """Returns the task, with prompts in the form that suits `tokenizer`'s model."""
         examples, source = self.read(seed, limit, data)
         prompt_of, stop = self.prompts(tokenizer)
         problems = tuple(
@@ -108,7 +109,7 @@ class TaskKind:
         return Task(self.name, problems, self.max_new_tokens, stop, source, self.grader)
 
     def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Callable[[str], str], tuple[str, ...]]:
-        """How `tokenizer`'s model is asked a question, and the strings that end its answer."""
+        """Returns a function from a question to its prompt, and the strings that end an answer."""
         if tokenizer is not None and has_chat_template(tokenizer):
             return chat_prompts(tokenizer, self.instruction), ()
         exemplars = self.exemplars(tokenizer)
@@ -116,9 +117,10 @@ class TaskKind:
 
 
 def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[Example]:
-    """At most `limit` examples, in their own order, chosen by `seed`; a smaller choice lies within a larger.
+    """Returns at most `limit` examples, in their own order, chosen by `seed`.
 
-    The parts share the limit in proportion to their sizes, and from 2 on each of two has one at least.
+    A smaller choice is a subset of a larger one. The parts share the limit in proportion to their sizes, and from 2 on
+    each of two has at least one.
     """
     parts: defaultdict[Part | None, list[int]] = defaultdict(list)
     for index, example in enumerate(examples):

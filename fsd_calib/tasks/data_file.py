@@ -1,8 +1,4 @@
-"""Problems from a file: one JSON object a line, `question` and `answer`, the answer ending in `#### N`.
-
-This is GSM8K's original form. Knows what can be wrong with such a file; every complaint names file and
-line. Knows nothing of tasks.
-"""
+"""Problems from a JSON Lines file in GSM8K's original form: `question` and `answer`, which ends in `#### N`."""
 
 from __future__ import annotations
 
@@ -16,27 +12,28 @@ from fsd_decoding.errors import UsageError
 
 
 def read_examples(path: Path) -> list[Example]:
-    """All problems of a file, in order. White space around texts is dropped, blank lines are passed over.
+    """Returns all problems of a file, in order, without surrounding white space; blank lines are skipped.
 
-    Raises UsageError for anything else than problems in this form. A question that occurs twice is an error
-    too: it would count as two pieces of evidence in a certificate; the file's owner decides which to keep.
+    Raises:
+        UsageError: The file is not in this form; the message names file and line. A repeated question is an error too,
+            since it would count twice in a certificate, and the file's owner has to decide which one to keep.
     """
     numbered = [(number, _example(path, number, line)) for number, line in _lines(path) if line.strip()]
     if not numbered:
-        raise UsageError(f"data file {path}: it is empty; it must hold one problem a line")
+        raise UsageError(f"data file {path}: it is empty; it must hold one problem per line")
     _refuse_repeats(path, numbered)
     return [example for _, example in numbered]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers; read as bytes so that a bad byte is found in its line."""
+    """Yields lines with their numbers; read as bytes, so that an invalid byte is reported with its line."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line.decode("utf-8-sig")  # some editors write a byte-order mark
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}, line {number}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-    except (OSError, ValueError) as error:  # ValueError: a name no file can have
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"data file {path}: cannot be read ({reason}); give a JSON Lines file") from None
 

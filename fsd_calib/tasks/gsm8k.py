@@ -1,7 +1,7 @@
-"""The `gsm8k` task: grade-school word problems, from the hub or from a file in the original form.
+"""The `gsm8k` task: grade-school word problems, from the Hugging Face hub or from a file in the original form.
 
-GSM8K: Cobbe et al. 2021, arXiv 2110.14168. Tuned on its train part and certified on its test part; a file
-names no parts. The worked examples below were written for this project and are in neither part.
+GSM8K: Cobbe et al. 2021, arXiv 2110.14168. Its train part is used for tuning and its test part for certification; a
+file has no parts. The worked examples below were written for this project and are in neither part.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _from_hub() -> list[Example]:
 
     try:
         splits = load_dataset(_HUB, _CONFIGURATION)
-    except Exception as error:  # network, hub, cache or disk: whatever it is, the way out is the same
+    except Exception as error:  # network, hub, cache or disk: the way out is the same
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
             f"task gsm8k: {_HUB} cannot be loaded from the hub or its local cache ({reason}); "

@@ -1,4 +1,4 @@
-"""Texts of one set that nearly repeat a text of another: the same story with other names or numbers."""
+"""Near-duplicates between two sets of texts: the same story with other names or numbers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BOUND = 0.7
-"""The similarity from which on texts count as nearly the same.
+"""The similarity from which on texts count as near-duplicates.
 
-Looked at on GSM8K (1,319 test problems against all 7,473 of train): the three pairs above it (.87, .78, .74) are each
-one story with other names or numbers; of the ten next, from .64 down, one is, and the others share a setting and ask
-for something else.
+Chosen on GSM8K (1,319 test problems compared with all 7,473 of train): the three pairs above it (.87, .78, .74) are
+each one story with other names or numbers. Of the next ten, from .64 down, one is; the others share a setting and have
+another question.
 """
-_RUN = 6  # characters: more than most words, and no language needs to be told apart into words
-_CHUNK = 256  # texts at once, so that memory does not grow with the number of pairs
+_LENGTH = 6  # characters: longer than most words, and needs no word segmentation
+_CHUNK = 256  # texts at a time, which bounds the memory
 
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """count: texts that closely resemble one of the others. closest: the most similar such pair, at `similarity`."""
+    """The result of a comparison.
+
+    Attributes:
+        count: Number of texts that closely resemble one of the others.
+        similarity: Similarity of the closest pair.
+        closest: The closest pair.
+    """
 
     count: int
     similarity: float
@@ -26,21 +32,21 @@ class NearDuplicates:
 
 
 def near_duplicates(texts: Sequence[str], others: Sequence[str]) -> NearDuplicates | None:
-    """How many of `texts` closely resemble one of `others`, and which the most; None: no text does.
+    """Returns how many of `texts` closely resemble one of `others`, and the closest pair; None: no text does.
 
-    Similarity is the cosine of TF-IDF vectors of all runs of six characters, whatever their case, weighed by how rare
-    they are in both sets together: what many texts have in common, as a form of asking, hardly counts.
+    The similarity is the cosine of TF-IDF vectors of all runs of six characters, ignoring case, weighted by their
+    rarity in both sets together: phrases that many texts share hardly count.
     """
     if not texts or not others:
         return None
     import numpy as np
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    vectors = TfidfVectorizer(analyzer=_runs, dtype=np.float32).fit_transform([*texts, *others])
+    vectors = TfidfVectorizer(analyzer=_character_runs, dtype=np.float32).fit_transform([*texts, *others])
     ours, theirs = vectors[: len(texts)], vectors[len(texts) :].T.tocsr()
     best, at = [], []
-    for begin in range(0, len(texts), _CHUNK):
-        similarity = (ours[begin : begin + _CHUNK] @ theirs).toarray()  # (chunk, others)
+    for start in range(0, len(texts), _CHUNK):
+        similarity = (ours[start : start + _CHUNK] @ theirs).toarray()  # (chunk, others)
         best.append(similarity.max(1))
         at.append(similarity.argmax(1))
     highest, nearest = np.concatenate(best), np.concatenate(at)
@@ -48,6 +54,6 @@ def near_duplicates(texts: Sequence[str], others: Sequence[str]) -> NearDuplicat
     return NearDuplicates(count, float(highest[first]), (texts[first], others[nearest[first]])) if count else None
 
 
-def _runs(text: str) -> list[str]:
+def _character_runs(text: str) -> list[str]:
     folded = text.casefold()
-    return [folded[at : at + _RUN] for at in range(max(len(folded) - _RUN + 1, 1))]
+    return [folded[at : at + _LENGTH] for at in range(max(len(folded) - _LENGTH + 1, 1))]

@@ -1,7 +1,7 @@
-"""How a question becomes a prompt: through a chat template, or after worked examples.
+"""Prompts from questions: through a chat template, or after worked examples.
 
-Knows the two forms and nothing of particular tasks. A chat is text just as its template renders it, which
-may begin with the start token: the decoder adds one only where a prompt has none.
+A chat is the text that its template renders, which may begin with the start token: the decoder adds one only where a
+prompt has none.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ STEP_BY_STEP = (
     "Solve the problem step by step. "
     'End with a line that holds only "#### N", where N is the final answer as a number without units.'
 )
-STOP = ("\nQuestion:",)  # a model that continues worked examples goes on with a question of its own
+STOP = ("\nQuestion:",)  # a model that continues worked examples writes another question next
 
 
 def plain_prompt(exemplars: Sequence[Exemplar], question: str) -> str:
-    """The worked examples, one blank line after each, and the question left to be answered."""
-    shown = "".join(f"Question: {asked}\nAnswer: {answer}\n\n" for asked, answer in exemplars)
-    return f"{shown}Question: {question}\nAnswer:"
+    """Returns the worked examples, each followed by a blank line, and the question without its answer."""
+    examples = "".join(f"Question: {example}\nAnswer: {answer}\n\n" for example, answer in exemplars)
+    return f"{examples}Question: {question}\nAnswer:"
 
 
 def has_chat_template(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -34,11 +34,13 @@ def has_chat_template(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def chat_prompts(tokenizer: PreTrainedTokenizerBase, instruction: str) -> Callable[[str], str]:
-    """A function from a question to the chat that asks it, opened for the assistant's answer.
+    """Returns a function from a question to its chat, up to the beginning of the assistant's answer.
 
-    The instruction is the system message or, where the template refuses one (Gemma, early Mistral), stands
-    before the question. A template that ignores system messages is taken to know better, as the bundled
-    pair's does. Raises UsageError where the template cannot render even a single user message.
+    The instruction is the system message or, where the template rejects one (Gemma, early Mistral), precedes the
+    question. A template that ignores system messages is left alone, such as the bundled pair's.
+
+    Raises:
+        UsageError: The template cannot render a single user message.
     """
     from jinja2 import TemplateError
 
@@ -52,11 +54,11 @@ def chat_prompts(tokenizer: PreTrainedTokenizerBase, instruction: str) -> Callab
         try:
             prompt_of("How many?")
         except (TemplateError, ValueError) as error:
-            refusal = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
         else:
             return prompt_of
     name = tokenizer.name_or_path or "in hand"
-    raise UsageError(f"chat template of tokenizer {name}: cannot render a user message ({refusal}); repair it")
+    raise UsageError(f"chat template of tokenizer {name}: cannot render a user message ({reason}); repair it")
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, *messages: tuple[str, str]) -> str:
@@ -64,7 +66,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, *messages: tuple[str, str]) -> s
         [{"role": role, "content": content} for role, content in messages],
         tokenize=False,
         add_generation_prompt=True,
-        enable_thinking=False,  # where a template knows it: thinking aloud would outrun max_new_tokens
+        enable_thinking=False,  # for templates that support it: reasoning would exceed max_new_tokens
     )
     assert isinstance(text, str)
     return text

@@ -1,4 +1,4 @@
-"""The tasks by name. A new one is a file that makes a `TaskKind`, and an entry in `_KINDS`."""
+"""The registry of tasks by name. A new task is a module with a `TaskKind`, and an entry in `_KINDS`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ def load_task(
     data: str | PathLike[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Task:
-    """The problems of one task, with the prompts that `tokenizer`'s model should be given.
+    """Returns the problems of one task, with prompts for `tokenizer`'s model.
 
-    `seed` makes the problems of a generated task and chooses which ones of any other `limit` keeps.
-    `limit` caps their number (None: all; 3000 of a generated task); where the source names parts, the parts
-    share it in proportion to their sizes. `data` is a file of problems, for the tasks that take one.
-    `tokenizer` decides the form of the prompts: its chat template, or worked examples without one.
-    Raises UsageError for an unknown task, a limit below 1 and problems that cannot be read.
+    Args:
+        seed: Generates the problems of a generated task; of other tasks it chooses which problems `limit` keeps.
+        limit: Largest number of problems (None: all; 3000 of a generated task). Where the source has parts, they share
+            it in proportion to their sizes.
+        data: A file of problems, for the tasks that take one.
+        tokenizer: Determines the form of the prompts: its chat template, or worked examples where it has none.
+
+    Raises:
+        UsageError: The task is unknown, the limit is below 1, or the problems cannot be read.
     """
     kind = task_kind(name)
     if limit is not None and limit < 1:
@@ -40,7 +44,11 @@ def load_task(
 
 
 def task_kind(name: str) -> TaskKind:
-    """How a task asks and judges, without its problems. Raises UsageError for an unknown task."""
+    """Returns how a task prompts and grades, without its problems.
+
+    Raises:
+        UsageError: The task is unknown.
+    """
     if name not in _KINDS:
         raise UsageError(f"unknown task {name!r}: the known tasks are {', '.join(TASKS)}")
     return _KINDS[name]

@@ -10,7 +10,7 @@ import time
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
-from fsd_calib.search.search import Searched, search
+from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Space
 from support.worlds import Formula, World, keep
 
@@ -24,7 +24,7 @@ def world() -> World:
 GOAL = keep(world())
 
 
-def searched(storage: str | None, of: World, trials: int = 60) -> Searched:
+def searched(storage: str | None, of: World, trials: int = 60) -> SearchResult:
     return search(of.evaluator(), of.target(), Formula(), SPACE, GOAL, storage, "study", trials, Silent())
 
 
@@ -37,7 +37,7 @@ def main(storage: str, seconds: float) -> None:
 
     of.before = say
     done = search(of.evaluator(), target, Formula(), SPACE, GOAL, storage, "study", 60, Silent())
-    print("done", len(done.tried), flush=True)
+    print("done", len(done.trials), flush=True)
 
 
 if __name__ == "__main__":

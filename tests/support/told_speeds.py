@@ -10,9 +10,9 @@ import pytest
 from fsd_calib.calibration import prepare
 from fsd_calib.calibration.run_facts import Timings
 from fsd_calib.calibration.timing import Timed, Timer
-from fsd_calib.certification.holdout import Opened
+from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.speed import Run, TimedSpeeds
+from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
 from fsd_collectors.replay.cost import CostModel
 
 _PIECES = 20
@@ -26,11 +26,11 @@ def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -
     By the costs of a round they are expected to be faster, so that they are tried.
     """
 
-    def timed(timer: Timer, configurations: Sequence[Configuration], opened: Opened | None = None) -> Timed:
+    def timed(timer: Timer, configurations: Sequence[Configuration], opened: HoldoutAttempt | None = None) -> Timed:
         paces = {c: _PACES.get(c.rule, 100.0 * over_sd) for c in configurations}
         tokens = {kind: np.full(_PIECES, 100.0) for kind in paces}
         seconds = {kind: 100.0 / pace * _uneven(spread * (kind.rule not in _PACES)) for kind, pace in paces.items()}
-        speeds = TimedSpeeds([Run(tokens, seconds)], _PIECES, timer.goal.confidence)
+        speeds = TimedSpeeds([TimedRun(tokens, seconds)], _PIECES, timer.goal.confidence)
         return Timed(speeds, "tuning" if opened is None else "certification")
 
     monkeypatch.setattr(Timer, "time", timed)

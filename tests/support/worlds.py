@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.power import power
-from fsd_calib.certification.sequence import Outcomes
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
-from fsd_calib.search.bar import Bar
 from fsd_calib.search.max_speed import MaxSpeed
+from fsd_calib.search.pass_model import PassModel
 from fsd_calib.search.space import logit
 from fsd_calib.tasks import Problem
 from fsd_collectors.replay import CostModel
@@ -153,7 +153,7 @@ def chance(wanted: float, certification: int) -> Callable[[Measurement, Measurem
 def keep(world: World, wanted: float = 0.98, certification: int = 1319) -> MaxSpeed:
     """The goal to keep so much of what this world's target solves, beside lossless decoding at its best length."""
     target = world.target()
-    bar = Bar(wanted, target.accuracy, world.count, certification, 0.05)
+    bar = PassModel(wanted, target.accuracy, world.count, certification, 0.05)
     arms = [Configuration("fsd-coupled", "js", length, 0.0) for length in range(1, 9)]
     lossless = max(map(Formula().tokens_per_second, arms))
     return MaxSpeed(chance(wanted, certification), f"{wanted:.0%}", bar, lossless)

@@ -16,15 +16,15 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.pass_probability import bar_of, chance_of
 from fsd_calib.calibration.run import HOPELESS
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.certification.sequence import Claim
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.max_speed import MaxSpeed
-from fsd_calib.search.search import Searched, freeze, search
+from fsd_calib.search.search import SearchResult, freeze, search
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
 from lib.calibration.pooled import TARGET, Counted, Pool
@@ -82,7 +82,7 @@ class Tuned:
 
     evaluator: Evaluator
     alone: Measurement
-    searched: Searched
+    searched: SearchResult
     objective: MaxSpeed
     lossless: float
     baseline: Spent
@@ -129,14 +129,14 @@ def calibrated(
     ]
     until_frozen = Spent.by(decode)
     passed = _passed(Evaluator(decode, certification, "certification"), tuning, frozen, wanted, confidence)
-    held = [t for t in known.searched.tried if t.feasible]
+    held = [t for t in known.searched.trials if t.feasible]
     return Calibrated(
         tuning=tuning,
         certification=certification,
         tuned=max(held, key=lambda t: t.tokens_per_second).configuration if held else None,
         frozen=frozen,
         certified=max(passed, key=lambda c: forecast.measured(evaluator.measure(c)), default=None),
-        trials=len(known.searched.tried),
+        trials=len(known.searched.trials),
         baseline=known.baseline,
         search=until_frozen - known.baseline,
         certificate=Spent.by(decode) - until_frozen,

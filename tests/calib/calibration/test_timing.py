@@ -18,7 +18,7 @@ from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest, Way, problems_to_time
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.holdout import Opened
+from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
@@ -83,7 +83,7 @@ def settings(session: Session) -> list[Configuration]:
     return [session.configuration("target"), session.configuration("sd", 2), FUZZY]
 
 
-def decided(session: Session) -> Opened:
+def decided(session: Session) -> HoldoutAttempt:
     made = session.holdout.open(
         [FUZZY], session.configuration("target"), Claim(0.7, problems=session.holdout.problems), 0.95
     )
@@ -256,7 +256,7 @@ def test_other_models_than_were_calibrated_are_refused_there(tmp_path: Path) -> 
         target.rename(draft)
         (tmp_path / "other").rename(target)
         with pytest.raises(
-            UsageError, match="process 1 of 5 failed: the models or versions here are no longer"
+            UsageError, match="process 1 of 5 failed: the models or library versions have changed"
         ) as caught:
             made.time(settings(made.session))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The ledger of attempts: numbers, levels, refusals, and what it remembers of runs."""
+"""The ledger of attempts: numbers, levels, refusals, and the runs it records."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Run, attempt_level
-from fsd_calib.certification.ledger_file import ById
+from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
+from fsd_calib.certification.ledger_file import ById, Run
 from fsd_decoding.errors import UsageError
 from support.ledgers import OTHERS, OURS, opened, these
 
@@ -29,8 +29,8 @@ class Spaced(NamedTuple):
 
 @pytest.fixture
 def ledger() -> Iterator[AttemptLedger]:
-    with AttemptLedger(None) as made:
-        yield made
+    with AttemptLedger(None) as opened_ledger:
+        yield opened_ledger
 
 
 def numbers(ledger: AttemptLedger, *attempts: tuple[str, list[int], str]) -> list[int]:
@@ -51,7 +51,7 @@ def test_attempts_that_share_a_problem_are_counted(ledger: AttemptLedger) -> Non
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(-9, 9), min_size=1), st.sampled_from("abc")), max_size=8))
-def test_numbers_are_one_more_than_the_earlier_ones_that_overlap(attempts: list[tuple[set[int], str]]) -> None:
+def test_a_number_is_one_more_than_the_earlier_attempts_that_overlap(attempts: list[tuple[set[int], str]]) -> None:
     with AttemptLedger(None) as ledger:
         for i, (ids, frozen) in enumerate(attempts):
             before = attempts[: attempts.index((ids, frozen))] if (ids, frozen) in attempts[:i] else attempts[:i]
@@ -66,23 +66,23 @@ def test_levels_of_all_attempts_sum_to_delta(ledger: AttemptLedger) -> None:
     assert 0.049 < sum(levels) < 0.05
 
 
-def test_one_attempt_is_decided_once(ledger: AttemptLedger) -> None:
+def test_an_attempt_is_decided_once(ledger: AttemptLedger) -> None:
     attempt = opened(ledger, OURS, [1], "a")
     attempt.decide("passed: 2")
     with pytest.raises(UsageError, match="attempt 1 is decided already"):
         attempt.decide("passed: 2")
 
 
-def test_a_resumed_attempt_comes_to_the_recorded_verdict(ledger: AttemptLedger) -> None:
+def test_a_resumed_attempt_must_reach_the_recorded_verdict(ledger: AttemptLedger) -> None:
     opened(ledger, OURS, [1], "a").decide("failed")
-    with pytest.raises(UsageError, match="was decided before as 'failed', now it comes to 'passed'"):
+    with pytest.raises(UsageError, match="was decided before as 'failed', and now as 'passed'"):
         opened(ledger, OURS, [1], "a").decide("passed")
     again = opened(ledger, OURS, [1], "a")
     assert again.verdict == "failed"
     again.decide("failed")
 
 
-def test_problems_tuned_on_certify_nothing(ledger: AttemptLedger) -> None:
+def test_problems_that_were_tuned_on_cannot_be_certified_on(ledger: AttemptLedger) -> None:
     ledger.tuned_on(OURS, these(range(10)))
     ledger.tuned_on(OURS, these(range(5, 12)))
     with pytest.raises(UsageError, match="2 of 3 certification problems were tuned on before"):
@@ -90,11 +90,11 @@ def test_problems_tuned_on_certify_nothing(ledger: AttemptLedger) -> None:
     assert numbers(ledger, (OURS, [12], "a"), (OTHERS, [10, 11, 12], "a")) == [1, 1]
 
 
-def test_problems_certified_on_may_be_tuned_on_but_never_certify_again(ledger: AttemptLedger) -> None:
+def test_problems_certified_on_may_be_tuned_on_but_never_certified_on_again(ledger: AttemptLedger) -> None:
     decided, undecided = opened(ledger, OURS, [1, 2], "a"), opened(ledger, OURS, [2, 3], "a")
     decided.decide("passed")
     ledger.tuned_on(OURS, these([2]))
-    opened(ledger, OURS, [1, 2], "a").decide("passed")  # its verdict was there before
+    opened(ledger, OURS, [1, 2], "a").decide("passed")  # its verdict was recorded before
     for refused in (
         lambda: opened(ledger, OURS, [1, 2], "b"),
         lambda: opened(ledger, OURS, [2, 3], "a"),
@@ -102,28 +102,28 @@ def test_problems_certified_on_may_be_tuned_on_but_never_certify_again(ledger: A
     ):
         with pytest.raises(UsageError, match="1 of 2 certification problems were tuned on"):
             refused()
-    assert opened(ledger, OURS, [1, 3], "a").number == 3  # refused attempts count nothing, the two before do
+    assert opened(ledger, OURS, [1, 3], "a").number == 3  # refused attempts do not count, the two before do
 
 
-def test_no_problems_are_no_attempt(ledger: AttemptLedger) -> None:
+def test_an_attempt_needs_problems(ledger: AttemptLedger) -> None:
     with pytest.raises(UsageError, match="0 problems"):
         opened(ledger, OURS, [], "a")
 
 
 def test_ten_thousand_problems_take_well_under_a_second(ledger: AttemptLedger) -> None:
     ids = random.Random(0).sample(range(1 << 48), 20_000)
-    tuned, asked = these(ids[:10_000]), these(ids[10_000:])
+    tuned, problems = these(ids[:10_000]), these(ids[10_000:])
     start = time.process_time()
     for n in range(10):
         ledger.tuned_on(OURS, tuned)
-        ledger.open(OURS, asked, str(n)).decide("failed")
+        ledger.open(OURS, problems, str(n)).decide("failed")
     assert time.process_time() - start < 1
 
 
 # --- ids and keys ------------------------------------------------------------------------------------------
 
 
-def test_the_same_content_under_another_id_is_the_same_problem(ledger: AttemptLedger) -> None:
+def test_the_same_content_with_another_id_is_the_same_problem(ledger: AttemptLedger) -> None:
     ledger.tuned_on(OURS, [Spaced(100, 1), ById(2)])
     with pytest.raises(UsageError, match="2 of 4 certification problems were tuned on before"):
         ledger.open(OURS, [Spaced(101, 1), Spaced(200, 2), ById(3), ById(4)], "a")
@@ -132,7 +132,7 @@ def test_the_same_content_under_another_id_is_the_same_problem(ledger: AttemptLe
     assert ledger.open(OURS, [Spaced(301, 3)], "a").number == 3
 
 
-def test_a_row_that_holds_only_an_id_knows_the_raw_text_and_the_normal_one(ledger: AttemptLedger) -> None:
+def test_a_row_with_an_id_only_matches_ids_and_keys(ledger: AttemptLedger) -> None:
     ledger.tuned_on(OURS, these([100, 2]))
     refused: list[ById | Spaced] = [Spaced(100, 1), Spaced(200, 2), ById(2)]
     for problem in refused:
@@ -141,15 +141,15 @@ def test_a_row_that_holds_only_an_id_knows_the_raw_text_and_the_normal_one(ledge
 
 
 def test_other_spacing_is_another_attempt(ledger: AttemptLedger) -> None:
-    """What was frozen is of the same texts, or it says so itself; here the ledger is in doubt."""
-    asked: list[list[ById | Spaced]] = [
+    """The frozen sequence may be of the same texts; from the ids the ledger cannot know."""
+    problems: list[list[ById | Spaced]] = [
         [ById(1), ById(2)], [Spaced(100, 1), ById(2)], [ById(1), ById(2)], [ById(2), Spaced(100, 1)],
     ]  # fmt: skip
-    assert [ledger.open(OURS, problems, "a").number for problems in asked] == [1, 2, 1, 2]
+    assert [ledger.open(OURS, some, "a").number for some in problems] == [1, 2, 1, 2]
 
 
-def test_ids_alone_tell_no_problems_apart(ledger: AttemptLedger) -> None:
-    """Another task of the same target may count its problems from 0 too."""
+def test_equal_ids_alone_are_not_the_same_problem(ledger: AttemptLedger) -> None:
+    """Another task of the same target may number its problems from 0 too."""
     ledger.tuned_on(OURS, [Spaced(n, 1000 + n) for n in range(5)])
     ledger.open(OURS, [Spaced(n, 2000 + n) for n in range(5)], "a")
     others = [Spaced(n, 3000 + n) for n in range(5)]
@@ -157,8 +157,8 @@ def test_ids_alone_tell_no_problems_apart(ledger: AttemptLedger) -> None:
     assert ledger.next_number(OURS, others) == 1
 
 
-def test_of_problems_that_ask_the_same_all_are_tuned_on_where_one_is(ledger: AttemptLedger) -> None:
-    """As an earlier ledger knows one, by the id of a text that is spaced otherwise."""
+def test_repeats_of_a_tuned_problem_are_tuned_on_too(ledger: AttemptLedger) -> None:
+    """An earlier ledger may know a problem only by the id of a text with other spacing."""
     ledger.tuned_on(OURS, [ById(1)])
     kept, repeat = Spaced(7, 7), Spaced(1, 7)
     assert ledger.usable(OURS, [kept], "").all()
@@ -169,28 +169,33 @@ def test_of_problems_that_ask_the_same_all_are_tuned_on_where_one_is(ledger: Att
 # --- runs --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_finds_its_facts_and_its_problems_again(ledger: AttemptLedger) -> None:
-    asked, run = these(range(4)), Run("name", "facts")
-    assert (ledger.facts_of(OURS, "name"), ledger.usable(OURS, asked, "name").tolist()) == (None, [True] * 4)
-    attempt = ledger.open(OURS, asked, "a", run)
+def test_the_facts_and_problems_of_a_run_are_recorded(ledger: AttemptLedger) -> None:
+    problems, run = these(range(4)), Run("name", "facts")
+    assert (ledger.facts_of(OURS, "name"), ledger.usable(OURS, problems, "name").tolist()) == (None, [True] * 4)
+    attempt = ledger.open(OURS, problems, "a", run)
     ledger.tuned_on(OURS, these([1, 7]))
-    assert ledger.usable(OURS, asked, "name").tolist() == [True, False, True, True]  # that one cannot be decided
+    assert ledger.usable(OURS, problems, "name").tolist() == [
+        True,
+        False,
+        True,
+        True,
+    ]  # this attempt cannot be decided any more
     other = ledger.open(OURS, these([0, 2, 3]), "a", Run("name", "others"))
     assert ledger.facts_of(OURS, "name") == "facts"
     other.decide("passed")
     assert ledger.facts_of(OURS, "name") == "others"
     ledger.tuned_on(OURS, these([2]))
-    assert ledger.usable(OURS, asked, "name").tolist() == [True, False, True, True]
-    assert ledger.usable(OURS, asked, "another").tolist() == [True, False, False, True]
+    assert ledger.usable(OURS, problems, "name").tolist() == [True, False, True, True]
+    assert ledger.usable(OURS, problems, "another").tolist() == [True, False, False, True]
     assert ledger.open(OURS, these([0, 2, 3]), "a").verdict == "passed"
     assert (attempt.number, other.number) == (1, 2)
 
 
-def test_the_best_that_an_attempt_can_be(ledger: AttemptLedger) -> None:
-    asked = these(range(10))
-    assert ledger.at_best(OURS, asked, 0.95) == (10, FIRST)
-    ledger.open(OURS, asked, "a").decide("failed")
-    assert ledger.at_best(OURS, asked, 0.95) == (10, FIRST)  # the same again
+def test_the_best_case_of_an_attempt(ledger: AttemptLedger) -> None:
+    problems = these(range(10))
+    assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)
+    ledger.open(OURS, problems, "a").decide("failed")
+    assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)  # the same attempt, repeated
     ledger.tuned_on(OURS, these(range(3)))
-    assert ledger.at_best(OURS, asked, 0.95) == (10, FIRST)
-    assert ledger.at_best(OURS, asked[:5], 0.95) == (2, FIRST / 4)
+    assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)
+    assert ledger.at_best(OURS, problems[:5], 0.95) == (2, FIRST / 4)

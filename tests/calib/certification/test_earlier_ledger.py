@@ -1,4 +1,4 @@
-"""Ledgers of schema 1 are taken over: nothing in them is forgotten or counted twice, whenever the work is cut off.
+"""Taking over ledgers of schema 1: nothing is lost or counted twice, whenever the process is killed.
 
 `data/attempts-1.sqlite` was written by the version that had that schema. Real files and processes.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.ledger_file import Run
 from fsd_decoding.errors import UsageError
 from support.children import begin, kill
 from support.earlier_ledgers import Attempt, insert, write
@@ -33,8 +34,8 @@ def earlier(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[AttemptLedger]:
-    with AttemptLedger(tmp_path / "ledger.sqlite") as made:
-        yield made
+    with AttemptLedger(tmp_path / "ledger.sqlite") as opened_ledger:
+        yield opened_ledger
 
 
 def number(ledger: AttemptLedger, *ids: int, family: str = "target") -> int:
@@ -46,7 +47,7 @@ def tuned(ledger: AttemptLedger, family: str) -> list[int]:
 
 
 def check(ledger: AttemptLedger) -> None:
-    """All that the earlier ledger said, by target alone."""
+    """Checks the whole content of the earlier ledger, by target alone."""
     assert tuned(ledger, "target") == list(range(100, 114))
     assert tuned(ledger, "another target") == [1]
     # Two of draft A, one of draft B on 15 to 29, one of a task of another name.
@@ -54,30 +55,30 @@ def check(ledger: AttemptLedger) -> None:
     assert [number(ledger, one, family="another target") for one in (5, 6)] == [2, 1]
 
 
-def test_what_was_tuned_on_stays_so_and_attempts_count(earlier: Path, ledger: AttemptLedger) -> None:
+def test_tuned_problems_and_attempts_are_taken_over(earlier: Path, ledger: AttemptLedger) -> None:
     assert ledger.take_over(earlier)
     check(ledger)
     assert not earlier.exists()
     assert earlier.with_name("attempts.sqlite.taken-over").read_bytes() == EARLIER.read_bytes()
 
 
-def test_numbers_and_verdicts_stay(earlier: Path, ledger: AttemptLedger) -> None:
+def test_numbers_and_verdicts_are_kept(earlier: Path, ledger: AttemptLedger) -> None:
     ledger.take_over(earlier)
     found = [ledger.open("target", these(range(20)), frozen) for frozen in ("first", "second")]
     found.append(ledger.open("target", these(range(15, 30)), "third"))
     assert [a.number for a in found] == [1, 2, 1]
     assert [json.loads(a.verdict or "")["passed"] for a in found] == [0, None, 1]
     assert ledger.next_number("target", these(range(15, 20))) == 5
-    check(ledger)  # those asked for again count once
+    check(ledger)  # repeated attempts count once
 
 
-def test_there_is_nothing_to_take_over(tmp_path: Path, ledger: AttemptLedger) -> None:
+def test_a_missing_ledger_is_no_error(tmp_path: Path, ledger: AttemptLedger) -> None:
     assert not ledger.take_over(tmp_path / "nowhere" / "attempts.sqlite")
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_taken_over_again_nothing_is_doubled(earlier: Path, ledger: AttemptLedger) -> None:
-    """As when a process is killed before the file is renamed; or when an earlier version goes on with a copy."""
+def test_taking_over_again_adds_nothing(earlier: Path, ledger: AttemptLedger) -> None:
+    """As when a process is killed before the file is renamed, or an earlier version continues with a copy."""
     ledger.take_over(earlier)
     for _ in range(2):
         shutil.copy(EARLIER, earlier)
@@ -88,7 +89,7 @@ def test_taken_over_again_nothing_is_doubled(earlier: Path, ledger: AttemptLedge
     ]  # fmt: skip
 
 
-def test_what_came_to_it_since_is_added(tmp_path: Path, ledger: AttemptLedger) -> None:
+def test_later_rows_and_verdicts_are_added(tmp_path: Path, ledger: AttemptLedger) -> None:
     path = tmp_path / "attempts.sqlite"
     for rows in ([("a", None)], [("a", "passed"), ("b", None)], [("a", "passed"), ("b", "failed")]):
         write(path, [(range(3), frozen, 1 + n, verdict) for n, (frozen, verdict) in enumerate(rows)])
@@ -97,7 +98,7 @@ def test_what_came_to_it_since_is_added(tmp_path: Path, ledger: AttemptLedger) -
     assert [ledger.open("target", these(range(3)), frozen).verdict for frozen in "ab"] == ["passed", "failed"]
 
 
-def test_a_ledger_that_has_rows_of_its_own_keeps_them(earlier: Path, ledger: AttemptLedger) -> None:
+def test_rows_of_the_new_ledger_are_kept(earlier: Path, ledger: AttemptLedger) -> None:
     ledger.tuned_on("target", these([113, 150]))
     own = ledger.open("target", these([0, 40]), "own", Run("run", "facts"))
     own.decide("passed")
@@ -108,7 +109,7 @@ def test_a_ledger_that_has_rows_of_its_own_keeps_them(earlier: Path, ledger: Att
     assert ledger.facts_of("target", "run") == "facts"
 
 
-def test_a_damaged_one_is_refused_and_stays(earlier: Path, ledger: AttemptLedger) -> None:
+def test_a_damaged_earlier_ledger_is_refused_and_left_in_place(earlier: Path, ledger: AttemptLedger) -> None:
     sound = EARLIER.read_bytes()
     for content in (b"", b"no database", sound[:100], sound[:-4096], b"\0" * len(sound)):
         earlier.write_bytes(content)
@@ -122,8 +123,8 @@ def test_a_damaged_one_is_refused_and_stays(earlier: Path, ledger: AttemptLedger
     assert number(ledger, 0) == 1  # nothing of it was taken
 
 
-def test_flipped_bits_are_refused_or_change_nothing(tmp_path: Path) -> None:
-    sound, rng, said = EARLIER.read_bytes(), random.Random(0), list[str]()
+def test_flipped_bits_of_an_earlier_ledger_are_refused_or_harmless(tmp_path: Path) -> None:
+    sound, rng, messages = EARLIER.read_bytes(), random.Random(0), list[str]()
     for case in range(100):
         path, content = tmp_path / str(case), bytearray(sound)
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -132,14 +133,14 @@ def test_flipped_bits_are_refused_or_change_nothing(tmp_path: Path) -> None:
             try:
                 ledger.take_over(path)
             except UsageError as error:
-                said.append(str(error))
+                messages.append(str(error))
                 continue
             check(ledger)
-    assert all("is damaged" in line or "cannot be used" in line for line in said)
-    assert len(said) > 5
+    assert all("is damaged" in line or "cannot be used" in line for line in messages)
+    assert len(messages) > 5
 
 
-def test_who_has_it_open_cannot_write_to_it_any_more(earlier: Path, ledger: AttemptLedger) -> None:
+def test_open_connections_cannot_write_after_the_take_over(earlier: Path, ledger: AttemptLedger) -> None:
     connection = sqlite3.connect(earlier, isolation_level=None)
     assert connection.execute("SELECT count(*) FROM attempts").fetchone() == (5,)
     ledger.take_over(earlier)
@@ -159,7 +160,7 @@ def take_over(pipe: Connection, path: Path, old: Path) -> None:
         pipe.recv()  # waits to be killed
 
 
-def test_two_processes_at_once_take_it_over_once(tmp_path: Path) -> None:
+def test_two_processes_take_over_once(tmp_path: Path) -> None:
     path, old = tmp_path / "state" / "ledger.sqlite", tmp_path / "attempts.sqlite"
     write(old, MANY)
     children = [begin(take_over, path, old) for _ in range(2)]
@@ -170,7 +171,7 @@ def test_two_processes_at_once_take_it_over_once(tmp_path: Path) -> None:
         assert [number(ledger, one) for one in (0, 150, 350, 450)] == [2, 152, 150, 50]
 
 
-def test_what_is_just_being_written_to_it_is_waited_for(tmp_path: Path) -> None:
+def test_a_take_over_waits_for_a_writer(tmp_path: Path) -> None:
     path, old = tmp_path / "ledger.sqlite", tmp_path / "attempts.sqlite"
     write(old)
     _, pipe = begin(take_over, path, old)
@@ -185,7 +186,7 @@ def test_what_is_just_being_written_to_it_is_waited_for(tmp_path: Path) -> None:
         assert number(ledger, 0) == 2
 
 
-def test_killed_at_any_moment_nothing_is_forgotten_or_counted_twice(tmp_path: Path) -> None:
+def test_a_killed_take_over_loses_and_doubles_nothing(tmp_path: Path) -> None:
     cut = 0
     write(tmp_path / "sound", MANY)
     for case in range(12):

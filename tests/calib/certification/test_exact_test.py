@@ -1,4 +1,4 @@
-"""The exact test where few outcomes flipped: valid for every population, and where the score test takes over."""
+"""The exact test for few flipped outcomes: valid for every population, and where the score test takes over."""
 
 from __future__ import annotations
 
@@ -22,31 +22,29 @@ def exact(solved: int, lost: int, gained: int, wanted: float) -> float:
 
 
 def chances(solved: int, p_lost: float, p_gained: float) -> dict[tuple[int, int], float]:
-    """Of all losses and gains that are few."""
+    """Returns the probabilities of all losses and gains with few flips."""
     cells = [(lost, gained) for lost, gained in FLIPS if lost + gained <= solved]
     counts = [(lost, gained, solved - lost - gained) for lost, gained in cells]
-    p_rest = max(1 - p_lost - p_gained, 0.0)  # rounding may leave less than nothing
+    p_rest = max(1 - p_lost - p_gained, 0.0)  # rounding may make it negative
     return dict(zip(cells, multinomial.pmf(counts, solved, [p_lost, 1 - p_lost - p_rest, p_rest]), strict=True))
 
 
 @given(st.integers(1, 400), st.floats(0.4, 1.6), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_no_law_under_the_null_hypothesis_is_rejected_too_often(
-    solved: int, wanted: float, share: float, above: float
-) -> None:
-    """At any level. With up to 11 solved all outcomes are few, so it is the whole size."""
+def test_no_null_law_is_rejected_too_often(solved: int, wanted: float, share: float, above: float) -> None:
+    """At any level. With up to 11 solved problems all outcomes have few flips, so this is the whole size."""
     p_gained = max(wanted - 1, 0) / wanted + share * min(wanted, 1 / wanted) / (1 + wanted)
     edge = 1 - wanted * (1 - p_gained)
-    p_lost = min(edge + above**3 * (1 - p_gained - edge), 1 - p_gained)  # H0 asks for at least `edge`
+    p_lost = min(edge + above**3 * (1 - p_gained - edge), 1 - p_gained)  # H0 requires at least `edge`
     law = chances(solved, max(p_lost, 0.0), p_gained)
     p = np.array([exact(solved, *flips, wanted) for flips in law])
-    seen = np.array(list(law.values()))
+    probabilities = np.array(list(law.values()))
     for level in np.unique(p):
-        assert seen[p <= level].sum() <= level * (1 + 1e-9) + 1e-9
+        assert probabilities[p <= level].sum() <= level * (1 + 1e-9) + 1e-9
 
 
 @pytest.mark.parametrize("solved", [150, 250])
-def test_it_is_the_largest_chance_and_hardly_larger(solved: int) -> None:
-    """Of what has a p no larger, over 20,000 laws at the edge of H0. Many flips are left out: they matter little."""
+def test_p_is_the_largest_null_probability_and_hardly_larger(solved: int) -> None:
+    """Over 20,000 laws on the boundary of H0; outcomes with many flips are left out, since they matter little."""
     p_gained = np.linspace(0, 20 / solved, 20_001)
     p_lost = 1 - 0.98 * (1 - p_gained)
     p = np.array([exact(solved, *flips, 0.98) for flips in FLIPS])
@@ -62,16 +60,16 @@ def test_it_is_the_largest_chance_and_hardly_larger(solved: int) -> None:
 
 @pytest.mark.parametrize("wanted", [0.8, 0.95, 0.98, 0.99, 0.999])
 @pytest.mark.parametrize("solved", [1, 20, 149, 300, 700])
-def test_where_nothing_flips_it_is_the_binomial_test(solved: int, wanted: float) -> None:
-    """But for what the search may miss; below .003 some ranks are in the way."""
+def test_without_flips_it_is_the_binomial_test(solved: int, wanted: float) -> None:
+    """Up to the allowances of the search; below .003 some outcomes rank higher."""
     p = exact(solved, 0, 0, wanted)
     assert wanted**solved <= p
     if p > 0.003:
         assert p <= wanted**solved * 1.0025
 
 
-def test_gains_count() -> None:
-    """The issue's example: 200 problems, of which the target solves 180; losing one and gaining four had p = .028."""
+def test_gains_lower_p() -> None:
+    """A regression: 200 problems, of which the target solves 180; losing one and gaining four had p = .028."""
     assert p_value(Outcomes(180, 0, 4, 16), 0.99) < p_value(Outcomes(179, 1, 4, 16), 0.99) < 0.03
     assert p_value(Outcomes(180, 0, 4, 16), 0.99) < 0.005
     assert p_value(Outcomes(180, 0, 4, 16), 1.0) < 0.03
@@ -85,7 +83,7 @@ near_one = st.one_of(st.floats(0.9, 1.1), st.sampled_from([0.95, 0.98, 0.99, 1.0
 def test_better_outcomes_never_have_a_larger_p(
     problems: tuple[int, int], wanted: float, lost_from: int, gained_from: int
 ) -> None:
-    """All outcomes with up to 30 losses and gains, the tests' meeting place among them, and 30 x 30 anywhere."""
+    """All outcomes with up to 30 losses and gains, including where the tests meet, and 30 x 30 elsewhere."""
     n, right = problems
     for first_lost, first_gained in ((0, 0), (lost_from % (right + 1), gained_from % (n - right + 1))):
         lost = np.arange(first_lost, min(first_lost + 30, right) + 1)[:, None]
@@ -97,7 +95,7 @@ def test_better_outcomes_never_have_a_larger_p(
 
 
 @given(st.integers(0, 1500), st.integers(0, 20), st.integers(0, 20), st.integers(0, 100), near_one, st.floats(0, 0.05))
-def test_wanting_more_is_never_easier_where_the_tests_meet(
+def test_p_rises_with_what_is_wanted_where_the_tests_meet(
     kept: int, lost: int, gained: int, wrong: int, wanted: float, more: float
 ) -> None:
     less, much = (p_values(kept, lost, gained, wrong, w) for w in (wanted, wanted + more))

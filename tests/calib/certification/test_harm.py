@@ -1,4 +1,4 @@
-"""What stands beside a retention: the harm rate with its bound, and the difference in accuracy with its interval."""
+"""The harm rate with its bound, and the difference in accuracy with its interval."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ counts = st.tuples(*[st.integers(0, 40)] * 4).filter(lambda c: sum(c) > 0)
 
 
 def paired(both_right: int, lost: int, gained: int, both_wrong: int, seeds: int = 1) -> Paired:
-    """So many problems of each kind in a random order, all seeds of a problem alike."""
+    """Returns so many problems of each kind in random order, all seeds of a problem alike."""
     one = shuffled(Outcomes(both_right, lost, gained, both_wrong), np.random.default_rng(0))
     return Paired(np.repeat(one.target, seeds, 1), np.repeat(one.fuzzy, seeds, 1))
 
@@ -31,15 +31,15 @@ def paired(both_right: int, lost: int, gained: int, both_wrong: int, seeds: int 
 
 @pytest.mark.parametrize("share", [0.003, 0.02, 0.1, 0.5, 0.97])
 @pytest.mark.parametrize("of", [1, 30, 256])
-def test_a_bound_of_a_share_errs_at_most_as_often_as_it_may(of: int, share: float) -> None:
-    """Summed over all counts, so without chance."""
+def test_bounds_of_a_share_keep_the_level(of: int, share: float) -> None:
+    """Summed over all counts, so without simulation noise."""
     chances = binom.pmf(np.arange(of + 1), of, share)
     low, high = (np.array([bound(k, of, DELTA) for k in range(of + 1)]) for bound in (bounds.at_least, bounds.at_most))
     assert chances[low > share].sum() <= DELTA
     assert chances[high < share].sum() <= DELTA
 
 
-def test_none_of_many_is_the_rule_of_three() -> None:
+def test_a_count_of_0_gives_the_rule_of_three() -> None:
     for of in (64, 256, 1000):
         assert 2.9 / of < bounds.at_most(0, of, DELTA) < 3 / of
         assert bounds.at_least(0, of, DELTA) == 0
@@ -48,7 +48,7 @@ def test_none_of_many_is_the_rule_of_three() -> None:
 # Harm
 
 
-def test_harm_is_what_is_lost_of_what_the_target_solved() -> None:
+def test_harm_is_the_share_lost_of_the_targets_solved_problems() -> None:
     harm = harm_of(paired(90, 10, 7, 20), Claim(0.9, problems=127), DELTA)
     assert harm is not None
     assert (harm.rate, harm.at_most) == (0.1, bounds.at_most(10, 100, DELTA))
@@ -61,13 +61,13 @@ def test_the_bound_of_harm_is_not_below_the_rate(c: tuple[int, int, int, int], s
     assert harm is None or 0 <= harm.rate <= harm.at_most + 1e-9 <= 1 + 1e-9
 
 
-def test_gains_hide_no_harm() -> None:
-    """Retention is 1 either way."""
+def test_gains_do_not_hide_harm() -> None:
+    """Retention is 1 in both cases."""
     harms = [harm_of(paired(100 - k, k, k, 50), Claim(0.9, problems=150 + k), DELTA) for k in (0, 20)]
     assert [h.rate for h in harms if h] == [0.0, 0.2]
 
 
-def test_of_a_whole_dataset_harm_is_a_fact() -> None:
+def test_harm_of_a_whole_dataset_has_no_uncertainty() -> None:
     harm = harm_of(paired(90, 10, 7, 20), Claim(0.9, guarantee="dataset", problems=127), DELTA)
     assert harm is not None
     assert harm.at_most == pytest.approx(harm.rate, abs=1e-6)
@@ -75,7 +75,7 @@ def test_of_a_whole_dataset_harm_is_a_fact() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 4])
-def test_of_several_seeds_the_problem_is_the_unit(seeds: int) -> None:
+def test_the_problem_is_the_unit_with_several_seeds(seeds: int) -> None:
     """Problems of which all seeds are lost, or none: the binomial of pairs would take seeds for problems, and err.
 
     Of 400 bounds at .05 more than 34 err with a chance below .002, were the seed not fixed and the level reached.
@@ -91,8 +91,8 @@ def test_of_several_seeds_the_problem_is_the_unit(seeds: int) -> None:
     assert wrong <= 34 < naive
 
 
-def test_where_outcomes_ended_the_decoding_the_bound_holds_all_the_same() -> None:
-    """By betting, which is wider than what one look at so many would give."""
+def test_the_bound_of_harm_is_valid_after_early_stopping() -> None:
+    """By betting, whose bound is wider than that of a sample of fixed size."""
     ended, looked = (harm_of(paired(90, 10, 0, 20), Claim(0.9, problems=n), DELTA) for n in (700, 120))
     assert ended is not None
     assert looked is not None
@@ -102,16 +102,16 @@ def test_where_outcomes_ended_the_decoding_the_bound_holds_all_the_same() -> Non
 # The difference
 
 
-def test_the_interval_is_that_of_the_paper() -> None:
+def test_the_interval_matches_the_paper() -> None:
     """Adjusted shares (f + 1) / (n + 2); by hand: 4/702 - 3/702, +- 1.95996 sqrt((7/702 - (1/702)^2) / 702)."""
-    made = difference_of(paired(650, 2, 3, 45), 0.95)
+    difference = difference_of(paired(650, 2, 3, 45), 0.95)
     reach = 1.959964 * math.sqrt((7 / 702 - (1 / 702) ** 2) / 702)
-    assert made == pytest.approx((1 / 700, 1 / 702 - reach, 1 / 702 + reach), abs=1e-8)
+    assert difference == pytest.approx((1 / 700, 1 / 702 - reach, 1 / 702 + reach), abs=1e-8)
 
 
 @pytest.mark.parametrize(("lost", "gained"), [(0.005, 0.005), (0.02, 0.01), (0.05, 0.05), (0.2, 0.02), (0.0, 0.01)])
 def test_the_interval_covers(lost: float, gained: float) -> None:
-    """Summed over all outcomes of 120 problems, so without chance."""
+    """Summed over all outcomes of 120 problems, so without simulation noise."""
     covered = 0.0
     for losses in range(60):
         for gains in range(60):

@@ -1,6 +1,6 @@
-"""The certification part is touched once: what asks for it at the wrong time, or twice, is refused.
+"""The holdout: measurements at the wrong time, or a second decision, are refused.
 
-Real benches and a real ledger; decoding is a table of gradings.
+Real evaluators and a real ledger; decoding is a table of grades.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout, Tuned
-from fsd_calib.certification.ledger_file import ById
+from fsd_calib.certification.ledger_file import ById, Run
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
@@ -29,17 +29,17 @@ CLAIM = Claim(0.98, problems=len(PROBLEMS))
 
 
 class Table:
-    """The target is right on 9 of 10; a threshold loses every n-th problem. Counts what is decoded."""
+    """Decodes by a table: the target is right on 9 of 10, a threshold loses every n-th problem. Counts decodings."""
 
     def __init__(self) -> None:
         self.decoded: dict[Configuration, int] = {}
-        self.asked: set[int] = set()
+        self.decoded_ids: set[int] = set()
 
     def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
         self.decoded[configuration] = self.decoded.get(configuration, 0) + len(problems)
-        self.asked.update(problem.id for problem in problems)
-        every = {ALONE: 0, SAFER: 0, SAFE: 0, LOOSE: 4, LOOSER: 3}[configuration]
-        right = [p.id % 10 != 0 and not (every and p.id % every == 1) for p in problems]
+        self.decoded_ids.update(problem.id for problem in problems)
+        lost_every = {ALONE: 0, SAFER: 0, SAFE: 0, LOOSE: 4, LOOSER: 3}[configuration]
+        right = [p.id % 10 != 0 and not (lost_every and p.id % lost_every == 1) for p in problems]
         return [(Decoding(r, "", 10, 2, 10, 8),) for r in right]
 
 
@@ -55,15 +55,15 @@ def test_a_sequence_is_decided_once(tmp_path: Path) -> None:
             opened.decide()
 
 
-def test_only_what_was_frozen_is_decoded() -> None:
+def test_only_frozen_configurations_may_be_measured() -> None:
     with AttemptLedger(None) as ledger:
         opened = holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
         assert opened.measure(ALONE).problems == len(PROBLEMS)
-        with pytest.raises(ValueError, match="not among the frozen ones"):
+        with pytest.raises(ValueError, match="not among the frozen configurations"):
             opened.measure(LOOSE)
 
 
-def test_the_same_again_is_the_same_attempt_and_another_is_the_next(tmp_path: Path) -> None:
+def test_the_same_sequence_is_the_same_attempt_and_another_is_the_next(tmp_path: Path) -> None:
     path = tmp_path / "attempts.sqlite"
     numbers = []
     for frozen in ([SAFE], [SAFE], [SAFE, LOOSE], [SAFE]):
@@ -86,24 +86,24 @@ def test_other_prompts_or_models_are_another_attempt() -> None:
     assert numbers == [1, 2, 3, 1]
 
 
-def test_problems_tuned_on_certify_nothing(tmp_path: Path) -> None:
+def test_problems_that_were_tuned_on_cannot_be_certified_on(tmp_path: Path) -> None:
     with AttemptLedger(tmp_path / "attempts.sqlite") as ledger:
         ledger.tuned_on("family", [ById(7), ById(PROBLEMS[8].key), ById(100_000)])
         with pytest.raises(UsageError, match="2 of 400 certification problems were tuned on"):
             holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
 
 
-def test_they_are_left_out_and_the_rest_certifies() -> None:
+def test_problems_that_were_tuned_on_are_left_out_and_the_rest_certifies() -> None:
     table = Table()
     with AttemptLedger(None) as ledger:
         ledger.tuned_on("family", [ById(7), ById(PROBLEMS[8].key), ById(100_000)])
         part = holdout(ledger, table).of_run("run", trained={9, PROBLEMS[10].key})
         opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95)
         assert (part.problems, part.whole, opened.decide().passed) == (396, 400, 0)
-    assert not {7, 8, 9, 10} & table.asked
+    assert not {7, 8, 9, 10} & table.decoded_ids
 
 
-def test_too_few_that_were_never_tuned_on_are_refused() -> None:
+def test_too_few_remaining_problems_are_refused() -> None:
     with AttemptLedger(None) as ledger:
         ledger.tuned_on("family", PROBLEMS[1:])
         with pytest.raises(
@@ -112,20 +112,20 @@ def test_too_few_that_were_never_tuned_on_are_refused() -> None:
             holdout(ledger).of_run("run")
 
 
-def test_a_decided_attempt_is_found_again_though_it_was_tuned_on_since() -> None:
-    def made(ledger: AttemptLedger, run: str) -> tuple[int, int, int | None]:
+def test_a_decided_attempt_can_be_repeated_after_tuning_on_its_problems() -> None:
+    def decide(ledger: AttemptLedger, run: str) -> tuple[int, int, int | None]:
         part = holdout(ledger).of_run(run)
         opened = part.open([SAFE], ALONE, Claim(0.98, problems=part.problems), 0.95, Run(run, "facts"))
         return opened.attempt.number, part.problems, opened.decide().passed
 
     with AttemptLedger(None) as ledger:
-        assert made(ledger, "run") == (1, 400, 0)
+        assert decide(ledger, "run") == (1, 400, 0)
         ledger.tuned_on("family", PROBLEMS[:2])
-        assert made(ledger, "run") == (1, 400, 0)
-        assert made(ledger, "another") == (2, 398, 0)
+        assert decide(ledger, "run") == (1, 400, 0)
+        assert decide(ledger, "another") == (2, 398, 0)
 
 
-def test_what_cannot_pass_any_more_is_not_decoded_to_its_end() -> None:
+def test_a_futile_candidate_is_not_decoded_to_the_end() -> None:
     table = Table()
     with AttemptLedger(None) as ledger:
         verdict = holdout(ledger, table).open([LOOSE, LOOSER], ALONE, CLAIM, 0.95).decide()
@@ -134,15 +134,16 @@ def test_what_cannot_pass_any_more_is_not_decoded_to_its_end() -> None:
     assert LOOSER not in table.decoded
 
 
-def test_a_success_leaves_the_next_attempt_no_more_than_its_own_level() -> None:
-    """Who asks for more once all has passed has seen what was shown: levels that are handed on let such wishes err."""
+def test_a_success_does_not_raise_the_level_of_the_next_attempt() -> None:
+    """A user who raises the goal after a success has seen its result, and with a level handed on the second claim would
+    err too often."""
     with AttemptLedger(None) as ledger:
         assert holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).decide().passed == 0
         second = holdout(ledger).open([SAFER], ALONE, CLAIM, 0.95)
     assert second.delta == pytest.approx(0.05 * 6 / np.pi**2 / 4)
 
 
-def test_what_is_decoded_under_a_threshold_is_marked_before() -> None:
+def test_problems_decoded_under_a_threshold_are_marked_before() -> None:
     table = Table()
     with AttemptLedger(None) as ledger:
 
@@ -159,11 +160,11 @@ def test_what_is_decoded_under_a_threshold_is_marked_before() -> None:
             assert ledger.usable("family", PROBLEMS, "").tolist() == [False] * marked + free
 
 
-def test_a_whole_front_is_bounded_at_once() -> None:
+def test_a_whole_front_is_bounded_simultaneously() -> None:
     with AttemptLedger(None) as ledger:
         part = holdout(ledger)
         opened = part.open([SAFE, LOOSE], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95)
-        together = opened.bound_all()
+        bounded = opened.bound_all()
     with AttemptLedger(None) as ledger:
         alone = holdout(ledger).open([LOOSE], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95).decide().tested[0]
-    assert together[1].lower_bound < alone.lower_bound  # shared by two
+    assert bounded[1].lower_bound < alone.lower_bound  # shared by two

@@ -1,4 +1,4 @@
-"""The ledger's file: kept, damaged, used by several processes, killed. Real files and processes."""
+"""The ledger's file: reopened, damaged, used by several processes, killed. Real files and processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.certification.attempt_ledger import AttemptLedger, Run
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.ledger_file import Run
 from fsd_decoding.errors import UsageError
 from support.children import begin, kill, rest
 from support.ledgers import OURS, opened, these
@@ -25,8 +26,8 @@ def written(path: Path) -> None:
             attempt.decide("failed" if n else "passed")
 
 
-def told(path: Path) -> object:
-    """All that a ledger says, or that it is refused; nothing else may happen."""
+def content_of(path: Path) -> object:
+    """Returns all that a ledger holds, or the message with which it is refused; nothing else may happen."""
     try:
         with AttemptLedger(path) as ledger:
             attempts = [opened(ledger, OURS, range(100 * n, 100 * n + 500), "frozen") for n in range(5)]
@@ -39,42 +40,42 @@ def told(path: Path) -> object:
         return str(error)
 
 
-SAID = (
+CONTENT = (
     [(1, "passed"), (2, "failed"), (3, "failed"), (4, "failed"), (5, "failed")],
     ["facts 0", "facts 1", "facts 2", "facts 3", "facts 4"],
     2,
 )
 
 
-def test_closed_and_opened_again_it_says_the_same(tmp_path: Path) -> None:
+def test_a_reopened_ledger_has_the_same_content(tmp_path: Path) -> None:
     written(tmp_path / "ledger")
-    assert told(tmp_path / "ledger") == SAID
+    assert content_of(tmp_path / "ledger") == CONTENT
 
 
-def test_a_damaged_ledger_is_refused_and_never_begun_anew(tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_refused_and_left_in_place(tmp_path: Path) -> None:
     written(tmp_path / "sound")
     sound, path = (tmp_path / "sound").read_bytes(), tmp_path / "ledger"
     for content in (b"", b"no database", sound[:100], sound[: len(sound) // 2], sound[:-4096], b"\0" * len(sound)):
         path.write_bytes(content)
-        assert f"ledger of attempts '{path}' is damaged (" in str(told(path))
-        assert "restore it from a copy" in str(told(path))
+        assert f"ledger of attempts '{path}' is damaged (" in str(content_of(path))
+        assert "restore it from a copy" in str(content_of(path))
         assert path.read_bytes() == content
 
 
-def test_flipped_bits_change_nothing_that_it_says(tmp_path: Path) -> None:
+def test_flipped_bits_are_refused_or_harmless(tmp_path: Path) -> None:
     written(tmp_path / "sound")
     sound, rng, refused = (tmp_path / "sound").read_bytes(), random.Random(0), 0
     for case in range(150):
         path, content = tmp_path / str(case), bytearray(sound)
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        found = told(path)
-        assert found == SAID or "is damaged" in str(found) or "cannot be used" in str(found), case
-        refused += found != SAID
+        found = content_of(path)
+        assert found == CONTENT or "is damaged" in str(found) or "cannot be used" in str(found), case
+        refused += found != CONTENT
     assert refused > 50
 
 
-def test_an_entry_changed_while_it_is_open_is_refused(tmp_path: Path) -> None:
+def test_an_entry_changed_while_the_file_is_open_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "ledger")
     with AttemptLedger(tmp_path / "ledger") as ledger:
         sqlite3.connect(tmp_path / "ledger", isolation_level=None).execute("UPDATE attempts SET number = 1")
@@ -85,38 +86,38 @@ def test_an_entry_changed_while_it_is_open_is_refused(tmp_path: Path) -> None:
 def test_another_version_and_a_folder_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "ledger")
     sqlite3.connect(tmp_path / "ledger").execute("PRAGMA user_version = 7")
-    assert "its schema has version 7" in str(told(tmp_path / "ledger"))
-    assert "cannot be used" in str(told(tmp_path))
+    assert "its schema has version 7" in str(content_of(tmp_path / "ledger"))
+    assert "cannot be used" in str(content_of(tmp_path))
 
 
 # --- processes --------------------------------------------------------------------------------------------
 
 
-def attempt_many(pipe: Connection, path: Path, who: str, times: int) -> None:
+def attempt_many(pipe: Connection, path: Path, name: str, times: int) -> None:
     with AttemptLedger(path) as ledger:
         pipe.recv()
         for n in range(times):
-            pipe.send((n, opened(ledger, OURS, [1, 2], f"{who} {n}").number))
+            pipe.send((n, opened(ledger, OURS, [1, 2], f"{name} {n}").number))
 
 
 def test_attempts_of_two_processes_at_once_have_different_numbers(tmp_path: Path) -> None:
-    children = [begin(attempt_many, tmp_path / "ledger", who, 60) for who in ("first", "second")]
+    children = [begin(attempt_many, tmp_path / "ledger", name, 60) for name in ("first", "second")]
     for _, pipe in children:
         pipe.send("go")
     found = [pipe.recv()[1] for _, pipe in children for _ in range(60)]
     assert sorted(found) == list(range(1, 121))
 
 
-def test_killed_at_random_moments_no_attempt_is_forgotten(tmp_path: Path) -> None:
+def test_no_attempt_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
     path, rng, announced = tmp_path / "ledger", random.Random(0), dict[str, int]()
     for run in range(5):
         process, pipe = begin(attempt_many, path, str(run), 10**6)
         pipe.send("go")
-        heard = [pipe.recv()]
+        received = [pipe.recv()]
         time.sleep(rng.uniform(0.1, 0.6))
         kill(process)
-        heard += rest(pipe)
-        announced |= {f"{run} {n}": number for n, number in heard}
+        received += rest(pipe)
+        announced |= {f"{run} {n}": number for n, number in received}
         with AttemptLedger(path) as ledger:
             assert {frozen: opened(ledger, OURS, [1, 2], frozen).number for frozen in announced} == announced
     assert len(set(announced.values())) == len(announced) > 10

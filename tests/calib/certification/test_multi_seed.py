@@ -1,4 +1,4 @@
-"""The score test with several seeds: one seed is the known formula, and its size under seeds that agree."""
+"""The score test with several seeds: with one seed it is the known formula, and its size with seeds that agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ counts = st.one_of(st.integers(0, 12), st.integers(0, 3000))
 
 
 @given(counts, counts, counts, counts, st.floats(0.3, 2.0))
-def test_with_one_seed_it_is_the_formula(n11: int, n10: int, n01: int, n00: int, wanted: float) -> None:
+def test_with_one_seed_it_is_the_score_test(n11: int, n10: int, n01: int, n00: int, wanted: float) -> None:
     outcomes = Outcomes(n11, n10, n01, n00)
     if n11 + n10 and n01 >= 12:  # below that the exact test may have the larger p
         table = np.array([[n00, n01], [n10, n11]])
@@ -33,7 +33,7 @@ def test_with_one_seed_it_is_the_formula(n11: int, n10: int, n01: int, n00: int,
 
 
 def numerically(table: Table, wanted: float) -> float:
-    """The same with a fit by a general optimiser, of all cells."""
+    """Returns the p-value computed with a general optimiser over all cells."""
     k = len(table) - 1
     solved = np.arange(k + 1) / k
     z, n = (solved - wanted * solved[:, None]).ravel(), table.ravel() / table.sum()
@@ -61,43 +61,43 @@ def numerically(table: Table, wanted: float) -> float:
     return float(norm.sf(statistic) + norm.pdf(statistic) * skewness * (max(statistic, 1.0) ** 2 - 1) / 6)
 
 
-def test_the_fit_is_the_likeliest_law() -> None:
-    """Tables with empty cells too, where the law that fits best has mass in cells never seen."""
+def test_the_fit_is_the_most_likely_law() -> None:
+    """Includes tables with empty cells, where the best fit has mass in cells that were not observed."""
     rng = np.random.default_rng(1)
     for k, gains_only in product((1, 2, 3), (False, True) * 10):
         table = rng.multinomial(rng.integers(50, 500), rng.dirichlet(np.full((k + 1) ** 2, 0.4)))
         table = table.reshape(k + 1, k + 1) + np.eye(k + 1, dtype=np.int64) * 20
-        table = np.triu(table) if gains_only else table  # then what fits best has losses never seen
+        table = np.triu(table) if gains_only else table  # then the best fit has losses that were not observed
         wanted = float(rng.uniform(0.6, 1.0))
         assert fitted_p_values(table, wanted) == pytest.approx(numerically(table, wanted), abs=2e-4)
 
 
-def test_few_flips_are_bet_on() -> None:
+def test_few_flips_are_tested_by_betting() -> None:
     target = np.ones((400, 3), bool)
     fuzzy = target.copy()
     fuzzy[[3, 50, 70, 99], 1] = False
-    seen = Paired(target, fuzzy)
-    assert p_value(seen, 0.98) == betting_test.p_values(target.mean(1), fuzzy.mean(1), 0.98)
+    sample = Paired(target, fuzzy)
+    assert p_value(sample, 0.98) == betting_test.p_values(target.mean(1), fuzzy.mean(1), 0.98)
     fuzzy[200, 2] = False
-    seen = Paired(target, fuzzy)
-    assert p_value(seen, 0.98) == fitted_p_values(seen.table, 0.98)
+    sample = Paired(target, fuzzy)
+    assert p_value(sample, 0.98) == fitted_p_values(sample.table, 0.98)
 
 
 def populations(k: int, problems: int, flips: float) -> list[tuple[Law, float]]:
-    """Losses spread evenly, or all in one seventh of the problems, which lose with all seeds or with some."""
+    """Returns laws with losses spread evenly, or all in one seventh of the problems, with all seeds or with some."""
     won = flips / 2 / problems / 0.3
-    made = [law(k, [(0.55, 1.0, x, won), (0.3, 0.5, x, won), (0.15, 0.0, x, won)]) for x in (0.02, 0.06)]
+    laws = [law(k, [(0.55, 1.0, x, won), (0.3, 0.5, x, won), (0.15, 0.0, x, won)]) for x in (0.02, 0.06)]
     for agreeing in (1.0, 0.4):
         share = (0.01 + flips / problems) / agreeing
-        made += [law(k, [(share, 1.0, agreeing, 0), (0.7 - share, 1.0, 0, 0), (0.3, 0.0, 0, won)])]
-    return [(table, retention(table)) for table in made]
+        laws += [law(k, [(share, 1.0, agreeing, 0), (0.7 - share, 1.0, 0, 0), (0.3, 0.0, 0, won)])]
+    return [(table, retention(table)) for table in laws]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [3, 5])
-def test_the_size_under_seeds_that_agree(k: int) -> None:
+def test_the_size_with_seeds_that_agree(k: int) -> None:
     """48 populations whose retention is what is wanted, 4,000 draws: 1.25 delta and three standard errors, where
-    20,000 draws of 265 such populations found at most 1.11 delta. False alarm below .01, were the seed not fixed."""
+    20,000 draws of 265 such populations found at most 1.11 delta. The seed is fixed (else false alarms below .01)."""
     rng, runs = np.random.default_rng(k), 4000
     for problems, flips in product((80, 150, 400), (6, 15)):
         for table, wanted in populations(k, problems, flips):
@@ -108,7 +108,7 @@ def test_the_size_under_seeds_that_agree(k: int) -> None:
 
 
 @pytest.mark.parametrize("agreeing", [False, True])
-def test_gains_in_few_problems_are_not_taken_for_a_normal_law(agreeing: bool) -> None:
+def test_gains_in_few_problems_keep_the_level(agreeing: bool) -> None:
     """The target solves 98 % of 660 problems with all of 4 seeds and the others never; it loses 1.5 % of all, seed by
     seed, and gains as much from the few others, seed by seed or with all at once. Without the skewness .0101 and
     .0117 of 40,000 draws have p <= .0076. False alarm: .0013 for each of four, were the size exhausted."""
@@ -121,8 +121,8 @@ def test_gains_in_few_problems_are_not_taken_for_a_normal_law(agreeing: bool) ->
 
 
 @pytest.mark.slow
-def test_seeds_are_not_problems() -> None:
-    """Five seeds that agree, taken for five problems: many times the level."""
+def test_counting_seeds_as_problems_exceeds_the_level() -> None:
+    """Five seeds that agree, counted as five problems, give many times the level."""
     rng, table = np.random.default_rng(3), law(5, [(0.04, 1.0, 1.0, 0), (0.66, 1.0, 0, 0), (0.3, 0.0, 0, 0.05)])
     wanted, rejected = retention(table), 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""What n problems can show, against simulation of the test itself."""
+"""Power of the certification test, compared with simulation of the test itself."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def needed(churn: float, retention: float, accuracy: float = 0.8, wanted: float 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 300))
 def test_cells_are_the_shares_of_the_outcomes_they_describe(n11: int, n10: int, n01: int, n00: int) -> None:
-    seen = Outcomes(n11, n10, n01, n00)
-    found = cells((n11 + n10) / seen.problems, seen.churn, seen.retention)
-    assert np.array(found) * seen.problems == pytest.approx([n11, n10, n01, n00], abs=1e-9)
-    assert min(found) >= 0
+    outcomes = Outcomes(n11, n10, n01, n00)
+    shares = cells((n11 + n10) / outcomes.problems, outcomes.churn, outcomes.retention)
+    assert np.array(shares) * outcomes.problems == pytest.approx([n11, n10, n01, n00], abs=1e-9)
+    assert min(shares) >= 0
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,19 @@ def test_contradicting_guesses_are_refused(accuracy: float, churn: float, retent
         (7473, 0.01, 0.99, 1.0),
     ],
 )
-def test_the_figures_of_the_design(problems: int, churn: float, retention: float, expected: float) -> None:
-    """Summed, and simulated: 20,000 draws have a standard error of .0035, and the design's figures are rounded
-    by .005. False alarm below .005 in all, were the seed not fixed."""
+def test_documented_figures_of_power(problems: int, churn: float, retention: float, expected: float) -> None:
+    """Summed and simulated: 20,000 draws have a standard error of .0035, and the documented figures are rounded to .01.
+
+    The seed is fixed (else false alarms below .005 in all).
+    """
     assert chance(problems, churn, retention) == pytest.approx(expected, abs=0.01)
     n11, n10, n01, n00 = np.random.default_rng(7).multinomial(problems, cells(0.8, churn, retention), size=20_000).T
     assert (p_values(n11, n10, n01, n00, 0.98) <= 0.05).mean() == pytest.approx(expected, abs=0.016)
 
 
 def test_power_agrees_with_simulation() -> None:
-    """100 populations of 20,000 draws: 4 standard errors are .014 at most, and .01 is what the sum may be off.
-    False alarm below .01 in all, were the seed not fixed."""
+    """100 populations of 20,000 draws: 4 standard errors are .014 at most, and .01 is allowed for the error
+    of the sum. The seed is fixed (else false alarms below .01 in all)."""
     rng, compared = np.random.default_rng(5), 0
     while compared < 100:
         problems, wanted = int(np.exp(rng.uniform(3.5, 8.5))), float(rng.choice([0.9, 0.95, 0.98, 1.0, 1.02]))
@@ -84,19 +86,19 @@ def test_power_is_a_probability(problems: int, accuracy: float, churn: float, re
     assert 0.0 <= chance(problems, churn, retention, accuracy, wanted) <= 1.0
 
 
-def test_power_where_nothing_can_flip() -> None:
+def test_power_without_flips() -> None:
     assert chance(148, 0.0, 1.0, accuracy=1.0) == 0.0  # .98 ** 148 > .05 >= .98 ** 149
     assert chance(149, 0.0, 1.0, accuracy=1.0) == 1.0
     assert chance(1000, 0.0, 1.0, accuracy=0.0) == 0.0
     assert chance(0, 0.01, 1.0) == 0.0
 
 
-def test_a_chance_that_is_only_rounding_is_none() -> None:
+def test_a_probability_of_rounding_size_is_0() -> None:
     assert chance(500, 1e-310, 1.0, accuracy=1e-310) == 0.0
     assert chance(500, 1e-17, 1.0) == chance(500, 0.0, 1.0)
 
 
-def test_harder_wishes_have_less_power() -> None:
+def test_higher_claims_have_less_power() -> None:
     assert chance(1319, 0.03, 1.0) > chance(1319, 0.06, 1.0) > chance(1319, 0.12, 1.0)
     assert chance(1319, 0.03, 1.0) > chance(1319, 0.03, 0.99) > chance(1319, 0.03, 0.98)
     assert chance(500, 0.03, 1.0) < chance(1000, 0.03, 1.0) < chance(2000, 0.03, 1.0)
@@ -104,16 +106,16 @@ def test_harder_wishes_have_less_power() -> None:
 
 
 @pytest.mark.parametrize(("churn", "retention"), [(0.0, 1.0), (0.02, 1.0), (0.02, 0.99), (0.05, 0.99)])
-def test_the_problems_needed_are_enough_and_not_many_too_many(churn: float, retention: float) -> None:
+def test_the_problems_needed_are_close_to_the_fewest(churn: float, retention: float) -> None:
     number = needed(churn, retention)
     assert number is not None
     assert chance(number, churn, retention) >= 0.8
     assert chance(int(0.9 * number), churn, retention) < 0.8
-    assert chance(int(1.1 * number), churn, retention) >= 0.78  # saw teeth
+    assert chance(int(1.1 * number), churn, retention) >= 0.78  # power is not quite monotone
 
 
 @pytest.mark.parametrize("retention", [0.9, 0.98, 0.98 + 1e-6])
-def test_what_is_not_so_cannot_be_shown(retention: float) -> None:
+def test_a_false_claim_needs_infinitely_many_problems(retention: float) -> None:
     assert needed(0.1, retention) is None
 
 
@@ -131,16 +133,16 @@ def test_the_least_problems_of_the_best_case() -> None:
     assert least_problems(1.0, 0.98, 0.05) == 149
     assert least_problems(0.8, 0.98, 0.05) == 187
     assert least_problems(1.0, 1.0, 0.05) is None
-    assert least_problems(0.8, 1.3, 0.05) is None  # all gained is 1.25
+    assert least_problems(0.8, 1.3, 0.05) is None  # gaining all gives a retention of 1.25
     gaining = least_problems(0.8, 1.02, 0.05)
     assert gaining is not None
     right = int(0.8 * gaining)
     assert p_value(Outcomes(right, 0, gaining - right, 0), 1.02) <= 0.05
 
 
-def test_power_for_several_seeds_is_about_right() -> None:
+def test_power_with_several_seeds_is_approximately_right() -> None:
     """3 seeds, problems that differ in how easily they flip. 4,000 draws: four standard errors are .03, and .05 is
-    what the approximation may be off. False alarm below .001, were the seed not fixed."""
+    allowed for the approximation. The seed is fixed (else false alarms below .001)."""
     rng = np.random.default_rng(8)
     table = law(3, [(0.1, 0.9, 0.12, 0.5), (0.65, 1.0, 0.003, 0.0), (0.25, 0.2, 0.0, 0.006)])
     cell = rng.choice(16, p=table.ravel(), size=200_000)
@@ -156,7 +158,7 @@ def test_power_for_several_seeds_is_about_right() -> None:
     assert summed == pytest.approx(simulated, abs=0.08)
 
 
-def test_a_seed_that_repeats_the_first_is_worth_nothing() -> None:
+def test_seeds_that_repeat_the_first_are_worth_nothing() -> None:
     rng = np.random.default_rng(9)
     target, fuzzy = rng.random((2, 500, 1)) < 0.8
     one = Paired(np.repeat(target, 4, 1), np.repeat(fuzzy, 4, 1))

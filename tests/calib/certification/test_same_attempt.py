@@ -1,4 +1,4 @@
-"""The same command is the same attempt, whatever became of its output folder; what it tuned on is known afterwards.
+"""The same command is the same attempt, whatever happened to its output folder, or was tuned on afterwards.
 
 Whole calibrations of tiny models.
 """
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.slow
 
 
 def certified(profile: ThresholdProfile) -> dict[str, Any]:
-    """What must be the same."""
+    """Returns the fields that must be the same."""
     found = profile.model_dump(include={"created", "outcome", "rule", "divergence", "draft_length", "threshold"})
     return found | {"certificate": profile.certificate, "costs": profile.costs}
 
 
-def test_without_its_files_and_in_another_folder_it_is_the_same_attempt(tmp_path: Path) -> None:
+def test_an_attempt_does_not_depend_on_output_folders_and_files(tmp_path: Path) -> None:
     out, cache = tmp_path / "out", tmp_path / "cache"
     first = run_surely(out, cache)
     assert (first.outcome, first.certificate.attempt) == ("certified", 1)
@@ -39,7 +39,7 @@ def test_without_its_files_and_in_another_folder_it_is_the_same_attempt(tmp_path
     assert certified(run_surely(out, cache)) == certified(first)
 
 
-def test_after_a_success_another_wish_is_the_second_attempt(tmp_path: Path) -> None:
+def test_another_goal_after_a_success_is_the_second_attempt(tmp_path: Path) -> None:
     profiles = [run_surely(tmp_path / "out", tmp_path / "cache", min_acc=acc) for acc in (0.5, 0.45)]
     first, second = (profile.certificate for profile in profiles)
     assert (first.attempt, first.delta) == (1, attempt_level(0.95, 1))

@@ -1,4 +1,5 @@
-"""P-values from paired outcomes and their bound. Few flips are in test_few_flips.py, the size in test_guarantee.py."""
+"""P-values from paired outcomes and their bound. For few flips see test_exact_test.py, for the size
+test_guarantee.py."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_outcomes_take_any_sequence(kind: type) -> None:
     assert Outcomes.of(kind([True, False]), kind([True, True])) == Outcomes(1, 0, 1, 0)
 
 
-def test_outcomes_refuse_what_cannot_be_paired() -> None:
+def test_outcomes_need_grades_of_equal_length() -> None:
     with pytest.raises(ValueError, match="zip"):
         Outcomes.of([True], [True, False])
     with pytest.raises(ValueError, match="negative"):
@@ -56,7 +57,7 @@ def test_a_target_that_solves_nothing_leaves_retention_undefined() -> None:
     for ask in asks:
         with pytest.raises(UsageError, match="none of 10 problems, so retention is undefined"):
             ask()
-    assert p_values(0, 0, 30, 7, 0.98) == 1.0  # elementwise there is nobody to tell
+    assert p_values(0, 0, 30, 7, 0.98) == 1.0  # elementwise, no error is raised
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, math.inf, math.nan])
@@ -71,7 +72,7 @@ def test_a_level_must_lie_between_0_and_1(delta: float) -> None:
         lower_bound(EXAMPLE, delta)
 
 
-def test_the_example_of_the_design() -> None:
+def test_a_documented_example() -> None:
     assert EXAMPLE.retention == pytest.approx(0.9953, abs=5e-5)
     assert lower_bound(EXAMPLE, 0.05) == pytest.approx(0.9817, abs=5e-5)
 
@@ -82,13 +83,13 @@ def test_a_p_value_is_a_probability(outcomes: Outcomes, wanted: float) -> None:
 
 
 @given(tables, ratios, ratios)
-def test_wanting_more_is_never_easier(outcomes: Outcomes, one: float, other: float) -> None:
+def test_p_rises_with_what_is_wanted(outcomes: Outcomes, one: float, other: float) -> None:
     low, high = sorted([one, other])
     assert p_value(outcomes, low) <= p_value(outcomes, high) + 1e-9
 
 
 @given(tables, st.floats(0.5, 0.999))
-def test_seeing_more_losses_is_never_better(outcomes: Outcomes, wanted: float) -> None:
+def test_p_rises_with_losses(outcomes: Outcomes, wanted: float) -> None:
     assume(outcomes.both_right > 0)
     worse = replace(outcomes, both_right=outcomes.both_right - 1, lost=outcomes.lost + 1)
     assert p_value(outcomes, wanted) <= p_value(worse, wanted) + 1e-9
@@ -104,7 +105,7 @@ def test_the_bound_is_where_the_p_value_crosses(outcomes: Outcomes, delta: float
 
 
 @given(tables, levels, levels)
-def test_a_stricter_level_means_a_lower_bound(outcomes: Outcomes, one: float, other: float) -> None:
+def test_a_stricter_level_gives_a_lower_bound(outcomes: Outcomes, one: float, other: float) -> None:
     low, high = sorted([one, other])
     assert lower_bound(outcomes, low) <= lower_bound(outcomes, high) + 1e-12
 
@@ -114,17 +115,17 @@ def test_no_flips_at_all_need_149_problems_for_98_percent() -> None:
 
 
 def likelihood_at(outcomes: Outcomes, wanted: float, p_lost: float, solved: float) -> float:
-    """Minus the log-likelihood of a population with retention `wanted`, for any P(lost)."""
+    """Returns minus the log-likelihood of a population with retention `wanted`, for any P(lost)."""
     gained = (p_lost - (1 - wanted) * solved) / wanted
     shares = (solved - p_lost - gained, p_lost, gained)
-    seen = (outcomes.both_right, outcomes.lost, outcomes.gained)
+    counts = (outcomes.both_right, outcomes.lost, outcomes.gained)
     if min(shares) < 0:
         return math.inf
-    return -sum(n * math.log(p) if p > 0 else -math.inf for n, p in zip(seen, shares, strict=True) if n)
+    return -sum(n * math.log(p) if p > 0 else -math.inf for n, p in zip(counts, shares, strict=True) if n)
 
 
 def fitted_p_value(outcomes: Outcomes, wanted: float) -> float:
-    """The score test with a numerical fit in place of the quadratic equation."""
+    """Returns p of the score test with a numerical fit in place of the quadratic equation."""
     n, solved = outcomes.problems, 1 - outcomes.both_wrong / outcomes.problems
     low, high = max((1 - wanted) * solved, 0.0), solved / (1 + wanted)
     fit = minimize_scalar(
@@ -138,7 +139,7 @@ def fitted_p_value(outcomes: Outcomes, wanted: float) -> float:
 
 
 def test_the_score_test_agrees_with_a_numerical_fit() -> None:
-    """200 random tables; no false alarm, both are computed from the same counts."""
+    """200 random tables; no false alarms, since both are computed from the same counts."""
     rng, compared = np.random.default_rng(1), 0
     while compared < 200:
         outcomes = Outcomes(*map(int, rng.multinomial(rng.integers(20, 3000), rng.dirichlet([8, 1, 1, 3]))))

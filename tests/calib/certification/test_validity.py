@@ -1,7 +1,7 @@
-"""Whole calibrations, simulated: how often a certificate is false. And that the measure fails what promises nothing.
+"""Simulations of whole calibrations: how often a certificate is false, and that the measure rejects invalid tests.
 
-Every share is compared with delta and three standard errors: were the true share delta itself, a cell would raise a
-false alarm with chance .0014, the 72 worlds together with .1 at most; seeds are fixed.
+Every share is compared with delta plus three standard errors: were the true share delta itself, a cell would raise a
+false alarm with probability .0014, the 72 worlds together with .1 at most; seeds are fixed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import pytest
 from scipy.stats import binom
 
 from fsd_calib.certification import betting_test
+from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.multi_seed import fitted_p_values
+from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.score_test import p_values
-from fsd_calib.certification.sequence import Claim, Outcomes, Paired, certify_sequence
+from fsd_calib.certification.sequence import certify_sequence
 from lib.validity.seeds import law, retention
 from lib.validity.world import WANTED, WORLDS, Counts, Law, World, fixed_sequence, freeze, naive
 from support.paired import Portions, paired
@@ -30,11 +32,11 @@ def allowed(delta: float, runs: int) -> float:
 
 
 def attempt(number: int) -> float:
-    """The level of the ledger's attempts: they add up to no more than delta."""
+    """Returns the significance level of an attempt; the levels of all attempts sum to delta at most."""
     return DELTA * 6 / (math.pi * number) ** 2
 
 
-def test_the_simulated_sequence_is_certify_sequence() -> None:
+def test_the_simulated_sequence_matches_certify_sequence() -> None:
     world, rng = World("linear", 500, 0.03), np.random.default_rng(3)
     order = freeze(world.draw(40, rng), DELTA)
     counts = world.draw(40, rng)
@@ -49,7 +51,7 @@ def test_the_simulated_sequence_is_certify_sequence() -> None:
 
 
 @pytest.mark.slow
-def test_false_certificates_are_as_rare_as_promised() -> None:
+def test_false_certificates_keep_the_level() -> None:
     rng, shares, looks_good, granted = np.random.default_rng(4), [], [], []
     for world in WORLDS:
         order = freeze(world.draw(RUNS, rng), DELTA)
@@ -59,17 +61,19 @@ def test_false_certificates_are_as_rare_as_promised() -> None:
         looks_good.append(world.false(*naive(counts)).mean())
         granted.append(passed.any(1).mean())
         assert shares[-1] <= allowed(DELTA, RUNS), world
-    assert max(shares) > DELTA / 2  # some worlds are as hard as can be
-    assert max(granted) > 0.9  # and it is no test that never grants
-    # The largest threshold that looks good fails the same measure nearly everywhere: not where nothing but a steep
-    # curve moves outcomes, and many problems leave little doubt.
+    assert max(shares) > DELTA / 2  # some worlds come close to the level
+    assert max(granted) > 0.9  # the test does certify
+    # The largest threshold that looks good on the tuning part fails the same measure nearly everywhere, except where
+    # the curve is steep and there are many problems.
     assert np.mean(np.array(looks_good) > allowed(DELTA, RUNS)) > 0.8
     assert max(looks_good) > 0.5
 
 
 def family_share(world: World, arms: list[Counts], orders: list[Counts], levels: tuple[float, float]) -> float:
-    """How often either of two attempts is false; the second is made where the first passes nothing, and keeps to
-    thresholds no looser than the safest that failed."""
+    """Returns how often either of two attempts is false.
+
+    The second is made where the first passes nothing, at thresholds no looser than the safest that failed.
+    """
     first = fixed_sequence(arms[0], orders[0], levels[0])
     failed = ~first.any(1, keepdims=True)
     careful = np.where(failed, np.minimum(orders[1], orders[0][:, :1]), orders[1])
@@ -79,9 +83,11 @@ def family_share(world: World, arms: list[Counts], orders: list[Counts], levels:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
-def test_a_second_attempt_keeps_the_bound_for_both(same: bool) -> None:
-    """The second sequence is chosen once the first has failed, and tests the same arm, or another one whose outcomes
-    owe nothing to the first's, so that the chances of the two add up."""
+def test_two_attempts_keep_the_level_together(same: bool) -> None:
+    """The second sequence is chosen once the first has failed.
+
+    It tests the same arm, or another one with independent outcomes, so that the error probabilities add up.
+    """
     rng, kept, unkept = np.random.default_rng(5), 0.0, 0.0
     for world in WORLDS:
         orders = [freeze(world.draw(RUNS, rng), DELTA) for _ in range(2)]
@@ -90,25 +96,25 @@ def test_a_second_attempt_keeps_the_bound_for_both(same: bool) -> None:
         kept = max(kept, family_share(world, arms, orders, (attempt(1), attempt(2))))
         unkept = max(unkept, family_share(world, arms, orders, (DELTA, DELTA)))
     assert DELTA / 3 < kept <= allowed(DELTA, RUNS)
-    # Without the ledger two attempts are one too many, where they do not fail for the same reasons.
+    # At the full level, two attempts with independent outcomes err too often.
     assert same or unkept > allowed(DELTA, RUNS)
 
 
-# Populations (table of one problem) whose retention is wanted or a little less, churn up to .1.
+# Populations (table of one problem) whose retention is the wanted one or slightly less; churn up to .1.
 def seeded(k: int, lost: float, churn: float) -> Law:
-    """Losses in problems of middling difficulty and in easy ones; seeds of one problem agree."""
+    """Returns populations with losses in problems of medium difficulty and in easy ones; seeds of a problem agree."""
     return law(k, [(0.6, 1.0, lost, 0.0), (0.3, 2 / 3, lost + churn, churn), (0.1, 0.0, 0.0, churn)])
 
 
 def solved(drawn: Counts, k: int) -> tuple[Law, Law]:
-    """Cells of the table to what target and fuzzy rule solved."""
+    """Returns what target and fuzzy rule solved, from the cells of the table."""
     return drawn // (k + 1) / k, drawn % (k + 1) / k
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3])
-def test_seeds_and_betting_keep_the_level(k: int) -> None:
-    """2,000 calibrations a cell, where any certificate is false; betting looks after each problem."""
+def test_several_seeds_and_betting_keep_the_level(k: int) -> None:
+    """2,000 calibrations per cell, where any certificate is false; betting may stop after each problem."""
     rng, runs, rejected = np.random.default_rng(10 + k), 2000, []
     for problems, lost, churn in product((100, 300), (0.02, 0.05), (0.0, 0.03, 0.1)):
         table = seeded(k, lost, churn)
@@ -148,8 +154,8 @@ def test_absolute_claims_keep_the_level(k: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_dataset_keeps_the_level_wherever_one_stops() -> None:
-    """Datasets that keep a hair too little, in 2,000 orders, looked at after each of the first 80 %."""
+def test_dataset_claims_keep_the_level_at_any_stopping_time() -> None:
+    """Datasets that retain slightly too little, in 2,000 orders, tested after each of the first 80 % of problems."""
     rng, runs = np.random.default_rng(30), 2000
     for whole, lost, gained in product((200, 500), (0.02, 0.04, 0.08), (0, 5, 20)):
         lose = round(lost * 0.8 * whole) + gained
@@ -165,11 +171,11 @@ def test_a_dataset_keeps_the_level_wherever_one_stops() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", [Claim(WANTED, problems=300), Claim(WANTED, test="betting", problems=300),
                                    Claim(0.784, "absolute", problems=300)])  # fmt: skip
-def test_portions_do_not_break_it(claim: Claim) -> None:
-    """`certify_sequence` itself, on 400 calibrations in portions: early acceptance, giving up and all."""
+def test_portions_keep_the_level(claim: Claim) -> None:
+    """`certify_sequence` itself, on 400 calibrations in portions, with early acceptance and giving up."""
     rng, runs, false = np.random.default_rng(40), 400, 0
     for _ in range(runs):
-        kind = rng.choice(4, p=[0.768, 0.032, 0.016, 0.184], size=300)  # keeps .98 of .8, and no more
+        kind = rng.choice(4, p=[0.768, 0.032, 0.016, 0.184], size=300)  # retains exactly .98 of .8
         whole = Paired((kind <= 1)[:, None], (kind % 2 == 0)[:, None])
         false += certify_sequence([Portions(whole, (100, 200))], claim, DELTA).passed is not None
     assert false / runs <= allowed(DELTA, runs)

@@ -1,4 +1,4 @@
-"""The cache of decodings where a policy moves T: what it answers, and what it must not. Tiny models, float64."""
+"""The cache where a policy moves T: its hits and misses. Tiny models, float64."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def sampled() -> SpeculativeDecoder:
 @pytest.mark.parametrize(
     ("rule", "decoder"), [("fsd-coupled", tiny_decoder()), ("fsd", sampled()), ("fsd-sd", sampled())]
 )
-def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeDecoder) -> None:
-    """Shapes and thresholds in turn with one cache that holds more and more, against decoding each anew."""
+def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeDecoder) -> None:
+    """Policies and thresholds in turn with one growing cache give the same decodings as without a cache."""
     reused = 0
     with ResultCache(None) as store:
         for t in (0.2, 0.24, 0.6, -1.0, 0.21):
             for policy in SHAPES:
-                cached, asked = decode(store, decoder), configuration(policy, t, rule)
-                found = cached(asked, TASK.problems)
+                cached, fuzzy = decode(store, decoder), configuration(policy, t, rule)
+                found = cached(fuzzy, TASK.problems)
                 with ResultCache(None) as empty:
-                    assert found == decode(empty, decoder, batch_size=5)(asked, TASK.problems)
+                    assert found == decode(empty, decoder, batch_size=5)(fuzzy, TASK.problems)
                 reused += cached.reused
-    assert reused >= 2 * 3 * 12  # of the closer two, half at least
+    assert reused >= 2 * 3 * 12  # at least half of those at the two close thresholds
 
 
-def test_a_text_answers_within_its_interval_and_is_decoded_anew_at_its_ends() -> None:
+def test_a_text_is_a_hit_within_its_interval_but_not_near_its_ends() -> None:
     threshold = 0.3
     results = tiny_decoder().generate(
         [p.prompt for p in TASK.problems], 12, rule="fsd-coupled", threshold=LOOSENING.at(threshold), draft_length=4,
@@ -77,7 +77,7 @@ def test_a_text_answers_within_its_interval_and_is_decoded_anew_at_its_ends() ->
                 assert cached.decoded == before + anew
 
 
-def test_shapes_share_nothing_at_equal_thresholds() -> None:
+def test_policies_share_no_texts_at_equal_thresholds() -> None:
     with ResultCache(None) as store:
         cached, drafted = decode(store), []
         for count, policy in enumerate(SHAPES, 1):
@@ -87,8 +87,8 @@ def test_shapes_share_nothing_at_equal_thresholds() -> None:
         assert len({cached.key(configuration(policy, 0.4)).hash for policy in SHAPES}) == 3
 
 
-def test_the_lossless_rule_and_constant_thresholds_have_the_keys_they_had() -> None:
-    """A cache of before holds; `scaled_by` is not there where nothing scales."""
+def test_keys_without_a_policy_are_unchanged() -> None:
+    """Caches of earlier versions stay valid: `scaled_by` is present only where a policy moves T."""
     with ResultCache(None) as store:
         cached = decode(store)
         assert "scaled_by" not in cached.key(configuration(None, 0.4)).json
@@ -101,24 +101,24 @@ def of_shape(policy: ScalePolicy, dtype: str) -> CacheKey:
     return dataclasses.replace(key(dtype), divergence={"name": "js", "scaled_by": policy.identity})
 
 
-def answered(asking: CacheKey, t: float, lo: float, hi: float) -> bool:
+def is_hit(cache_key: CacheKey, t: float, lo: float, hi: float) -> bool:
     with ResultCache(None) as store:
-        store.add(asking, ASKED, None, result(lo=lo, hi=hi))
-        return bool(store.find(asking, [ASKED], t))
+        store.add(cache_key, ASKED, None, result(lo=lo, hi=hi))
+        return bool(store.find(cache_key, [ASKED], t))
 
 
 @given(st.floats(0, 0.69), st.floats(-1, 1), st.floats(0.25, 1), st.sampled_from(["float32", "float16", "bfloat16"]))
-def test_a_divergence_that_moves_by_its_rounding_stays_on_its_side(d: float, by: float, m: float, dtype: str) -> None:
-    """As `test_store.py` has it where T stays as it is, of D over any scale that the policy may give."""
+def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, by: float, m: float, dtype: str) -> None:
+    """As in `test_result_cache.py` for a constant T; here for D over any scale of the policy."""
     c = math.sqrt(key(dtype).margin(0.0))
     moved = max(0.0, d + by * c * math.sqrt(d))
-    asking, d, moved = of_shape(LOOSENING, dtype), d / m, moved / m
-    for t in (moved, (d + moved) / 2):  # thresholds between the two: never answered by D as an end
-        assert not answered(asking, t, lo=d, hi=math.inf)
-        assert not answered(asking, t, lo=-math.inf, hi=d)
+    cache_key, d, moved = of_shape(LOOSENING, dtype), d / m, moved / m
+    for t in (moved, (d + moved) / 2):  # thresholds between the two: never a hit of an interval that ends at D
+        assert not is_hit(cache_key, t, lo=d, hi=math.inf)
+        assert not is_hit(cache_key, t, lo=-math.inf, hi=d)
 
 
-def test_the_margin_is_wider_by_the_smallest_scale_and_by_what_rounding_does_to_it() -> None:
+def test_the_margin_grows_with_the_smallest_scale_and_its_rounding() -> None:
     c = math.sqrt(key("float32").margin(0.0))
     small = math.exp(-2.0)
     expected = c * math.sqrt(0.1 / small) + c**2 / small + 0.1 * 2.0 * c

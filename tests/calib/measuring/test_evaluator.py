@@ -1,4 +1,4 @@
-"""Decoding through the cache: the same decodings, whatever part of them was there before. Tiny models, float64."""
+"""Decoding through the cache: the same decodings, whichever were cached before. Tiny models, float64."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sampled(seed: int = 0) -> SpeculativeDecoder:
 
 
 class Noting:
-    """Progress that notes titles, totals and what was advanced; `most`: interrupts then."""
+    """Progress that records titles, totals and counts; raises KeyboardInterrupt at `most`."""
 
     def __init__(self, most: float = math.inf) -> None:
         self.steps: list[list[Any]] = []
@@ -68,8 +68,8 @@ class Noting:
     [("fsd-coupled", tiny_decoder()), *((rule, sampled()) for rule in ("fsd", "fsd-sd", "typical", "ensemble"))],
     ids=lambda value: value if isinstance(value, str) else "greedy" if value.sampling.greedy else "sampled",
 )
-def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeDecoder) -> None:
-    """Thresholds up and down with one cache that holds more and more, against decoding each anew."""
+def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeDecoder) -> None:
+    """Thresholds in any order with one growing cache give the same decodings as without a cache."""
     reused = 0
     with ResultCache(None) as store:
         for t in (0.1, 0.3, -1.0, 0.1):
@@ -77,16 +77,16 @@ def test_what_was_cached_before_changes_nothing(rule: str, decoder: SpeculativeD
             cached, problems = decode(store, decoder), task().problems
             found = [*cached(configuration, problems[5:12]), *cached(configuration, problems)]
             with ResultCache(None) as empty:
-                anew = decode(empty, decoder, batch_size=5)(configuration, problems)
-            assert found == [*anew[5:12], *anew]
+                fresh = decode(empty, decoder, batch_size=5)(configuration, problems)
+            assert found == [*fresh[5:12], *fresh]
             assert (cached.decoded + cached.reused, cached.decoded_tokens + cached.reused_tokens) == (
                 len(found), sum(d.tokens for (d,) in found),
             )  # fmt: skip
-            reused += cached.reused - 7  # more than the seven asked for twice
-    assert reused >= 24  # at least what was asked for twice at 0.1
+            reused += cached.reused - 7  # beyond the seven that were requested twice
+    assert reused >= 24  # at least those requested twice at 0.1
 
 
-def test_it_decodes_for_a_bench_and_grades_anew() -> None:
+def test_it_decodes_for_an_evaluator_and_grades_each_time() -> None:
     with ResultCache(None) as store:
         first = Evaluator(decode(store), task().problems, "tuning").measure(FUZZY)
 
@@ -102,7 +102,7 @@ def test_it_decodes_for_a_bench_and_grades_anew() -> None:
     assert 0 < first.accuracy < 1
 
 
-def test_seeds_are_the_decoders_and_those_after_it() -> None:
+def test_seeds_start_at_the_decoders() -> None:
     with ResultCache(None) as store:
         cached = decode(store, sampled(seed=3), seeds=3)
         found = cached(FUZZY, task().problems)
@@ -116,10 +116,10 @@ def test_seeds_are_the_decoders_and_those_after_it() -> None:
                 ids=[p.id for p in task().problems],
             )  # fmt: skip
             assert [r.text for r in texts] == [seeds[column].text for seeds in found]
-        assert len({seeds[0].text == seeds[1].text for seeds in found}) == 2  # noise does differ
+        assert len({seeds[0].text == seeds[1].text for seeds in found}) == 2  # the noise of the seeds differs
 
 
-def test_greedy_decoding_has_one_seed_whichever_it_is() -> None:
+def test_greedy_decoding_has_one_seed() -> None:
     with ResultCache(None) as store:
         assert {len(seeds) for seeds in decode(store, seeds=3)(FUZZY, task().problems)} == {1}
         again = decode(store, tiny_decoder(seed=9))
@@ -127,7 +127,7 @@ def test_greedy_decoding_has_one_seed_whichever_it_is() -> None:
         assert (again.decoded, again.reused) == (0, 24)
 
 
-def test_progress_is_shown_of_what_is_decoded_alone() -> None:
+def test_progress_counts_decodings_only() -> None:
     noting = Noting()
     with ResultCache(None) as store:
         cached = decode(store, sampled(), progress=noting, seeds=2)
@@ -136,7 +136,7 @@ def test_progress_is_shown_of_what_is_decoded_alone() -> None:
     assert noting.steps == [[str(FUZZY), 20, 20], [str(FUZZY), 28, 28]]
 
 
-def test_what_was_finished_before_an_interrupt_is_kept() -> None:
+def test_results_finished_before_an_interrupt_are_kept() -> None:
     with ResultCache(None) as store:
         with pytest.raises(KeyboardInterrupt):
             decode(store, progress=Noting(most=5))(FUZZY, task().problems)
@@ -148,18 +148,18 @@ def test_what_was_finished_before_an_interrupt_is_kept() -> None:
 # --- keys -------------------------------------------------------------------------------------------------
 
 
-def keyed(
+def key_json(
     configuration: Configuration = FUZZY, decoder: SpeculativeDecoder | None = None, seed: int = 0, **settings: Any
 ) -> str:
     return CacheKeys(decoder or tiny_decoder(), task(**settings)).of(configuration, seed).json
 
 
-def made(target: Any = None, draft: Any = None, **settings: Any) -> SpeculativeDecoder:
+def decoder_of(target: Any = None, draft: Any = None, **settings: Any) -> SpeculativeDecoder:
     pair = related(seed=1, spread=0.05)
     return SpeculativeDecoder(target or pair[0], draft or pair[1], word_tokenizer(), **settings)
 
 
-def other(role: int, dtype: torch.dtype = torch.float64, by: float = 1.1) -> Any:
+def changed_model(role: int, dtype: torch.dtype = torch.float64, by: float = 1.1) -> Any:
     """The pair's target or draft with one tensor changed."""
     model = related(seed=1, spread=0.05)[role].to(dtype)
     with torch.no_grad():
@@ -167,70 +167,72 @@ def other(role: int, dtype: torch.dtype = torch.float64, by: float = 1.1) -> Any
     return model
 
 
-def test_whatever_decides_a_text_changes_the_key() -> None:
+def test_all_that_determines_a_text_changes_the_key() -> None:
     changed = [
-        keyed(),
-        keyed(dataclasses.replace(FUZZY, rule="fsd")),
-        keyed(dataclasses.replace(FUZZY, divergence="tv")),
-        keyed(dataclasses.replace(FUZZY, draft_length=5)),
-        keyed(decoder=made(other(0))),
-        keyed(decoder=made(draft=other(1))),
-        keyed(decoder=made(*(other(i, torch.float32, 1.0) for i in range(2)))),
-        keyed(decoder=made(draft=NGram())),
-        keyed(decoder=made(on="processed")),
-        keyed(decoder=made(within_support=True)),
-        keyed(decoder=made(sampling=WARM)),
-        keyed(max_new_tokens=13),
-        keyed(stop=("w3",)),
+        key_json(),
+        key_json(dataclasses.replace(FUZZY, rule="fsd")),
+        key_json(dataclasses.replace(FUZZY, divergence="tv")),
+        key_json(dataclasses.replace(FUZZY, draft_length=5)),
+        key_json(decoder=decoder_of(changed_model(0))),
+        key_json(decoder=decoder_of(draft=changed_model(1))),
+        key_json(decoder=decoder_of(*(changed_model(i, torch.float32, 1.0) for i in range(2)))),
+        key_json(decoder=decoder_of(draft=NGram())),
+        key_json(decoder=decoder_of(on="processed")),
+        key_json(decoder=decoder_of(within_support=True)),
+        key_json(decoder=decoder_of(sampling=WARM)),
+        key_json(max_new_tokens=13),
+        key_json(stop=("w3",)),
     ]
     assert len(set(changed)) == len(changed)
 
 
-def test_a_changed_end_of_text_changes_the_key() -> None:
+def test_a_changed_end_of_sequence_token_changes_the_key() -> None:
     decoder = tiny_decoder()
     decoder.target.generation_config.eos_token_id = [1]
-    assert keyed(decoder=decoder) != keyed()
+    assert key_json(decoder=decoder) != key_json()
 
 
-def test_a_seed_matters_to_sampling_alone() -> None:
-    assert keyed(seed=1) == keyed(seed=0)
-    assert keyed(decoder=sampled(), seed=1) != keyed(decoder=sampled(), seed=0)
+def test_a_seed_changes_the_key_of_sampling_only() -> None:
+    assert key_json(seed=1) == key_json(seed=0)
+    assert key_json(decoder=sampled(), seed=1) != key_json(decoder=sampled(), seed=0)
 
 
-def test_what_has_no_say_changes_no_key() -> None:
-    assert keyed(stop=("b", "a")) == keyed(stop=("a", "b", "a"))
-    assert keyed(FUZZY.at(0.9)) == keyed(FUZZY.at(0.1))
+def test_irrelevant_settings_do_not_change_the_key() -> None:
+    assert key_json(stop=("b", "a")) == key_json(stop=("a", "b", "a"))
+    assert key_json(FUZZY.at(0.9)) == key_json(FUZZY.at(0.1))
     alone, sd = Configuration("target", "js", 4), Configuration("sd", "js", 4)
     for configuration in (alone, sd):
-        assert keyed(dataclasses.replace(configuration, divergence="tv"), made(on="processed")) == keyed(configuration)
-    assert keyed(dataclasses.replace(alone, draft_length=9), made(draft=other(1))) == keyed(alone)
-    assert keyed(dataclasses.replace(sd, draft_length=9)) != keyed(sd)
+        assert key_json(dataclasses.replace(configuration, divergence="tv"), decoder_of(on="processed")) == key_json(
+            configuration
+        )
+    assert key_json(dataclasses.replace(alone, draft_length=9), decoder_of(draft=changed_model(1))) == key_json(alone)
+    assert key_json(dataclasses.replace(sd, draft_length=9)) != key_json(sd)
 
 
 @pytest.mark.parametrize("role", [0, 1])
-def test_models_changed_under_a_cache_are_decoded_anew(role: int) -> None:
+def test_changed_models_are_decoded_again(role: int) -> None:
     with ResultCache(None) as store:
         decode(store)(FUZZY, task().problems)
         models: list[Any] = [None, None]
-        models[role] = other(role)
-        changed = decode(store, made(*models))
+        models[role] = changed_model(role)
+        changed = decode(store, decoder_of(*models))
         found = changed(FUZZY, task().problems)
         assert (changed.decoded, changed.reused) == (24, 0)
         with ResultCache(None) as empty:
-            assert found == decode(empty, made(*models))(FUZZY, task().problems)
+            assert found == decode(empty, decoder_of(*models))(FUZZY, task().problems)
 
 
-def test_a_threshold_and_a_rule_that_do_not_fit_are_refused() -> None:
+def test_a_missing_or_superfluous_threshold_is_refused() -> None:
     for configuration, message in (
-        (Configuration("sd", "js", 4, 0.1), "rule 'sd' has no threshold, the configuration's is 0.1; drop it"),
-        (FUZZY.arm, "rule 'fsd-coupled' needs a threshold, the configuration's is None; give it"),
+        (Configuration("sd", "js", 4, 0.1), "rule 'sd' has no threshold, and the configuration's is 0.1; drop it"),
+        (FUZZY.arm, "rule 'fsd-coupled' needs a threshold, and the configuration's is None; give one"),
     ):
         with pytest.raises(UsageError, match=message):
-            keyed(configuration)
+            key_json(configuration)
 
 
-def test_logits_processors_of_ones_own_are_refused() -> None:
+def test_custom_logits_processors_are_refused() -> None:
     from transformers import MinLengthLogitsProcessor
 
-    with pytest.raises(UsageError, match="1 logits processors of its own"):
-        keyed(decoder=made(sampling=Sampling(processors=(MinLengthLogitsProcessor(3, 1),))))
+    with pytest.raises(UsageError, match="1 custom logits processors"):
+        key_json(decoder=decoder_of(sampling=Sampling(processors=(MinLengthLogitsProcessor(3, 1),))))

@@ -1,4 +1,4 @@
-"""Fresh processes: they know what this one tells them and no more, and when one fails there is one line of it."""
+"""Fresh processes: they share only the request, and a failure is reported in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fsd_decoding.errors import UsageError
 _changed = False
 
 
-def told(number: int) -> tuple[int, int, bool, list[str]]:
+def describe(number: int) -> tuple[int, int, bool, list[str]]:
     print("to nobody")
     return number + 1, os.getpid(), _changed, sys.path
 
@@ -37,11 +37,11 @@ def leaves(number: int) -> None:
     os._exit(number)
 
 
-def test_it_begins_afresh_and_finds_the_same_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_starts_fresh_and_finds_the_same_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys.modules[__name__], "_changed", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pickle.py").write_text("raise AssertionError('a file of the working folder is no module of ours')")
-    number, process, changed, path = in_fresh_process(told, 6)
+    number, process, changed, path = in_fresh_process(describe, 6)
     assert number == 7
     assert process != os.getpid()
     assert not changed
@@ -54,11 +54,11 @@ def test_it_begins_afresh_and_finds_the_same_modules(monkeypatch: pytest.MonkeyP
     [
         (refuses, 4, "number is 4; it must be another"),
         (breaks, 4, "ZeroDivisionError: division by zero"),
-        (dies, signal.SIGKILL, "it was killed by SIGKILL, as where memory runs out"),
+        (dies, signal.SIGKILL, "it was killed by SIGKILL (out of memory, for instance)"),
         (leaves, 3, "it ended with exit code 3"),
     ],
 )
-def test_what_fails_there_is_one_line_here(work: object, number: int, reason: str) -> None:
+def test_a_failure_is_reported_in_one_line(work: object, number: int, reason: str) -> None:
     assert callable(work)
     with pytest.raises(UsageError) as caught:
         in_fresh_process(work, number)

@@ -1,4 +1,4 @@
-"""The result cache: what it answers. No models: keys and results are written down."""
+"""The result cache: its hits. Without models: keys and results are written by hand."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
 from support.stored import ASKED, KEY, key, result
 
 
-def answered(threshold: float | None, *, own: float | None, lo: float, hi: float, asking: CacheKey = KEY) -> bool:
+def is_hit(threshold: float | None, *, own: float | None, lo: float, hi: float, cache_key: CacheKey = KEY) -> bool:
     with ResultCache(None) as store:
-        store.add(asking, ASKED, own, result(lo=lo, hi=hi))
-        return bool(store.find(asking, [ASKED], threshold))
+        store.add(cache_key, ASKED, own, result(lo=lo, hi=hi))
+        return bool(store.find(cache_key, [ASKED], threshold))
 
 
-def test_a_row_comes_back_as_it_was_added() -> None:
+def test_a_row_is_returned_as_it_was_added() -> None:
     with ResultCache(None) as store:
         added = store.add(KEY, ASKED, 0.2, result("vier 🙂\0\n", tokens=7))
         assert store.find(KEY, [ASKED], 0.2) == {0: added}
         assert added == CachedText(0.2, 0.1, 0.3, "vier 🙂\0\n", 8, 3, 15, 5)  # 7 tokens and the EOS
 
 
-def test_prompts_are_answered_by_their_place() -> None:
+def test_hits_are_returned_by_the_index_of_the_prompt() -> None:
     others = [CacheQuery(5, "2 + 3"), CacheQuery(6, "2 + 2"), ASKED, ASKED]
     with ResultCache(None) as store:
         store.add(KEY, ASKED, 0.2, result())
@@ -38,24 +38,24 @@ def test_prompts_are_answered_by_their_place() -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(-0.1, 1.1), st.sampled_from(["float64", "float32", "bfloat16"]))
-def test_inside_its_interval_by_the_margin_a_row_answers(a: float, b: float, t: float, dtype: str) -> None:
+def test_a_row_is_a_hit_inside_its_interval_by_the_margin(a: float, b: float, t: float, dtype: str) -> None:
     lo, hi = sorted((a, b))
-    asking = key(dtype)
-    margin = asking.margin(t)
+    cache_key = key(dtype)
+    margin = cache_key.margin(t)
     inside = lo <= t - margin and t + margin < hi
-    assert answered(t, own=2.0, lo=lo, hi=hi, asking=asking) == inside
-    assert answered(t, own=t, lo=lo, hi=hi, asking=asking)  # whatever the margin says
+    assert is_hit(t, own=2.0, lo=lo, hi=hi, cache_key=cache_key) == inside
+    assert is_hit(t, own=t, lo=lo, hi=hi, cache_key=cache_key)  # independent of the margin
 
 
 @given(st.floats(0, 40), st.floats(-1, 1), st.sampled_from(["float32", "float16", "bfloat16"]))
-def test_a_divergence_that_moves_by_its_rounding_stays_on_its_side(d: float, by: float, dtype: str) -> None:
-    """Any D that, decoded elsewhere, lies at most c sqrt(larger of both) away is on the same side of T."""
-    asking = key(dtype, "kl_qp")
-    c = math.sqrt(asking.margin(0.0))
+def test_rounding_noise_within_the_margin_does_not_change_acceptance(d: float, by: float, dtype: str) -> None:
+    """A D that numerical noise moves by at most c sqrt(D) stays on the same side of T."""
+    cache_key = key(dtype, "kl_qp")
+    c = math.sqrt(cache_key.margin(0.0))
     moved = max(0.0, d + by * c * math.sqrt(d))
-    for t in (moved, (d + moved) / 2):  # thresholds between the two: never answered by D as an end
-        assert not answered(t, own=None, lo=d, hi=math.inf, asking=asking)
-        assert not answered(t, own=None, lo=-math.inf, hi=d, asking=asking)
+    for t in (moved, (d + moved) / 2):  # thresholds between the two: never a hit of an interval that ends at D
+        assert not is_hit(t, own=None, lo=d, hi=math.inf, cache_key=cache_key)
+        assert not is_hit(t, own=None, lo=-math.inf, hi=d, cache_key=cache_key)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_a_divergence_that_moves_by_its_rounding_stays_on_its_side(d: float, by:
     [("float64", "js", 1.0, 1e-12), ("float32", "js", 0.06, 4.9e-6), ("float32", "js@50", 0.06, 4.9e-6),
      ("float32", "kl_qp", 10.0, 1.9e-4), ("bfloat16", "tv", 0.06, 0.049), ("float8_e4m3fn", "js", 0.06, math.inf)],
 )  # fmt: skip
-def test_margins_are_those_measured(dtype: str, divergence: str, at: float, margin: float) -> None:
+def test_margins_match_the_measured_noise(dtype: str, divergence: str, at: float, margin: float) -> None:
     assert key(dtype, divergence).margin(at) == pytest.approx(margin, rel=0.02)
 
 
-def test_the_coarser_of_two_dtypes_decides_and_an_ngram_has_none() -> None:
+def test_the_coarser_dtype_of_two_models_sets_the_margin() -> None:
     mixed = {"target": {"dtype": "float32"}, "draft": {"dtype": "bfloat16"}}
     assert key(models=mixed).margin(0.1) == key("bfloat16").margin(0.1)
     assert key(models=mixed | {"draft": "NGram()"}).margin(0.1) == key("float32").margin(0.1)
@@ -80,21 +80,21 @@ def test_the_coarser_of_two_dtypes_decides_and_an_ngram_has_none() -> None:
      (0.2, 0.2, math.nextafter(0.2, 1), False), (math.inf, 0.2, 9.0, False)],
 )  # fmt: skip
 def test_infinite_ends_and_thresholds_below_zero(t: float, lo: float, hi: float, expected: bool) -> None:
-    assert answered(t, own=1.0, lo=lo, hi=hi) == expected
+    assert is_hit(t, own=1.0, lo=lo, hi=hi) == expected
 
 
-def test_an_unmeasured_dtype_answers_for_the_very_threshold_alone() -> None:
+def test_an_unmeasured_dtype_has_hits_at_the_exact_threshold_only() -> None:
     for t in (0.2, -1.0, math.inf):
-        assert not answered(t, own=0.25, lo=-math.inf, hi=math.inf, asking=key("float8_e4m3fn"))
-        assert answered(t, own=t, lo=-math.inf, hi=math.inf, asking=key("float8_e4m3fn"))
+        assert not is_hit(t, own=0.25, lo=-math.inf, hi=math.inf, cache_key=key("float8_e4m3fn"))
+        assert is_hit(t, own=t, lo=-math.inf, hi=math.inf, cache_key=key("float8_e4m3fn"))
 
 
-def test_a_rule_without_a_threshold_is_asked_without_one() -> None:
-    assert answered(None, own=None, lo=-math.inf, hi=math.inf)
-    assert not answered(None, own=0.2, lo=-math.inf, hi=math.inf)
+def test_a_rule_without_a_threshold_is_found_without_one() -> None:
+    assert is_hit(None, own=None, lo=-math.inf, hi=math.inf)
+    assert not is_hit(None, own=0.2, lo=-math.inf, hi=math.inf)
 
 
-def test_of_overlapping_rows_the_one_of_the_very_threshold_answers() -> None:
+def test_a_row_of_the_exact_threshold_is_preferred() -> None:
     with ResultCache(None) as store:
         for t in (0.15, 0.2, 0.25):
             store.add(KEY, ASKED, t, result(str(t)))
@@ -102,7 +102,7 @@ def test_of_overlapping_rows_the_one_of_the_very_threshold_answers() -> None:
         assert store.find(KEY, [ASKED], 0.22)[0].text in ("0.15", "0.2", "0.25")
 
 
-def test_minus_zero_is_zero(tmp_path: Path) -> None:
+def test_negative_zero_is_stored_as_zero(tmp_path: Path) -> None:
     with ResultCache(tmp_path / "cache") as store:
         store.add(KEY, ASKED, -0.0, result(lo=-math.inf, hi=-0.0))
         assert store.find(KEY, [ASKED], 0.0)[0].threshold == 0.0

@@ -1,4 +1,4 @@
-"""What the result cache survives: real files, really damaged; real processes, really killed. No models."""
+"""Damage to the result cache: real files, and real processes that are killed. Without models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def filled(path: Path) -> dict[int, CachedText]:
 
 
 def named(path: Path) -> list[str]:
-    """What opening, reading and writing the file warns of. It must work, whatever the file holds."""
+    """Returns the warnings of opening, reading and writing the file, which must succeed whatever it holds."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ResultCache(path) as store:
@@ -44,7 +44,7 @@ def named(path: Path) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_a_person_can_see_what_is_there(tmp_path: Path) -> None:
+def test_a_person_can_read_the_tables(tmp_path: Path) -> None:
     filled(tmp_path / "cache")
     found = sqlite3.connect(tmp_path / "cache").execute(
         "SELECT keys.key FROM keys JOIN decodings ON hash = decodings.key"
@@ -52,14 +52,14 @@ def test_a_person_can_see_what_is_there(tmp_path: Path) -> None:
     assert set(found) == {(KEY.json,)}
 
 
-def test_closed_and_opened_again_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_reopened_cache_has_lost_nothing(tmp_path: Path) -> None:
     added = filled(tmp_path / "new folder" / "cache")
     with ResultCache(tmp_path / "new folder" / "cache") as store:
         assert store.find(KEY, MANY, 0.2) == added
 
 
-def test_flipped_bits_are_never_given_out(tmp_path: Path) -> None:
-    """A hundred files with 1 to 16 bits flipped anywhere, header and all, each asked for a tenth of its rows."""
+def test_rows_with_flipped_bits_are_never_returned(tmp_path: Path) -> None:
+    """A hundred files with 1 to 16 bits flipped anywhere, header and all, each searched for a tenth of its rows."""
     added, rng = filled(tmp_path / "sound"), random.Random(0)
     sound = (tmp_path / "sound").read_bytes()
     given_out, aside = 0, 0
@@ -68,19 +68,19 @@ def test_flipped_bits_are_never_given_out(tmp_path: Path) -> None:
         for _ in range(2 ** rng.randrange(5)):
             content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        asked = rng.sample(range(len(MANY)), 30)
+        requested = rng.sample(range(len(MANY)), 30)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with ResultCache(path) as store:
-                found = store.find(KEY, [MANY[i] for i in asked], 0.2)
-        assert found.items() <= {place: added[i] for place, i in enumerate(asked)}.items()
+                found = store.find(KEY, [MANY[i] for i in requested], 0.2)
+        assert found.items() <= {place: added[i] for place, i in enumerate(requested)}.items()
         given_out, aside = given_out + len(found), aside + noticed(path, caught)
-    assert aside > 20  # often one of the rows asked for, or a page is broken
-    assert given_out > 1000  # and often none is
+    assert aside > 20  # often a requested row or a page is damaged
+    assert given_out > 1000  # often no row is damaged
 
 
 def noticed(path: Path, caught: list[warnings.WarningMessage]) -> bool:
-    """Whether the file was set aside, and said to be in one line."""
+    """Whether the file was renamed, with a warning of one line."""
     if not caught:
         return False
     (line,) = (str(warning.message) for warning in caught)
@@ -91,7 +91,7 @@ def noticed(path: Path, caught: list[warnings.WarningMessage]) -> bool:
 
 
 @pytest.mark.parametrize("column", ["threshold", "lo", "hi", "text", "tokens", "rounds", "drafted", "accepted"])
-def test_a_row_changed_in_any_column_is_noticed(column: str, tmp_path: Path) -> None:
+def test_a_change_in_any_column_is_detected(column: str, tmp_path: Path) -> None:
     filled(tmp_path / "cache")
     file = sqlite3.connect(tmp_path / "cache")
     value = "'other'" if column == "text" else "0.2" if column in ("threshold", "lo") else f"{column} + 1"
@@ -103,35 +103,35 @@ def test_a_row_changed_in_any_column_is_noticed(column: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_set_aside(share: float, tmp_path: Path) -> None:
+def test_a_truncated_file_is_renamed(share: float, tmp_path: Path) -> None:
     path = tmp_path / "cache"
     filled(path)
     os.truncate(path, int(share * path.stat().st_size))
     (line,) = named(path)
     assert "is damaged" in line
     assert "\n" not in line
-    assert named(path) == []  # the new one is sound
+    assert named(path) == []  # the new file is intact
 
 
-def test_what_is_no_cache_of_ours_is_set_aside_whole(tmp_path: Path) -> None:
+def test_other_files_are_renamed_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     for number, content in enumerate((b"{}\n", b"\0" * 5000, random.Random(0).randbytes(100_000)), 1):
         path.write_bytes(content)
-        assert "not a database" in named(path)[0] or "it is no cache" in named(path)[0]
+        assert "not a database" in named(path)[0] or "it is not a cache" in named(path)[0]
         assert (tmp_path / f"cache.damaged-{number}").read_bytes() == content
         path.unlink()
     sqlite3.connect(path).execute("CREATE TABLE mine (a)")
-    assert "it is no cache of decodings of fsd-calib" in named(path)[0]
+    assert "it is not a cache of decodings of fsd-calib" in named(path)[0]
     assert sqlite3.connect(tmp_path / "cache.damaged-4").execute("SELECT * FROM mine").fetchall() == []
 
 
-def test_a_schema_of_another_version_is_set_aside(tmp_path: Path) -> None:
+def test_a_file_of_another_version_is_renamed(tmp_path: Path) -> None:
     filled(tmp_path / "cache")
     sqlite3.connect(tmp_path / "cache").execute("PRAGMA user_version = 7")
-    assert "its schema has version 7, this fsd-calib's has 1" in named(tmp_path / "cache")[0]
+    assert "its schema has version 7, and this fsd-calib reads version 1" in named(tmp_path / "cache")[0]
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "cache"):
         with pytest.raises(UsageError, match=r"cache of decodings '.*' cannot be used \(.*\); free or repair it"):
@@ -146,11 +146,11 @@ def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
         ResultCache(tmp_path / "cache")
 
 
-def test_who_has_it_open_follows_to_the_new_file(tmp_path: Path) -> None:
+def test_open_caches_switch_to_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     with ResultCache(path) as here, ResultCache(path) as there:
         here.add(KEY, ASKED, 0.2, result())
-        set_aside(path)  # as another process does that found it damaged
+        set_aside(path)  # as another process does on finding the damage
         assert here.find(KEY, [ASKED], 0.2) == {}
         there.add(KEY, ASKED, 0.2, result("new"))
         assert here.find(KEY, [ASKED], 0.2)[0].text == "new"
@@ -167,7 +167,7 @@ def add_and_announce(pipe: Connection, path: Path, problems: Iterable[int]) -> N
             pipe.send(i)
 
 
-def test_killed_at_random_moments_nothing_announced_is_lost(tmp_path: Path) -> None:
+def test_no_added_row_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
     path, rng, announced = tmp_path / "cache", random.Random(0), list[int]()
     for run in range(10):
         process, pipe = begin(add_and_announce, path, range(run * 10**6, (run + 1) * 10**6))
@@ -183,7 +183,7 @@ def test_killed_at_random_moments_nothing_announced_is_lost(tmp_path: Path) -> N
 
 
 def share(pipe: Connection, path: Path, number: int) -> None:
-    """Adds its own rows and some of its neighbour's, and sees everybody's in the end."""
+    """Adds its own rows and some of its neighbour's, and finds all rows in the end."""
     pipe.recv()
     rows = [CacheQuery(i, "p") for i in range(600)]
     with ResultCache(path) as store:
@@ -195,7 +195,7 @@ def share(pipe: Connection, path: Path, number: int) -> None:
         pipe.send({i: kept.text for i, kept in store.find(KEY, rows, 0.2).items()})
 
 
-def test_three_processes_share_one_file_from_its_making_on(tmp_path: Path) -> None:
+def test_three_processes_create_and_share_one_file(tmp_path: Path) -> None:
     children = [begin(share, tmp_path / "cache", number) for number in range(3)]
     for order in ("begin", "look"):
         for _, pipe in children:
@@ -216,7 +216,7 @@ def add_when_told(pipe: Connection, path: Path, problem: int) -> None:
     pipe.send(len(caught))
 
 
-def test_damage_found_by_many_at_once_is_set_aside_once(tmp_path: Path) -> None:
+def test_a_damaged_file_is_renamed_once_by_several_processes(tmp_path: Path) -> None:
     for round_ in range(5):
         path = tmp_path / f"{round_}"
         path.write_bytes(b"no database")

@@ -15,7 +15,7 @@ DURATIONS = st.floats(1e-5, 1.0)
 
 
 @given(DURATIONS, DURATIONS, DURATIONS)
-def test_a_line_gives_back_what_it_was_made_of(c: float, v: float, position: float) -> None:
+def test_the_fit_recovers_the_costs_of_exact_rounds(c: float, v: float, position: float) -> None:
     found = fit({length: length * c + v + (length + 1) * position for length in (2, 4, 8)}, c)
     assert found.seconds(1, 12) == pytest.approx(12 * c + v + 13 * position, rel=1e-6)
     assert found.seconds(1, 0) == pytest.approx(v + position, rel=1e-5, abs=1e-8)
@@ -23,42 +23,42 @@ def test_a_line_gives_back_what_it_was_made_of(c: float, v: float, position: flo
 
 
 @given(st.lists(DURATIONS, min_size=2, max_size=6), st.floats(0, 10))
-def test_no_measurement_makes_a_cost_negative(seconds: list[float], draft_step: float) -> None:
+def test_no_cost_is_negative(seconds: list[float], draft_step: float) -> None:
     found = fit(dict(zip((1, 2, 4, 8, 16, 32), seconds, strict=False)), draft_step)
     assert min(found.draft_step, found.verify, found.position) >= 0
     assert found.seconds(1, 4) > 0
 
 
-def test_a_clock_leaves_out_prompts_and_small_batches() -> None:
-    decoder, seen = tiny_decoder(), list[RoundRecord]()
+def test_the_clock_excludes_prefill_and_smaller_batches() -> None:
+    decoder, records = tiny_decoder(), list[RoundRecord]()
     clock = RoundClock(decoder.device)
 
     def look(record: RoundRecord) -> None:
         clock(record)
-        seen.append(record)
+        records.append(record)
 
     for _ in range(2):  # calls of `generate`
         clock.restart()
         decoder.generate(ragged_prompts(4), 30, batch_size=4, stop=["w7"], observer=look)
-    full = [record for record in seen if len(record.requests) == 4]
-    assert len(full) < len(seen)
+    full = [record for record in records if len(record.requests) == 4]
+    assert len(full) < len(records)
     assert len(clock.seconds) == len(clock.drafting) == len(full) - 2
     assert all(drafting < whole for drafting, whole in zip(clock.drafting, clock.seconds, strict=True))
 
 
 @pytest.mark.slow
-def test_costs_of_a_decoder_are_measured_at_its_batch() -> None:
+def test_costs_are_measured_at_the_given_batch_size() -> None:
     costs = measure_costs(tiny_decoder(), ragged_prompts(3), [5, 6, 7], 40, batch_size=4, draft_lengths=(1, 5))
     assert costs.rows == 4
     assert costs.model.draft_step > 0
     assert costs.model.seconds(1, 5) > costs.model.seconds(1, 1) > 0
 
 
-def test_one_length_makes_no_line() -> None:
+def test_a_single_draft_length_is_refused() -> None:
     with pytest.raises(UsageError, match=r"draft_lengths is \[3, 3\]"):
         measure_costs(tiny_decoder(), [[1]], [0], 40, batch_size=1, draft_lengths=(3, 3))
 
 
-def test_texts_of_one_round_tell_nothing() -> None:
+def test_texts_of_one_round_are_refused() -> None:
     with pytest.raises(UsageError, match="no text took a second round"):
         measure_costs(tiny_decoder(), [[1]], [0], 1, batch_size=1)

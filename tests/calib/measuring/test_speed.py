@@ -1,4 +1,4 @@
-"""Speeds, on a machine whose true speed is known: estimates, intervals, turns and hiccups."""
+"""Speeds on a simulated machine whose true speed is known: estimates, intervals, turns and outliers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from fsd_calib.measuring.interleaved import measure_speeds
-from fsd_calib.measuring.speed import ForecastSpeeds, Interval, TimedSpeeds, over_processes
+from fsd_calib.measuring.speed import ForecastSpeeds, Interval, TimedSpeeds, pool_processes
 from fsd_decoding.errors import UsageError
 
-SPEEDS = {"target": 20.0, "sd": 50.0, "fsd": 60.0}  # rounds a second
-Problem = tuple[int, float]  # its number, and rounds it takes; a round of it brings about two tokens
+SPEEDS = {"target": 20.0, "sd": 50.0, "fsd": 60.0}  # rounds per second
+Problem = tuple[int, float]  # its number and its rounds, of about two tokens each
 
 
 class Machine:
-    """Decodes at known speeds on a clock of its own."""
+    """Decodes at known speeds on a simulated clock."""
 
     def __init__(self, seed: int = 0, noise: float = 0.0, hiccups: float = 0.0) -> None:
         self.now, self.calls = 0.0, list[tuple[str, tuple[int, ...]]]()
@@ -42,7 +42,7 @@ def drawn(count: int, seed: int = 0) -> list[Problem]:
 
 
 def test_speeds_of_a_steady_machine_are_exact() -> None:
-    problems = [(3 * i, 10.0) for i in range(8)]  # two tokens a round
+    problems = [(3 * i, 10.0) for i in range(8)]  # two tokens per round
     speeds = Machine().measure(problems)
     for name, rounds in SPEEDS.items():
         found = speeds.of(name)
@@ -50,7 +50,7 @@ def test_speeds_of_a_steady_machine_are_exact() -> None:
     assert speeds.ratio("fsd", "sd").value == pytest.approx(1.2)
 
 
-def test_a_stream_gets_its_share() -> None:
+def test_the_speed_is_that_of_one_stream() -> None:
     machine = Machine()
     speeds = machine.measure([(3 * i, 10.0) for i in range(400)], streams=4)
     assert {len(numbers) for _, numbers in machine.calls} == {16}
@@ -59,7 +59,7 @@ def test_a_stream_gets_its_share() -> None:
     assert speeds.ratio("sd", "target").value == pytest.approx(2.5)
 
 
-def test_fewer_problems_make_smaller_pieces_and_too_few_are_refused() -> None:
+def test_fewer_problems_give_smaller_pieces_and_too_few_are_refused() -> None:
     machine = Machine()
     machine.measure(drawn(60), streams=4)
     assert {len(numbers) for _, numbers in machine.calls} == {6}
@@ -67,7 +67,7 @@ def test_fewer_problems_make_smaller_pieces_and_too_few_are_refused() -> None:
         machine.measure(drawn(11), streams=4)
 
 
-def test_all_decode_the_same_pieces_in_turn_and_the_first_only_warms_up() -> None:
+def test_all_configurations_decode_the_same_pieces_in_turn_after_a_warm_up() -> None:
     machine, problems = Machine(), [(i, 10.0) for i in range(30)]
     machine.measure(problems)
     assert machine.calls[:3] == [(name, (0,)) for name in SPEEDS]
@@ -75,11 +75,11 @@ def test_all_decode_the_same_pieces_in_turn_and_the_first_only_warms_up() -> Non
     turns = [rest[at : at + 3] for at in range(0, len(rest), 3)]
     assert [numbers for turn in turns for _, numbers in turn[:1]] == 3 * [(i,) for i in range(1, 30)]
     assert all({name for name, _ in turn} == set(SPEEDS) and len({of for _, of in turn}) == 1 for turn in turns)
-    firsts = {turn[0][0] for turn in turns}  # one of three never being first in 87 turns: chance below 1e-14
+    firsts = {turn[0][0] for turn in turns}  # probability below 1e-14 that one of three is never first in 87 turns
     assert firsts == set(SPEEDS)
 
 
-def test_a_hiccup_in_one_turn_changes_nothing() -> None:
+def test_an_outlier_in_one_turn_changes_nothing() -> None:
     class Hiccup(Machine):
         def decode(self, name: str, problems: Sequence[Problem]) -> int:
             self.now += 1000.0 * (len(self.calls) in (0, 10, 40))
@@ -90,7 +90,7 @@ def test_a_hiccup_in_one_turn_changes_nothing() -> None:
         assert astuple(disturbed.of(name)) == pytest.approx(astuple(quiet.of(name)))
 
 
-def test_a_machine_that_slows_down_slows_all() -> None:
+def test_a_machine_that_slows_down_keeps_the_ratios() -> None:
     class Tiring(Machine):
         def decode(self, name: str, problems: Sequence[Problem]) -> int:
             began = self.now
@@ -103,10 +103,10 @@ def test_a_machine_that_slows_down_slows_all() -> None:
 
 
 @pytest.mark.parametrize("count", [9, 25])
-def test_intervals_cover_the_truth_as_often_as_they_say(count: int) -> None:
-    """500 measurements, each with problems of its own, at 90 %: three standard errors are .04, and .015 more is
-    left for what a bootstrap of 8 pieces is off by. Four shares: false alarm below .011, were seeds not fixed."""
-    rounds = np.arange(4, 40)  # of problems as they are drawn
+def test_intervals_have_their_nominal_coverage(count: int) -> None:
+    """500 measurements, each with problems of its own, at 90 %: three standard errors are .04, and .015
+    more is allowed for a bootstrap of 8 pieces. Seeds are fixed (else false alarms below .011 for four shares)."""
+    rounds = np.arange(4, 40)  # rounds of a problem, to be drawn from
     tokens = np.mean([np.rint(rounds * (2 + k / 2)).mean() for k in range(3)])
     speed, ratio = tokens / rounds.mean() * SPEEDS["fsd"], SPEEDS["fsd"] / SPEEDS["sd"]
     covered = np.zeros(2)
@@ -121,7 +121,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(count: int) -> None:
 
 
 class Offset(Machine):
-    """Of each process every configuration is off by a factor of its own, some 3 %, which no repeat within it shows."""
+    """A process in which each configuration is off by its own factor, some 3 %, constant within the process."""
 
     def __init__(self, seed: int, process: int) -> None:
         super().__init__(1000 * seed + process, noise=0.1)
@@ -136,7 +136,7 @@ class Offset(Machine):
 
 
 @pytest.mark.slow
-def test_intervals_over_processes_cover_what_one_process_hides() -> None:
+def test_intervals_over_processes_include_the_variation_between_them() -> None:
     """300 measurements at 95 %, each with problems and five processes of its own: three standard errors are .038. Two
     shares: false alarm below .003, were seeds not fixed. The first process's own interval of the ratio covers about .70
     of the time: .78 is three standard errors above that."""
@@ -147,7 +147,7 @@ def test_intervals_over_processes_cover_what_one_process_hides() -> None:
     for seed in range(300):
         problems = drawn(16, seed + 10_000)
         measured = [Offset(seed, process).measure(problems, confidence=0.95) for process in range(5)]
-        speeds = over_processes(measured)
+        speeds = pool_processes(measured)
         found = speeds.of("fsd"), speeds.ratio("fsd", "sd")
         covered += [i.low <= truth <= i.high for i, truth in zip(found, (speed, ratio), strict=True)]
         within = measured[0].ratio("fsd", "sd")
@@ -156,15 +156,15 @@ def test_intervals_over_processes_cover_what_one_process_hides() -> None:
     assert alone / 300 < 0.78
 
 
-def test_processes_that_agree_say_what_one_of_them_says() -> None:
+def test_processes_that_agree_give_the_result_of_one() -> None:
     measured = [Machine().measure(drawn(12)) for _ in range(3)]
-    together = over_processes(measured)
+    together = pool_processes(measured)
     assert (together.processes, measured[0].processes) == (3, 0)
     for name in SPEEDS:
         assert astuple(together.of(name)) == pytest.approx(astuple(measured[0].of(name)))
 
 
-def test_what_is_forecast_is_not_timed_and_has_no_width() -> None:
+def test_a_forecast_speed_has_an_interval_of_no_width() -> None:
     speeds = ForecastSpeeds(SPEEDS.__getitem__)
     assert (speeds.timed, speeds.problems) == (False, 0)
     assert speeds.of("sd") == Interval(50.0, 50.0, 50.0)

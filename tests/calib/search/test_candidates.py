@@ -1,4 +1,4 @@
-"""The sequence that goes to the test: its order, its worth, and what it is made of."""
+"""The sequence to be tested: its order, and its expected speed beside the best possible sequence."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.search.bar import Bar
-from fsd_calib.search.candidates import expected_speed, passes, sequence
-from fsd_calib.search.history import Seen
+from fsd_calib.search.candidates import choose_sequence, expected_speed, simulate_passes
+from fsd_calib.search.history import Observation
+from fsd_calib.search.pass_model import PassModel
 from fsd_calib.search.prospects import Prospects, Settings
 
-BAR = Bar(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
+PASS_MODEL = PassModel(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
 LOSSLESS = 100.0
 
 
 def prospects(settings_: list[tuple[str, float, float, float]]) -> Prospects:
-    """Of settings that were tried on the whole tuning part: divergence, logit(u), tokens/s and retention."""
+    """Returns predictions for settings measured on the whole tuning part: divergence, logit(u), tokens/s and
+    retention."""
     arms = [Configuration("fsd-coupled", divergence, 8) for divergence, *_ in settings_]
     shares, speeds = np.array([s[1] for s in settings_]), np.array([s[2] for s in settings_])
-    seen = [
-        Seen(arm, at, (retention - 1) * BAR.accuracy, 0.02, BAR.tuning)
+    observations = [
+        Observation(arm, at, (retention - 1) * PASS_MODEL.accuracy, 0.02, PASS_MODEL.tuning)
         for arm, (_, at, _, retention) in zip(arms, settings_, strict=True)
     ]
-    return Prospects(Settings(arms, shares, speeds), seen, BAR, LOSSLESS)
+    return Prospects(Settings(arms, shares, speeds), observations, PASS_MODEL, LOSSLESS)
 
 
 SETTING = st.tuples(
@@ -38,12 +39,12 @@ SOME = st.lists(SETTING, min_size=1, max_size=6, unique_by=lambda s: s[:2])
 
 @given(some=SOME)
 @settings(max_examples=40, deadline=None)
-def test_each_is_faster_than_the_one_before_and_no_likelier_to_pass(
+def test_each_rung_is_faster_and_no_likelier_to_pass_than_the_one_before(
     some: list[tuple[str, float, float, float]],
 ) -> None:
-    known = prospects(some)
-    chosen = sequence(known)
-    speeds, chances = known.settings.speeds[chosen], passes(known).mean(0)[chosen]
+    predictions = prospects(some)
+    chosen = choose_sequence(predictions)
+    speeds, chances = predictions.settings.speeds[chosen], simulate_passes(predictions).mean(0)[chosen]
     assert all(speeds > LOSSLESS)
     assert all(a < b for a, b in pairwise(speeds))
     assert all(a >= b for a, b in pairwise(chances))
@@ -52,12 +53,12 @@ def test_each_is_faster_than_the_one_before_and_no_likelier_to_pass(
 
 @given(some=SOME)
 @settings(max_examples=20, deadline=None)
-def test_none_that_is_in_order_is_expected_to_be_certified_much_faster(
+def test_the_greedy_sequence_is_nearly_as_good_as_the_best_one(
     some: list[tuple[str, float, float, float]],
 ) -> None:
-    """Beside all sequences there are: built one by one, it comes within 1.5 % of the best."""
-    known = prospects(some)
-    passed, speeds = passes(known), known.settings.speeds
+    """Its expected speed is within 1.5 % of the best of all ordered sequences."""
+    predictions = prospects(some)
+    passed, speeds = simulate_passes(predictions), predictions.settings.speeds
 
     def value(chosen: list[int]) -> float:
         return expected_speed(chosen, passed, speeds, LOSSLESS)
@@ -69,30 +70,32 @@ def test_none_that_is_in_order_is_expected_to_be_certified_much_faster(
             in_order = all(speeds[a] < speeds[b] and chances[a] >= chances[b] for a, b in pairwise(which))
             if in_order and all(chances[i] >= 0.5 for i in which[:-1]):
                 best = max(best, value(list(which)))
-    assert value(sequence(known)) >= 0.985 * best
+    assert value(choose_sequence(predictions)) >= 0.985 * best
 
 
-def test_rungs_come_from_whatever_arm_is_best_there() -> None:
-    chosen = sequence(
-        known := prospects([("js", 2.5, 130.0, 1.0), ("doubt", 3.5, 180.0, 0.989), ("js", 4.0, 150.0, 0.985)])
+def test_rungs_may_come_from_different_arms() -> None:
+    chosen = choose_sequence(
+        predictions := prospects([("js", 2.5, 130.0, 1.0), ("doubt", 3.5, 180.0, 0.989), ("js", 4.0, 150.0, 0.985)])
     )
-    assert [known.settings.arms[i].divergence for i in chosen] == ["js", "doubt"]
+    assert [predictions.settings.arms[i].divergence for i in chosen] == ["js", "doubt"]
 
 
-def test_what_is_no_faster_than_lossless_decoding_is_not_tested() -> None:
-    assert sequence(prospects([("js", 2.5, 99.0, 1.0), ("js", 3.0, 100.2, 1.0)])) == []
+def test_a_setting_no_faster_than_lossless_decoding_is_not_tested() -> None:
+    assert choose_sequence(prospects([("js", 2.5, 99.0, 1.0), ("js", 3.0, 100.2, 1.0)])) == []
 
 
-def test_what_another_policy_showed_is_not_taken_for_ones_own() -> None:
+def test_a_bad_policy_lowers_the_prediction_of_another_only_a_little() -> None:
     arms = [Configuration("fsd-coupled", "js", 8, policy=policy) for policy in (None, "shape")]
     good, bad = (
-        Seen(arms[0], 3.0, 0.0, 0.02, BAR.tuning),
-        [Seen(arms[1], at, -0.2, 0.25, 128) for at in (2.8, 3.0, 3.2)],
+        Observation(arms[0], 3.0, 0.0, 0.02, PASS_MODEL.tuning),
+        [Observation(arms[1], at, -0.2, 0.25, 128) for at in (2.8, 3.0, 3.2)],
     )
     own = Settings(arms[:1], np.array([3.0]), np.array([150.0]))
-    alone, beside = (Prospects(own, seen, BAR, LOSSLESS).chances[0] for seen in ([good], [good, *bad]))
+    alone, beside = (
+        Prospects(own, observations, PASS_MODEL, LOSSLESS).chances[0] for observations in ([good], [good, *bad])
+    )
     assert beside > alone - 0.3
 
 
-def test_a_hopeless_setting_costs_no_test() -> None:
-    assert sequence(prospects([("js", 4.5, 200.0, 0.9)])) == []
+def test_a_setting_that_will_fail_is_not_tested() -> None:
+    assert choose_sequence(prospects([("js", 4.5, 200.0, 0.9)])) == []

@@ -1,4 +1,4 @@
-"""What replay forecasts, against replay itself, and a measurement with other outcome_shifts."""
+"""Forecasts compared with replay itself, and measurements with shifted outcomes."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ def forecast(traces: Traces) -> ReplayForecast:
     return ReplayForecast(traces, SPACE, COSTS)
 
 
-@settings(max_examples=25, derandomize=True)  # at one place in hundreds lines between points err by 1.04 %
+@settings(max_examples=25, derandomize=True)  # one interpolated point in hundreds errs by 1.04 %
 @given(at=st.floats(-2, 7), rule=st.sampled_from(SPACE.rules), length=st.sampled_from(SPACE.draft_lengths))
-def test_it_says_what_replay_says(traces: Traces, forecast: ReplayForecast, at: float, rule: str, length: int) -> None:
+def test_forecast_speed_is_that_of_a_replay(
+    traces: Traces, forecast: ReplayForecast, at: float, rule: str, length: int
+) -> None:
     threshold = forecast.threshold(Configuration(rule, "js", length), at)
     expected = replay(traces, rule, "js", threshold, length).tokens_per_second(COSTS)
     assert forecast.tokens_per_second(Configuration(rule, "js", length, threshold)) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("name", SPACE.divergences)
-def test_a_threshold_accepts_the_share_it_stands_for(traces: Traces, forecast: ReplayForecast, name: str) -> None:
+def test_a_threshold_accepts_its_share(traces: Traces, forecast: ReplayForecast, name: str) -> None:
     for share in (0.3, 0.9, 0.97):
         found = forecast.threshold(Configuration("fsd", name, 3), float(np.log(share / (1 - share))))
         low, high = quantiles(traces, name, [share - 0.01, share + 0.01])
         assert low <= found <= high
 
 
-def test_it_grows_with_the_share_and_stays_finite(forecast: ReplayForecast) -> None:
-    """kl_qp is infinite now and then in these traces."""
+def test_thresholds_and_speeds_grow_with_the_share_and_stay_finite(forecast: ReplayForecast) -> None:
+    """kl_qp is infinite for some tokens of these traces."""
     for name in SPACE.divergences:
         arm = Configuration("fsd", name, 3)
         scale = [forecast.threshold(arm, at) for at in np.linspace(forecast.lowest, forecast.highest, 300)]
@@ -57,31 +59,31 @@ def test_it_grows_with_the_share_and_stays_finite(forecast: ReplayForecast) -> N
         assert (np.diff(speeds) >= -1e-9).all()
 
 
-def test_measured_speed_is_what_the_cost_model_makes_of_the_rounds(forecast: ReplayForecast) -> None:
-    seen = World(count=20).evaluator().measure(Configuration("fsd-coupled", "js", 3, 0.9))
-    assert forecast.measured(seen) == pytest.approx(seen.tokens / (seen.rounds * (3 * 0.002 + 0.01)))
+def test_measured_speed_follows_from_the_rounds_by_the_cost_model(forecast: ReplayForecast) -> None:
+    measured = World(count=20).evaluator().measure(Configuration("fsd-coupled", "js", 3, 0.9))
+    assert forecast.measured(measured) == pytest.approx(measured.tokens / (measured.rounds * (3 * 0.002 + 0.01)))
 
 
 @given(st.integers(0, 30))
-def test_luck_turns_so_many_problems(problems: int) -> None:
+def test_shifted_outcomes_change_so_many_problems(problems: int) -> None:
     world = World(count=200, middle=6)
     fuzzy, target = world.evaluator().measure(Configuration("fsd", "js", 3, 0.99)), world.target()
     lost = int((target.correct & ~fuzzy.correct).sum())
     assert outcome_shifts.worse(fuzzy, target, problems).correct.sum() == fuzzy.correct.sum() - problems
-    lucky = outcome_shifts.better(fuzzy, target, problems)
-    assert lucky.correct.sum() == fuzzy.correct.sum() + problems
-    assert (target.correct & ~lucky.correct).sum() == max(lost - problems, 0)
+    better = outcome_shifts.better(fuzzy, target, problems)
+    assert better.correct.sum() == fuzzy.correct.sum() + problems
+    assert (target.correct & ~better.correct).sum() == max(lost - problems, 0)
     assert outcome_shifts.flips(fuzzy, target) == (fuzzy.correct != target.correct).sum()
 
 
-def test_nothing_is_left_to_chance_at_the_end_and_a_few_flips_are_never_certain() -> None:
-    assert outcome_shifts.swing(7, 1000, 1000, 2.5) == (0, 0)
-    assert outcome_shifts.swing(0, 128, 10**9, 2.5) == (7, 0)
-    more, fewer = outcome_shifts.swing(100, 128, 10**9, 2.5)
+def test_plausible_flips_are_exact_on_the_whole_part_and_wide_for_few_flips() -> None:
+    assert outcome_shifts.plausible_flips(7, 1000, 1000, 2.5) == (0, 0)
+    assert outcome_shifts.plausible_flips(0, 128, 10**9, 2.5) == (7, 0)
+    more, fewer = outcome_shifts.plausible_flips(100, 128, 10**9, 2.5)
     assert fewer < 25 < more < 30
 
 
-def test_a_formula_and_a_world_agree() -> None:
+def test_the_simulated_forecast_matches_the_simulated_world() -> None:
     fuzzy = Configuration("fsd-coupled", "js", 6, 0.97)
     measured = Formula().measured(World(count=500).evaluator().measure(fuzzy))
     assert measured == pytest.approx(Formula().tokens_per_second(fuzzy), rel=0.03)

@@ -1,4 +1,4 @@
-"""Where a search is written down: journals and databases, several processes, processes that are killed, damage."""
+"""Storage of a search: journals and databases, several processes, killed processes, damage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,14 +17,14 @@ import pytest
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
-from fsd_calib.search.search import Searched, freeze, search, tell_recounted
+from fsd_calib.search.search import SearchResult, freeze, record_recounts, search
 from fsd_calib.search.space import Space
-from fsd_calib.search.trial import setting
+from fsd_calib.search.trial import setting_attributes
 from support.paths import ROOT
 from support.postgres import Postgres, started
 from support.searching_worker import GOAL, SPACE, searched, world
 from support.traces import refusal
-from support.worlds import Formula, World
+from support.worlds import TARGET, Formula, World
 
 WORKER = ROOT / "tests" / "support" / "searching_worker.py"
 PLACES = ["journal", "sqlite"]
@@ -50,17 +50,17 @@ def lines(process: subprocess.Popen[str]) -> IO[str]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Searched:
+def alone() -> SearchResult:
     return searched(None, world())
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_finished_trials_are_not_repeated(kind: str, tmp_path: Path, alone: Searched) -> None:
+def test_finished_trials_are_not_repeated(kind: str, tmp_path: Path, alone: SearchResult) -> None:
     storage = place(kind, tmp_path)
-    assert len(searched(storage, world(), trials=3).tried) == 3
+    assert len(searched(storage, world(), trials=3).trials) == 3
     again = world()
     assert searched(storage, again) == alone
-    assert len(again.calls) == len(alone.tried) - 3
+    assert len(again.calls) == len(alone.trials) - 3
     finished = world()
     assert searched(storage, finished) == alone
     assert finished.calls == []
@@ -73,71 +73,71 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> optuna.Study:
     return optuna.load_study(study_name="study", storage=url)
 
 
-def test_the_study_holds_parameters_values_and_constraints(study: optuna.Study, alone: Searched) -> None:
-    assert [t.value for t in study.trials] == [t.value for t in alone.tried]
-    for trial, tried in zip(study.trials, alone.tried, strict=True):
+def test_the_study_holds_parameters_values_and_constraints(study: optuna.Study, alone: SearchResult) -> None:
+    assert [t.value for t in study.trials] == [t.value for t in alone.trials]
+    for trial, expected in zip(study.trials, alone.trials, strict=True):
         assert list(trial.params) == ["rule", "divergence", "draft_length", "policy", "draft", "logit_share"]
-        assert trial.constraints["shortfall"] == tried.shortfall
+        assert trial.constraints["shortfall"] == expected.shortfall
 
 
-def test_a_trial_says_in_attributes_what_was_tried_and_what_came_of_it(study: optuna.Study, alone: Searched) -> None:
-    for trial, tried in zip(study.trials, alone.tried, strict=True):
-        said, of = trial.user_attrs, tried.configuration
-        assert (said["rule"], said["divergence"], said["draft_length"]) == (of.rule, of.divergence, of.draft_length)
-        assert (said["threshold"], said["problems"]) == (of.threshold, tried.problems)
-        assert (said["tokens_per_second"], said["retention"]) == (tried.tokens_per_second, tried.retention)
-        assert {"policy", "draft"}.isdisjoint(said)  # there is one of each
-        target, fuzzy = world().target().correct[: tried.problems], world().correct(of)[: tried.problems, None]
-        assert tried.lost == said["lost"] == pytest.approx((target & ~fuzzy).mean())
-        assert tried.gained == said["gained"] == pytest.approx((fuzzy & ~target).mean())
-        assert said["churn"] == pytest.approx((target != fuzzy).mean())
-    assert any(t.lost > 0 for t in alone.tried)
+def test_a_trial_has_attributes_of_its_setting_and_its_result(study: optuna.Study, alone: SearchResult) -> None:
+    for trial, expected in zip(study.trials, alone.trials, strict=True):
+        shown, fuzzy = trial.user_attrs, expected.configuration
+        assert (shown["rule"], shown["divergence"], shown["draft_length"]) == astuple(fuzzy)[:3]
+        assert (shown["threshold"], shown["problems"]) == (fuzzy.threshold, expected.problems)
+        assert (shown["tokens_per_second"], shown["retention"]) == (expected.tokens_per_second, expected.retention)
+        assert {"policy", "draft"}.isdisjoint(shown)  # the space has one of each
+        target, kept = (world().correct(c)[: expected.problems] for c in (TARGET, fuzzy))
+        assert expected.lost == shown["lost"] == pytest.approx((target & ~kept).mean())
+        assert expected.gained == shown["gained"] == pytest.approx((kept & ~target).mean())
+        assert shown["churn"] == pytest.approx((target != kept).mean())
+    assert any(t.lost > 0 for t in alone.trials)
 
 
 def test_the_best_trial_is_feasible(tmp_path: Path) -> None:
-    """Though an infeasible one is faster."""
+    """Even where an infeasible one is faster."""
     url, of = place("sqlite", tmp_path), World(count=600, seed=1)
-    tried = search(of.evaluator(), of.target(), Formula(), SPACE, GOAL, url, "study", 12, Silent()).tried
-    best = max((t for t in tried if t.feasible), key=lambda t: t.value)
-    assert max(t.value for t in tried) > best.value
+    expected = search(of.evaluator(), of.target(), Formula(), SPACE, GOAL, url, "study", 12, Silent()).trials
+    best = max((t for t in expected if t.feasible), key=lambda t: t.value)
+    assert max(t.value for t in expected) > best.value
     assert optuna.load_study(study_name="study", storage=url).best_trial.value == best.value
 
 
-def test_dashboards_find_which_trials_are_infeasible(study: optuna.Study, alone: Searched) -> None:
+def test_dashboards_find_which_trials_are_infeasible(study: optuna.Study, alone: SearchResult) -> None:
     """optuna-dashboard 0.21 reads the list that samplers of Optuna 4 wrote: _serializer.py, CONSTRAINTS_KEY."""
     read = [trial.system_attrs.get("constraints", []) for trial in study.trials]
-    assert [all(value <= 0 for value in values) for values in read] == [t.feasible for t in alone.tried]
-    assert not all(t.feasible for t in alone.tried)
+    assert [all(value <= 0 for value in values) for values in read] == [t.feasible for t in alone.trials]
+    assert not all(t.feasible for t in alone.trials)
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_the_study_says_what_freezing_counted_on_more_problems(kind: str, tmp_path: Path) -> None:
+def test_the_study_records_what_freezing_measured(kind: str, tmp_path: Path) -> None:
     storage, of = place(kind, tmp_path), World(count=600, seed=1)
     evaluator, target, forecast = of.evaluator(), of.target(), Formula()
     found = search(evaluator, target, forecast, SPACE, GOAL, storage, "study", 12, Silent())
     frozen = freeze(found, SPACE, evaluator, target, forecast, GOAL)
-    tell_recounted(found, evaluator, target, forecast, storage, "study")
-    opened = storage if kind == "sqlite" else journal(storage)
-    said = optuna.load_study(study_name="study", storage=opened)
-    whole = [t.user_attrs for t in said.trials if t.user_attrs["problems"] == of.count]
-    more = [attributes for name, attributes in said.user_attrs.items() if name.startswith("recounted ")]
-    assert all(one["problems"] == of.count for one in more)
-    assert more
+    record_recounts(found, evaluator, target, forecast, storage, "study")
+    backend = storage if kind == "sqlite" else journal(storage)
+    study = optuna.load_study(study_name="study", storage=backend)
+    whole = [t.user_attrs for t in study.trials if t.user_attrs["problems"] == of.count]
+    recounted = [values for name, values in study.user_attrs.items() if name.startswith("recounted ")]
+    assert all(one["problems"] == of.count for one in recounted)
+    assert recounted
     for configuration in frozen:
-        (one,) = [a for a in whole + more if _is_of(a, configuration)]
+        (one,) = [a for a in whole + recounted if _is_of(a, configuration)]
         assert one["tokens_per_second"] == forecast.measured(evaluator.measure(configuration))
 
 
 def _is_of(attributes: dict[str, Any], configuration: Configuration) -> bool:
-    return setting(configuration).items() <= attributes.items()
+    return setting_attributes(configuration).items() <= attributes.items()
 
 
 def journal(path: str) -> optuna.storages.JournalStorage:
     return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
 
 
-def share_the_work(storage: str, alone: Searched) -> None:
-    """Two processes; each takes some trials, none is done twice, and the winner is as good."""
+def share_the_work(storage: str, alone: SearchResult) -> None:
+    """Runs two processes: each evaluates some trials, none twice, and the winner is as good."""
     workers = [start(storage, 0.4) for _ in range(2)]
     said = [lines(worker).read().splitlines() for worker in workers]
     assert [worker.wait() for worker in workers] == [0, 0]
@@ -147,24 +147,24 @@ def share_the_work(storage: str, alone: Searched) -> None:
     assert len(set(both)) == len(both)
     assert said[0][-1] == said[1][-1] == f"done {len(both)}"
     together = searched(storage, world())
-    assert len(together.tried) == len(both)
+    assert len(together.trials) == len(both)
 
-    def fastest(of: Searched) -> float:
-        return max(t.tokens_per_second for t in of.tried if t.feasible)
+    def fastest(of: SearchResult) -> float:
+        return max(t.tokens_per_second for t in of.trials if t.feasible)
 
     assert fastest(together) >= 0.99 * fastest(alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
-def test_two_processes_share_one_study(kind: str, tmp_path: Path, alone: Searched) -> None:
+def test_two_processes_share_one_study(kind: str, tmp_path: Path, alone: SearchResult) -> None:
     share_the_work(place(kind, tmp_path), alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
-def test_a_killed_search_goes_on_and_repeats_only_what_was_not_finished(
-    kind: str, tmp_path: Path, alone: Searched
+def test_a_killed_search_resumes_and_repeats_only_unfinished_trials(
+    kind: str, tmp_path: Path, alone: SearchResult
 ) -> None:
     storage, wait = place(kind, tmp_path), random.Random(kind)
     began: list[str] = []
@@ -177,23 +177,23 @@ def test_a_killed_search_goes_on_and_repeats_only_what_was_not_finished(
         began += lines(process).read().splitlines()
     again, at = world(), time.monotonic()
     assert searched(storage, again) == alone
-    assert time.monotonic() - at < 20  # nobody waits for the dead
-    assert len(began) + len(again.calls) <= len(alone.tried) + 3
+    assert time.monotonic() - at < 20  # dead workers are not waited for
+    assert len(began) + len(again.calls) <= len(alone.trials) + 3
 
 
-def test_a_trial_of_a_killed_process_is_failed_and_tried_anew(tmp_path: Path, alone: Searched) -> None:
+def test_a_trial_of_a_killed_process_is_failed_and_repeated(tmp_path: Path, alone: SearchResult) -> None:
     storage = place("journal", tmp_path)
     process = start(storage, 60)
-    lines(process).readline()  # it decodes
+    lines(process).readline()  # it has begun to decode
     process.kill()
     process.wait()
     assert searched(storage, world()) == alone
     states = [t.state.name for t in optuna.load_study(study_name="study", storage=journal(storage)).trials]
-    assert states == ["FAIL"] + ["COMPLETE"] * len(alone.tried)
+    assert states == ["FAIL"] + ["COMPLETE"] * len(alone.trials)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbled", "emptied of a line's end", "other bytes", "a digit"])
-def test_a_damaged_journal_is_named_set_aside_and_begun_anew(damage: str, tmp_path: Path, alone: Searched) -> None:
+def test_a_damaged_journal_is_renamed_and_begun_anew(damage: str, tmp_path: Path, alone: SearchResult) -> None:
     path = tmp_path / "study.log"
     searched(str(path), world())
     content = path.read_bytes()
@@ -211,7 +211,7 @@ def test_a_damaged_journal_is_named_set_aside_and_begun_anew(damage: str, tmp_pa
     with pytest.warns(UserWarning, match=r"study\.log is damaged; it is now .*study\.log\.damaged-1"):
         assert searched(str(path), again) == alone
     assert (tmp_path / "study.log.damaged-1").read_bytes() == spoilt
-    assert len(again.calls) == len(alone.tried)
+    assert len(again.calls) == len(alone.trials)
     assert searched(str(path), world()) == alone
 
 
@@ -251,12 +251,12 @@ def postgres(tmp_path: Path) -> Iterator[Postgres]:
 
 
 @pytest.mark.slow
-def test_two_processes_share_one_study_in_postgresql(postgres: Postgres, alone: Searched) -> None:
+def test_two_processes_share_one_study_in_postgresql(postgres: Postgres, alone: SearchResult) -> None:
     share_the_work(postgres.url, alone)
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on_in_postgresql(postgres: Postgres, alone: Searched) -> None:
+def test_a_killed_search_resumes_in_postgresql(postgres: Postgres, alone: SearchResult) -> None:
     process = start(postgres.url, 60)
     lines(process).readline()
     process.kill()
@@ -264,5 +264,5 @@ def test_a_killed_search_goes_on_in_postgresql(postgres: Postgres, alone: Search
     assert searched(postgres.url, world()) == alone
 
 
-def test_the_space_is_the_workers(alone: Searched) -> None:
-    assert {t.configuration.divergence for t in alone.tried} == set(SPACE.divergences)
+def test_the_space_is_the_workers(alone: SearchResult) -> None:
+    assert {t.configuration.divergence for t in alone.trials} == set(SPACE.divergences)

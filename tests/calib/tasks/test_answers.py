@@ -1,4 +1,4 @@
-"""Numbers read out of text, against what a person would read; all of GSM8K where its files lie at hand."""
+"""Numbers parsed from texts; on all of GSM8K where its files are present."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ READINGS = [
 
 
 @pytest.mark.parametrize(("text", "number"), READINGS)
-def test_reads_the_number_a_person_would(text: str, number: str) -> None:
+def test_final_number_reads_a_number_as_a_person_would(text: str, number: str) -> None:
     assert final_number(text) == Decimal(number)
 
 
@@ -71,7 +71,7 @@ def test_text_without_a_number_gives_none_and_is_wrong(text: str) -> None:
     assert not same_answer(text, text)
 
 
-def test_marked_number_wants_the_mark() -> None:
+def test_marked_number_requires_the_mark() -> None:
     assert marked_number("the answer is 5") is None
     assert marked_number("5 ####") is None
     assert marked_number("5 #### 6") == 6
@@ -90,7 +90,7 @@ def test_every_printed_decimal_is_read_back(number: Decimal, grouped: bool) -> N
 
 
 @given(st.text())
-def test_any_text_is_read_without_an_error(text: str) -> None:
+def test_any_text_is_parsed_without_an_error(text: str) -> None:
     number = final_number(text)
     assert number is None or number.is_finite()
 
@@ -110,7 +110,7 @@ def test_every_gold_answer_of_gsm8k_is_right_and_every_altered_one_wrong(name: s
     assert len(answers) == count
     for answer in answers:
         working, _, written = answer.rpartition("#### ")
-        gold = int(written.replace(",", ""))  # an independent reading: all of them are integers
+        gold = int(written.replace(",", ""))  # parsed independently: all of them are integers
         for right in _right_texts(answer, working, written, gold):
             assert same_answer(answer, right), right
         for wrong in _wrong_numbers(gold):
@@ -130,7 +130,7 @@ def _right_texts(answer: str, working: str, written: str, gold: int) -> list[str
 
 
 def _wrong_numbers(gold: int) -> list[str]:
-    """The number one off, negated, with a digit appended or dropped, and with its first digits swapped."""
+    """Returns the number plus one, negated, with a digit appended or dropped, and with its first digits swapped."""
     digits = str(abs(gold))
     others = [gold + 1, gold - 1, -gold if gold else 1, gold * 10 + 1, int(f"{gold}7")]
     if len(digits) > 1:

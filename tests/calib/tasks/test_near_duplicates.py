@@ -22,10 +22,10 @@ STORY = (
 KIM, CHAD = STORY.format("Kimberly", 8, 6, 12), STORY.format("Chad", 5, 2, 18)
 CATS = "Kimberly has two cats and a dog. The dog eats twice what a cat eats. How many tins does she need in a week?"
 WORDS = ["".join(Random(i).choices("abdefgiklmnoprstu", k=5)) for i in range(500)]
-FILL = [" ".join(Random(i).choices(WORDS, k=30)) for i in range(600)]  # have words in common, and nothing else
+FILL = [" ".join(Random(i).choices(WORDS, k=30)) for i in range(600)]  # texts that share words, but nothing else
 
 
-def test_another_name_and_other_numbers_are_a_near_duplicate() -> None:
+def test_other_names_and_numbers_are_a_near_duplicate() -> None:
     found = near_duplicates([CATS, KIM, *FILL[:5]], [CHAD, *FILL[300:]])
     assert found is not None
     assert found.closest == (KIM, CHAD)
@@ -33,11 +33,11 @@ def test_another_name_and_other_numbers_are_a_near_duplicate() -> None:
     assert found.count == 1
 
 
-def test_the_same_subject_is_none() -> None:
+def test_the_same_subject_is_not_a_near_duplicate() -> None:
     assert near_duplicates([CATS], [CHAD, *FILL[300:]]) is None
 
 
-def test_every_text_is_looked_at_however_many() -> None:
+def test_all_texts_are_compared_across_chunks() -> None:
     texts = [*FILL[:299], KIM]
     found = near_duplicates(texts, [CHAD, CATS])
     assert found is not None
@@ -46,7 +46,7 @@ def test_every_text_is_looked_at_however_many() -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=5), st.data())
-def test_equal_texts_resemble_whatever_their_length(texts: list[str], data: st.DataObject) -> None:
+def test_equal_texts_of_any_length_are_near_duplicates(texts: list[str], data: st.DataObject) -> None:
     found = near_duplicates([data.draw(st.sampled_from(texts))], texts)
     assert found is not None
     assert found.similarity == pytest.approx(1)
@@ -58,11 +58,11 @@ def test_case_does_not_matter() -> None:
     assert found.similarity == pytest.approx(1)
 
 
-def test_nothing_resembles_nothing() -> None:
+def test_empty_sets_have_no_near_duplicates() -> None:
     assert near_duplicates([], [KIM]) is near_duplicates([KIM], []) is near_duplicates([KIM], ["2³?"]) is None
 
 
-def test_the_user_is_told_of_those_between_given_parts_only() -> None:
+def test_near_duplicates_between_given_parts_are_noted() -> None:
     tuning, certification = [CHAD, *FILL[:30]], [KIM, *FILL[30:60]]
     examples = [Example(question, "#### 1", "tuning") for question in tuning]
     examples += [Example(question, "#### 1", "certification") for question in certification]
@@ -73,13 +73,13 @@ def test_the_user_is_told_of_those_between_given_parts_only() -> None:
     assert "\n" not in note
 
 
-def test_nothing_is_told_of_what_a_hash_divides() -> None:
+def test_near_duplicates_between_hashed_parts_are_not_noted() -> None:
     stories = [STORY.format(name, 8, 6, 12) for name in ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hal")]
     drawn = _parts([Example(question, "#### 1") for question in (*stories, *FILL[:50])])
     assert not drawn.notes
     examples = [Example(p.question, p.reference, "tuning") for p in drawn.tuning]
     examples += [Example(p.question, p.reference, "certification") for p in drawn.certification]
-    assert _parts(examples).notes  # the very same parts, where the source gives them
+    assert _parts(examples).notes  # the same parts, given by the source
 
 
 def _parts(examples: list[Example]) -> Parts:
@@ -87,8 +87,8 @@ def _parts(examples: list[Example]) -> Parts:
 
 
 @pytest.mark.slow
-def test_on_gsm8k_three_stories_are_found() -> None:
-    """Each is one story with other names and numbers; see what the bound says."""
+def test_gsm8k_has_three_near_duplicates() -> None:
+    """Each is one story with other names and numbers; see `BOUND`."""
     if not GSM8K.exists():
         pytest.skip("GSM8K's files are not beside the checkout")
     train, test = (

@@ -1,4 +1,4 @@
-"""The parts a calibration works with: what they hold, in which order, and what users are told of what they do not."""
+"""The tuning and certification parts: their problems, order and notes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def task(*examples: Example) -> Task:
     return TaskKind("one", lambda *_: (examples, "here"), lambda _: (), 8).load(0, None, None, None)
 
 
-def asked(*questions: str, part: Part | None = None) -> list[Example]:
+def examples_of(*questions: str, part: Part | None = None) -> list[Example]:
     return [Example(question, "#### 1", part) for question in questions]
 
 
-ENOUGH = asked(*(f"How many are {i}?" for i in range(20)))  # that both parts have some
+ENOUGH = examples_of(*(f"How many are {i}?" for i in range(20)))  # so many that both parts have some
 
 
 def contents(parts: Parts) -> list[list[str]]:
@@ -46,15 +46,15 @@ def refusal(*examples: Example) -> str:
     return str(error.value)
 
 
-# --- what decides ---------------------------------------------------------------------------------------
+# --- division into parts ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=50)
 @given(st.lists(WORDS, unique_by=lambda words: " ".join(words)), st.randoms(use_true_random=False))
-def test_neither_order_nor_spaces_nor_composition_matters(questions: list[list[str]], random: Random) -> None:
-    given_, other = (asked(*map(" ".join, questions)), [_reworked(words, random) for words in questions])
+def test_parts_do_not_depend_on_order_spaces_or_composition(questions: list[list[str]], random: Random) -> None:
+    original, other = (examples_of(*map(" ".join, questions)), [_reworked(words, random) for words in questions])
     random.shuffle(other)
-    assert contents(parts_of(task(*ENOUGH, *given_))) == contents(parts_of(task(*asked(*other), *ENOUGH)))
+    assert contents(parts_of(task(*ENOUGH, *original))) == contents(parts_of(task(*examples_of(*other), *ENOUGH)))
 
 
 def _reworked(words: list[str], random: Random) -> str:
@@ -63,14 +63,18 @@ def _reworked(words: list[str], random: Random) -> str:
 
 
 def test_a_trailing_space_leaves_every_problem_in_its_part() -> None:
-    """The fault: 72 of 215 certification problems of a file had been tuned on before spaces were added."""
-    plain, spaced = (parts_of(task(*asked(*(f"How many are {i}?{end}" for i in range(300))))) for end in ("", " "))
+    """A regression: 72 of 215 certification problems of a file had been tuned on before spaces were added."""
+    plain, spaced = (
+        parts_of(task(*examples_of(*(f"How many are {i}?{end}" for i in range(300))))) for end in ("", " ")
+    )
     assert contents(plain) == contents(spaced)
 
 
 def test_a_prefix_of_the_tuning_part_is_a_random_sample_of_a_sorted_file() -> None:
-    """A false alarm has probability 2e-4: 5 to 27 of 32 draws are of one half, as each is with probability .5."""
-    examples = asked(*(f"Which animal is {i}?" for i in range(200)), *(f"Which plant is {i}?" for i in range(200)))
+    """5 to 27 of 32 draws are of one half, each with probability .5: false alarms have probability 2e-4."""
+    examples = examples_of(
+        *(f"Which animal is {i}?" for i in range(200)), *(f"Which plant is {i}?" for i in range(200))
+    )
     parts = parts_of(task(*examples))
     for part in (parts.tuning, parts.certification):
         animals = sum("animal" in problem.question for problem in part[:32])
@@ -80,7 +84,7 @@ def test_a_prefix_of_the_tuning_part_is_a_random_sample_of_a_sorted_file() -> No
 
 
 @pytest.mark.parametrize("name", ["train", "test"])
-def test_the_real_gsm8k_shuffled_and_padded_has_the_same_parts(name: str, tmp_path: Path) -> None:
+def test_the_real_gsm8k_has_the_same_parts_when_shuffled_and_padded(name: str, tmp_path: Path) -> None:
     path = GSM8K / f"{name}.jsonl"
     if not path.exists():
         pytest.skip("GSM8K's files are not beside the checkout")
@@ -94,17 +98,17 @@ def test_the_real_gsm8k_shuffled_and_padded_has_the_same_parts(name: str, tmp_pa
     assert len(plain.tuning) == min(1000, len(rows) - len(plain.certification))
 
 
-def test_choices_make_other_problems() -> None:
+def test_problems_with_other_choices_are_other_problems() -> None:
     with_choices = [Example("Which?", "A", None, choices) for choices in [("a", "b"), ("b", "a"), ("a b",)]]
     parts = parts_of(task(*ENOUGH, *with_choices))
     assert len(parts.tuning) + len(parts.certification) == len(ENOUGH) + 3
 
 
-# --- what counts once -----------------------------------------------------------------------------------
+# --- repeated problems -----------------------------------------------------------------------------------
 
 
-def test_equal_problems_count_once_and_the_user_is_told() -> None:
-    repeats = asked("How  many are 3?", "How many are 3? ", "How many are 4?")
+def test_repeated_problems_count_once_with_a_note() -> None:
+    repeats = examples_of("How  many are 3?", "How many are 3? ", "How many are 4?")
     whole = [*ENOUGH, *repeats]
     both = [parts_of(task(*examples)) for examples in (whole, whole[::-1])]
     assert both[0] == both[1]
@@ -116,17 +120,17 @@ def test_equal_problems_count_once_and_the_user_is_told() -> None:
     assert not parts_of(task(*ENOUGH)).notes
 
 
-def test_other_words_to_the_same_answer_are_no_contradiction() -> None:
+def test_references_with_the_same_answer_do_not_contradict() -> None:
     again = Example("How many are  3?", "Let me see. #### 1.0")
     assert "1 of 21 problems" in parts_of(task(*ENOUGH, again)).notes[0]
 
 
-def test_problems_that_contradict_each_other_are_refused_by_name() -> None:
+def test_problems_with_contradicting_answers_are_refused() -> None:
     examples = [*ENOUGH, Example("How many are  3?", "Surely\n#### 2")]
     message = refusal(*examples)
     ids = [str(p.id) for p in task(*examples).problems if content_key(p.question) == "How many are 3?"]
     assert len(ids) == 2
-    assert all(said in message for said in [*ids, "'How many are 3?'", "#### 2", "#### 1"])
+    assert all(part_of_message in message for part_of_message in [*ids, "'How many are 3?'", "#### 2", "#### 1"])
 
 
 def own(*problems: Problem) -> Task:
@@ -138,7 +142,7 @@ def numbered(count: int) -> list[Problem]:
 
 
 @pytest.mark.parametrize("change", [{"question": "How few?"}, {"prompt": "other"}, {"choices": ("a", "b")}])
-def test_an_id_that_names_two_problems_is_refused(change: dict[str, Any]) -> None:
+def test_an_id_of_two_problems_is_refused(change: dict[str, Any]) -> None:
     problems = numbered(20)
     facts: dict[str, Any] = {
         "id": 3,
@@ -163,10 +167,10 @@ def test_the_same_problem_twice_counts_once() -> None:
 
 
 def given_parts(tuning: Sequence[str], certification: Sequence[str]) -> list[Example]:
-    return [*asked(*tuning, part="tuning"), *asked(*certification, part="certification")]
+    return [*examples_of(*tuning, part="tuning"), *examples_of(*certification, part="certification")]
 
 
-def test_a_problem_in_both_given_parts_is_refused_however_it_is_spaced() -> None:
+def test_a_problem_in_both_parts_of_the_source_is_refused() -> None:
     message = refusal(*given_parts(["How many?", "How few?"], ["Why?", "How  many? "]))
     assert "1 question" in message
     assert "'How many?'" in message
@@ -174,10 +178,10 @@ def test_a_problem_in_both_given_parts_is_refused_however_it_is_spaced() -> None
 
 
 @pytest.mark.parametrize("part", ["tuning", "certification"])
-def test_a_given_part_decides_for_its_equals(part: Part) -> None:
-    """However the hash would have it, and whichever of them is kept."""
+def test_a_given_part_applies_to_all_problems_of_the_same_content(part: Part) -> None:
+    """Whatever the hash says, and whichever of them is kept."""
     named = [Example(f" {example.question}", example.answer, part) for example in ENOUGH]
-    fill = asked("What?", "Why?", part="tuning") + asked("When?", "Who?", part="certification")
+    fill = examples_of("What?", "Why?", part="tuning") + examples_of("When?", "Who?", part="certification")
     parts = parts_of(task(*fill, *ENOUGH, *named))
     assert len(getattr(parts, part)) == 22
 
@@ -187,6 +191,6 @@ def test_too_few_problems_are_refused() -> None:
     assert "leave 1 for tuning" in refusal(*given_parts(["Why?", "Why? "], ["How many?", "How few?"]))
 
 
-def test_no_more_than_a_thousand_are_tuned_on() -> None:
+def test_at_most_a_thousand_problems_are_tuned_on() -> None:
     parts = parts_of(task(*given_parts([f"How many are {i}?" for i in range(1100)], ["Why?", "When?"])))
     assert len(parts.tuning) == 1000

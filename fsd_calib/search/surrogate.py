@@ -1,0 +1,186 @@
+"""A surrogate model of retention: a Gaussian process over threshold, draft length and policy.
+
+The observation of a trial is modelled as the sum of three terms:
+ 1. the true retention, which is smooth in logit(u), nearly the same at all draft lengths and, as far as the data say
+     so, under all policies;
+ 2. the sampling noise of the tuning part, which is correlated between settings that lie close together, since they flip
+     the same problems. On 3,000 problems of the bundled pair, outcomes at shares .5 apart in logit(u) correlate by .5
+     to .9, 2 apart by .3 to .5, and those of L = 5 and 12 at one share by .7 to .9;
+ 3. the additional noise of a trial that saw only the first problems of the part.
+The hyperparameters of the first term maximise the marginal likelihood; those of the noise are fixed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
+
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.search.pass_model import Floats, PassModel
+
+_CLIPPED_AT = 3.0  # units below lossless; how far below that a setting falls says nothing about the acceptable ones
+_NOISE_LENGTHS = (2.0, 3.5)  # correlation lengths of the noise, in logit(u) and in log(L)
+_FEWEST = 4  # trials; with fewer the hyperparameters keep their initial values
+_JITTER = 1e-6
+_SHORT, _LONG = 1e-3, 1e6  # length scales: of a column whose values do not correlate, of one to ignore
+
+
+class Posterior(NamedTuple):
+    """Predictions for settings, one element each.
+
+    Attributes:
+        mean: Expected true retention (or accuracy).
+        deviation: Its standard deviation.
+        learned: Standard deviation of the posterior mean after a trial of the setting on the whole tuning part: how
+            much that trial can teach.
+    """
+
+    mean: Floats
+    deviation: Floats
+    learned: Floats
+
+
+class _SamplingNoise(Kernel):  # type: ignore[misc]
+    """Covariance of the tuning part's sampling noise; the last column of a point is its standard deviation."""
+
+    def __init__(self) -> None:
+        """Has no hyperparameters: the correlation lengths were measured."""
+
+    def __call__(self, x: Any, y: Any = None, eval_gradient: bool = False) -> Any:
+        y = x if y is None else y
+        covariance = np.outer(x[:, -1], y[:, -1]) * _noise_correlation(x, y)
+        return (covariance, np.empty((*covariance.shape, 0))) if eval_gradient else covariance
+
+    def diag(self, x: Any) -> Any:
+        return x[:, -1] ** 2
+
+    def is_stationary(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Points:
+    """Settings of one divergence: arms, logit(u), and the variance of one problem's outcome difference (see
+    `PassModel`)."""
+
+    arms: Sequence[Configuration]
+    logit_shares: Floats
+    flipped: Floats
+
+
+class Surrogate:
+    """The surrogate model of one rule, divergence and draft.
+
+    Args:
+        points: Settings that were tried; empty before the first trial.
+        observed: The retention (or accuracy) that each showed.
+        problems: The number of problems that each was tried on.
+        pass_model: Gives the scale: what is wanted, and what lossless decoding shows.
+        policies: Identities of all policies in the search space.
+    """
+
+    def __init__(
+        self,
+        points: Points,
+        observed: Floats,
+        problems: NDArray[np.int64],
+        pass_model: PassModel,
+        policies: Sequence[str | None],
+    ) -> None:
+        self._pass_model, self._policies = pass_model, list(policies)
+        # The unit of retention is the gap between lossless and wanted, but no less than 1 / sqrt(problems): a
+        # smaller one would drown in sampling noise.
+        self._unit = max(pass_model.lossless - pass_model.wanted, pass_model.per_change / np.sqrt(pass_model.tuning))
+        self._truth: Any = _truth(len(self._policies))
+        self._x, self._weights, self._root = np.empty((0, 0)), np.empty(0), np.empty((0, 0))
+        if len(observed):
+            self._fit(points, observed, problems)
+
+    def about(self, points: Points) -> Posterior:
+        """Returns predictions. Far from all trials the mean is that of lossless decoding and the deviation large."""
+        x = self._features(points)
+        to_truth, explained = self._cross_covariance(x)
+        truth = self._truth.diag(x) - np.einsum("ij,ji->i", to_truth, explained)
+        noise = (self._truth + _SamplingNoise())(x, self._x) if len(self._x) else np.empty((len(x), 0))
+        cross = self._truth.diag(x) - np.einsum("ij,ji->i", noise, explained)
+        left = (self._truth + _SamplingNoise()).diag(x) - np.einsum("ij,ji->i", noise, self._solve(noise))
+        learned = cross.clip(0) / np.sqrt(left.clip(0) + _JITTER)
+        return Posterior(
+            self._pass_model.lossless + self._unit * (to_truth @ self._weights),
+            self._unit * np.sqrt(truth.clip(0)),
+            self._unit * np.minimum(learned, np.sqrt(truth.clip(0))),
+        )
+
+    def covariance(self, points: Points) -> Floats:
+        """Returns the posterior covariance between settings."""
+        x = self._features(points)
+        to_truth, explained = self._cross_covariance(x)
+        return np.asarray(self._unit**2 * (self._truth(x) - to_truth @ explained))
+
+    def noise_correlation(self, points: Points) -> Floats:
+        """Returns how the sampling noise of settings correlates where they decode the same problems."""
+        x = self._features(points)
+        return _noise_correlation(x, x)
+
+    def _cross_covariance(self, x: Floats) -> tuple[Floats, Floats]:
+        to_truth = self._truth(x, self._x) if len(self._x) else np.empty((len(x), 0))
+        return to_truth, self._solve(to_truth)
+
+    def _solve(self, rows: Floats) -> Floats:
+        return np.asarray(cho_solve((self._root, True), rows.T)) if rows.size else rows.T
+
+    def _fit(self, points: Points, observed: Floats, problems: NDArray[np.int64]) -> None:
+        scaled = (observed - self._pass_model.lossless) / self._unit
+        scale = _CLIPPED_AT / np.maximum(-scaled, _CLIPPED_AT)  # clips deep values, and scales their noise too
+        x, partial = self._features(points), self._noise(points.flipped) ** 2 * (self._pass_model.tuning / problems - 1)
+        x[:, -1] *= scale
+        process = GaussianProcessRegressor(
+            self._truth + _SamplingNoise(),
+            alpha=partial.clip(0) * scale**2 + _JITTER,
+            optimizer="fmin_l_bfgs_b" if len(observed) >= _FEWEST else None,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound is intended
+            process.fit(x, scaled * scale)
+        self._truth, self._x = process.kernel_.k1, process.X_train_
+        self._root, self._weights = process.L_, process.alpha_
+
+    def _features(self, points: Points) -> Floats:
+        length = np.log([arm.draft_length for arm in points.arms])
+        policy = np.array([[arm.policy == known for known in self._policies] for arm in points.arms], float)
+        return np.column_stack([points.logit_shares, length, policy, self._noise(points.flipped)])
+
+    def _noise(self, flipped: Floats) -> Floats:
+        """Returns the standard deviation of what the whole tuning part shows, in units of `_unit`."""
+        return np.asarray(self._pass_model.per_change * np.sqrt(flipped / self._pass_model.tuning) / self._unit)
+
+
+def _truth(policies: int) -> Kernel:
+    """Returns the kernel of the true retention: a term that all policies share, plus one term of each policy.
+
+    The smaller the second term is fitted, the more a trial of one policy says about another.
+    """
+    # A kernel can neither skip columns nor fix some of its length scales, except by bounds.
+    ignored = [_LONG] * (policies + 1)
+    shared = ConstantKernel(2.0, (0.3, 10.0)) * Matern(
+        [0.7, 4.0, *ignored], [(0.3, 1.0), (1.0, 20.0), *([(_LONG, 1.01 * _LONG)] * len(ignored))], nu=1.5
+    )
+    if policies == 1:
+        return shared
+    return shared + ConstantKernel(0.5, (0.01, 10.0)) * Matern(
+        [1.0, 4.0, *([_SHORT] * policies), _LONG], "fixed", nu=1.5
+    )
+
+
+def _noise_correlation(x: Floats, y: Floats) -> Floats:
+    """Returns correlations of the sampling noise between settings."""
+    return np.asarray(Matern(_NOISE_LENGTHS, nu=0.5)(x[:, :2], y[:, :2]))

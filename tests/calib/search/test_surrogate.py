@@ -1,0 +1,127 @@
+"""The surrogate model of retention, and the normal approximation of the certification test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsd_calib.certification.power import power
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.search.pass_model import PassModel
+from fsd_calib.search.surrogate import Points, Posterior, Surrogate
+
+PASS_MODEL = PassModel(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
+ARM = Configuration("fsd-coupled", "js", 8)
+FLIPPED = 0.02
+
+
+def points(shares: list[float], length: int = 8, policy: str | None = None) -> Points:
+    arm = Configuration("fsd-coupled", "js", length, policy=policy)
+    return Points([arm] * len(shares), np.array(shares), np.full(len(shares), FLIPPED))
+
+
+def after(observed: dict[float, float], problems: int = PASS_MODEL.tuning, length: int = 8) -> Surrogate:
+    """Returns the surrogate model fitted to these observed retentions, by share."""
+    counts = np.full(len(observed), problems)
+    return Surrogate(points(list(observed), length), np.array(list(observed.values())), counts, PASS_MODEL, [None])
+
+
+def about(surrogate: Surrogate, *shares: float, length: int = 8) -> Posterior:
+    return surrogate.about(points(list(shares), length))
+
+
+def test_a_dip_is_predicted_and_so_is_the_recovery_behind_it() -> None:
+    surrogate = after({2.0: 1.0, 2.6: 0.996, 3.0: 0.985, 3.4: 0.995, 3.8: 1.001})
+    before, dip, behind = about(surrogate, 2.0, 3.0, 3.8).mean
+    assert dip < min(before, behind) - 0.005
+
+
+def test_a_cliff_far_away_does_not_spoil_a_plateau() -> None:
+    surrogate = after({2.5: 1.0, 3.0: 0.999, 3.5: 1.0, 5.5: 0.7})
+    assert about(surrogate, 3.0).mean[0] == pytest.approx(1.0, abs=0.004)
+    assert about(surrogate, 5.5).mean[0] < 0.97
+
+
+def test_a_trial_informs_other_draft_lengths_but_less() -> None:
+    surrogate = after({3.0: 0.985, 3.5: 0.985}, length=4)
+    own, other_length, nothing = (
+        about(b, 3.2, length=length) for b, length in ((surrogate, 4), (surrogate, 10), (after({}), 10))
+    )
+    assert own.deviation[0] <= other_length.deviation[0] < nothing.deviation[0]
+    assert other_length.mean[0] < nothing.mean[0] - 0.005
+
+
+def test_repeating_a_whole_trial_teaches_nothing_and_completing_a_partial_one_does() -> None:
+    whole, part = (about(after({3.0: 0.99}, problems), 3.0) for problems in (PASS_MODEL.tuning, 128))
+    assert whole.learned[0] < 0.05 * part.learned[0]
+    assert part.deviation[0] > whole.deviation[0]
+
+
+def test_many_trials_do_not_remove_the_sampling_noise_of_the_tuning_part() -> None:
+    """The same problems at thresholds close by are no new sample."""
+    once = about(after({3.0: 0.99}), 3.0).deviation[0]
+    often = about(after({3.0 + i / 100: 0.99 for i in range(-4, 5)}), 3.0).deviation[0]
+    noise = PASS_MODEL.per_change * (FLIPPED / PASS_MODEL.tuning) ** 0.5
+    assert 0.7 * noise < often <= once * 1.001
+
+
+@given(order=st.permutations(range(5)))
+@settings(max_examples=10)
+def test_the_order_of_trials_does_not_matter(order: list[int]) -> None:
+    shares, observed = [2.0, 2.6, 3.1, 3.7, 4.4], [1.0, 0.99, 0.985, 0.99, 0.96]
+    mean = about(after(dict(zip(shares, observed, strict=True))), 2.8, 3.4, 4.0).mean
+    other = about(after({shares[i]: observed[i] for i in order}), 2.8, 3.4, 4.0).mean
+    assert other == pytest.approx(mean, abs=2e-4)
+
+
+def test_policies_are_pooled_as_far_as_the_data_support_it() -> None:
+    """A third policy is predicted better after two that agree than after two that differ."""
+    shares = [2.0, 2.5, 3.0, 3.5, 4.0]
+
+    def deviation_of_third(own: list[float], other: list[float]) -> float:
+        both = [points(shares, policy=name) for name in (None, "shape")]
+        arms = [arm for some in both for arm in some.arms]
+        both_policies = Points(arms, np.array(shares * 2), np.full(10, FLIPPED))
+        surrogate = Surrogate(
+            both_policies, np.array(own + other), np.full(10, PASS_MODEL.tuning), PASS_MODEL, [None, "shape", "third"]
+        )
+        return float(surrogate.about(points([3.0], policy="third")).deviation[0])
+
+    falling = [1.0, 0.995, 0.985, 0.975, 0.96]
+    assert deviation_of_third(falling, falling) < deviation_of_third(falling, [0.96, 0.97, 0.985, 1.0, 1.01])
+
+
+@given(
+    retention=st.floats(0.975, 1.0), churn=st.floats(0.03, 0.1), problems=st.integers(1000, 4000),
+    accuracy=st.floats(0.5, 0.95),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_the_normal_approximation_matches_the_power_of_the_test(
+    retention: float, churn: float, problems: int, accuracy: float
+) -> None:
+    """Within five points, where dozens of outcomes flip and the truth is known."""
+    pass_model = PassModel(0.97, accuracy, 10**9, problems, 0.03)
+    normal = pass_model.chance(np.array([retention]), np.zeros(1), np.array([churn]))[0]
+    real = power(problems=problems, accuracy=accuracy, churn=churn, retention=retention, wanted=0.97, delta=0.03)
+    assert normal == pytest.approx(real, abs=0.05)
+
+
+@given(accuracy=st.floats(0.88, 0.94), problems=st.integers(1000, 4000), alone=st.floats(0.9, 1.0))
+@settings(max_examples=20, deadline=None)
+def test_the_normal_approximation_matches_the_power_for_absolute_accuracy(
+    accuracy: float, problems: int, alone: float
+) -> None:
+    pass_model = PassModel(0.9, alone, 10**9, problems, 0.03, absolute=True)
+    normal = pass_model.chance(np.array([accuracy]), np.zeros(1), np.zeros(1))[0]
+    real = power(problems=problems, accuracy=1.0, churn=1 - accuracy, retention=accuracy, wanted=0.9, delta=0.03)
+    assert normal == pytest.approx(real, abs=0.06)
+
+
+def test_an_absolute_claim_compares_accuracies() -> None:
+    pass_model = PassModel(0.85, 0.9, 900, 2100, 0.03, absolute=True)
+    assert pass_model.lossless == 0.9
+    assert pass_model.shown(-0.01) == pytest.approx(0.89)
+    alone, worse = pass_model.chance(np.array([0.9, 0.86]), np.zeros(2), np.zeros(2))
+    assert alone > 0.95 > 0.5 > worse

@@ -1,0 +1,71 @@
+"""GSM8K from the Hugging Face hub: its parts, and an unreachable hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.task_files import PROBLEMS
+
+
+def run_in_process(code: str, tmp_path: Path) -> str:
+    """Runs code in a process with an empty cache and no network access, and returns its output."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_an_unreachable_hub_is_reported_with_the_way_out(tmp_path: Path) -> None:
+    code = """
+from fsd_calib.tasks import load_task
+from fsd_decoding.errors import UsageError
+try:
+    load_task("gsm8k", limit=10)
+except UsageError as error:
+    print(error)
+"""
+    message = run_in_process(code, tmp_path).strip()
+    assert "\n" not in message
+    assert "openai/gsm8k cannot be loaded" in message
+    assert "--data FILE.jsonl" in message
+
+
+def test_hub_parts_become_tuning_and_certification(tmp_path: Path) -> None:
+    """`datasets` prefers a local folder of the hub's name: with the hub's layout, the same code is run."""
+    pd = pytest.importorskip("pandas")
+    folder = tmp_path / "openai" / "gsm8k"
+    folder.mkdir(parents=True)
+    splits = {"test": PROBLEMS[:10], "train": PROBLEMS[10:]}
+    front = "---\nconfigs:\n- config_name: main\n  data_files:\n"
+    for split, members in splits.items():
+        pd.DataFrame(members)[["question", "answer"]].to_parquet(folder / f"{split}.parquet")
+        front += f"  - split: {split}\n    path: {split}.parquet\n"
+    (folder / "README.md").write_text(front + "---\n")
+    code = """
+import json
+from fsd_calib.tasks import load_task
+for limit in (None, 8):
+    task = load_task("gsm8k", limit=limit)
+    print(json.dumps([task.source, [[p.question, p.reference, p.part] for p in task.problems]]))
+"""
+    whole, capped = (json.loads(line) for line in run_in_process(code, tmp_path).splitlines())
+    expected = [[p.question, p.answer, "tuning"] for p in splits["train"]]
+    expected += [[p.question, p.answer, "certification"] for p in splits["test"]]
+    assert whole == ["openai/gsm8k main (train: tuning, test: certification)", expected]
+    assert Counter(part for *_, part in capped[1]) == {"tuning": 6, "certification": 2}

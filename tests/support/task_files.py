@@ -1,0 +1,53 @@
+"""Generated problems, data files, chat templates and tokenizers for tests of tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from fsd_calib.tasks import load_task
+from fsd_data.problems import GeneratedProblem, generate
+from fsd_data.tokenizer import build_tokenizer
+from support.traces import refusal
+
+PROBLEMS = list(islice(generate(7), 40))
+QWEN = (  # the part of Qwen2.5's template that serves plain messages
+    "{%- if messages[0]['role'] == 'system' %}"
+    "{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}"
+    "{%- else %}{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{%- endif %}"
+    "{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+def tokenizer_of(chat_template: str | None = None, start: str | None = None) -> PreTrainedTokenizerFast:
+    """Returns a small tokenizer with this template and start token."""
+    tokenizer = build_tokenizer([p.question for p in PROBLEMS], vocab_size=300)
+    tokenizer.chat_template = chat_template
+    if start is not None:
+        tokenizer.add_special_tokens({"bos_token": start})
+    return tokenizer
+
+
+def write_file(folder: Path, content: str | bytes) -> Path:
+    """Writes a data file of problems."""
+    path = folder / "problems.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def lines(problems: Iterable[GeneratedProblem]) -> str:
+    """Returns the problems as lines of a data file."""
+    return "".join(json.dumps({"question": p.question, "answer": p.answer}) + "\n" for p in problems)
+
+
+def load_refusal(name: str, **options: Any) -> str:
+    """Returns the message with which loading a task is refused."""
+    return refusal(lambda: load_task(name, **options))
