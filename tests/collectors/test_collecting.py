@@ -28,8 +28,8 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.sampling import Sampling
-from support.recomputing import Array, accepted_by_sd, chosen, divergences_of, logits_after, shape_of
-from support.tiny import CONTEXT, EOS, FAMILIES, VOCABULARY, random_model, word_tokenizer
+from support.reference_columns import Array, accepted_by_sd, chosen, divergences_of, logits_after, shape_of
+from support.tiny_models import CONTEXT, EOS, FAMILIES, VOCABULARY, random_model, word_tokenizer
 from support.tiny_pair import related
 from support.tiny_task import TinyProblem, TinyTask, tiny_task
 

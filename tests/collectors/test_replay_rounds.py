@@ -23,9 +23,8 @@ from fsd_collectors.replay.stop_policy import LengthPolicy
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
-from support.in_memory import InMemory
+from support.memory_traces import MemoryTraces, trace_texts
 from support.tiny_pair import ragged_prompts, tiny_decoder
-from support.traced_texts import traced
 
 Row = dict[str, Any]
 EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}
@@ -104,7 +103,7 @@ def told(value: float) -> float | None:
 def test_rounds_are_laid_as_a_loop_over_them_lays_them(
     completions: list[list[Row]], rule: str, threshold: float, most: int
 ) -> None:
-    traces = InMemory(completions)
+    traces = MemoryTraces(completions)
     (case,) = cases(traces, [rule], ["js"], [threshold], None)
     (block,) = blocks(traces, [*case.columns, "room"])
     found: list[list[ByHand]] = [[] for _ in completions]
@@ -120,7 +119,7 @@ def test_rounds_are_laid_as_a_loop_over_them_lays_them(
 
 @given(texts, st.sampled_from(sorted(EXACT)), st.sampled_from(SCALE), st.sampled_from(LENGTHS))
 def test_a_replay_counts_these_rounds(completions: list[list[Row]], rule: str, threshold: float, most: int) -> None:
-    found = replay(InMemory(completions), rule, "js", threshold, most, REMEMBERING)
+    found = replay(MemoryTraces(completions), rule, "js", threshold, most, REMEMBERING)
     rounds = [one for completion in completions for one in rounds_by_hand(completion, rule, threshold, most)]
     assert found.rounds == len(rounds)
     assert found.drafted == sum(one.drafted for one in rounds)
@@ -141,13 +140,13 @@ def random_texts(count: int, longest: int) -> list[list[Row]]:
 
 
 def test_a_policy_that_stops_nobody_counts_what_fixed_lengths_do() -> None:
-    traces = InMemory(random_texts(60, 50))
+    traces = MemoryTraces(random_texts(60, 50))
     assert sweep(traces, list(EXACT), stops=EVERYBODY).equals(sweep(traces, list(EXACT)))
     assert replay(traces, stops=EVERYBODY) == replay(traces)
 
 
 def test_a_policy_without_memory_counts_what_one_of_lengths_does() -> None:
-    traces = InMemory(random_texts(60, 50))
+    traces = MemoryTraces(random_texts(60, 50))
     by_rounds = RoundPolicy(("room",), lambda of: np.minimum(of.columns["room"][of.rows], of.lanes.most))
     by_rows = LengthPolicy(("room",), lambda of, most: np.minimum(of["room"], most))
     assert sweep(traces, list(EXACT), stops=by_rounds).equals(sweep(traces, list(EXACT), stops=by_rows))
@@ -155,7 +154,7 @@ def test_a_policy_without_memory_counts_what_one_of_lengths_does() -> None:
 
 
 def test_lanes_that_move_in_several_parts_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = InMemory(random_texts(20, 30))
+    traces = MemoryTraces(random_texts(20, 30))
     (case,) = cases(traces, ["fsd-coupled"], ["js"], [0.1, 0.2, 0.4], None)
     (block,) = blocks(traces, [*case.columns, "room"])
     asked = (case, block, REMEMBERING, np.array([2, 0]), np.array([1, 4, 6]))
@@ -169,7 +168,7 @@ def test_lanes_that_move_in_several_parts_count_the_same(monkeypatch: pytest.Mon
 
 def test_a_policy_knows_the_threshold_and_the_longest_draft_of_every_lane() -> None:
     """Two tokens below .3, else as many as there may be."""
-    traces = InMemory(random_texts(20, 30))
+    traces = MemoryTraces(random_texts(20, 30))
     bold = RoundPolicy((), lambda of: np.where(of.lanes.thresholds < 0.3, 2, of.lanes.most))
     found = sweep(traces, thresholds=[0.1, 0.4], draft_lengths=[2, 5], stops=bold)["drafted"]
     assert found.tolist() == [
@@ -189,7 +188,7 @@ def test_a_policy_knows_the_threshold_and_the_longest_draft_of_every_lane() -> N
 )
 def test_what_is_no_length_is_refused_in_one_line(lengths: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
-        replay(InMemory(random_texts(3, 5)), stops=RoundPolicy((), lengths))
+        replay(MemoryTraces(random_texts(3, 5)), stops=RoundPolicy((), lengths))
     assert "\n" not in str(refused.value)
 
 
@@ -224,12 +223,12 @@ def test_decoding_under_a_policy_that_remembers_takes_the_rounds_that_replay_say
 ) -> None:
     prompts = ragged_prompts(40)
     alone = decoder.generate(prompts, NEW, rule="target")
-    traces = traced(decoder, prompts, alone, Sampling())
+    traces = trace_texts(decoder, prompts, alone, Sampling())
     (threshold,) = quantiles(traces, "js", [0.6]).tolist()
     decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=6, policy=Growing())
     untouched = 0
     for own, real, text in zip(alone, decoded, traces.completions, strict=True):
-        found = replay(InMemory([text]), rule, "js", threshold, 6, GROWING)
+        found = replay(MemoryTraces([text]), rule, "js", threshold, 6, GROWING)
         if real.tokens == own.tokens:
             untouched += 1
             assert (real.rounds, real.drafted) == (found.rounds, found.drafted)

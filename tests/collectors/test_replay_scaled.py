@@ -18,10 +18,9 @@ from fsd_collectors.replay import ScaledTraces, quantiles, replay, sweep
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.threshold import RoundState, ScalePolicy
 from fsd_decoding.sampling import Sampling
-from support.in_memory import Facts, InMemory
+from support.memory_traces import MemoryManifest, MemoryTraces, trace_texts
+from support.messages import usage_error
 from support.tiny_pair import ragged_prompts, tiny_decoder
-from support.traced_texts import traced
-from support.traces import refusal
 
 NEW = 24
 Row = dict[str, Any]
@@ -73,18 +72,18 @@ def divided(completion: list[Row]) -> list[Row]:
 
 @given(texts, st.sampled_from([-1.0, 0.0, 0.2, 0.6, math.inf]), st.integers(1, 5))
 def test_it_is_a_replay_of_divergences_over_their_scales(completions: list[Any], t: float, length: int) -> None:
-    scaled = ScaledTraces(InMemory(completions), Alternating())
-    by_hand = InMemory([divided(completion) for completion in completions])
+    scaled = ScaledTraces(MemoryTraces(completions), Alternating())
+    by_hand = MemoryTraces([divided(completion) for completion in completions])
     assert replay(scaled, "fsd-coupled", "js", t, length) == replay(by_hand, "fsd-coupled", "js", t, length)
     assert replay(scaled, "coupled", draft_length=length) == replay(
-        InMemory(completions), "coupled", draft_length=length
+        MemoryTraces(completions), "coupled", draft_length=length
     )
     assert quantiles(scaled, "js", [0.5, 1.0]).tolist() == quantiles(by_hand, "js", [0.5, 1.0]).tolist()
 
 
 @given(texts)
 def test_what_is_no_divergence_and_what_is_chosen_stay_as_they_are(completions: list[Any]) -> None:
-    own = InMemory(completions, manifest=Facts(divergences=("js",)))
+    own = MemoryTraces(completions, manifest=MemoryManifest(divergences=("js",)))
     scaled = ScaledTraces(own, Alternating())
     where = pc.field("mark")
     for one, other in zip(
@@ -97,8 +96,8 @@ def test_what_is_no_divergence_and_what_is_chosen_stay_as_they_are(completions: 
 
 
 def test_scales_that_are_not_one_a_row_are_refused() -> None:
-    scaled = ScaledTraces(InMemory([[{"same_token": True, "js": 0.1}] * 3]), Short())
-    assert refusal(lambda: sweep(scaled)) == (
+    scaled = ScaledTraces(MemoryTraces([[{"same_token": True, "js": 0.1}] * 3]), Short())
+    assert usage_error(lambda: sweep(scaled)) == (
         "the policy Short traced scales of shape (2,); it must give one a row: (3,)"
     )
 
@@ -115,7 +114,7 @@ def test_decoding_does_what_replay_says_until_it_substitutes(
 ) -> None:
     prompts = ragged_prompts(40)
     alone = decoder.generate(prompts, NEW, rule="target")
-    whole = traced(decoder, prompts, alone, Sampling())
+    whole = trace_texts(decoder, prompts, alone, Sampling())
     threshold = float(quantiles(ScaledTraces(whole, policy), "js", [0.5])[0])
     decoded = decoder.generate(prompts, NEW, rule=rule, threshold=policy.at(threshold), draft_length=4)
     same = 0

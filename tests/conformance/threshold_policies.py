@@ -35,7 +35,7 @@ from fsd_decoding.policies.threshold import (
     checked,
 )
 from fsd_decoding.sampling import Sampling
-from support.tiny import VOCABULARY, word_tokenizer
+from support.tiny_models import VOCABULARY, word_tokenizer
 from support.tiny_pair import ragged_prompts, related
 
 DRAFTS, ROUNDS, SLOTS, NEW = 3, 4, 64, 14

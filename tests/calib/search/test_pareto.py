@@ -19,7 +19,7 @@ from fsd_calib.search.history import History, Tried
 from fsd_calib.search.pareto import CHOSEN, ParetoFront, Spot, chosen_from, contenders, few, nondominated
 from fsd_calib.search.search import Searched, search
 from fsd_calib.search.space import Point, Space
-from support.worlds import HIGHEST, LOWEST, Formula, World
+from support.simulated_worlds import HIGHEST, LOWEST, Formula, World
 
 SPACE = Space(("fsd-coupled",), ("js", "doubt"), (2, 5, 8, 12))
 SHARES = st.floats(0.3, 1.05)

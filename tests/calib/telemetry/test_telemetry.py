@@ -23,7 +23,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.threshold import RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
 from support.paths import DOCS
-from support.tiny import llama, word_tokenizer
+from support.tiny_models import llama, word_tokenizer
 
 PROMPTS = [[5, 9, 2], [30], [8, 8, 3, 2, 11], [4, 6], [12, 13, 14]]
 

@@ -23,7 +23,7 @@ from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.policies.budget_world import Law, Point, live, profile_of
 from support.profiles import FRONT, UNCERTIFIED, profile
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import ragged_prompts, related
 
 LAW = Law()

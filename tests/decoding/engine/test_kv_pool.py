@@ -17,7 +17,7 @@ from fsd_decoding.errors import NumericalError, OutOfMemoryError, UsageError
 from fsd_decoding.graphs import capture
 from fsd_decoding.graphs.capture import Captured
 from lib.gpu.tape import Tape
-from support.on_tape import NEW, PROMPTS, again, free, same
+from support.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, free_caches
 from support.tiny_pair import related, tiny_decoder
 
 
@@ -33,7 +33,7 @@ def plain() -> SpeculativeDecoder:
 
 @pytest.fixture
 def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
-    return again(plain)
+    return captured_copy(plain)
 
 
 def test_other_models_get_rooms_of_their_own_and_free_the_old(captured: SpeculativeDecoder) -> None:
@@ -41,25 +41,25 @@ def test_other_models_get_rooms_of_their_own_and_free_the_old(captured: Speculat
         captured.target, captured.draft = related(seed=seed, spread=0.05)
         theirs = SpeculativeDecoder(captured.target, captured.draft, captured.tokenizer)
         for _ in range(2):
-            same(captured, theirs)
-        assert len(free(captured)) == 1
+            assert_same_results(captured, theirs)
+        assert len(free_caches(captured)) == 1
 
 
 def test_weights_that_moved_are_read_where_they_are() -> None:
-    ours = again(tiny_decoder())
-    same(ours, ours)
-    (before,) = free(ours)
+    ours = captured_copy(tiny_decoder())
+    assert_same_results(ours, ours)
+    (before,) = free_caches(ours)
     for weight in ours.target.parameters():
         weight.data = weight.data * 0.5  # elsewhere in memory
-    same(ours, SpeculativeDecoder(ours.target, ours.draft, ours.tokenizer))
-    assert before not in free(ours)
+    assert_same_results(ours, SpeculativeDecoder(ours.target, ours.draft, ours.tokenizer))
+    assert before not in free_caches(ours)
 
 
 def test_longer_texts_get_a_larger_room_and_shorter_ones_keep_it(captured: SpeculativeDecoder) -> None:
     slots = []
     for new in (8, 200, 8):
         captured.generate(PROMPTS[:4], new, draft_length=3)
-        (caches,) = free(captured)
+        (caches,) = free_caches(captured)
         slots.append(caches.slots)
     assert slots[0] < slots[1] == slots[2]
 
@@ -86,21 +86,21 @@ def _padded(stream: Iterator[str]) -> Iterator[str]:
 def test_a_stream_that_is_given_up_leaves_its_room(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     stream = captured.stream(PROMPTS[0], NEW)
     next(stream)
-    assert not free(captured)
+    assert not free_caches(captured)
     stream.close()  # type: ignore[attr-defined]  # a generator
-    (caches,) = free(captured)
+    (caches,) = free_caches(captured)
     assert captured.generate(PROMPTS[:1], NEW) == plain.generate(PROMPTS[:1], NEW)
-    assert free(captured) == [caches]
+    assert free_caches(captured) == [caches]
 
 
 def test_memory_goes_with_its_decoder(plain: SpeculativeDecoder) -> None:
     """At once: garbage collection knows nothing of what a GPU has left."""
-    ours = again(plain)
+    ours = captured_copy(plain)
     gc.disable()
     try:
         for _ in range(2):
             ours.generate(PROMPTS[:4], NEW)
-        (caches,) = free(ours)
+        (caches,) = free_caches(ours)
         cache = weakref.ref(caches.target.cache)
         del caches, ours
         assert cache() is None
@@ -114,7 +114,7 @@ def test_a_room_is_entered_empty(captured: SpeculativeDecoder) -> None:
     rounds = captured.engine(settings, asked, 4).rounds(asked)
     next(rounds)
     rounds.close()  # type: ignore[attr-defined]  # a generator
-    (left,) = free(captured)
+    (left,) = free_caches(captured)
     assert left.batch.lengths.amax() > 1
     batch = captured.engine(settings, asked, 4)._batch
     assert batch is left.batch
@@ -129,7 +129,7 @@ def test_concurrent_streams_keep_a_room_each(captured: SpeculativeDecoder) -> No
             next(stream, "")
         for stream in streams:
             stream.close()  # type: ignore[attr-defined]  # a generator
-        assert len(free(captured)) == 3
+        assert len(free_caches(captured)) == 3
 
 
 def test_where_memory_runs_out_rooms_that_nobody_uses_are_given_up(captured: SpeculativeDecoder) -> None:
@@ -144,17 +144,17 @@ def test_where_memory_runs_out_rooms_that_nobody_uses_are_given_up(captured: Spe
             captured.generate(PROMPTS[:1], NEW)
     finally:
         hook.remove()
-    assert not free(captured)
+    assert not free_caches(captured)
 
 
 def test_a_room_outlives_inference_mode(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     with torch.inference_mode():
-        same(captured, plain)
-    same(captured, plain)
+        assert_same_results(captured, plain)
+    assert_same_results(captured, plain)
 
 
 def test_a_model_is_looked_at_again_before_its_room_is_used() -> None:
-    ours = again(tiny_decoder())
+    ours = captured_copy(tiny_decoder())
     ours.generate(PROMPTS[:1], NEW)
     for model in (ours.target, ours.draft):
         model.train()
@@ -173,7 +173,7 @@ def test_other_temperatures_need_graphs_but_no_more_room_for_results(
     for n in range(6):
         for _ in range(2):
             captured.generate(PROMPTS[:4], 12, 0.5 + n / 10)
-        (caches,) = free(captured)
+        (caches,) = free_caches(captured)
         assert isinstance(caches.call, Captured)
         assert 0 < len(caches.call) <= 8
         results.append(len(caches.call._results))
@@ -190,14 +190,14 @@ def test_a_round_that_broke_spoils_its_room_whoever_stops_listening(captured: Sp
     finally:
         hook.remove()
     rounds.close()  # type: ignore[attr-defined]  # a generator
-    assert not free(captured)
+    assert not free_caches(captured)
 
 
 def test_a_room_where_something_went_wrong_is_given_up(plain: SpeculativeDecoder) -> None:
     """What is no number would stay in its caches."""
-    ours = again(plain)
+    ours = captured_copy(plain)
     ours.generate(PROMPTS[:4], NEW)
-    (before,) = free(ours)
+    (before,) = free_caches(ours)
 
     def spoil(module: Any, args: Any, out: Tensor) -> Tensor:
         return out * float("nan")
@@ -208,6 +208,6 @@ def test_a_room_where_something_went_wrong_is_given_up(plain: SpeculativeDecoder
             ours.generate([[7] * 30] * 4, NEW)  # another reach: no step of the old room's is replayed
     finally:
         hook.remove()
-    assert not free(ours)
-    same(ours, plain)
-    assert free(ours) != [before]
+    assert not free_caches(ours)
+    assert_same_results(ours, plain)
+    assert free_caches(ours) != [before]

@@ -17,7 +17,7 @@ from fsd_decoding.engine import kv_pool
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from lib.gpu.tape import Tape
-from support.on_tape import NEW, PROMPTS, again, graphs, same
+from support.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, count_graphs
 from support.stop_policies import Unsure
 from support.tiny_pair import tiny_decoder
 
@@ -34,7 +34,7 @@ def plain() -> SpeculativeDecoder:
 
 @pytest.fixture
 def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
-    return again(plain)
+    return captured_copy(plain)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -44,34 +44,36 @@ def test_replayed_rounds_give_the_same_results(
 ) -> None:
     """With refills, through several reaches, and again in the room they left."""
     for _ in range(2):
-        same(captured, plain, temperature, rule=rule)
-    assert graphs(captured) > 1
+        assert_same_results(captured, plain, temperature, rule=rule)
+    assert count_graphs(captured) > 1
 
 
 def test_with_processed_logits(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
-        same(captured, plain, 0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2)
-    assert graphs(captured) > 1
+        assert_same_results(captured, plain, 0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2)
+    assert count_graphs(captured) > 1
 
 
 def test_other_texts_thresholds_seeds_and_ids_capture_nothing(
     captured: SpeculativeDecoder, plain: SpeculativeDecoder
 ) -> None:
     for _ in range(2):
-        same(captured, plain, 0.8)
-    made = graphs(captured)
+        assert_same_results(captured, plain, 0.8)
+    made = count_graphs(captured)
     captured.seed = plain.seed = 3
     try:
-        same(captured, plain, 0.8, threshold=[0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1], ids=range(5, 14))
+        assert_same_results(
+            captured, plain, 0.8, threshold=[0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1], ids=range(5, 14)
+        )
     finally:
         plain.seed = 0
-    assert graphs(captured) == made
+    assert count_graphs(captured) == made
 
 
 def test_under_a_stop_policy(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
-        same(captured, plain, 0.8, policy=Unsure(), draft_length=5)
-        same(captured, plain, rule="coupled", policy=Unsure(), draft_length=5)
+        assert_same_results(captured, plain, 0.8, policy=Unsure(), draft_length=5)
+        assert_same_results(captured, plain, rule="coupled", policy=Unsure(), draft_length=5)
 
 
 def test_a_policy_that_watches_the_draft_sees_every_step(
@@ -114,17 +116,17 @@ def test_what_an_observer_keeps_stays_what_it_was(captured: SpeculativeDecoder, 
 
 def test_where_a_policy_moves_t(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
-        same(captured, plain, threshold=EntropyScaled(0.2, slope=2.0))
+        assert_same_results(captured, plain, threshold=EntropyScaled(0.2, slope=2.0))
 
 
 def test_without_a_draft_model(plain: SpeculativeDecoder) -> None:
-    ours, theirs = again(plain, NGram()), SpeculativeDecoder(plain.target, NGram(), plain.tokenizer)
+    ours, theirs = captured_copy(plain, NGram()), SpeculativeDecoder(plain.target, NGram(), plain.tokenizer)
     for _ in range(2):
-        same(ours, theirs)
+        assert_same_results(ours, theirs)
 
 
 def test_a_model_that_looks_at_values_is_called_as_it_is_and_that_is_said(plain: SpeculativeDecoder) -> None:
-    ours = again(plain)
+    ours = captured_copy(plain)
 
     def look(module: Any, args: Any, out: Tensor) -> None:
         out.amax().item()
@@ -132,7 +134,7 @@ def test_a_model_that_looks_at_values_is_called_as_it_is_and_that_is_said(plain:
     hook = plain.target.get_input_embeddings().register_forward_hook(look)
     try:
         with pytest.warns(UserWarning, match="verify cannot be captured, so that rounds are slower: aten.*waits for"):
-            same(ours, plain)
+            assert_same_results(ours, plain)
     finally:
         hook.remove()
-    assert graphs(ours) > 0  # the draft's steps, and what judges
+    assert count_graphs(ours) > 0  # the draft's steps, and what judges

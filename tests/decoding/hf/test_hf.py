@@ -47,7 +47,7 @@ from fsd_decoding.hf.sampling import sampling_for
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.profiles import UNCERTIFIED, profile
-from support.tiny import EOS, VOCABULARY, llama, word_tokenizer
+from support.tiny_models import EOS, VOCABULARY, llama, word_tokenizer
 
 NEW = 16
 LOSSLESS: dict[str, Any] = {"custom_generate": fsd_generate, "fsd_threshold": -1.0}

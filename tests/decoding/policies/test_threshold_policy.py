@@ -18,7 +18,7 @@ from fsd_decoding.errors import ThresholdError, UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import Begun, RoundOutcome, RoundState, ScalePolicy, ThresholdPolicy
-from support.tiny import EOS
+from support.tiny_models import EOS
 
 FUZZY = ("fsd", "fsd-sd", "fsd-coupled")
 
