@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.common.timing import Run, bounded, speed_up, take_turns
+from lib.common.timing import Run, ratio_of_repeats, speed_up, take_turns
 from support.paths import BENCHMARKS
 
 
@@ -46,14 +46,14 @@ def test_a_ratio_is_taken_within_a_repeat() -> None:
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=15))
 def test_the_median_lies_between_its_bounds(ratios: list[float]) -> None:
-    ratio = bounded(ratios)
+    ratio = ratio_of_repeats(ratios)
     assert min(ratios) <= ratio.at_least <= ratio.median <= ratio.at_most <= max(ratios)
 
 
 def test_bounds_of_twelve_repeats_hold_about_as_often_as_they_say() -> None:
     # Each holds in about 94 % of cases: of 400, fewer than 340 or all of them do with probability below 1e-8.
     random = np.random.default_rng(5)
-    found = [bounded(random.lognormal(0.0, 0.1, 12).tolist()) for _ in range(400)]
+    found = [ratio_of_repeats(random.lognormal(0.0, 0.1, 12).tolist()) for _ in range(400)]
     assert 340 <= sum(ratio.at_least <= 1.0 for ratio in found) < 400
     assert 340 <= sum(ratio.at_most >= 1.0 for ratio in found) < 400
 

@@ -24,7 +24,7 @@ def test_between_two_thresholds_a_curve_is_straight() -> None:
 
 def test_tokens_a_round_are_those_of_all_problems_together() -> None:
     curve = Curve([0.1, 0.2], [[True, True], [True, False]], [[10, 90], [10, 90]], [[10, 10], [5, 5]])
-    assert [one["tokens_a_round"] for one in curve.measured([True, True])] == [5.0, 10.0]
+    assert [one["tokens_a_round"] for one in curve.points([True, True])] == [5.0, 10.0]
     assert at_levels(curve, [True, True], [7.5]) == pytest.approx([0.75])
 
 
