@@ -106,12 +106,12 @@ class DivergenceCache(IntervalCache):
         return [candidates[rank] for rank in bracketing(tokens_a_round, len(candidates) - 1, _PLACED)]
 
     def curve(self, thresholds: Sequence[float]) -> Curve:
-        found = [self.at(threshold) for threshold in thresholds]
+        results_at = [self.at(threshold) for threshold in thresholds]
         return Curve(
             list(thresholds),
-            [self._bench.right(results) for results in found],
-            [[r.emitted for r in results] for results in found],
-            [[r.rounds for r in results] for results in found],
+            [self._evaluator.right(results) for results in results_at],
+            [[r.emitted for r in results] for results in results_at],
+            [[r.rounds for r in results] for results in results_at],
         )
 
 
@@ -119,7 +119,7 @@ Thresholds = Mapping[str, Sequence[float]]
 
 
 def tune(temperature: float, names: Sequence[str], part: Part) -> Measured:
-    """Curves of the divergences, their thresholds placed around the levels."""
+    """Returns curves of the divergences, with thresholds placed around the levels."""
     evaluator = Evaluator(part, temperature)
     rejected = evaluator.rejected(names)
     curves = {}
@@ -130,17 +130,17 @@ def tune(temperature: float, names: Sequence[str], part: Part) -> Measured:
 
 
 def test(temperature: float, thresholds: Thresholds, part: Part) -> Measured:
-    """Curves of the divergences that have thresholds."""
+    """Returns curves of the divergences at the given thresholds."""
     evaluator = Evaluator(part, temperature)
     return Measured(
         evaluator.target_right(), {n: DivergenceCache(evaluator, n).curve(given) for n, given in thresholds.items()}
     )
 
 
-def each_temperature(run: Callable[..., Measured], *asked: Iterable[Any]) -> list[Measured]:
-    """One process a temperature."""
+def each_temperature(run: Callable[..., Measured], *arguments: Iterable[Any]) -> list[Measured]:
+    """Runs a function for each temperature in a process of its own."""
     with ProcessPoolExecutor(len(_TEMPERATURES), get_context("spawn")) as pool:
-        return list(pool.map(run, _TEMPERATURES, *asked))
+        return list(pool.map(run, _TEMPERATURES, *arguments))
 
 
 def means(measured: Measured) -> dict[str, float]:
@@ -150,7 +150,7 @@ def means(measured: Measured) -> dict[str, float]:
 
 
 def chosen(tuning: Sequence[Measured]) -> tuple[str, list[str]]:
-    """Ours that is best over both temperatures, and of each temperature the best known: a strong opponent."""
+    """Returns this project's best divergence over both temperatures, and the best published one at each."""
     scores = [means(measured) for measured in tuning]
     champion = max(_OURS, key=lambda name: sum(score[name] for score in scores))
     return champion, [max(_KNOWN, key=lambda name: score[name]) for score in scores]
