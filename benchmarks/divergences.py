@@ -1,14 +1,13 @@
-"""Which divergence keeps most answers at equal tokens a round? `python benchmarks/divergences.py [--quick]`.
+"""Retention of divergences at equal tokens per round: `python benchmarks/divergences.py [--quick]`.
 
-Knows the bundled pair, rule `fsd-coupled`, L = 5, greedy and at temperature 0.6. All divergences are decoded on
-tuning problems, where the best of the known ones and the best of ours are chosen; those are decoded again on test
-problems, which decided nothing, and compared there.
+The bundled pair decodes by rule `fsd-coupled` at L = 5, greedily and at temperature 0.6. All divergences are decoded on
+tuning problems, where the best published one and the best of this project's are chosen. Those are compared on test
+problems, which chose nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -27,15 +26,16 @@ from fsd_decoding import divergence
 from fsd_decoding.engine.result import Result
 from fsd_decoding.observers.recorder import Recorder
 from lib.calibration.equal_tokens import Curve, at_levels, bracketing, differences
-from lib.calibration.tries import TRIES
-from lib.common.machine import facts
-from lib.common.texts import Texts
+from lib.calibration.rejected_divergences import REJECTED
+from lib.common.interval_cache import IntervalCache
+from lib.common.machine import machine_facts
+from lib.common.results import write_json
 
 _SEED, _DRAFT_LENGTH, _TEMPERATURES = 70_010, 5, (0.0, 0.6)
 _KNOWN = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "js@10", "tv@2", "kl_qp@1", "kl_pq@1")
-_OURS = ("doubt", *TRIES)
-_ALWAYS = ("js", "kl_qp")  # on the test problems whatever was best: the default, and a published one
-_LOOKED_AT = 800  # the seed's first problems, on which the formulas were thought out: none of them is a test problem
+_OURS = ("doubt", *REJECTED)
+_ALWAYS = ("js", "kl_qp")  # compared on the test problems in any case: the default, and a published one
+_USED = 800  # the seed's first problems, on which the formulas were developed; they are no test problems
 _LEVELS = (5.1, 5.3, 5.5, 5.6, 5.65, 5.7, 5.73)  # tokens a round; 6 is the most
 _PLACED = (5.0, 5.1, 5.2, 5.3, 5.4, 5.5, 5.55, 5.58, 5.61, 5.64, 5.67, 5.7, 5.73, 5.76)  # where thresholds are sought
 
@@ -50,18 +50,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was decoded of a part at one temperature."""
+    """The curves of a part at one temperature."""
 
     target_right: list[bool]
     curves: dict[str, Curve]
 
 
 class Evaluator:
-    """The pair on one part at one temperature."""
+    """Decodes one part at one temperature."""
 
     def __init__(self, part: Part, temperature: float) -> None:
-        torch.set_num_threads(1)  # one process a temperature
-        divergence.DIVERGENCES = {**divergence.DIVERGENCES, **TRIES}
+        torch.set_num_threads(1)  # each temperature has a process
+        divergence.DIVERGENCES = {**divergence.DIVERGENCES, **REJECTED}
         self._models = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
         self._task: Task = load_task("arithmetic", seed=_SEED, limit=part.stop)
         self.problems: list[Problem] = list(self._task.problems[part.start :])
@@ -82,22 +82,22 @@ class Evaluator:
         return self.right(self.decode("js", "target", 0.0, self.problems))
 
     def rejected(self, names: Sequence[str]) -> dict[str, list[float]]:
-        """Each divergence where exact decoding rejects a token, rising: the thresholds that make a difference."""
+        """Returns the values of each divergence where lossless decoding rejects a token, sorted: useful thresholds."""
         recorder = Recorder(names)
         self.decode("js", "coupled", 0.0, self.problems, observer=recorder)
         columns = recorder.columns()
         return {name: columns[name][~columns["accepted"]].sort().values.tolist() for name in names}
 
 
-class OfBench(Texts):
-    """All problems of a bench under one divergence."""
+class DivergenceCache(IntervalCache):
+    """Results of all problems of an evaluator under one divergence."""
 
     def __init__(self, evaluator: Evaluator, name: str) -> None:
         super().__init__(lambda t, problems: evaluator.decode(name, "fsd-coupled", t, problems), evaluator.problems)
-        self._bench = evaluator
+        self._evaluator = evaluator
 
     def around_levels(self, candidates: Sequence[float]) -> list[float]:
-        """Of the candidates those close around the tokens a round of `_PLACED`."""
+        """Returns the candidates that bracket the tokens per round of `_PLACED` closely."""
 
         def tokens_a_round(rank: int) -> float:
             results = self.at(candidates[rank])
@@ -106,12 +106,12 @@ class OfBench(Texts):
         return [candidates[rank] for rank in bracketing(tokens_a_round, len(candidates) - 1, _PLACED)]
 
     def curve(self, thresholds: Sequence[float]) -> Curve:
-        found = [self.at(threshold) for threshold in thresholds]
+        results_at = [self.at(threshold) for threshold in thresholds]
         return Curve(
             list(thresholds),
-            [self._bench.right(results) for results in found],
-            [[r.emitted for r in results] for results in found],
-            [[r.rounds for r in results] for results in found],
+            [self._evaluator.right(results) for results in results_at],
+            [[r.emitted for r in results] for results in results_at],
+            [[r.rounds for r in results] for results in results_at],
         )
 
 
@@ -119,28 +119,28 @@ Thresholds = Mapping[str, Sequence[float]]
 
 
 def tune(temperature: float, names: Sequence[str], part: Part) -> Measured:
-    """Curves of the divergences, their thresholds placed around the levels."""
+    """Returns curves of the divergences, with thresholds placed around the levels."""
     evaluator = Evaluator(part, temperature)
     rejected = evaluator.rejected(names)
     curves = {}
     for name, candidates in rejected.items():
-        texts = OfBench(evaluator, name)
-        curves[name] = texts.curve(texts.around_levels(candidates))
+        cache = DivergenceCache(evaluator, name)
+        curves[name] = cache.curve(cache.around_levels(candidates))
     return Measured(evaluator.target_right(), curves)
 
 
 def test(temperature: float, thresholds: Thresholds, part: Part) -> Measured:
-    """Curves of the divergences that have thresholds."""
+    """Returns curves of the divergences at the given thresholds."""
     evaluator = Evaluator(part, temperature)
     return Measured(
-        evaluator.target_right(), {n: OfBench(evaluator, n).curve(given) for n, given in thresholds.items()}
+        evaluator.target_right(), {n: DivergenceCache(evaluator, n).curve(given) for n, given in thresholds.items()}
     )
 
 
-def each_temperature(run: Callable[..., Measured], *asked: Iterable[Any]) -> list[Measured]:
-    """One process a temperature."""
+def each_temperature(run: Callable[..., Measured], *arguments: Iterable[Any]) -> list[Measured]:
+    """Runs a function for each temperature in a process of its own."""
     with ProcessPoolExecutor(len(_TEMPERATURES), get_context("spawn")) as pool:
-        return list(pool.map(run, _TEMPERATURES, *asked))
+        return list(pool.map(run, _TEMPERATURES, *arguments))
 
 
 def means(measured: Measured) -> dict[str, float]:
@@ -150,33 +150,33 @@ def means(measured: Measured) -> dict[str, float]:
 
 
 def chosen(tuning: Sequence[Measured]) -> tuple[str, list[str]]:
-    """Ours that is best over both temperatures, and of each temperature the best known: a strong opponent."""
+    """Returns this project's best divergence over both temperatures, and the best published one at each."""
     scores = [means(measured) for measured in tuning]
     champion = max(_OURS, key=lambda name: sum(score[name] for score in scores))
     return champion, [max(_KNOWN, key=lambda name: score[name]) for score in scores]
 
 
-def described(measured: Measured, temperature: float) -> dict[str, Any]:
+def summarise(measured: Measured, temperature: float) -> dict[str, Any]:
     return {
         "temperature": temperature,
         "problems": len(measured.target_right),
         "target_accuracy": float(np.mean(measured.target_right)),
         "mean_retention": means(measured),
         "retention": {n: at_levels(c, measured.target_right, _LEVELS) for n, c in measured.curves.items()},
-        "curves": {n: c.measured(measured.target_right) for n, c in measured.curves.items()},
+        "curves": {n: c.points(measured.target_right) for n, c in measured.curves.items()},
     }
 
 
-def compared(measured: Measured, champion: str, resamples: int) -> dict[str, list[dict[str, Any]]]:
-    """The champion less each other one."""
+def compare(measured: Measured, champion: str, resamples: int) -> dict[str, list[dict[str, Any]]]:
+    """Returns the differences of the champion and each other divergence."""
     others = {name: curve for name, curve in measured.curves.items() if name != champion}
     ours, right = measured.curves[champion], measured.target_right
-    found = {name: differences(ours, curve, right, _LEVELS, resamples) for name, curve in others.items()}
-    return {f"{champion} - {name}": [one._asdict() for one in rows] for name, rows in found.items()}
+    rows_of = {name: differences(ours, curve, right, _LEVELS, resamples) for name, curve in others.items()}
+    return {f"{champion} - {name}": [row._asdict() for row in rows] for name, rows in rows_of.items()}
 
 
 def report(tuning: Part, held_out: Part, resamples: int, only: Sequence[str]) -> dict[str, Any]:
-    before = facts()
+    before = machine_facts()
     tuned = each_temperature(tune, repeat(only or _KNOWN + _OURS), repeat(tuning))
     champion, best_known = (only[0], [only[1]] * len(_TEMPERATURES)) if only else chosen(tuned)
     finalists = [
@@ -192,19 +192,19 @@ def report(tuning: Part, held_out: Part, resamples: int, only: Sequence[str]) ->
         "parts": {"tuning": asdict(tuning), "test": asdict(held_out)},
         "champion": champion,
         "best_known": dict(zip(map(str, _TEMPERATURES), best_known, strict=True)),
-        "tuning": [described(m, t) for m, t in zip(tuned, _TEMPERATURES, strict=True)],
+        "tuning": [summarise(m, t) for m, t in zip(tuned, _TEMPERATURES, strict=True)],
         "test": [
-            described(m, t) | {"differences": compared(m, champion, resamples)}
+            summarise(m, t) | {"differences": compare(m, champion, resamples)}
             for m, t in zip(tested, _TEMPERATURES, strict=True)
         ],
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """Retention at each level, best first, and on the test problems the differences."""
+def table(results: Mapping[str, Any]) -> str:
+    """Returns tables of retention at each level, best first, and of the differences on the test problems."""
     lines: list[str] = []
     for phase in ("tuning", "test"):
-        for one in found[phase]:
+        for one in results[phase]:
             lines += ["", f"{phase}, {one['problems']} problems, temperature {one['temperature']}", "", *_head()]
             best_first = sorted(one["retention"], key=lambda name: -one["mean_retention"][name])
             lines += [_row(n, one["retention"][n], f"{one['mean_retention'][n]:.4f}") for n in best_first]
@@ -227,17 +227,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tuning", type=int, default=300, help="problems")
     parser.add_argument("--test", type=int, default=2000, help="problems")
-    parser.add_argument("--only", nargs="+", default=[], help="choose nothing: compare the first with these others")
-    parser.add_argument("--quick", action="store_true", help="few problems: whether it runs, not what is better")
+    parser.add_argument("--only", nargs="+", default=[], help="choose none: compare the first of these with the others")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, whose numbers mean nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "divergences.json")
     options = parser.parse_args()
     sizes = (24, 24) if options.quick else (options.tuning, options.test)
-    found = report(
-        Part(0, sizes[0]), Part(_LOOKED_AT, _LOOKED_AT + sizes[1]), 100 if options.quick else 2000, options.only
-    )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(table(found))
+    results = report(Part(0, sizes[0]), Part(_USED, _USED + sizes[1]), 100 if options.quick else 2000, options.only)
+    write_json(results, options.out, indent=2)
+    print(table(results))
 
 
 if __name__ == "__main__":

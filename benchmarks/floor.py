@@ -1,13 +1,12 @@
-"""How much do last bits alone change? The numerical floor of the bundled pair: `python benchmarks/floor.py`.
+"""The numerical floor of the bundled pair: texts that only rounding changes: `python benchmarks/floor.py`.
 
-Knows rules that write the target's own text in exact arithmetic. In fp32 a verification of L + 1 positions and
-a single step round differently, and where two tokens are almost tied another one may win.
+In exact arithmetic, lossless rules decode the target's own text. In fp32 a verification of L + 1 positions and a single
+step round differently, so where two tokens are nearly tied another one may win.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -19,7 +18,8 @@ from fsd_calib import SpeculativeDecoder, load_task
 from fsd_calib.tasks.answers import final_number
 from fsd_calib.tasks.base import Task
 from fsd_data import pair_paths
-from lib.common.machine import facts
+from lib.common.machine import machine_facts
+from lib.common.results import write_json
 
 _SEED, _TEMPERATURE, _DRAFT_LENGTHS = 424_242, 0.6, (1, 3, 8)
 _RULES = [("sd", 0.0), *product(("coupled", "fsd", "fsd-coupled"), (0.0, _TEMPERATURE))]
@@ -44,7 +44,7 @@ def texts(decoder: SpeculativeDecoder, task: Task, rule: str, temperature: float
 
 
 def floor(decoder: SpeculativeDecoder, task: Task) -> list[Row]:
-    """Every lossless rule's share of texts, and of answers, that are the target's own."""
+    """Returns for every lossless rule the share of texts, and of answers, that equal the target's own."""
     alone = {t: texts(decoder, task, "target", t, 1) for t in (0.0, _TEMPERATURE)}
     rows = []
     for (rule, temperature), draft_length in product(_RULES, _DRAFT_LENGTHS):
@@ -68,7 +68,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def report(decoder: SpeculativeDecoder, rows: Sequence[Row], problems: int) -> dict[str, object]:
     return {
-        "machine": facts() | {"device": str(decoder.device)},
+        "machine": machine_facts() | {"device": str(decoder.device)},
         "dtype": str(decoder.dtype).removeprefix("torch."),
         "seed": _SEED,
         "problems": problems,
@@ -84,8 +84,7 @@ def main() -> None:
     decoder = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
     task = load_task("arithmetic", seed=_SEED, limit=options.problems)
     rows = floor(decoder, task)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report(decoder, rows, options.problems), indent=2) + "\n")
+    write_json(report(decoder, rows, options.problems), options.out, indent=2)
     print(table(rows))
 
 

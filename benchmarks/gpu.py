@@ -1,14 +1,15 @@
-"""Everything that only a GPU can show, in one call of at most eight minutes: `python benchmarks/gpu.py`.
+"""All measurements that need a GPU, in one call of at most eight minutes: `python benchmarks/gpu.py`.
 
-Needs torch, transformers and triton, pydantic and what they need; no network. `--dry-run` walks every path on a CPU at
-toy sizes, kernels interpreted: its numbers say nothing. Writes JSON as it goes, so that a call that is cut off leaves
-what it measured, and prints a table.
+It needs torch, transformers, triton and pydantic with their dependencies, and no network. `--dry-run` runs every part
+but training on a CPU, at toy sizes with interpreted kernels; its numbers mean nothing. Results are written as JSON
+after every part, so that an interrupted call leaves what it has measured.
+
+Nothing that this script imports may import optuna, lightgbm, pandas or datasets, which need not be installed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from lib.common.results import write_json
 
 _LLAMA = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}, "max_position_embeddings": 131_072}
 _8B = {
@@ -42,18 +45,20 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {"8B": _8B, "1B": _1B, "toy": _TOY}
 
 @dataclass(frozen=True)
 class Plan:
+    """How much is measured."""
+
     device: str
-    target: str  # of `_SHAPES`
+    target: str  # a key of `_SHAPES`
     draft: str
     vocabularies: tuple[int, ...]
     draft_lengths: tuple[int, ...]
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
-    new: int  # tokens a text
-    problems: int  # of the bundled pair
-    copied: int  # bytes
+    new: int  # tokens per text
+    problems: int  # decoded by the bundled pair
+    copied: int  # bytes, to measure the memory's bandwidth
     repeats: int
-    trains: bool
+    trains: bool  # whether the bundled pair is trained
 
 
 _WIDTHS = (979, 32_001, 128_256, 262_144)
@@ -62,46 +67,48 @@ _DRY = Plan("cpu", "toy", "toy", (979,), (2,), (1, 2), (8,), 16, 2, 1 << 20, 1, 
 
 
 def kernels(plan: Plan) -> Any:
-    from lib.gpu.kernels import checked
+    """Measures errors and milliseconds of the fused kernels."""
+    from lib.gpu.kernels import measure_kernels
 
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    return list(checked(plan.vocabularies, dtypes, max(plan.draft_lengths), plan.repeats, plan.device))
+    return list(measure_kernels(plan.vocabularies, dtypes, max(plan.draft_lengths), plan.repeats, plan.device))
 
 
 def attention(plan: Plan) -> Any:
-    from lib.gpu.attention import attended
+    """Measures errors and milliseconds of grouped attention."""
+    from lib.gpu.attention import measure_attention
 
     shape = _SHAPES[plan.target]
     heads = shape["num_attention_heads"]
     groups, size = heads // shape["num_key_value_heads"], shape["hidden_size"] // heads
-    return list(attended(heads, groups, size, plan.draft_lengths, plan.rows, max(plan.contexts), plan.device))
+    return list(measure_attention(heads, groups, size, plan.draft_lengths, plan.rows, max(plan.contexts), plan.device))
 
 
 def equality(plan: Plan) -> Any:
-    """Share of the bundled pair's texts that are the CPU's, token by token: rounds as they are, and as graphs."""
+    """Measures the share of the bundled pair's texts that equal the CPU's, for eager rounds and for graphs."""
     from fsd_calib import SpeculativeDecoder
 
-    found = []
+    rows = []
     for dtype in ("float32", "float64"):
-        on = partial(_bundled, plan, dtype)
+        bundled = partial(_bundled, plan, dtype)
         cpu, prompts = SpeculativeDecoder.from_pretrained(*_paths(), dtype=dtype, device="cpu"), _prompts(plan)
-        eager, graphs = on(False), on("capture")
+        eager, graphs = bundled(False), bundled("capture")
         for rule in ("sd", "fsd-coupled"):
             for temperature in (0.0, 0.6):
-                how: dict[str, Any] = {"temperature": temperature, "rule": rule}
-                expected = cpu.generate(prompts, plan.new, **how)
+                settings: dict[str, Any] = {"temperature": temperature, "rule": rule}
+                expected = cpu.generate(prompts, plan.new, **settings)
                 for name, decoder in (("eager", eager), ("graphs", graphs), ("graphs again", graphs)):
-                    made = decoder.generate(prompts, plan.new, **how)
-                    same = sum(a.tokens == b.tokens for a, b in zip(made, expected, strict=True)) / len(prompts)
-                    found.append({"dtype": dtype, "called": name, **how, "equal": same})
-    return found
+                    results = decoder.generate(prompts, plan.new, **settings)
+                    same = sum(a.tokens == b.tokens for a, b in zip(results, expected, strict=True)) / len(prompts)
+                    rows.append({"dtype": dtype, "called": name, **settings, "equal": same})
+    return rows
 
 
 def waiting(plan: Plan) -> Any:
-    """Waits of the host a round, by who looks at rounds."""
-    from lib.gpu.waits import counted
+    """Counts how often the host waits for the GPU in a round, by what reads the rounds."""
+    from lib.gpu.waits import waits_per_round
 
-    return counted(_bundled(plan, "float32", "capture"), _prompts(plan), plan.new, plan.device)
+    return waits_per_round(_bundled(plan, "float32", "capture"), _prompts(plan), plan.new, plan.device)
 
 
 def _bundled(plan: Plan, dtype: str, compile: Any) -> Any:
@@ -123,83 +130,90 @@ def _prompts(plan: Plan) -> list[str]:
 
 
 def rounds(plan: Plan) -> Iterator[Any]:
-    """Milliseconds a round as graphs, and in one place as they are; beside assisted generation's."""
-    from lib.gpu.rounds import asked, assisted, bandwidth
+    """Measures milliseconds per round as graphs, once also eager, and those of assisted generation.
 
-    found: dict[str, Any] = {"bytes_a_second": bandwidth(plan.copied, plan.device), "rounds": [], "assisted": []}
+    Yields the same results again whenever more of them have been measured.
+    """
+    from lib.gpu.rounds import assisted_milliseconds, bandwidth, with_prompts
+
+    results: dict[str, Any] = {"bytes_a_second": bandwidth(plan.copied, plan.device), "rounds": [], "assisted": []}
     for context in plan.contexts:
-        pair = asked(_large(plan), context, max(plan.rows), plan.new)
+        pair = with_prompts(_large(plan), context, max(plan.rows), plan.new)
         for length in plan.draft_lengths:
             for rows in plan.rows:
-                found["rounds"] += _timed(plan, pair, length, rows, "capture", found["bytes_a_second"])
-                yield found
-            alone = assisted(pair, length)
-            found["assisted"].append({"context": context, "draft_length": length, "milliseconds": alone})
-            yield found
-    pair = asked(_large(plan), plan.contexts[0], 1, plan.new)
-    found["rounds"] += _timed(plan, pair, plan.draft_lengths[0], 1, False, found["bytes_a_second"])
-    yield found
+                results["rounds"] += _time_rounds(plan, pair, length, rows, "capture", results["bytes_a_second"])
+                yield results
+            assisted = assisted_milliseconds(pair, length)
+            results["assisted"].append({"context": context, "draft_length": length, "milliseconds": assisted})
+            yield results
+    pair = with_prompts(_large(plan), plan.contexts[0], 1, plan.new)
+    results["rounds"] += _time_rounds(plan, pair, plan.draft_lengths[0], 1, False, results["bytes_a_second"])
+    yield results
 
 
 def compiled(plan: Plan) -> Any:
-    """The same with compiled kernels, which takes a minute or more to begin."""
-    from lib.gpu.rounds import asked, bandwidth
+    """Measures milliseconds per round with compiled models; compiling takes a minute or more."""
+    from lib.gpu.rounds import bandwidth, with_prompts
 
-    pair = asked(_large(plan), plan.contexts[0], 1, plan.new)
-    return _timed(plan, pair, plan.draft_lengths[0], 1, True, bandwidth(plan.copied, plan.device))
+    pair = with_prompts(_large(plan), plan.contexts[0], 1, plan.new)
+    return _time_rounds(plan, pair, plan.draft_lengths[0], 1, True, bandwidth(plan.copied, plan.device))
 
 
-def _timed(plan: Plan, pair: Any, length: int, rows: int, compile: Any, bytes_a_second: float) -> list[Any]:
-    """One text at a time also where less is accepted; but not compiled anew for it."""
+def _time_rounds(plan: Plan, pair: Any, length: int, rows: int, compile: Any, bytes_a_second: float) -> list[Any]:
+    """Times rounds at the first acceptance rate, and single streams at the others too unless that needs compiling."""
     from lib.gpu.claims import CHANCES
-    from lib.gpu.rounds import read, timed
+    from lib.gpu.rounds import bytes_read, time_rounds
 
     context = len(pair.prompts[0])
-    floor = 1000 * read(pair, length, rows) / bytes_a_second
+    floor = 1000 * bytes_read(pair, length, rows) / bytes_a_second
     where = {"context": context, "draft_length": length, "rows": rows, "compile": compile, "floor_milliseconds": floor}
     chances = CHANCES if rows == 1 and compile is not True else CHANCES[:1]
-    return [where | {"chance": chance} | timed(pair, chance, length, rows, compile) for chance in chances]
+    return [where | {"chance": chance} | time_rounds(pair, chance, length, rows, compile) for chance in chances]
 
 
 @cache
 def _large(plan: Plan) -> Any:
-    from lib.gpu.rounds import large
+    from lib.gpu.rounds import large_pair
 
-    return large(_SHAPES[plan.target], _SHAPES[plan.draft], plan.device)
+    return large_pair(_SHAPES[plan.target], _SHAPES[plan.draft], plan.device)
 
 
 def stopping(plan: Plan) -> Any:
-    """Milliseconds a round where a policy that looks at q ends drafts half way: asked on time, and one step ahead."""
-    from lib.gpu.claims import CHANCES
-    from lib.gpu.rounds import asked, timed
-    from lib.gpu.waits import Ends
+    """Measures milliseconds per round where a policy ends drafts half way.
 
-    pair, longest = asked(_large(plan), plan.contexts[0], 1, plan.new), max(plan.draft_lengths)
-    ways = {"on time": Ends(longest // 2, looks=False), "ahead": Ends(longest // 2)}
-    found = {
-        name: timed(pair, CHANCES[0], longest, 1, "capture", policy=policy)["milliseconds"]
-        for name, policy in ways.items()
+    "on time": the policy does not read q. "ahead": it reads q, so its answer is used one step later. "fixed": drafts
+    have half the length and there is no policy.
+    """
+    from lib.gpu.claims import CHANCES
+    from lib.gpu.rounds import time_rounds, with_prompts
+    from lib.gpu.waits import EndsAfter
+
+    pair, longest = with_prompts(_large(plan), plan.contexts[0], 1, plan.new), max(plan.draft_lengths)
+    policies = {"on time": EndsAfter(longest // 2, looks=False), "ahead": EndsAfter(longest // 2)}
+    milliseconds = {
+        name: time_rounds(pair, CHANCES[0], longest, 1, "capture", policy=policy)["milliseconds"]
+        for name, policy in policies.items()
     }
-    return found | {"fixed": timed(pair, CHANCES[0], longest // 2, 1, "capture")["milliseconds"]}
+    return milliseconds | {"fixed": time_rounds(pair, CHANCES[0], longest // 2, 1, "capture")["milliseconds"]}
 
 
 def recording(plan: Plan) -> Any:
-    """Milliseconds a round with every divergence recorded, and without."""
+    """Measures milliseconds per round with every divergence recorded, and without."""
     from fsd_calib import Recorder
     from fsd_decoding.divergence import DIVERGENCES
     from lib.gpu.claims import CHANCES
-    from lib.gpu.rounds import asked, timed
+    from lib.gpu.rounds import time_rounds, with_prompts
 
-    pair = asked(_large(plan), plan.contexts[0], 1, plan.new)
-    silent, told = (
-        timed(pair, CHANCES[0], plan.draft_lengths[0], 1, "capture", observer)["milliseconds"]
+    pair = with_prompts(_large(plan), plan.contexts[0], 1, plan.new)
+    silent, recorded = (
+        time_rounds(pair, CHANCES[0], plan.draft_lengths[0], 1, "capture", observer)["milliseconds"]
         for observer in (None, Recorder(list(DIVERGENCES)))
     )
-    return {"silent_milliseconds": silent, "recorded_milliseconds": told}
+    return {"silent_milliseconds": silent, "recorded_milliseconds": recorded}
 
 
 def training(plan: Plan) -> Any:
-    """Seconds in which the bundled pair's two models are trained from nothing."""
+    """Measures the seconds in which the bundled pair's two models are trained from scratch."""
     if not plan.trains:
         return None
     torch.cuda.empty_cache()
@@ -217,13 +231,13 @@ _PARTS: Mapping[str, Callable[[Plan], Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="toy sizes on a CPU")
+    parser.add_argument("--dry-run", action="store_true", help="toy sizes on a CPU; its numbers mean nothing")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     options = parser.parse_args()
     plan = _DRY if options.dry_run else _FULL
     if options.dry_run:
-        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
         from fsd_decoding.engine import kv_pool
         from fsd_decoding.kernels import dispatch
         from lib.gpu.tape import Tape
@@ -231,38 +245,31 @@ def main() -> None:
         dispatch.INTERPRETED = True
         kv_pool.CAPTURES["cpu"] = lambda device: Tape()
     elif not torch.cuda.is_available():
-        parser.error("there is no GPU here; --dry-run walks every path on a CPU")
+        parser.error("torch finds no GPU on this machine; use --dry-run to try every part on a CPU")
     run(plan, options.parts, options.out)
 
 
 def run(plan: Plan, parts: list[str], out: Path) -> None:
-    from lib.common.claims import table
-    from lib.common.machine import facts
-    from lib.gpu.claims import claims
+    from lib.common.claims import claims_table
+    from lib.common.machine import machine_facts
+    from lib.gpu.claims import gpu_claims
 
-    machine = facts() | {"gpu": torch.cuda.get_device_name() if plan.device == "cuda" else None}
-    found: dict[str, Any] = {
+    machine = machine_facts() | {"gpu": torch.cuda.get_device_name() if plan.device == "cuda" else None}
+    results: dict[str, Any] = {
         "machine": machine,
         "command": sys.argv,
         "plan": asdict(plan),
         "shapes": _SHAPES,
         "seconds": {},
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     for name in parts:
         began = time.perf_counter()
-        made = _PARTS[name](plan)
-        for found[name] in made if isinstance(made, Iterator) else [made]:
-            found["seconds"][name] = time.perf_counter() - began
-            _write(found, out)
-        print(f"{name}: {found['seconds'][name]:.0f} s", flush=True)
-    print(table(list(claims(found))))
-
-
-def _write(found: dict[str, Any], out: Path) -> None:
-    from lib.gpu.claims import claims
-
-    out.write_text(json.dumps(found | {"claims": [asdict(claim) for claim in claims(found)]}, indent=1) + "\n")
+        measured = _PARTS[name](plan)
+        for results[name] in measured if isinstance(measured, Iterator) else [measured]:
+            results["seconds"][name] = time.perf_counter() - began
+            write_json(results | {"claims": list(gpu_claims(results))}, out)
+        print(f"{name}: {results['seconds'][name]:.0f} s", flush=True)
+    print(claims_table(gpu_claims(results)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Measures the bundled pair and writes what it found to its README: `python benchmarks/pair.py`.
+"""Measures the bundled pair and writes the results to its README: `python benchmarks/pair.py`.
 
-Knows what a useful demonstration pair has to show. All numbers are of held-out problems (`generate`'s
-part that training never saw) and of this machine.
+All numbers are of held-out problems, which training does not use, and of this machine.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ def decode(decoder: SpeculativeDecoder, task: Task, temperature: float, rule: st
 
 
 def curve(decoder: SpeculativeDecoder, task: Task, temperature: float) -> list[Row]:
-    """Target, SD and every threshold, with retention against the target."""
-    asked = [("target", 0.0), ("sd", 0.0), *(("fsd-coupled", t) for t in _THRESHOLDS)]
-    rows = [decode(decoder, task, temperature, *question) for question in asked]
+    """Returns rows of the target, of SD and of every threshold, with retention relative to the target."""
+    settings = [("target", 0.0), ("sd", 0.0), *(("fsd-coupled", t) for t in _THRESHOLDS)]
+    rows = [decode(decoder, task, temperature, *setting) for setting in settings]
     alone = rows[0].accuracy
     return [Row(r.label, r.accuracy, r.accuracy / alone, r.tokens_per_round, r.accepted) for r in rows]
 
 
 @torch.inference_mode()
 def step_milliseconds(models: Sequence[Any]) -> list[list[float]]:
-    """Milliseconds of single-token steps at batch 1 behind 100 cached tokens, the models taking turns."""
+    """Returns milliseconds of single-token steps at batch 1 after 100 cached tokens, the models taking turns."""
     runners = [ModelRunner(m, rows=1, slots=_LENGTH + _STEPS, vocabulary=m.config.vocab_size) for m in models]
     token = torch.zeros((1, 1), dtype=torch.int64)
     taken: list[list[float]] = [[] for _ in models]

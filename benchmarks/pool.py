@@ -1,11 +1,11 @@
-"""Decodes 3,000 problems at every threshold at once: `nohup nice python benchmarks/pool.py &`; takes an hour or more.
+"""Decodes problems at every threshold: `nohup nice python benchmarks/pool.py &`; takes an hour or more.
 
-Knows the bundled pair, greedy, rule `fsd-coupled`. For each problem of an arm (divergence, L) it keeps the whole
-partition of [0, T_max) into intervals of T, and what the text of each came to: a problem is decoded losslessly, then
-again just above the end of the interval that its last text holds for. Knows nothing of calibrating.
+The bundled pair decodes greedily by rule `fsd-coupled`. For each problem of an arm (divergence, L), the pool holds the
+partition of [0, T_max) into intervals of T, and the counts of the text of each: a problem is decoded losslessly first,
+and then again just above the end of the interval that its last text holds for.
 
-Each finished chunk is kept under `--parts`; killed and started again, it goes on. After every chunk the tables in
-`--out` are written anew, so they always hold what is done.
+Finished chunks are kept under `--parts`, where an interrupted run goes on. After every chunk the tables in `--out` are
+written anew, so they always hold all that is done.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ import torch
 from fsd_calib import CostModel, SpeculativeDecoder, load_task
 from fsd_calib.tasks.base import Problem, Task
 from fsd_data import pair_paths
-from lib.common.machine import facts
+from lib.common.machine import machine_facts
+from lib.common.results import write_json
 from lib.decoding.rounds import RoundClock
 
 SEED, PROBLEMS, RULE = 81_000, 10_000, "fsd-coupled"
 _LOSSLESS = -1.0
-_ABOVE = 1e-6  # the end of an interval: thresholds this close to it are not told from it
-_MOST = {"js": 0.4, "doubt": 2.5}  # T_max: `js` keeps less than .9 there; `doubt` accepts nearly all, whatever it keeps
+_ABOVE = 1e-6  # how far above the end of an interval the next text is decoded
+_MOST = {"js": 0.4, "doubt": 2.5}  # T_max: the retention of `js` is below .9 there, and `doubt` accepts nearly all
 _BATCH, _COST_LENGTHS, _COST_PROBLEMS = 64, (3, 5, 8, 11, 14), 12
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What thresholds are swept for, on the problems from `start` to `stop`."""
+    """One divergence and L, which are decoded on the problems from `start` to `stop`."""
 
     divergence: str
     draft_length: int
@@ -47,7 +48,7 @@ class Arm:
     stop: int
 
 
-# In the order of their use. `js` at 5 is the default; more of it tells how often certificates are false.
+# In the order of their use. `js` at L = 5 is the default; it has more problems, to count false certificates on.
 ARMS = (
     *(Arm(divergence, length, 0, 3_000) for length in (5, 12, 8, 3) for divergence in _MOST),
     Arm("js", 5, 3_000, 10_000),
@@ -55,7 +56,7 @@ ARMS = (
 
 
 class Text(NamedTuple):
-    """One text of one problem, which holds for T from the end of the text before it (the first: any below) to `hi`."""
+    """One text of one problem. It holds for T below `hi`, from the `hi` of the text before on."""
 
     problem: int
     hi: float
@@ -76,7 +77,7 @@ _ALONE = pa.schema([("problem", pa.int16()), ("correct", pa.bool_()), ("tokens",
 
 
 class Pair:
-    """The bundled pair with its task."""
+    """The bundled pair with the pool's problems."""
 
     def __init__(self, problems: int) -> None:
         torch.set_num_threads(1)
@@ -84,7 +85,7 @@ class Pair:
         self.task: Task = load_task("arithmetic", seed=SEED, limit=problems, tokenizer=self._models.tokenizer)
 
     def decode(self, numbers: Sequence[int], **how: Any) -> list[tuple[Problem, Any]]:
-        """Problems, by their numbers, with their results."""
+        """Decodes problems, by their numbers; returns them with their results."""
         pair, problems = self._models, [self.task.problems[number] for number in numbers]
         decoder = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, divergence=how.pop("divergence", "js"))
         results = decoder.generate(
@@ -94,9 +95,9 @@ class Pair:
         return list(zip(problems, results, strict=True))
 
     def texts(self, arm: Arm) -> list[Text]:
-        """All texts of the arm's problems below T_max, by problem, then by T."""
+        """Returns all texts of the arm's problems below T_max, sorted by problem and T."""
         at = dict.fromkeys(range(arm.start, arm.stop), _LOSSLESS)
-        found: list[Text] = []
+        texts: list[Text] = []
         while at:
             decoded = self.decode(
                 list(at), rule=RULE, threshold=list(at.values()), divergence=arm.divergence,
@@ -104,18 +105,18 @@ class Pair:
             )  # fmt: skip
             for number, (problem, r) in zip(list(at), decoded, strict=True):
                 right = self.task.grade(problem, r.text)
-                found.append(Text(number, r.interval[1], right, r.emitted, r.rounds, r.drafted, r.accepted))
+                texts.append(Text(number, r.interval[1], right, r.emitted, r.rounds, r.drafted, r.accepted))
                 at[number] = r.interval[1] + _ABOVE
             at = {number: t for number, t in at.items() if t <= _MOST[arm.divergence]}
-        return sorted(found)
+        return sorted(texts)
 
     def alone(self, start: int, stop: int) -> list[tuple[int, bool, int]]:
-        """Target-only decoding: number, correct, tokens."""
+        """Decodes by the target only; returns (number, correct, tokens)."""
         decoded = self.decode(range(start, stop), rule="target", draft_length=1)
         return [(start + i, self.task.grade(p, r.text), r.emitted) for i, (p, r) in enumerate(decoded)]
 
     def costs(self) -> CostModel:
-        """Of one stream at batch 1: medians over rounds; v and its slope by least squares over lengths."""
+        """Measures costs of one stream: medians over rounds; v and its slope by least squares over lengths."""
         clocks = {length: self._clock(length) for length in _COST_LENGTHS}
         step = median(median(clock.drafting) / length for length, clock in clocks.items())
         rest = [median(clock.seconds) - median(clock.drafting) for clock in clocks.values()]
@@ -140,7 +141,7 @@ def part_of(folder: Path, name: str, start: int, stop: int) -> Path:
 
 
 def keep(path: Path, rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> None:
-    """Whole or not at all."""
+    """Writes a table atomically."""
     columns = list(zip(*rows, strict=True))
     unfinished = path.with_suffix(".unfinished")
     pq.write_table(pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema), unfinished)
@@ -148,25 +149,25 @@ def keep(path: Path, rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> None
 
 
 def join(parts: Path, out: Path, about: dict[str, Any]) -> None:
-    """One small table an arm, and one of the target alone, with a description beside them."""
+    """Writes one table per arm, one of target-only decoding, and a description of them."""
     out.mkdir(parents=True, exist_ok=True)
     done: dict[str, list[Path]] = {}
     for path in sorted(parts.glob("*.parquet"), key=lambda path: int(path.stem.split("-")[-2])):
         done.setdefault(path.stem.rsplit("-", 2)[0], []).append(path)
     for name, paths in done.items():
         table = pa.concat_tables([pq.read_table(path) for path in paths])
-        # A chunk is sorted by problem and T; the difference to the row before is almost nothing.
+        # A chunk is sorted by problem and T, so neighbouring rows differ little and compress well.
         pq.write_table(
             table, out / f"{name}.parquet", compression="zstd", compression_level=19, use_dictionary=False,
             column_encoding={"hi": "BYTE_STREAM_SPLIT"} if "hi" in table.column_names else None,
         )  # fmt: skip
-    held = {name: sum(pq.read_metadata(path).num_rows for path in paths) for name, paths in done.items()}
-    (out / "pool.json").write_text(json.dumps(about | {"rows": held}, indent=2) + "\n")
+    rows = {name: sum(pq.read_metadata(path).num_rows for path in paths) for name, paths in done.items()}
+    write_json(about | {"rows": rows}, out / "pool.json", indent=2)
 
 
-def described(pair: Pair) -> dict[str, Any]:
-    """Machine and costs, before the long work begins."""
-    machine, costs = facts(), pair.costs()
+def describe(pair: Pair) -> dict[str, Any]:
+    """Returns facts of the machine and costs; called before the long work begins."""
+    machine, costs = machine_facts(), pair.costs()
     return {
         "machine": machine, "seed": SEED, "rule": RULE, "max_new_tokens": pair.task.max_new_tokens,
         "dtype": "float32", "batch_size": _BATCH, "thresholds_below": _MOST, "just_above": _ABOVE,
@@ -177,15 +178,15 @@ def described(pair: Pair) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=PROBLEMS)
-    parser.add_argument("--chunk", type=int, default=500, help="problems that are kept at once")
-    parser.add_argument("--parts", type=Path, default=Path("runs", "pool"), help="what is done already")
+    parser.add_argument("--chunk", type=int, default=500, help="problems per chunk")
+    parser.add_argument("--parts", type=Path, default=Path("runs", "pool"), help="folder of finished chunks")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "pool")
     options = parser.parse_args()
     options.parts.mkdir(parents=True, exist_ok=True)
     pair = Pair(options.problems)
     about_file = options.parts / "pool.json"
     if not about_file.exists():
-        about_file.write_text(json.dumps(described(pair)))
+        about_file.write_text(json.dumps(describe(pair)))
     about = json.loads(about_file.read_text())
     for chunk in (c for arm in ARMS for c in chunks(arm, options.chunk, options.problems)):
         run_chunk(pair, chunk, options.parts)
@@ -193,7 +194,7 @@ def main() -> None:
 
 
 def run_chunk(pair: Pair, arm: Arm, parts: Path) -> None:
-    """Decodes what is not there yet: the target's texts with the first arm that wants them."""
+    """Decodes what is not in `parts` yet; the target's texts are decoded with the first arm that has the problems."""
     alone = part_of(parts, "target", arm.start, arm.stop)
     if not alone.exists():
         keep(alone, pair.alone(arm.start, arm.stop), _ALONE)

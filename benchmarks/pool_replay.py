@@ -1,12 +1,12 @@
-"""What replay says beforehand of the pool's arms: `python benchmarks/pool_replay.py`; takes a minute.
+"""Replays traces for a forecast of the pool's arms: `python benchmarks/pool_replay.py`; takes a minute.
 
-Knows traces along the target of 128 problems that are not in the pool, as many as a calibration traces. Keeps
-thresholds and rounds on the grid of shares that `fsd_calib.search.forecast` uses. Knows nothing of what was decoded.
+The traces are along the target, of 128 problems that are not in the pool, as many as a calibration traces. Thresholds
+and rounds are written for the grid of shares that `fsd_calib.search.forecast` uses.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,13 +17,14 @@ import torch
 from fsd_calib import SpeculativeDecoder, collect_traces, load_task
 from fsd_collectors.replay import quantiles, sweep
 from fsd_data import pair_paths
+from lib.common.results import write_json
 from pool import ARMS, RULE, SEED
 
 _TRACED = 128
 _LOGIT_SHARES = np.linspace(np.log(0.1 / 0.9), np.log(0.9995 / 0.0005), 64)
 
 
-def replayed() -> dict[str, Any]:
+def replay_arms() -> dict[str, Any]:
     torch.set_num_threads(1)
     divergences, lengths = sorted({arm.divergence for arm in ARMS}), sorted({arm.draft_length for arm in ARMS})
     pair = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
@@ -49,7 +50,10 @@ def replayed() -> dict[str, Any]:
     }
 
 
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    write_json(replay_arms(), Path(__file__).parent / "results" / "pool" / "replay.json", indent=None)
+
+
 if __name__ == "__main__":
-    out = Path(__file__).parent / "results" / "pool" / "replay.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(replayed()) + "\n")
+    main()

@@ -1,15 +1,13 @@
-"""Which procedure certifies the fastest: `nohup python benchmarks/procedures.py &`; takes half an hour.
+"""Speed that different testing procedures certify: `nohup python benchmarks/procedures.py &`; takes half an hour.
 
-Knows the pools of `benchmarks/regret.py`, and procedures that keep the chance of any false certificate at δ. All of
-them get the same searches, and the same outcomes on the certification part; each tests a sequence that was planned for
-the levels it has. The one that won is fixed in the code of
-`fsd_calib`; nothing here is chosen while a calibration runs.
+All procedures bound the probability of any false certificate by δ. They get the same searches on the pools of
+`regret.py` and the same outcomes on the certification part; each tests a sequence that is planned for its own levels.
+`fsd_calib` always uses the one that did best here, the fixed sequence.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,19 +23,20 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.search.candidates import choose_sequence, measure_candidates
 from fsd_calib.search.forecast import configuration_at
 from fsd_calib.search.prospects import Prospects
-from lib.calibration.pooled import TARGET
-from lib.calibration.pooled_calibration import Tuned, level, tuned
-from lib.common.machine import facts
-from regret import CONFIDENCE, WANTED, Arena, Half, made_up, real
+from lib.calibration.pool import TARGET
+from lib.calibration.pooled_calibration import Tuned, level, tune
+from lib.common.machine import machine_facts
+from lib.common.results import write_json
+from regret import CONFIDENCE, WANTED, Arena, Half, real_arenas, synthetic_arenas
 
 _CERTIFICATION = 2_100
-_HEDGE = 0.2  # of the level
-_BETTING = 0.6  # what a problem is worth to it: see `fsd_calib.certification.power`
+_HEDGE = 0.2  # share of the level
+_BETTING = 0.6  # problems of the score test that a problem is worth to betting: see `fsd_calib.certification.power`
 
 
 @dataclass(eq=False)
 class Case:
-    """One search, and what its settings come to on the certification part."""
+    """One search, and the outcomes of its settings on the certification part."""
 
     arena: Arena
     known: Tuned
@@ -47,25 +46,28 @@ class Case:
 
     @cached_property
     def prospects(self) -> Prospects:
-        known = self.known
+        known, arena = self.known, self.arena
         return measure_candidates(
-            known.searched.trials, self.arena.space, known.evaluator, known.alone, self.arena.forecast,
+            known.searched.trials, arena.space, known.evaluator, known.alone, arena.forecast,
             known.objective.pass_model, known.lossless,
         )  # fmt: skip
 
     def ladder(self, delta: float, divergence: str | None = None, worth: float = 1.0) -> list[Configuration]:
-        """Planned for a test at this level, among all divergences or one.
+        """Returns the sequence that is planned for a test at level `delta`.
 
         Args:
+            divergence: the only one to use; None: all of them.
             worth: how many problems of the score test a problem is worth.
         """
-        seen = self.prospects
-        arms = seen.settings.arms
+        prospects = self.prospects
+        arms = prospects.settings.arms
         which = np.array([i for i, arm in enumerate(arms) if divergence in (None, arm.divergence)], int)
         if not len(which):
             return []
-        bar = replace(seen.pass_model, delta=delta, certification=round(worth * seen.pass_model.certification))
-        some = Prospects(seen.settings.subset(which), seen.observations, bar, seen.lossless)
+        pass_model = replace(
+            prospects.pass_model, delta=delta, certification=round(worth * prospects.pass_model.certification)
+        )
+        some = Prospects(prospects.settings.subset(which), prospects.observations, pass_model, prospects.lossless)
         return [configuration_at(self.arena.forecast, some.settings.point(i)) for i in choose_sequence(some)]
 
     def passes(self, configuration: Configuration, delta: float, test: Any = "score") -> bool:
@@ -75,7 +77,7 @@ class Case:
 
 
 Procedure = Callable[[Case, float], list[Configuration]]
-"""All that is certified at a level."""
+"""Returns all configurations that are certified at a level."""
 
 
 def fixed_sequence(case: Case, delta: float) -> list[Configuration]:
@@ -83,18 +85,21 @@ def fixed_sequence(case: Case, delta: float) -> list[Configuration]:
 
 
 def e_values(case: Case, delta: float) -> list[Configuration]:
-    """The same sequence by betting, whose wealth is an e-value."""
+    """Tests the fixed sequence by betting, whose wealth is an e-value."""
     return _passing(case, case.ladder(delta, worth=_BETTING), delta, "betting")
 
 
 def two_chains(case: Case, delta: float) -> list[Configuration]:
-    """One of each divergence at half the level; one that passes whole hands its half on (Bretz et al. 2009)."""
+    """Tests a chain per divergence at half the level; a chain that passes as a whole hands its level on.
+
+    Source: Bretz et al. 2009.
+    """
     chains = [case.ladder(delta / 2, divergence) for divergence in case.arena.space.divergences]
     return _chains(case, chains, [delta / 2] * len(chains))
 
 
 def hedged(case: Case, delta: float) -> list[Configuration]:
-    """The sequence at four fifths of the level, and the likeliest setting of the other divergences at one fifth."""
+    """Tests the sequence at 4/5 of the level, and the setting of other divergences most likely to pass at 1/5."""
     first = case.ladder((1 - _HEDGE) * delta)
     others = [d for d in case.arena.space.divergences if not first or d != first[0].divergence]
     second = max((case.ladder(_HEDGE * delta, d)[:1] for d in others), key=len, default=[])
@@ -102,19 +107,19 @@ def hedged(case: Case, delta: float) -> list[Configuration]:
 
 
 def fallback(case: Case, delta: float) -> list[Configuration]:
-    """The sequence with an equal share of the level for each setting, added to what the one before hands on."""
-    ladder = case.ladder(delta / 2)  # between what the first has and what the last may have
-    certified, held = [], 0.0
+    """Tests the sequence with equal shares of the level; a setting that passes hands its level on to the next."""
+    ladder = case.ladder(delta / 2)  # a level between that of the first setting and the largest of the last
+    certified, inherited = [], 0.0
     for configuration in ladder:
-        at = held + delta / len(ladder)
+        at = inherited + delta / len(ladder)
         passed = case.passes(configuration, at)
-        held = at if passed else 0.0
+        inherited = at if passed else 0.0
         certified += [configuration] if passed else []
     return certified
 
 
 def two_starts(case: Case, delta: float) -> list[Configuration]:
-    """Learn-then-Test: the sequence from its beginning and from its middle, each at half the level."""
+    """Tests the sequence from its beginning and from its middle, each at half the level, as in Learn-then-Test."""
     ladder = case.ladder(delta / 2)
     middle = len(ladder) // 2
     certified = _passing(case, ladder, delta / 2)
@@ -122,7 +127,7 @@ def two_starts(case: Case, delta: float) -> list[Configuration]:
 
 
 def holm(case: Case, delta: float) -> list[Configuration]:
-    """No order: every setting of the sequence at δ over how many are left."""
+    """Tests every setting of the sequence, in no order, at δ divided by how many are left."""
     left, certified = case.ladder(delta / 2), list[Configuration]()
     while passed := [c for c in left if case.passes(c, delta / len(left))]:
         certified += passed
@@ -146,7 +151,7 @@ def _passing(case: Case, ladder: Sequence[Configuration], delta: float, test: st
 
 
 def _chains(case: Case, chains: Sequence[Sequence[Configuration]], levels: Sequence[float]) -> list[Configuration]:
-    """A chain that passes whole hands its level on to the next, and the last one to the first."""
+    """Tests chains; one that passes as a whole hands its level on to the next, and the last one to the first."""
     certified = [_passing(case, chain, at) for chain, at in zip(chains, levels, strict=True)]
     for _ in chains:
         whole = [len(passed) == len(chain) for passed, chain in zip(certified, chains, strict=True)]
@@ -158,24 +163,24 @@ def _chains(case: Case, chains: Sequence[Sequence[Configuration]], levels: Seque
     return [configuration for passed in certified for configuration in passed]
 
 
-def compared(arena: Arena, wanted: float, seed: int) -> dict[str, tuple[float, bool]]:
-    """By procedure: certified tokens/s over the oracle's, and whether anything certified keeps less than wanted."""
-    decode, tuning, certify, truth = arena.drawn(seed, _CERTIFICATION)
-    known = tuned(decode, arena.forecast, arena.space, tuning, _CERTIFICATION, wanted, CONFIDENCE)
+def compare(arena: Arena, wanted: float, seed: int) -> dict[str, tuple[float, bool]]:
+    """Returns for each procedure certified tokens/s over the oracle's, and whether any certificate is false."""
+    decode, tuning, certify, truth = arena.draw_parts(seed, _CERTIFICATION)
+    known = tune(decode, arena.forecast, arena.space, tuning, _CERTIFICATION, wanted, CONFIDENCE)
     case = Case(arena, known, Evaluator(decode, certify, "certification"), truth, wanted)
-    found: dict[str, tuple[float, bool]] = {}
+    outcomes: dict[str, tuple[float, bool]] = {}
     for name, procedure in PROCEDURES.items():
         truths = [truth.truth(configuration) for configuration in procedure(case, level(CONFIDENCE))]
         fastest = max((speed for _, speed in truths), default=truth.lossless)
-        found[name] = (fastest / truth.best(wanted), any(kept < wanted for kept, _ in truths))
-    return found
+        outcomes[name] = (fastest / truth.best(wanted), any(retention < wanted for retention, _ in truths))
+    return outcomes
 
 
 def report(arenas: Mapping[str, Callable[[int], Arena]], wanted: Sequence[float], runs: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, arena in arenas.items():
         for goal in wanted:
-            made = [compared(arena(seed), goal, seed) for seed in range(runs)]
+            made = [compare(arena(seed), goal, seed) for seed in range(runs)]
             for procedure in PROCEDURES:
                 ratios, false = (np.array(x) for x in zip(*(run[procedure] for run in made), strict=True))
                 rows.append({
@@ -199,12 +204,13 @@ def _row(row: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100, help="searches a wish; a quarter of them on made-up pools")
+    parser.add_argument("--runs", type=int, default=100, help="searches per goal; a quarter of them on synthetic pools")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "procedures.json")
     options = parser.parse_args()
     print(HEADER)
-    rows = report(real(), WANTED, options.runs) + report(made_up(), WANTED, max(options.runs // 4, 1))
-    options.out.write_text(json.dumps({"machine": facts(), "confidence": CONFIDENCE, "rows": rows}, indent=2) + "\n")
+    rows = report(real_arenas(), WANTED, options.runs)
+    rows += report(synthetic_arenas(), WANTED, max(options.runs // 4, 1))
+    write_json({"machine": machine_facts(), "confidence": CONFIDENCE, "rows": rows}, options.out, indent=2)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""How often is a certificate false: `python benchmarks/validity.py [--quick]`; takes a quarter of an hour on one core.
+"""How often certificates are false, by simulation: `python benchmarks/validity.py [--quick]`; 15 minutes on one core.
 
-Where retention is exactly what is wanted, how often the test passes: with one decoding a problem summed over outcomes,
-with four seeds drawn from laws in which seeds agree in different ways. Then whole attempts in sequence, and five
-attempts on one part. What is above its level, where draws decide by three standard errors, is listed under `above`.
-Writes everything to `--out` as JSON, and prints the largest figures.
+The size of the test is the probability that it passes where retention is exactly what is wanted. With one seed per
+problem it is summed over all outcomes; with four seeds it is simulated, under laws by which seeds agree in different
+ways. Then follow whole attempts in a fixed sequence, and five attempts on one certification part. Cells above their
+significance level, by three standard errors where they are simulated, are listed under `above`. Prints the largest
+values, and writes all results to `--out` as JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from lib.common.machine import facts
-from lib.common.written import write
+from lib.common.machine import machine_facts
+from lib.common.results import write_and_print
 from lib.validity.attempts import attempts
 from lib.validity.cells import Grid, one_seed
-from lib.validity.rows import CONFIDENCE, LEVELS, NUMBERS
+from lib.validity.levels import CONFIDENCE, LEVELS, NUMBERS
 from lib.validity.seeds import several_seeds
 from lib.validity.sequences import sequences
 
@@ -31,6 +32,8 @@ _SEED, _SEEDS = 16, 4
 
 @dataclass(frozen=True)
 class Size:
+    """How much is computed."""
+
     one_seed: Grid
     seeds: Grid
     draws: int
@@ -55,7 +58,7 @@ _QUICK = Size(
 
 
 def report(size: Size) -> dict[str, Any]:
-    began, machine, rng = time.perf_counter(), facts(), np.random.default_rng(_SEED)
+    began, machine, rng = time.perf_counter(), machine_facts(), np.random.default_rng(_SEED)
     return {
         "machine": machine,
         "command": sys.argv,
@@ -69,17 +72,17 @@ def report(size: Size) -> dict[str, Any]:
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """The largest figures, and how many cells are above their level."""
-    levels = [f"attempt {number}: {level:.4f}" for number, level in found["levels"].items()]
+def as_markdown(results: Mapping[str, Any]) -> str:
+    """Returns a table of the largest values, and of how many cells are above their level."""
+    levels = [f"attempt {number}: {level:.4f}" for number, level in results["levels"].items()]
     rows = [["", *levels, "cells", "above"]]
     rows.append(["---"] * len(rows[0]))
     for name in ("one_seed", "several_seeds"):
-        part = found[name]
+        part = results[name]
         largest = [f"{x:.3f} of it" for x in part["largest_over_level"]]
         rows.append([name, *largest, str(len(part["rows"])), str(len(part["above"]))])
     for name in ("sequences", "attempts"):
-        part = found[name]
+        part = results[name]
         rows += [[], [name, f"at most {part['allowed']:.4f}"]]
         rows += [[way, f"{largest:.4f}"] for way, largest in part["largest"].items()]
     return "\n".join("| " + " | ".join(row) + " |" if row else "" for row in rows)
@@ -87,11 +90,11 @@ def table(found: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: it says nothing")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, whose numbers mean nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "validity.json")
     options = parser.parse_args()
-    found = report(_QUICK if options.quick else _FULL)
-    write(found, options.out, table(found))
+    results = report(_QUICK if options.quick else _FULL)
+    write_and_print(results, options.out, as_markdown(results))
 
 
 if __name__ == "__main__":

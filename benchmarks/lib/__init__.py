@@ -1,1 +1,1 @@
-"""Helpers of the benchmarks, by what they measure; the scripts to run are in the folder above."""
+"""Helpers of the benchmarks, by what they measure. The scripts to run are in the folder above."""

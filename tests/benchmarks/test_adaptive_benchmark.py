@@ -1,4 +1,4 @@
-"""The benchmark of threshold policies: what it chooses, its oracle and its intervals. It times nothing here."""
+"""Choices, oracle and intervals of the benchmark of threshold policies; no speeds are tested."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lib.common.paired_contest import Array, Timed
 from lib.policies.choice import difference, fastest, oracle
-from lib.stopping.contest import Timed
-from lib.stopping.decode import Array
 from support.paths import BENCHMARKS
 
 ALONE = np.array([1, 1, 1, 0], bool)

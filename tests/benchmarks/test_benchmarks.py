@@ -1,10 +1,12 @@
-"""The benchmarks run, and their bounds hold. What they measure is not tested: this machine has other work."""
+"""Smoke runs of the benchmarks, and the bounds that they compute.
+
+Measured speeds are not tested, since other work on the machine changes them.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import runpy
 import subprocess
 import sys
 from functools import partial
@@ -16,20 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lib.common.timing import Run, ratio_of_repeats, speed_up, take_turns
 from support.paths import BENCHMARKS
-
-TIMING = runpy.run_path(str(BENCHMARKS / "timing.py"))
-Run, bounded, speed_up, take_turns = (TIMING[name] for name in ("Run", "bounded", "speed_up", "take_turns"))
 
 
 def test_everyone_does_a_piece_before_anyone_does_the_next_in_an_order_drawn_anew() -> None:
     seen: list[tuple[str, int]] = []
 
-    def look(name: str, piece: int) -> Any:
+    def run(name: str, piece: int) -> Any:
         seen.append((name, piece))
         return Run(piece, 1.0)
 
-    taken = take_turns({name: partial(look, name) for name in "abc"}, [1, 2, 3], 8)
+    taken = take_turns({name: partial(run, name) for name in "abc"}, [1, 2, 3], 8)
     assert [piece for _, piece in seen] == [1, 1, 1, 2, 2, 2, 3, 3, 3] * 8
     orders = [[name for name, _ in seen[i : i + 3]] for i in range(0, len(seen), 3)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
@@ -46,20 +46,20 @@ def test_a_ratio_is_taken_within_a_repeat() -> None:
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=15))
 def test_the_median_lies_between_its_bounds(ratios: list[float]) -> None:
-    ratio = bounded(ratios)
+    ratio = ratio_of_repeats(ratios)
     assert min(ratios) <= ratio.at_least <= ratio.median <= ratio.at_most <= max(ratios)
 
 
 def test_bounds_of_twelve_repeats_hold_about_as_often_as_they_say() -> None:
     # Each holds in about 94 % of cases: of 400, fewer than 340 or all of them do with probability below 1e-8.
     random = np.random.default_rng(5)
-    found = [bounded(random.lognormal(0.0, 0.1, 12)) for _ in range(400)]
+    found = [ratio_of_repeats(random.lognormal(0.0, 0.1, 12).tolist()) for _ in range(400)]
     assert 340 <= sum(ratio.at_least <= 1.0 for ratio in found) < 400
     assert 340 <= sum(ratio.at_most >= 1.0 for ratio in found) < 400
 
 
 def smoke(script: str, folder: Path) -> Any:
-    """What a benchmark's smoke run writes."""
+    """Returns the JSON that a benchmark's smoke run writes."""
     out = folder / "results" / "found.json"
     command = [sys.executable, str(BENCHMARKS / script), "--quick", "--threads", "1", "--out", str(out)]
     ran = subprocess.run(command, capture_output=True, text=True)
@@ -83,14 +83,14 @@ def test_the_smoke_run_of_decoding_has_a_number_for_every_claim(tmp_path: Path) 
     assert len(claimed) == 18
     for name, claim in claimed.items():
         assert claim["wanted"], name
-        if "compiled" in name:  # what is compiled takes minutes, and has no place in a smoke run
+        if "compiled" in name:  # compiling takes minutes, so a smoke run leaves it out
             assert claim["measured"] is claim["reached"] is None
         else:
             assert 0 <= claim["measured"] < math.inf
             assert 0 <= claim["bound"] < math.inf
     assert found["machine"]["threads"] == 1
     for contest in found["contests"]:
-        assert set(contest["same_texts"].values()) == {1.0}  # short ones: rounding has not told them apart yet
+        assert set(contest["same_texts"].values()) == {1.0}  # texts too short for rounding to change one
         assert contest["rounds"]["sd"]["tokens_a_round"] > 1
         assert len(contest["tokens_per_second"]) == 8
 

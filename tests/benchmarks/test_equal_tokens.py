@@ -1,20 +1,14 @@
-"""What benchmarks/divergences.py reads off decodings: retention at equal tokens a round, with intervals."""
+"""Retention at equal tokens per round, as benchmarks/divergences.py reads it off decodings, with its intervals."""
 
 from __future__ import annotations
-
-import runpy
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.paths import BENCHMARKS
+from lib.calibration.equal_tokens import Curve, at_levels, bracketing, differences
 
-MODULE = runpy.run_path(str(BENCHMARKS / "equal_tokens.py"))
-Curve, at_levels, bracketing, differences = (
-    MODULE[name] for name in ("Curve", "at_levels", "bracketing", "differences")
-)
 EMITTED = [[40] * 4, [40] * 4, [40] * 4]
 ROUNDS = [[10] * 4, [8] * 4, [5] * 4]  # 4, 5 and 8 tokens a round
 
@@ -30,7 +24,7 @@ def test_between_two_thresholds_a_curve_is_straight() -> None:
 
 def test_tokens_a_round_are_those_of_all_problems_together() -> None:
     curve = Curve([0.1, 0.2], [[True, True], [True, False]], [[10, 90], [10, 90]], [[10, 10], [5, 5]])
-    assert [one["tokens_a_round"] for one in curve.measured([True, True])] == [5.0, 10.0]
+    assert [one["tokens_a_round"] for one in curve.points([True, True])] == [5.0, 10.0]
     assert at_levels(curve, [True, True], [7.5]) == pytest.approx([0.75])
 
 
@@ -55,8 +49,8 @@ def test_intervals_hold_about_as_often_as_they_say() -> None:
     random, held = np.random.default_rng(1), 0
     for _ in range(200):
         ours, theirs = ((random.random((1, 300)) < share).tolist() for share in (0.9, 0.85))
-        curves = [Curve([0.1], right, [[40] * 300], [[10] * 300]) for right in (ours, theirs)]
-        found = differences(*curves, [True] * 300, [4.0], 200)[0]
+        one, other = (Curve([0.1], right, [[40] * 300], [[10] * 300]) for right in (ours, theirs))
+        found = differences(one, other, [True] * 300, [4.0], 200)[0]
         held += found.lower <= 0.05 <= found.upper
     assert held >= 168
 
@@ -67,15 +61,15 @@ def test_intervals_hold_about_as_often_as_they_say() -> None:
 )
 def test_every_level_in_reach_is_bracketed_closely(steps: list[float], levels: list[float]) -> None:
     tokens = 4.0 + np.cumsum(steps)
-    asked: list[int] = []
+    decoded: list[int] = []
 
     def tokens_a_round(rank: int) -> float:
-        asked.append(rank)
+        decoded.append(rank)
         return float(tokens[rank])
 
     ranks = bracketing(tokens_a_round, len(steps) - 1, levels)
     assert ranks == sorted(set(ranks))
-    assert len(asked) == len(set(asked))  # a decoding each
+    assert len(decoded) == len(set(decoded))  # one decoding per rank
     for level in levels:
         if tokens[0] <= level < tokens[-1]:
             below = max(rank for rank in ranks if tokens[rank] <= level)

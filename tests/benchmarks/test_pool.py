@@ -18,8 +18,8 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
 from fsd_collectors.split import tuning_and_certification
-from lib.calibration.pooled import TARGET, Counted, Pool, PooledForecast
-from lib.calibration.pooled_calibration import calibrated, draw
+from lib.calibration.pool import TARGET, CountingPool, Pool, PooledForecast
+from lib.calibration.pooled_calibration import calibrate_on_pool, draw
 from pool import Pair
 
 RUNS, CONFIDENCE = 200, 0.95
@@ -53,8 +53,8 @@ def runs(pool: Pool) -> list[Run]:
     for number in range(RUNS):
         random, wanted = np.random.default_rng(number), WANTED[number % len(WANTED)]
         problems = draw(pool, len(pool.problems), int(random.integers(1000, 1300)), random)
-        found = calibrated(
-            Counted(pool, reuse=True), forecast, space, *tuning_and_certification(problems), wanted, CONFIDENCE
+        found = calibrate_on_pool(
+            CountingPool(pool, reuse=True), forecast, space, *tuning_and_certification(problems), wanted, CONFIDENCE
         )
         made.append(Run(wanted, _numbers(pool, problems), _numbers(pool, found.tuning), found.certified))
     return made
@@ -118,7 +118,7 @@ def test_the_pool_answers_what_decoding_gives(pool: Pool) -> None:
 
 def test_a_text_that_is_kept_counts_once(pool: Pool) -> None:
     problems = pool.problems[:50]
-    reusing, plain = Counted(pool, reuse=True), Counted(pool, reuse=False)
+    reusing, plain = CountingPool(pool, reuse=True), CountingPool(pool, reuse=False)
     for decode in (reusing, plain):
         for threshold in (0.1, 0.1, 0.1 + 1e-9):
             decode(ARM.at(threshold), problems)

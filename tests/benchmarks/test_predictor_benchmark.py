@@ -1,4 +1,4 @@
-"""The benchmark of early stops: its counts, its oracle and its intervals are what they say. It times nothing here."""
+"""Counts, oracle and intervals of the benchmark of early stopping; no speeds are tested."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fsd_collectors.replay import CostModel
 from fsd_data import pair_paths
 from fsd_decoding.policies.stopping import DraftState, StopPolicy
 from fsd_decoding.sampling import Sampling
-from lib.policies.delayed import Delayed
-from lib.stopping.clairvoyant import LONGEST, clairvoyant
-from lib.stopping.contest import Faster, Timed
+from lib.common.delayed_draft import Delayed
+from lib.common.paired_contest import Faster, Timed
+from lib.common.problem_sets import problem_sets
 from lib.stopping.decode import Contestant, Setting
-from lib.stopping.sets import sets
+from lib.stopping.oracle import LONGEST, oracle_contestant
 from lib.stopping.until_end import UntilEnd
 from support.paths import BENCHMARKS
 
@@ -33,17 +33,17 @@ def setting(request: pytest.FixtureRequest) -> Setting:
 
 
 def test_no_question_is_in_two_sets() -> None:
-    found = sets(300, 200, 100, None)
-    assert len(found.test.problems) > 90
-    assert all(p.part == "tuning" for p in found.training.problems)
+    sets = problem_sets(300, 200, 100, None)
+    assert len(sets.test.problems) > 90
+    assert all(p.part == "tuning" for p in sets.training.problems)
     with pytest.raises(AssertionError, match="two sets"):
-        replace(found, tuning=found.test).check()
+        replace(sets, tuning=sets.test).check()
 
 
 def test_the_oracle_writes_the_longest_drafts_text_and_drafts_nothing_in_vain(setting: Setting) -> None:
     problems = setting.task.problems
     longest = setting.decode(problems, LONGEST)
-    foresaw = setting.decode(problems, clairvoyant(setting, problems, 1))
+    foresaw = setting.decode(problems, oracle_contestant(setting, problems, 1))
     assert [r.tokens for r in foresaw] == [r.tokens for r in longest]
     assert [r.rounds for r in foresaw] == [r.rounds for r in longest]
     assert [r.drafted for r in foresaw] == [r.accepted for r in foresaw] == [r.accepted for r in longest]
@@ -60,7 +60,7 @@ class Third(StopPolicy):
 
 
 def test_steps_are_counted_where_tokens_stay_unverified(setting: Setting) -> None:
-    counts = setting.counted(setting.task.problems, Contestant("third", 5, Third()))
+    counts = setting.counts(setting.task.problems, Contestant("third", 5, Third()))
     assert (counts.drafted == 2 * counts.rounds).all()
     assert (counts.steps == 3 * counts.rounds).all()
     seconds = counts.seconds(CostModel(draft_step=2.0, verify=10.0, position=1.0))
@@ -69,8 +69,8 @@ def test_steps_are_counted_where_tokens_stay_unverified(setting: Setting) -> Non
 
 def test_a_fixed_length_that_ends_behind_eos_drafts_no_more_and_says_the_same(setting: Setting) -> None:
     problems, ends = setting.task.problems, UntilEnd(setting.decoder.eos)
-    fixed = setting.counted(problems, Contestant("fixed", 12))
-    until = setting.counted(problems, Contestant("until", 12, ends))
+    fixed = setting.counts(problems, Contestant("fixed", 12))
+    until = setting.counts(problems, Contestant("until", 12, ends))
     assert (until.tokens == fixed.tokens).all()
     assert (until.rounds == fixed.rounds).all()
     assert (until.steps <= fixed.steps).all()
@@ -83,8 +83,8 @@ def test_a_delay_changes_no_text(setting: Setting) -> None:
         usual.target, Delayed(usual.draft, 1e-4), usual.tokenizer, sampling=usual.sampling
     )  # fmt: skip
     by = Contestant("fixed", 5)
-    told = [[r.tokens for r in Setting(d, setting.task, 0.08).decode(problems, by)] for d in (usual, slower)]
-    assert told[0] == told[1]
+    texts = [[r.tokens for r in Setting(d, setting.task, 0.08).decode(problems, by)] for d in (usual, slower)]
+    assert texts[0] == texts[1]
 
 
 def test_intervals_hold_about_as_often_as_they_say_and_are_no_wider_than_need_be() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of the search beside an oracle, and the procedures it compares; what they measure is in their JSON."""
+"""The benchmark that compares the search with an oracle, and the testing procedures that another one compares."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 from fsd_calib.measuring.configuration import Configuration
 from procedures import PROCEDURES
-from regret import TUNING, WANTED, Arena, described, real
+from regret import TUNING, WANTED, Arena, real_arenas, summarise
 
 ARMS = [Configuration("fsd-coupled", "js", length, 0.1) for length in (3, 5, 8)]
 
 
 @pytest.fixture(scope="module")
 def arena() -> Arena:
-    (arena,) = real().values()
+    (arena,) = real_arenas().values()
     return arena(0)
 
 
 def test_parts_share_no_problem_and_the_truth_is_the_half_that_was_never_tuned_on(arena: Arena) -> None:
-    decode, tuning, certify, truth = arena.drawn(3, 660)
+    decode, tuning, certify, truth = arena.draw_parts(3, 660)
     certified_on = {decode.copies[problem.id].id for problem in certify}
     assert len(tuning) == TUNING[660]
     assert len({problem.id for problem in certify}) == 660
@@ -31,14 +31,14 @@ def test_parts_share_no_problem_and_the_truth_is_the_half_that_was_never_tuned_o
 
 
 def test_two_seeds_use_the_same_halves_the_other_way_round(arena: Arena) -> None:
-    one, other = (arena.drawn(seed, 660)[3] for seed in (4, 5))
+    one, other = (arena.draw_parts(seed, 660)[3] for seed in (4, 5))
     assert not set(one.numbers.tolist()) & set(other.numbers.tolist())
 
 
 @pytest.mark.slow
 def test_a_run_comes_close_to_the_oracle_and_decodes_little(arena: Arena) -> None:
     """The seeds are fixed, so there is no false alarm."""
-    found = described([arena.run(WANTED[0], 660, seed) for seed in range(4)])
+    found = summarise([arena.run(WANTED[0], 660, seed) for seed in range(4)])
     assert 0.9 < found["of_the_oracle"]["median"] <= 1.01
     assert found["decoded"] < 0.2
     assert found["false"] <= 0.25

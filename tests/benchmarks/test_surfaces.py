@@ -10,9 +10,9 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.search.forecast import speed_at
 from fsd_calib.search.space import Space
 from fsd_collectors.split import tuning_and_certification
-from lib.calibration.pooled import TARGET, Counted, Pool, PooledForecast
-from lib.calibration.pooled_calibration import calibrated, draw
-from lib.calibration.surfaces import HIGHEST, LENGTHS, LOWEST, PROBLEMS, RULE, SURFACES, Surface, drawn, forecast
+from lib.calibration.pool import TARGET, CountingPool, Pool, PooledForecast
+from lib.calibration.pooled_calibration import calibrate_on_pool, draw
+from lib.calibration.surfaces import HIGHEST, LENGTHS, LOWEST, PROBLEMS, RULE, SURFACES, Surface, draw_pool, forecast
 
 PLACES = (-1.0, 0.75, 1.25, 1.75, 2.45, 2.95, 3.25, 3.95, 4.45, 4.75, 5.25)  # middles of cells; some are on cliffs
 ERRORS = 4  # standard errors
@@ -26,7 +26,7 @@ def surface(request: pytest.FixtureRequest) -> Surface:
 
 @pytest.fixture(scope="module")
 def pool(surface: Surface) -> Pool:
-    return drawn(surface, seed=1)
+    return draw_pool(surface, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def told(pool: Pool) -> PooledForecast:
 
 @pytest.fixture(scope="module")
 def churning() -> Pool:
-    return drawn(SURFACES["churn .1"], seed=1)
+    return draw_pool(SURFACES["churn .1"], seed=1)
 
 
 def arm(divergence: str, length: int = 5) -> Configuration:
@@ -135,7 +135,7 @@ def test_arms_are_equally_fast_where_that_is_said(surface: Surface, pool: Pool, 
 
 
 def test_a_seed_makes_the_same_pool_again(surface: Surface) -> None:
-    one, again, other = (drawn(surface, seed, FEW) for seed in (5, 5, 6))
+    one, again, other = (draw_pool(surface, seed, FEW) for seed in (5, 5, 6))
     setting = at(forecast(one), "doubt", 4.0)
     seeds = [made(setting, made.problems) for made in (one, again, other)]
     assert seeds[0] == seeds[1] != seeds[2]
@@ -144,7 +144,7 @@ def test_a_seed_makes_the_same_pool_again(surface: Surface) -> None:
 
 def test_a_text_that_is_kept_counts_once(pool: Pool, told: PooledForecast) -> None:
     problems, setting = pool.problems[:50], at(told, "js", 3.0)
-    reusing, plain = Counted(pool, reuse=True), Counted(pool, reuse=False)
+    reusing, plain = CountingPool(pool, reuse=True), CountingPool(pool, reuse=False)
     assert setting.threshold is not None
     for decode in (reusing, plain):
         for configuration in (TARGET, setting, setting, setting.at(setting.threshold * (1 + 1e-12))):
@@ -157,5 +157,7 @@ def test_calibrations_run_on_it(surface: Surface, pool: Pool, told: PooledForeca
     """What is certified is false with probability .05 at most, with another seed."""
     space = Space((RULE,), tuple(surface.curves), LENGTHS)
     drawn_problems = draw(pool, PROBLEMS, 1_319, np.random.default_rng(0))
-    found = calibrated(Counted(pool, reuse=True), told, space, *tuning_and_certification(drawn_problems), 0.97, 0.95)
+    found = calibrate_on_pool(
+        CountingPool(pool, reuse=True), told, space, *tuning_and_certification(drawn_problems), 0.97, 0.95
+    )
     assert found.certified is None or pool.whole(found.certified).retention >= 0.97

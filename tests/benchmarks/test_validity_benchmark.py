@@ -1,4 +1,4 @@
-"""The benchmark of the guarantee: its sums, its laws, how levels are handed on, and what is committed of it."""
+"""The benchmark of validity: its sums, its laws, how levels are handed on, and its committed results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fsd_calib.certification.power import cells
 from fsd_calib.certification.score_test import p_values
 from lib.validity.attempts import RULES
 from lib.validity.cells import Cell, Grid, summed_sizes
-from lib.validity.rows import LEVELS, allowed, own_level
+from lib.validity.levels import LEVELS, allowed, own_level
 from lib.validity.seeds import laws_of, retention
 from support.paths import BENCHMARKS
 

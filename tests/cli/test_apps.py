@@ -25,7 +25,7 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION, DIVERGENCES
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
-from support.console import said
+from support.messages import error_line
 from support.profiles import UNCERTIFIED, profile
 
 GOOD = ["--task", "arithmetic", "--min-acc", "0.98"]
@@ -96,7 +96,7 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(*arguments) == 2
-    line = said(capsys)
+    line = error_line(capsys)
     assert line.startswith("fsd-calibrate: error: ")
     assert complaint in line
 
@@ -122,7 +122,7 @@ def test_bad_settings_are_one_line(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert calibrate(*GOOD, "--out", str(tmp_path), *arguments) == 2
-    assert complaint in said(capsys)
+    assert complaint in error_line(capsys)
 
 
 def test_bad_input_is_answered_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
@@ -160,12 +160,12 @@ def test_generate_refuses_a_bad_profile(
     if content is not None:
         path.write_text(content)
     assert generate("--profile", str(path), "Hello") == 2
-    assert complaint in said(capsys)
+    assert complaint in error_line(capsys)
 
 
 def test_generate_needs_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("--profile", "x") == 2
-    assert "Missing argument" in said(capsys)
+    assert "Missing argument" in error_line(capsys)
 
 
 # Tiny real models: random, so they solve nothing

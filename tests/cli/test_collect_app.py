@@ -18,7 +18,7 @@ from fsd_calib.cli import collect as collect_app
 from fsd_calib.cli.console import run
 from fsd_collectors.store.verifying import verify
 from fsd_decoding.acceptance.rules import RULES
-from support.console import said
+from support.messages import error_line
 
 COLLECT = [sys.executable, "-c", "from fsd_calib.cli.collect import main; main()"]
 SMALL = ["--task", "arithmetic", "--limit", "24", "--device", "cpu", "--batch-size", "4"]
@@ -62,7 +62,7 @@ def test_bad_input_is_one_line(
     arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert collect(*arguments, "--out", str(tmp_path)) == 2
-    line = said(capsys)
+    line = error_line(capsys)
     assert line.startswith("fsd-collect: error: ")
     assert complaint in line
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +71,7 @@ def test_bad_input_is_one_line(
 def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert collect(*SMALL, "--out", str(tmp_path / "file" / "out")) == 2
-    assert "cannot be written: Not a directory; choose another folder" in said(capsys)
+    assert "cannot be written: Not a directory; choose another folder" in error_line(capsys)
 
 
 def test_both_ways_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

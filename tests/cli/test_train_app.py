@@ -15,7 +15,7 @@ from fsd_calib.cli import train as train_app
 from fsd_calib.cli.console import run
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
-from support.console import said
+from support.messages import error_line
 from support.tiny_traces import TOKENIZER, tiny_traces
 
 TRAIN = [sys.executable, "-c", "from fsd_calib.cli.train import main; main()"]
@@ -71,7 +71,7 @@ def test_bad_input_is_one_line(
     arguments: list[str], complaint: str, given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(*given, "--out", str(tmp_path), *arguments) == 2
-    line = said(capsys)
+    line = error_line(capsys)
     assert line.startswith("fsd-train-predictor: error: ")
     assert complaint in line
     assert list(tmp_path.iterdir()) == []
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert train(*given, "--out", str(tmp_path / "file" / "out")) == 2
-    assert "cannot be written: Not a directory; choose another folder" in said(capsys)
+    assert "cannot be written: Not a directory; choose another folder" in error_line(capsys)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import torch
 
 from fsd_calib import collect_traces, load_traces
 from fsd_collectors.store.verifying import verify
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related
 from support.tiny_task import tiny_task
 

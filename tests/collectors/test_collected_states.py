@@ -17,7 +17,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
 from support.collecting import TOKENIZER, WAYS, by_problem, collect, contexts
-from support.recomputing import Array
+from support.reference_columns import Array
 from support.tiny_pair import related
 from support.tiny_task import tiny_task
 

@@ -28,7 +28,7 @@ from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import DraftState
-from support.in_memory import Facts, InMemory
+from support.memory_traces import MemoryManifest, MemoryTraces
 from support.tiny_pair import ragged_prompts, tiny_decoder
 
 Row = dict[str, Any]
@@ -78,7 +78,7 @@ texts = st.lists(st.lists(a_row, min_size=1, max_size=20), min_size=1, max_size=
 def test_replay_equals_a_plain_loop_over_rounds(
     completions: list[list[Row]], rule: str, threshold: float, length: int, stopping: bool
 ) -> None:
-    result = replay(InMemory(completions), rule, "js", threshold, length, MARKED if stopping else None)
+    result = replay(MemoryTraces(completions), rule, "js", threshold, length, MARKED if stopping else None)
     each = [rounds_by_hand(completion, rule, threshold, length, stopping) for completion in completions]
     assert (result.rounds, result.drafted, result.substitutions) == tuple(map(sum, zip(*each, strict=True)))
     assert (result.completions, result.tokens) == (len(completions), sum(map(len, completions)))
@@ -86,7 +86,7 @@ def test_replay_equals_a_plain_loop_over_rounds(
 
 @given(texts, st.sampled_from([None, MARKED, NEVER]))
 def test_a_sweep_equals_single_replays(completions: list[list[Row]], stops: StopPolicy | None) -> None:
-    traces = InMemory(completions)
+    traces = MemoryTraces(completions)
     frame = sweep(traces, list(EXACT), ["js"], SCALE, LENGTHS, stops)
     assert len(frame) == (3 * len(SCALE) + 2) * len(LENGTHS)
     for cell in frame.to_dict("records"):
@@ -114,7 +114,7 @@ def test_long_drafts_and_many_thresholds_are_counted_correctly(stops: StopPolicy
     """More lengths, thresholds and tokens than a byte can count."""
     completions = random_texts(3, 900)
     scale, lengths = np.geomspace(1e-4, 10, 400), (300, 1)
-    frame = sweep(InMemory(completions), ["fsd-coupled"], ["js"], scale, lengths, stops)
+    frame = sweep(MemoryTraces(completions), ["fsd-coupled"], ["js"], scale, lengths, stops)
     for k, (i, length) in product((0, 200, 399), enumerate(lengths)):
         each = [rounds_by_hand(c, "fsd-coupled", scale[k], length, stops is not None) for c in completions]
         cell = frame.iloc[len(lengths) * k + i]
@@ -124,7 +124,7 @@ def test_long_drafts_and_many_thresholds_are_counted_correctly(stops: StopPolicy
 
 @given(texts, st.integers(1, 4), st.integers(1, 30))
 def test_blocks_are_whole_completions_in_order(completions: list[list[Row]], per_table: int, rows: int) -> None:
-    result = list(blocks(InMemory(completions, per_table), ["same_token"], rows=rows))
+    result = list(blocks(MemoryTraces(completions, per_table), ["same_token"], rows=rows))
     sizes = [n for block in result for n in (block.ends - block.starts).tolist()]
     assert sizes == [len(completion) for completion in completions]
     tokens = [bit for block in result for bit in block.columns["same_token"].tolist()]
@@ -138,7 +138,7 @@ class Endless:
     """Tables made on demand and not kept."""
 
     tables: int
-    manifest: Facts = field(default_factory=Facts)
+    manifest: MemoryManifest = field(default_factory=MemoryManifest)
 
     def batches(self, columns: Sequence[str], where: Any = None) -> Iterator[Any]:
         n = 100_000
@@ -187,9 +187,9 @@ def alone(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Result]
 
 
 @pytest.fixture(scope="module")
-def traced(decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Result]) -> list[InMemory]:
+def traced(decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Result]) -> list[MemoryTraces]:
     """Returns each prompt's text with the draft's proposal at every position, computed without the engine."""
-    return [InMemory([rows_along(decoder, *one)]) for one in zip(prompts, alone, strict=True)]
+    return [MemoryTraces([rows_along(decoder, *one)]) for one in zip(prompts, alone, strict=True)]
 
 
 @torch.inference_mode()
@@ -208,11 +208,11 @@ def test_decoding_equals_replay_until_a_substitution(
     decoder: SpeculativeDecoder,
     prompts: list[list[int]],
     alone: list[Result],
-    traced: list[InMemory],
+    traced: list[MemoryTraces],
     rule: str,
     length: int,
 ) -> None:
-    everything = InMemory([trace.completions[0] for trace in traced])
+    everything = MemoryTraces([trace.completions[0] for trace in traced])
     threshold = float(quantiles(everything, "js", [0.6])[0])
     decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=length)
     untouched = 0
@@ -226,7 +226,7 @@ def test_decoding_equals_replay_until_a_substitution(
 
 
 def test_decoding_under_a_stop_policy_takes_the_replayed_rounds(
-    decoder: SpeculativeDecoder, prompts: list[list[int]], traced: list[InMemory]
+    decoder: SpeculativeDecoder, prompts: list[list[int]], traced: list[MemoryTraces]
 ) -> None:
     def sure(state: DraftState) -> torch.Tensor:
         return state.logits[-1][:, 0].softmax(-1).amax(-1) >= 0.6 if state.logits else torch.ones_like(state.drafting)
@@ -240,7 +240,7 @@ def test_decoding_under_a_stop_policy_takes_the_replayed_rounds(
 
 
 def test_decoding_under_a_length_policy_takes_the_replayed_rounds(
-    decoder: SpeculativeDecoder, prompts: list[list[int]], traced: list[InMemory]
+    decoder: SpeculativeDecoder, prompts: list[list[int]], traced: list[MemoryTraces]
 ) -> None:
     """Drafts nothing at odd positions, and elsewhere until the product of the probabilities is below one half."""
 
@@ -266,19 +266,19 @@ def test_decoding_under_a_length_policy_takes_the_replayed_rounds(
 
 def test_the_error_is_that_of_a_ratio_estimator() -> None:
     completions = random_texts(30, 12)
-    result = replay(InMemory(completions), threshold=0.2, draft_length=3)
+    result = replay(MemoryTraces(completions), threshold=0.2, draft_length=3)
     rounds = np.array([rounds_by_hand(c, "fsd-coupled", 0.2, 3, False)[0] for c in completions])
     residual = np.array([len(c) for c in completions]) - result.tokens_per_round * rounds
     assert result.tokens_per_round_error == pytest.approx(residual.std(ddof=1) * math.sqrt(30) / rounds.sum())
-    assert math.isnan(replay(InMemory(completions[:1])).tokens_per_round_error)
+    assert math.isnan(replay(MemoryTraces(completions[:1])).tokens_per_round_error)
 
 
 def test_costs_are_charged_by_step_verification_and_position() -> None:
     costs = CostModel(draft_step=0.5, verify=2.0, position=0.25)
     assert costs.seconds(rounds=4, drafted=12) == 12 * 0.5 + 4 * 2.0 + 16 * 0.25
     assert costs.tokens_per_second(36, 4, 12) == 2.0
-    frame = sweep(InMemory(random_texts(5, 9)), thresholds=[0.1], draft_lengths=[2], costs=costs)
-    one = replay(InMemory(random_texts(5, 9)), threshold=0.1, draft_length=2)
+    frame = sweep(MemoryTraces(random_texts(5, 9)), thresholds=[0.1], draft_lengths=[2], costs=costs)
+    one = replay(MemoryTraces(random_texts(5, 9)), threshold=0.1, draft_length=2)
     assert frame["tokens_per_second"].tolist() == [one.tokens_per_second(costs)]
 
 
@@ -294,7 +294,7 @@ magnitudes = st.floats(0.0, 2.0**127, width=32) | st.just(math.inf)
 @given(st.lists(magnitudes, min_size=1, max_size=60), st.floats(0.01, 1.0))
 def test_a_quantile_accepts_its_share_and_hardly_more(values: list[float], share: float) -> None:
     rows: list[list[Row]] = [[{"js": value} for value in values]]
-    (result,) = quantiles(InMemory(rows), "js", [share])
+    (result,) = quantiles(MemoryTraces(rows), "js", [share])
     needed = next(n for n in range(len(values) + 1) if n >= share * len(values))
     exact = sorted(values)[needed - 1]
     assert exact <= result
@@ -302,7 +302,7 @@ def test_a_quantile_accepts_its_share_and_hardly_more(values: list[float], share
 
 
 def test_a_number_of_thresholds_means_quantiles() -> None:
-    traces = InMemory(random_texts(200, 30))
+    traces = MemoryTraces(random_texts(200, 30))
     frame = sweep(traces, ["fsd"], thresholds=9, draft_lengths=[1])
     everything = np.array([row["js"] for completion in traces.completions for row in completion])
     accepted = [(everything <= threshold).mean() for threshold in frame["threshold"]]
@@ -312,7 +312,7 @@ def test_a_number_of_thresholds_means_quantiles() -> None:
 
 def test_divergences_have_thresholds_of_their_own_and_lossless_rules_none() -> None:
     completions = [[row | {"tv": row["js"] / 2} for row in text] for text in random_texts(20, 10)]
-    traces = InMemory(completions, manifest=Facts(divergences=("js", "tv")))
+    traces = MemoryTraces(completions, manifest=MemoryManifest(divergences=("js", "tv")))
     frame = sweep(traces, ["coupled", "fsd"], ["js", "tv"], {"js": [0.4, 0.2], "tv": [0.1, 0.2]}, [4])
     assert frame["threshold"].tolist()[1:] == [0.2, 0.4, 0.1, 0.2]
     assert frame["rounds"][1] == frame["rounds"][3]
@@ -326,13 +326,13 @@ def test_divergences_have_thresholds_of_their_own_and_lossless_rules_none() -> N
 def test_where_selects_completions() -> None:
     texts = random_texts(6, 10)
     marked = [[row | {"split": "tuning" if i % 2 else "certification"} for row in c] for i, c in enumerate(texts)]
-    result = replay(InMemory(marked), where=pc.field("split") == "tuning")
-    assert replace(result) == replay(InMemory(texts[1::2]))
+    result = replay(MemoryTraces(marked), where=pc.field("split") == "tuning")
+    assert replace(result) == replay(MemoryTraces(texts[1::2]))
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_every_rule_is_replayed_or_refused_with_a_reason(rule: str) -> None:
-    traces = InMemory(random_texts(3, 5))
+    traces = MemoryTraces(random_texts(3, 5))
     if rule in EXACT:
         assert replay(traces, rule).rounds > 0
     else:
@@ -340,8 +340,8 @@ def test_every_rule_is_replayed_or_refused_with_a_reason(rule: str) -> None:
             replay(traces, rule)
 
 
-SOME = InMemory(random_texts(3, 5, seed=1))
-ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
+SOME = MemoryTraces(random_texts(3, 5, seed=1))
+ONE = MemoryTraces([random_texts(1, 5)[0][:1] * 4])
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
         (SOME, {"rules": []}, "give at least one of each"),
         (SOME, {"divergences": []}, "give at least one of each"),
         (SOME, {"divergences": ["tv"]}, "no divergence 'tv', only js; collect again with it"),
-        (replace(SOME, manifest=Facts(way="on-policy")), {}, "are on-policy; replay needs"),
+        (replace(SOME, manifest=MemoryManifest(way="on-policy")), {}, "are on-policy; replay needs"),
         (SOME, {"thresholds": []}, "must be numbers, at least one"),
         (SOME, {"thresholds": [0.1, math.nan]}, "must be numbers, at least one"),
         (SOME, {"thresholds": ["low"]}, "must be numbers, at least one"),
@@ -364,7 +364,7 @@ ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
         (SOME, {"where": pc.field("js") < 0}, "selects no rows"),
         (ONE, {"where": pc.field("position") > 0}, "must select whole completions"),
         (ONE, {"where": pc.field("position") != 2}, "must select whole completions"),
-        (InMemory([]), {"thresholds": [0.1]}, "selects no rows"),
+        (MemoryTraces([]), {"thresholds": [0.1]}, "selects no rows"),
         (SOME, {"stops": StopPolicy((), lambda of: of["js"])}, "the stop policy returned float64"),
         (
             SOME,
@@ -379,7 +379,9 @@ ONE = InMemory([random_texts(1, 5)[0][:1] * 4])
         ),
     ],
 )
-def test_invalid_arguments_are_refused_in_one_line(traces: InMemory, options: dict[str, Any], complaint: str) -> None:
+def test_invalid_arguments_are_refused_in_one_line(
+    traces: MemoryTraces, options: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
         sweep(traces, **options)
     assert "\n" not in str(refused.value)

@@ -29,9 +29,8 @@ from fsd_collectors.replay.stop_policy import LengthPolicy
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
-from support.in_memory import InMemory
+from support.memory_traces import MemoryTraces, trace_texts
 from support.tiny_pair import ragged_prompts, tiny_decoder
-from support.traced_texts import traced
 
 Row = dict[str, Any]
 EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}
@@ -110,7 +109,7 @@ def none_if_nan(value: float) -> float | None:
 def test_simulated_rounds_equal_a_plain_loop(
     completions: list[list[Row]], rule: str, threshold: float, most: int
 ) -> None:
-    traces = InMemory(completions)
+    traces = MemoryTraces(completions)
     (case,) = cases(traces, [rule], ["js"], [threshold], None)
     (block,) = blocks(traces, [*case.columns, "room"])
     actual: list[list[ByHand]] = [[] for _ in completions]
@@ -128,7 +127,7 @@ def test_simulated_rounds_equal_a_plain_loop(
 def test_replay_counts_the_simulated_rounds(
     completions: list[list[Row]], rule: str, threshold: float, most: int
 ) -> None:
-    actual = replay(InMemory(completions), rule, "js", threshold, most, REMEMBERING)
+    actual = replay(MemoryTraces(completions), rule, "js", threshold, most, REMEMBERING)
     rounds = [one for completion in completions for one in rounds_by_hand(completion, rule, threshold, most)]
     assert actual.rounds == len(rounds)
     assert actual.drafted == sum(one.drafted for one in rounds)
@@ -149,13 +148,13 @@ def random_texts(count: int, longest: int) -> list[list[Row]]:
 
 
 def test_a_policy_that_never_stops_counts_as_fixed_lengths() -> None:
-    traces = InMemory(random_texts(60, 50))
+    traces = MemoryTraces(random_texts(60, 50))
     assert sweep(traces, list(EXACT), stops=EVERYBODY).equals(sweep(traces, list(EXACT)))
     assert replay(traces, stops=EVERYBODY) == replay(traces)
 
 
 def test_a_policy_without_memory_counts_as_a_length_policy() -> None:
-    traces = InMemory(random_texts(60, 50))
+    traces = MemoryTraces(random_texts(60, 50))
     by_rounds = RoundPolicy(("room",), lambda of: np.minimum(of.columns["room"][of.rows], of.lanes.most))
     by_rows = LengthPolicy(("room",), lambda of, most: np.minimum(of["room"], most))
     assert sweep(traces, list(EXACT), stops=by_rounds).equals(sweep(traces, list(EXACT), stops=by_rows))
@@ -163,7 +162,7 @@ def test_a_policy_without_memory_counts_as_a_length_policy() -> None:
 
 
 def test_counting_lanes_in_parts_gives_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = InMemory(random_texts(20, 30))
+    traces = MemoryTraces(random_texts(20, 30))
     (case,) = cases(traces, ["fsd-coupled"], ["js"], [0.1, 0.2, 0.4], None)
     (block,) = blocks(traces, [*case.columns, "room"])
     arguments = (case, block, REMEMBERING, np.array([2, 0]), np.array([1, 4, 6]))
@@ -177,7 +176,7 @@ def test_counting_lanes_in_parts_gives_the_same_counts(monkeypatch: pytest.Monke
 
 def test_a_policy_receives_each_lanes_threshold_and_draft_length() -> None:
     """Drafts two tokens where T < .3, else as many as allowed."""
-    traces = InMemory(random_texts(20, 30))
+    traces = MemoryTraces(random_texts(20, 30))
     bold = RoundPolicy((), lambda of: np.where(of.lanes.thresholds < 0.3, 2, of.lanes.most))
     actual = sweep(traces, thresholds=[0.1, 0.4], draft_lengths=[2, 5], stops=bold)["drafted"]
     assert actual.tolist() == [
@@ -200,7 +199,7 @@ def test_a_policy_receives_each_lanes_threshold_and_draft_length() -> None:
 )
 def test_invalid_lengths_are_refused_in_one_line(lengths: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
-        replay(InMemory(random_texts(3, 5)), stops=RoundPolicy((), lengths))
+        replay(MemoryTraces(random_texts(3, 5)), stops=RoundPolicy((), lengths))
     assert "\n" not in str(refused.value)
 
 
@@ -233,12 +232,12 @@ def decoder() -> SpeculativeDecoder:
 def test_decoding_under_a_policy_with_memory_takes_the_replayed_rounds(decoder: SpeculativeDecoder, rule: str) -> None:
     prompts = ragged_prompts(40)
     alone = decoder.generate(prompts, NEW, rule="target")
-    traces = traced(decoder, prompts, alone, Sampling())
+    traces = trace_texts(decoder, prompts, alone, Sampling())
     (threshold,) = quantiles(traces, "js", [0.6]).tolist()
     decoded = decoder.generate(prompts, NEW, rule=rule, threshold=threshold, draft_length=6, stop_policy=Growing())
     untouched = 0
     for own, real, text in zip(alone, decoded, traces.completions, strict=True):
-        actual = replay(InMemory([text]), rule, "js", threshold, 6, GROWING)
+        actual = replay(MemoryTraces([text]), rule, "js", threshold, 6, GROWING)
         if real.tokens == own.tokens:
             untouched += 1
             assert (real.rounds, real.drafted) == (actual.rounds, actual.drafted)

@@ -19,10 +19,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.sampling import Sampling
-from support.in_memory import Facts, InMemory
+from support.memory_traces import MemoryManifest, MemoryTraces, trace_texts
+from support.messages import usage_error
 from support.tiny_pair import ragged_prompts, tiny_decoder
-from support.traced_texts import traced
-from support.traces import refusal
 
 NEW = 24
 Row = dict[str, Any]
@@ -74,18 +73,18 @@ def divided(completion: list[Row]) -> list[Row]:
 
 @given(texts, st.sampled_from([-1.0, 0.0, 0.2, 0.6, math.inf]), st.integers(1, 5))
 def test_scaled_replay_equals_replay_of_scaled_divergences(completions: list[Any], t: float, length: int) -> None:
-    scaled = ScaledTraces(InMemory(completions), Alternating())
-    by_hand = InMemory([divided(completion) for completion in completions])
+    scaled = ScaledTraces(MemoryTraces(completions), Alternating())
+    by_hand = MemoryTraces([divided(completion) for completion in completions])
     assert replay(scaled, "fsd-coupled", "js", t, length) == replay(by_hand, "fsd-coupled", "js", t, length)
     assert replay(scaled, "coupled", draft_length=length) == replay(
-        InMemory(completions), "coupled", draft_length=length
+        MemoryTraces(completions), "coupled", draft_length=length
     )
     assert quantiles(scaled, "js", [0.5, 1.0]).tolist() == quantiles(by_hand, "js", [0.5, 1.0]).tolist()
 
 
 @given(texts)
 def test_other_columns_and_selected_rows_stay_unchanged(completions: list[Any]) -> None:
-    own = InMemory(completions, manifest=Facts(divergences=("js",)))
+    own = MemoryTraces(completions, manifest=MemoryManifest(divergences=("js",)))
     scaled = ScaledTraces(own, Alternating())
     where = pc.field("mark")
     for one, other in zip(
@@ -98,8 +97,8 @@ def test_other_columns_and_selected_rows_stay_unchanged(completions: list[Any]) 
 
 
 def test_scales_that_are_not_one_a_row_are_refused() -> None:
-    scaled = ScaledTraces(InMemory([[{"same_token": True, "js": 0.1}] * 3]), Short())
-    assert refusal(lambda: sweep(scaled)) == (
+    scaled = ScaledTraces(MemoryTraces([[{"same_token": True, "js": 0.1}] * 3]), Short())
+    assert usage_error(lambda: sweep(scaled)) == (
         "the policy Short returned scales of shape (2,); it must return one for each row: (3,)"
     )
 
@@ -116,7 +115,7 @@ def test_decoding_equals_replay_until_a_substitution(
 ) -> None:
     prompts = ragged_prompts(40)
     alone = decoder.generate(prompts, NEW, rule="target")
-    whole = traced(decoder, prompts, alone, Sampling())
+    whole = trace_texts(decoder, prompts, alone, Sampling())
     threshold = float(quantiles(ScaledTraces(whole, policy), "js", [0.5])[0])
     decoded = decoder.generate(prompts, NEW, rule=rule, threshold=policy.at(threshold), draft_length=4)
     same = 0

@@ -25,7 +25,8 @@ import pytest
 from fsd_collectors.store.reading import load_traces
 from fsd_collectors.store.verifying import notes, verify
 from fsd_collectors.store.writing import TraceWriter
-from support.traces import ON_POLICY, manifest, portion, refusal, write
+from support.messages import usage_error
+from support.traces import ON_POLICY, manifest, portion, write
 
 MANY = manifest(256, portion=4, **ON_POLICY)  # 64 portions, more than 20 kills let pass
 FEW = manifest(8, portion=4, **ON_POLICY)  # 2 portions
@@ -132,7 +133,7 @@ def hold(pipe: Connection, path: Path) -> None:
 
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     process, _pipe = begin(hold, tmp_path)
-    assert "is being written by another collector" in refusal(lambda: write(tmp_path, FEW))
+    assert "is being written by another collector" in usage_error(lambda: write(tmp_path, FEW))
     assert listed(tmp_path) == 1  # reading is free meanwhile
     process.kill()
     process.join()
@@ -146,7 +147,7 @@ def with_files_of(pipe: Connection, size: int, path: Path) -> None:
     """Lets the system refuse files longer than `size` bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     pipe.send("here")
-    pipe.send(refusal(lambda: write(path, FEW)))
+    pipe.send(usage_error(lambda: write(path, FEW)))
 
 
 @pytest.mark.parametrize("size", [0, 5000, 20_000])
@@ -165,7 +166,7 @@ def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
     write(tmp_path / "traces", FEW, portions=1)
     for path in (tmp_path / "traces/tokens", tmp_path / "traces"):
         path.chmod(0o500)
-        assert "cannot be written (Permission denied)" in refusal(lambda: write(tmp_path / "traces", FEW))
+        assert "cannot be written (Permission denied)" in usage_error(lambda: write(tmp_path / "traces", FEW))
     assert verify(tmp_path / "traces") == []
 
 

@@ -19,7 +19,8 @@ from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.shard_file import checksum
 from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.verifying import notes, verify
-from support.traces import ON_POLICY, manifest, portion, refusal, replaced, write
+from support.messages import usage_error
+from support.traces import ON_POLICY, manifest, portion, replace_column, write
 
 ALONG = manifest(hidden=4)
 ON = manifest(hidden=4, **ON_POLICY)
@@ -61,7 +62,7 @@ def test_a_manifest_that_cannot_be_used_is_named(
     folder: Path, damage: Callable[[Path], None], said: str, use: Callable[[Path], object]
 ) -> None:
     damage(folder / "manifest.json")
-    message = refusal(lambda: use(folder))
+    message = usage_error(lambda: use(folder))
     assert str(folder) in message
     assert said in message
 
@@ -93,9 +94,9 @@ SHARDS = ["tokens/00001.parquet", "completions/00002.parquet", "rounds/00003.par
 def test_a_changed_byte_is_found_where_it_is_read(folder: Path, shard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(folder / shard, in_page(folder / shard))
     traces = load_traces(folder)
-    assert shard in refusal(lambda: use(traces))
+    assert shard in usage_error(lambda: use(traces))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
-    assert shard in refusal(lambda: traces.to_hf(table=shard.partition("/")[0]))
+    assert shard in usage_error(lambda: traces.to_hf(table=shard.partition("/")[0]))
     assert [shard in fault and "SHA-256" in fault for fault in verify(folder)] == [True]
 
 
@@ -145,7 +146,10 @@ def of_another_run(table: pa.Table) -> pa.Table:
         (lambda folder, shard: (folder / shard).write_bytes((folder / shard).read_bytes()[:-100]), "are listed"),
         (lambda folder, shard: foreign(folder, shard, lambda t: t.drop_columns(["split"])), "no column 'split'"),
         (lambda folder, shard: foreign(folder, shard, lambda t: t.append_column("x", t["run"])), "its columns are"),
-        (lambda folder, shard: foreign(folder, shard, replaced("problem", 1.0)), "its column pyarrow.Field<problem"),
+        (
+            lambda folder, shard: foreign(folder, shard, replace_column("problem", 1.0)),
+            "its column pyarrow.Field<problem",
+        ),
         (lambda folder, shard: foreign(folder, shard, of_another_run), "it is of run 0123456789ab, not"),
     ],
 )
@@ -154,11 +158,11 @@ def test_a_shard_that_is_missing_short_or_foreign_is_named(
 ) -> None:
     traces = load_traces(folder)
     damage(folder, shard)
-    for message in (refusal(lambda: load_traces(folder)), *verify(folder)):
+    for message in (usage_error(lambda: load_traces(folder)), *verify(folder)):
         assert shard in message
         assert said in message
     if "listed" not in said:
-        assert shard in refusal(lambda: use(traces))
+        assert shard in usage_error(lambda: use(traces))
 
 
 def test_a_number_of_rows_that_is_not_the_listed_one_is_found(folder: Path) -> None:
@@ -170,7 +174,7 @@ def test_a_number_of_rows_that_is_not_the_listed_one_is_found(folder: Path) -> N
 
 def test_a_run_with_a_missing_shard_is_not_continued(folder: Path) -> None:
     (folder / SHARDS[0]).unlink()
-    assert SHARDS[0] in refusal(lambda: write(folder, ON))
+    assert SHARDS[0] in usage_error(lambda: write(folder, ON))
 
 
 # --- the listing ------------------------------------------------------------------------------------------
@@ -179,9 +183,9 @@ def test_a_run_with_a_missing_shard_is_not_continued(folder: Path) -> None:
 def test_a_missing_listing_is_refused(folder: Path) -> None:
     (folder / LISTED).unlink()
     said = f"folder {str(folder)!r}: shards.jsonl cannot be read (No such file or directory)"
-    assert said in refusal(lambda: load_traces(folder))
-    assert said in refusal(lambda: write(folder, ON))
-    assert said in refusal(lambda: load_traces(folder))  # the writer made no empty one
+    assert said in usage_error(lambda: load_traces(folder))
+    assert said in usage_error(lambda: write(folder, ON))
+    assert said in usage_error(lambda: load_traces(folder))  # the writer made no empty one
     assert said in verify(folder)[0]
 
 
@@ -213,7 +217,7 @@ def test_an_invalid_listing_is_refused_with_its_line(
 ) -> None:
     lines = (folder / LISTED).read_bytes().splitlines()
     (folder / LISTED).write_bytes(b"".join(line + b"\n" for line in change(lines)))
-    for message in (refusal(lambda: load_traces(folder)), refusal(lambda: write(folder, ON)), *verify(folder)):
+    for message in (usage_error(lambda: load_traces(folder)), usage_error(lambda: write(folder, ON)), *verify(folder)):
         assert LISTED in message
         assert said in message
 

@@ -21,7 +21,8 @@ from fsd_collectors.store.reading import load_traces
 from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.verifying import notes, verify
 from fsd_collectors.store.writing import TraceWriter
-from support.traces import ON_POLICY, VALUES, manifest, portion, refusal, replaced, write
+from support.messages import usage_error
+from support.traces import ON_POLICY, VALUES, manifest, portion, replace_column, write
 
 ALONG = manifest(hidden=4)
 ON = manifest(hidden=4, **ON_POLICY)
@@ -57,7 +58,7 @@ def same(actual: list[Any], reference: list[Any]) -> bool:
 @pytest.mark.parametrize("table", ["tokens", "completions", "rounds"])
 def test_every_reader_returns_every_column(of: Manifest, table: str, tmp_path: Path) -> None:
     if table not in schemas(of):
-        assert f"no table {table!r}" in refusal(lambda: load_traces(write(tmp_path, of)).rounds)
+        assert f"no table {table!r}" in usage_error(lambda: load_traces(write(tmp_path, of)).rounds)
         return
     traces = load_traces(write(tmp_path / "it's [traces]", of))
     reference = expected(of, table)
@@ -114,7 +115,7 @@ def test_batches_are_whole_completions_and_never_empty(whole: Path) -> None:
     ],
 )
 def test_invalid_queries_are_refused(whole: Path, query: dict[str, Any], complaint: str) -> None:
-    assert complaint in refusal(lambda: load_traces(whole).to_pandas(**query))
+    assert complaint in usage_error(lambda: load_traces(whole).to_pandas(**query))
 
 
 def test_an_unfinished_run_is_readable_and_marked(tmp_path: Path) -> None:
@@ -155,9 +156,13 @@ def changed(table: str, change: Callable[[pa.Table], pa.Table]) -> dict[str, pa.
         (0, changed("tokens", lambda t: t.drop_columns(["js"])), r"\['js'\] are missing"),
         (0, changed("tokens", lambda t: t.append_column("more", t["js"])), r"\['more'\] are unknown"),
         (0, changed("tokens", lambda t: t.append_column("js", t["js"])), "doubled"),
-        (0, changed("tokens", replaced("draft_rank", 2**31)), "column 'draft_rank' does not fit int32: .*2147483648"),
-        (0, changed("tokens", replaced("correct", "yes and no")), "column 'correct' does not fit bool"),
-        (0, changed("tokens", replaced("js", None)), "column 'js' has [0-9]+ nulls"),
+        (
+            0,
+            changed("tokens", replace_column("draft_rank", 2**31)),
+            "column 'draft_rank' does not fit int32: .*2147483648",
+        ),
+        (0, changed("tokens", replace_column("correct", "yes and no")), "column 'correct' does not fit bool"),
+        (0, changed("tokens", replace_column("js", None)), "column 'js' has [0-9]+ nulls"),
         (0, changed("completions", lambda t: t.slice(1)), "portion 0 has 7 completions; in this run it has 8"),
     ],
 )
@@ -184,7 +189,7 @@ def test_columns_in_another_order_and_of_wider_types_are_the_same_rows(tmp_path:
 def test_another_run_is_refused_by_its_first_difference(tmp_path: Path) -> None:
     folder = write(tmp_path, ON, portions=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet"))
-    message = refusal(lambda: write(folder, manifest(hidden=4, **ON_POLICY, seed=1)))
+    message = usage_error(lambda: write(folder, manifest(hidden=4, **ON_POLICY, seed=1)))
     assert f"folder {str(folder)!r} holds traces of another run: seed 0, not 1; choose another --out" in message
     assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet"))
 
@@ -216,13 +221,15 @@ def test_a_run_without_finished_portions_is_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    assert "holds 'thesis.tex' and no manifest.json; choose another --out" in refusal(lambda: write(tmp_path, ALONG))
+    assert "holds 'thesis.tex' and no manifest.json; choose another --out" in usage_error(
+        lambda: write(tmp_path, ALONG)
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_second_collector_is_refused_until_the_first_has_finished(tmp_path: Path) -> None:
     with TraceWriter(tmp_path, ALONG) as writer:
-        message = refusal(lambda: write(tmp_path, ALONG))
+        message = usage_error(lambda: write(tmp_path, ALONG))
         assert "is being written by another collector; choose another --out, or wait" in message
         writer.write(0, portion(ALONG, 0))
     assert verify(write(tmp_path, ALONG)) == []
@@ -230,4 +237,4 @@ def test_a_second_collector_is_refused_until_the_first_has_finished(tmp_path: Pa
 
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    assert "cannot be written (File exists)" in refusal(lambda: write(tmp_path / "out", ALONG))
+    assert "cannot be written (File exists)" in usage_error(lambda: write(tmp_path / "out", ALONG))

@@ -28,7 +28,7 @@ from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState, RowMemory
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy, check_output
 from fsd_decoding.sampling import Sampling
-from support.tiny import VOCABULARY, word_tokenizer
+from support.tiny_models import VOCABULARY, word_tokenizer
 from support.tiny_pair import ragged_prompts, related
 
 DRAFTS, ROUNDS, SLOTS, NEW = 3, 4, 64, 14

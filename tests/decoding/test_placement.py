@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from support.tiny import llama, word_tokenizer
+from support.tiny_models import llama, word_tokenizer
 from support.tiny_pair import ragged_prompts, related
 
 NEW = 16

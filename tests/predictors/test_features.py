@@ -34,10 +34,9 @@ from fsd_predictors.features.features import (
 from fsd_predictors.features.from_traces import COLUMNS, updated_history
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from support.in_memory import InMemory
-from support.tiny import EOS, VOCABULARY
+from support.memory_traces import MemoryTraces, trace_texts
+from support.tiny_models import EOS, VOCABULARY
 from support.tiny_pair import ragged_prompts, tiny_decoder
-from support.traced_texts import traced
 
 number = st.floats(-50, 50)
 a_token = st.builds(Drafted, *[number] * 7)
@@ -145,7 +144,7 @@ class Recorder(StopPolicy):
         return history_after(memory or NO_HISTORY, float(verified.accepted), spared, refused)
 
 
-def known_of(traces: InMemory, rule: str, threshold: float, scale: ShareScale) -> Known:
+def known_of(traces: MemoryTraces, rule: str, threshold: float, scale: ShareScale) -> Known:
     """Returns the features of all examples over the traces, by problem, position and step."""
     (case,) = cases(traces, [rule], ["js"], [threshold], None)
     (block,) = blocks(traces, [*COLUMNS, *case.columns, "problem"])
@@ -168,7 +167,7 @@ def test_decoding_and_traces_give_the_same_features(rule: str, share: float | No
     decoder, prompts = tiny_decoder(), ragged_prompts(30)
     shared: dict[str, Any] = {"temperature": sampling.temperature, "ids": range(30), "batch_size": 7}
     alone = decoder.generate(prompts, NEW, rule="target", **shared)
-    traces = traced(decoder, prompts, alone, sampling)
+    traces = trace_texts(decoder, prompts, alone, sampling)
     scale = ShareScale.of_traces(traces, ["js"])
     (threshold,) = [-1.0] if share is None else quantiles(traces, "js", [share]).tolist()
     recorder = Recorder(scale)

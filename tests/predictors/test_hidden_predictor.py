@@ -33,7 +33,7 @@ from fsd_predictors.stopping.of_predictor import Stopper
 from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 from fsd_predictors.training.api import train
 from fsd_predictors.training.evaluation import survival_forecasts
-from support.stopping import KINDS
+from support.stopping_inputs import KINDS
 from support.tiny_pair import ragged_prompts, related
 from support.tiny_task import tiny_task
 from support.tiny_traces import TOKENIZER, tiny_traces

@@ -23,7 +23,7 @@ from fsd_predictors.features.share_scale import Knots, ShareScale
 from fsd_predictors.models.calibration import fit_calibration
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related
 from support.traces import manifest
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from fsd_decoding.errors import UsageError
 from fsd_predictors.features.share_scale import MOST, NEVER, ShareScale
-from support.in_memory import Facts, InMemory
+from support.memory_traces import MemoryManifest, MemoryTraces
 
 
-def traces_of(**columns: list[float]) -> InMemory:
+def traces_of(**columns: list[float]) -> MemoryTraces:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return InMemory([rows], manifest=Facts(divergences=tuple(columns)))
+    return MemoryTraces([rows], manifest=MemoryManifest(divergences=tuple(columns)))
 
 
 RNG = np.random.default_rng(0)
@@ -81,7 +81,7 @@ def test_a_share_has_a_threshold_of_that_share(logit: float) -> None:
 def test_only_the_selected_rows_are_counted() -> None:
     rows = [[{"js": value, "problem": i}] * 10 for i, value in enumerate((0.1, 0.5, 5.0))]
     for chosen, expected in ((None, 1 / 3), (pc.field("problem") < 2, 1 / 2)):
-        scale = ShareScale.of_traces(InMemory(rows), ["js"], chosen)
+        scale = ShareScale.of_traces(MemoryTraces(rows), ["js"], chosen)
         assert share(scale.of("js", 0.1001)) == pytest.approx(expected, abs=0.04)  # knots are .14 apart in logit(u)
 
 

@@ -27,8 +27,8 @@ from fsd_predictors.stopping.oracle import oracle
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import Round, StoppingRule
 from fsd_predictors.stopping.throughput import Throughput
-from support.in_memory import InMemory
-from support.stopping import UNENDING, Linear, random_round, row_of
+from support.memory_traces import MemoryTraces
+from support.stopping_inputs import UNENDING, Linear, random_round, row_of
 
 COSTS = CostModel(0.5, 3.5, 0.1)
 RATES = Rates((0.2, 0.8), (0.5, 1.5), COSTS)
@@ -225,13 +225,13 @@ class Right:
         return float(self.predict_proba(np.array([values]))[0, 1])
 
 
-def random_traces(completions: int = 300, tokens: int = 60, seed: int = 0) -> InMemory:
+def random_traces(completions: int = 300, tokens: int = 60, seed: int = 0) -> MemoryTraces:
     """Acceptance with probabilities from .4 to 1; T < 0 accepts `same_token` alone, T = .5 half of the others too."""
     rng = np.random.default_rng(seed)
     shape = completions, tokens
     chance = 1 - 0.6 * rng.random(shape) ** 2
     same, js = rng.random(shape) < chance, rng.random(shape)
-    return InMemory(
+    return MemoryTraces(
         [
             [
                 {"same_token": bool(s), "js": float(d), "drafted": 3, "draft_entropy": 1.0, "draft_varentropy": 0.0,

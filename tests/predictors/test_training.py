@@ -24,7 +24,7 @@ from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
 from fsd_predictors.training.evaluation import Forecasts, evaluate, survival_forecasts
 from fsd_predictors.training.importances import importance
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_traces import TOKENIZER, tiny_traces
 from support.traces import ON_POLICY, manifest, write
 

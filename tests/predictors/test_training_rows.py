@@ -24,7 +24,7 @@ from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, Roun
 from fsd_predictors.features.from_traces import COLUMNS, updated_history
 from fsd_predictors.features.share_scale import NEVER, ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from support.in_memory import Facts, InMemory
+from support.memory_traces import MemoryManifest, MemoryTraces
 
 Row = dict[str, Any]
 ENDS = 3  # the token that ends texts
@@ -50,8 +50,8 @@ def random_texts(count: int, longest: int, seed: int = 0) -> list[list[Row]]:
     ]  # fmt: skip
 
 
-def traces_of(texts: Sequence[Sequence[Row]]) -> InMemory:
-    return InMemory(texts, manifest=Facts(divergences=("js", "tv")))
+def traces_of(texts: Sequence[Sequence[Row]]) -> MemoryTraces:
+    return MemoryTraces(texts, manifest=MemoryManifest(divergences=("js", "tv")))
 
 
 TEXTS = random_texts(40, 30)
@@ -266,8 +266,8 @@ def test_where_nothing_is_accepted_b_has_no_rows() -> None:
 @pytest.mark.parametrize(
     ("traces", "rule", "options", "complaint"),
     [
-        (replace(TRACES, manifest=Facts(way="on-policy")), "fsd", {}, "are on-policy; replay needs"),
-        (replace(TRACES, manifest=Facts()), "fsd", {}, "no divergence 'tv', only js"),
+        (replace(TRACES, manifest=MemoryManifest(way="on-policy")), "fsd", {}, "are on-policy; replay needs"),
+        (replace(TRACES, manifest=MemoryManifest()), "fsd", {}, "no divergence 'tv', only js"),
         (TRACES, "fsd", {"thresholds": {"ag": [0.1]}}, "has the divergences js, tv, not 'ag'"),
         (TRACES, "fsd", {"thresholds": 0}, "thresholds=0; it must be a number of 1 or more"),
         (TRACES, "fsd", {"most": 0}, r"draft lengths are \[0\]"),
@@ -276,7 +276,7 @@ def test_where_nothing_is_accepted_b_has_no_rows() -> None:
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(
-    traces: InMemory, rule: str, options: dict[str, Any], complaint: str
+    traces: MemoryTraces, rule: str, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(UsageError, match=complaint) as refused:
         training_rows(traces, rule, SCALE, KINDS, **options)

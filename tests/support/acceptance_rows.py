@@ -1,4 +1,4 @@
-"""Rows whose chance of acceptance is known, for tests of models. Knows no model."""
+"""Training rows whose acceptance probability is known, for tests of acceptance models."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.bool_]
 
 FEATURES = 6
-SHARE = 2  # not the first column, which a model might take for granted
-SHARES = np.linspace(-5, 9, 29)  # more than `rows` draws, on both sides
+SHARE = 2  # not the first column, which a model might assume by default
+SHARES = np.linspace(-5, 9, 29)  # wider on both sides than the range that `rows` draws from
 
 
 def rows(count: int, seed: int, hidden: int = 0) -> tuple[Array, Labels, Array]:
-    """X (count, FEATURES + hidden), y, and the chances y was drawn with.
+    """Returns X (count, FEATURES + hidden), the labels y, and the probabilities that y was drawn with.
 
-    Columns: entropy-like, token class, share, two that only count together, noise; of a hidden state the first counts.
-    The chance rises with the share, most where the entropy is large.
+    The columns of X are an entropy, a token kind, the share u, two features that matter only through their product,
+    noise, and a hidden state of which only the first value matters. The probability rises with the share, most where
+    the entropy is large.
     """
     rng = np.random.default_rng(seed)
     entropy, kind, share = rng.gamma(1, 1, count), rng.integers(0, 4, count), rng.uniform(-4, 8, count)

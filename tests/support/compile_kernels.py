@@ -1,6 +1,7 @@
-"""Compiles kernels for GPUs that need not be here; run as a program, for Triton interprets in the tests' own process.
+"""Compiles the Triton kernels for GPU architectures that this machine need not have.
 
-Says whether they compile, not what they compute: that is the interpreter's, or a GPU's, to say.
+It checks that they compile, not what they compute. It runs as a program of its own, because kernels are interpreted in
+the tests' process.
 """
 
 from __future__ import annotations
@@ -15,37 +16,47 @@ from triton.compiler import ASTSource, compile
 from fsd_decoding.kernels import divergences, scan
 
 _SIZES = ("places", "vocabulary", "size")
-_ASKED = ("JS", "AG", "KL_QP", "KL_PQ", "TV", "SQUARES")
+_DIVERGENCES = ("JS", "AG", "KL_QP", "KL_PQ", "TV", "SQUARES")
 _TYPES = ("fp16", "bf16", "fp32", "fp64")
 
 
-def compiled(kernel: Any, pointers: dict[str, str], numbers: tuple[str, ...], known: dict[str, Any], sm: int) -> None:
+def compile_kernel(
+    kernel: Any, pointers: dict[str, str], numbers: tuple[str, ...], constants: dict[str, Any], sm: int
+) -> None:
+    """Compiles a kernel for the compute capability `sm`, such as 90.
+
+    Args:
+        pointers: by parameter, the type that it points to.
+        numbers: the int32 parameters.
+        constants: the `constexpr` parameters and their values.
+    """
     signature = {name: f"*{kind}" for name, kind in pointers.items()} | dict.fromkeys(numbers, "i32")
-    source = ASTSource(kernel, signature | dict.fromkeys(known, "constexpr"), constexprs=known)
+    source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), constexprs=constants)
     compile(source, target=GPUTarget("cuda", sm, 32))
 
 
-def scanned(kind: str, races: bool, sm: int) -> None:
-    held = "fp64" if kind == "fp64" else "fp32"
+def compile_scan(kind: str, races: bool, sm: int) -> None:
+    accumulated = "fp64" if kind == "fp64" else "fp32"
     floats = ("largest", "total", "weighted", "second_largest", "won", "temperature")
     words = dict.fromkeys(("top", "choice", "first", "second"), "i32")
-    known = {"RACES": races, "INNER": getattr(tl, f"float{held[2:]}"), "BLOCK": scan.BLOCK}
-    pointers = {"logits": kind, **dict.fromkeys(floats, held), **words}
-    compiled(scan._scan, pointers, (*_SIZES, "row_stride", "place_stride"), known, sm)
+    constants = {"RACES": races, "INNER": getattr(tl, f"float{accumulated[2:]}"), "BLOCK": scan.BLOCK}
+    pointers = {"logits": kind, **dict.fromkeys(floats, accumulated), **words}
+    compile_kernel(scan._scan, pointers, (*_SIZES, "row_stride", "place_stride"), constants, sm)
 
 
-def compared(kind: str, sm: int) -> None:
-    held = "fp64" if kind == "fp64" else "fp32"
-    normal = dict.fromkeys(("target_normaliser", "draft_normaliser", "sums"), held)
+def compile_compare(kind: str, sm: int) -> None:
+    accumulated = "fp64" if kind == "fp64" else "fp32"
+    outputs = dict.fromkeys(("target_normaliser", "draft_normaliser", "sums"), accumulated)
     strides = ("target_row", "target_place", "draft_row", "draft_place")
-    known = {"COLUMNS": len(_ASKED), "INNER": getattr(tl, f"float{held[2:]}"), "BLOCK": scan.BLOCK}
-    pointers = {"target": kind, "draft": kind, **normal}
-    compiled(divergences._compare, pointers, (*_SIZES, *strides), known | dict.fromkeys(_ASKED, True), sm)
+    constants = {"COLUMNS": len(_DIVERGENCES), "INNER": getattr(tl, f"float{accumulated[2:]}"), "BLOCK": scan.BLOCK}
+    constants |= dict.fromkeys(_DIVERGENCES, True)
+    pointers = {"target": kind, "draft": kind, **outputs}
+    compile_kernel(divergences._compare, pointers, (*_SIZES, *strides), constants, sm)
 
 
 if __name__ == "__main__":
     for sm, kind in itertools.product((80, 90), _TYPES):
-        scanned(kind, False, sm)
-        scanned(kind, True, sm)
-        compared(kind, sm)
+        compile_scan(kind, False, sm)
+        compile_scan(kind, True, sm)
+        compile_compare(kind, sm)
         print(sm, kind)

@@ -1,4 +1,4 @@
-"""Ledgers of schema 1, written as the version wrote them that had it."""
+"""Ledger files of schema 1, written as the version with that schema wrote them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLES = """
 """
 
 Attempt = tuple[Iterable[int], str, int, str | None]
-"""Ids, what was frozen, number and verdict."""
+"""Problem ids, the frozen candidates as text, attempt number and verdict."""
 
 
 def write(path: Path, attempts: Sequence[Attempt] = (), tuned: Iterable[int] = (), target: str = "target") -> None:
@@ -33,7 +33,7 @@ def write(path: Path, attempts: Sequence[Attempt] = (), tuned: Iterable[int] = (
 
 
 def insert(connection: sqlite3.Connection, table: str, target: str, ids: Iterable[int], *rest: object) -> None:
-    """`rest`: of an attempt, what comes after its ids."""
+    """Inserts one row. rest: for the table `attempts`, the values after the ids."""
     values = (json.dumps(["gsm8k", target, "draft"]), np.array(sorted(ids), np.int64).tobytes(), *rest)
     columns = {"tuned": "family, ids, digest", "attempts": "family, ids, frozen, number, verdict, digest"}[table]
     marks = ", ".join("?" * (len(values) + 1))

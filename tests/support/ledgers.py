@@ -1,4 +1,4 @@
-"""A family, problems of which only ids are known, and attempts on them."""
+"""Names of ledger families, problems known only by their ids, and attempts on them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fsd_calib.certification.ledger_file import ById
 OURS, OTHERS = "target", "another target"
 
 
-def these(ids: Iterable[int]) -> list[ById]:
+def problems_with(ids: Iterable[int]) -> list[ById]:
     return [ById(one) for one in ids]
 
 
-def opened(ledger: AttemptLedger, family: str, ids: Iterable[int], frozen: str) -> Attempt:
-    return ledger.open(family, these(ids), frozen)
+def open_attempt(ledger: AttemptLedger, family: str, ids: Iterable[int], frozen: str) -> Attempt:
+    return ledger.open(family, problems_with(ids), frozen)

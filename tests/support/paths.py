@@ -1,4 +1,4 @@
-"""Folders of the repository that tests read from."""
+"""Folders of the repository that tests read."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ BENCHMARKS = ROOT / "benchmarks"
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 FILES = Path(__file__).with_name("files")  # written by earlier versions
-GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"  # the real files, where a machine has them
+GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"  # the real files; not on every machine

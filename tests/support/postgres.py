@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own, in a folder of its own. Knows its programs; skips where something is missing."""
+"""A PostgreSQL server for one test, in its own folder; the test is skipped where a program or driver is missing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Postgres:
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Postgres]:
-    """A server on a free port of this machine, with an empty database."""
+def start_postgres(folder: Path) -> Iterator[Postgres]:
+    """Runs a server with an empty database on a free local port."""
     programs, dialect = _programs(), _dialect()
     home = folder / "postgres"
     home.mkdir()
-    who = _unprivileged(home)
-    run: dict[str, Any] = {"cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT, **who}
+    user = _unprivileged_user(home)
+    run: dict[str, Any] = {"cwd": home, "stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT, **user}
     subprocess.run(
         [str(programs / "initdb"), "-D", str(home / "data"), "-U", "tester", "-A", "trust", "--no-sync"],
         check=True,
@@ -41,7 +41,7 @@ def started(folder: Path) -> Iterator[Postgres]:
     )
     port = _free_port()
     settings = ["-p", str(port), "-k", str(home), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"]
-    # Our own child, so that it is we who wait for its end: not every machine has an init that does.
+    # A direct child, so that this process reaps it: not every machine has an init process that does.
     server = subprocess.Popen([str(programs / "postgres"), "-D", str(home / "data"), *settings], **run)
     try:
         _wait_for(server, [str(programs / "pg_isready"), "-h", "127.0.0.1", "-p", str(port), "-U", "tester"])
@@ -75,8 +75,11 @@ def _dialect() -> str:
     pytest.skip("no driver for PostgreSQL is installed: pip install 'psycopg[binary]'")
 
 
-def _unprivileged(home: Path) -> dict[str, Any]:
-    """The server refuses to run as root, so then as nobody, who must get to its folder and own it."""
+def _unprivileged_user(home: Path) -> dict[str, Any]:
+    """Returns `subprocess` arguments that run the server as `nobody`, since it refuses to run as root.
+
+    That user must own the folder and be able to reach it.
+    """
     if os.getuid() != 0:
         return {}
     if not os.stat(os.devnull).st_mode & 0o002:
@@ -90,6 +93,6 @@ def _unprivileged(home: Path) -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
-"""Profiles for tests: one whole and consistent set of values, and parts of it replaced.
+"""Profiles for tests: one complete and consistent set of values, and variants with some of them replaced.
 
-Knows the schema's fields. The numbers are made up and stand for no measurement.
+The numbers are invented.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ FRONT: dict[str, Any] = {
 
 
 def values(changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """`VALUES` with some replaced, each by its dotted path: {"certificate.wanted": 0.9}."""
+    """Returns `VALUES` with some replaced, each by its dotted path: {"certificate.wanted": 0.9}."""
     changed = copy.deepcopy(VALUES)
     for path, value in (changes or {}).items():
         *folders, last = path.split(".")

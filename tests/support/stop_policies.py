@@ -1,4 +1,4 @@
-"""A stop policy that looks at q, as most do."""
+"""A stop policy that reads the draft's distribution q, as most do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 
 
 class Unsure(StopPolicy):
-    """Ends drafts, and withholds tokens, by how likely q's likeliest is."""
+    """Ends drafts, and withholds tokens, where the largest probability of q is small."""
 
     def goes_on(self, state: DraftState) -> Answer:
         return _largest(state) > 0.3 if state.logits else [True] * len(state.rows)

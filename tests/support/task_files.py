@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from fsd_calib.tasks import load_task
 from fsd_data.problems import GeneratedProblem, generate
 from fsd_data.tokenizer import build_tokenizer
-from support.traces import refusal
+from support.messages import usage_error
 
 PROBLEMS = list(islice(generate(7), 40))
 QWEN = (  # the part of Qwen2.5's template that serves plain messages
@@ -50,4 +50,4 @@ def lines(problems: Iterable[GeneratedProblem]) -> str:
 
 def load_refusal(name: str, **options: Any) -> str:
     """Returns the message with which loading a task is refused."""
-    return refusal(lambda: load_task(name, **options))
+    return usage_error(lambda: load_task(name, **options))

@@ -1,6 +1,6 @@
-"""A calibration of tiny random models that takes seconds. Run as a program it says when it begins and when it is done.
+"""A calibration of tiny random models that takes seconds, on a task that half of all random texts solve.
 
-Knows a task that half of random texts solve. What is found means nothing.
+Run as a program, it prints a line when it begins and another when it is done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.tasks import Problem, Task
-from support.tiny import llama, word_tokenizer
+from support.tiny_models import llama, word_tokenizer
 from support.tiny_pair import related
 from support.tiny_task import tiny_task
 
@@ -30,15 +30,17 @@ def task(count: int) -> Task:
 
 
 def far_apart() -> tuple[Any, Any]:
-    """A draft far faster than its target, and far from it: what is lossy is faster for sure. Half of all texts are
-    right, whatever they are."""
+    """Returns a target and a draft that is much faster and quite unlike it, so that fuzzy rules are certainly faster.
+
+    Their retention stays high all the same: half of all texts are right, whatever they say.
+    """
     return llama(seed=1, layers=4), llama(seed=2, layers=1)
 
 
 def run(
     out: Path, cache: Path, problems: int = 240, pair: tuple[Any, Any] | None = None, **goal: Any
 ) -> ThresholdProfile:
-    """Its ledger lies in the cache's folder too, unless `state` names another."""
+    """Calibrates tiny models; the ledger is in the cache's folder too, unless `state` names another."""
     torch.set_num_threads(1)
     target, draft = pair or related(seed=1, spread=0.05)
     settings: dict[str, Any] = {
@@ -50,14 +52,14 @@ def run(
 
 
 def run_surely(out: Path, cache: Path, **goal: Any) -> ThresholdProfile:
-    """Something is certified, however busy the machine is."""
-    asked: dict[str, Any] = {"min_acc": 0.5, "serve_batch": 8, "draft_length": 4, "divergence": "js", "trials": 4}
-    return run(out, cache, pair=far_apart(), **asked | goal)
+    """Calibrates so that something is certified, however busy the machine is."""
+    easy: dict[str, Any] = {"min_acc": 0.5, "serve_batch": 8, "draft_length": 4, "divergence": "js", "trials": 4}
+    return run(out, cache, pair=far_apart(), **easy | goal)
 
 
 if __name__ == "__main__":
     print("here", flush=True)
-    warnings.simplefilter("error")  # nothing that a kill leaves behind may count as damage
-    # No clock can doubt that what is lossy is faster than sd.
+    warnings.simplefilter("error")  # files left by a killed run must not be reported as damaged
+    # This pair makes fuzzy rules so much faster than sd that timing noise cannot change the outcome.
     run(Path(sys.argv[1]), Path(sys.argv[2]), problems=160, pair=far_apart(), min_acc=0.5)
     print("done", flush=True)

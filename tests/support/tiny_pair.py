@@ -1,7 +1,4 @@
-"""Two related tiny models and prompts for them: a draft that agrees with its target about as often as not.
-
-Knows `tiny.py` and how a decoder is built. Knows nothing of rules.
-"""
+"""A tiny target, a draft that agrees with it on about half of all tokens, and prompts for them."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from typing import Any
 import torch
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from support.tiny import VOCABULARY, llama, word_tokenizer
+from support.tiny_models import VOCABULARY, llama, word_tokenizer
 
 
 def related(seed: int, spread: float, **changes: Any) -> tuple[Any, Any]:
-    """A target, and a copy of it whose every weight is off by about `spread` of itself."""
+    """Returns a target and a copy of it with relative Gaussian noise of size `spread` on every weight."""
     target, draft = (llama(seed, **changes) for _ in range(2))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -26,7 +23,7 @@ def related(seed: int, spread: float, **changes: Any) -> tuple[Any, Any]:
 
 
 def saved(folder: Path) -> tuple[Path, Path]:
-    """Where a target and a draft lie that processes may load."""
+    """Saves a target and a draft with their tokenizer; returns both folders."""
     for name, model in zip(("target", "draft"), related(seed=1, spread=0.05), strict=True):
         model.save_pretrained(folder / name)
         word_tokenizer().save_pretrained(folder / name)
@@ -38,6 +35,6 @@ def tiny_decoder(seed: int = 0) -> SpeculativeDecoder:
 
 
 def ragged_prompts(count: int) -> list[list[int]]:
-    """Prompts of 1 to 12 tokens."""
+    """Returns prompts of 1 to 12 tokens."""
     rng = Random(0)
     return [[rng.randrange(2, VOCABULARY) for _ in range(rng.randint(1, 12))] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A task for the tiny models: questions that are token ids in words. Knows what collecting asks of a task."""
+"""A task for the tiny models, whose questions are random words of their vocabulary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from fsd_collectors.split import Part
-from support.tiny import VOCABULARY
+from support.tiny_models import VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class TinyProblem:
 
 @dataclass(frozen=True)
 class TinyTask:
-    """Right is a text of an even number of words."""
+    """A task in which a text is right if it has an even number of words."""
 
     problems: tuple[TinyProblem, ...]
     max_new_tokens: int = 12
@@ -39,7 +39,7 @@ class TinyTask:
 
 
 def tiny_task(count: int, max_new_tokens: int = 12, stop: tuple[str, ...] = ()) -> TinyTask:
-    """Questions of 1 to 12 words."""
+    """Returns a task with questions of 1 to 12 words."""
     rng = Random(0)
     words = [" ".join(f"w{rng.randrange(20, VOCABULARY)}" for _ in range(rng.randint(1, 12))) for _ in range(count)]
     problems = tuple(TinyProblem(1000 + i, question) for i, question in enumerate(words))

@@ -1,6 +1,6 @@
-"""Traces of the tiny models, along the target, as a predictor is trained on; they take half a second.
+"""Traces of the tiny models along the target, as predictors train on; collecting them takes half a second.
 
-Knows how they are collected. About a third of the problems are of the tuning part.
+About a third of the problems are in the tuning part.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from fsd_calib import collect_traces
 from fsd_collectors.store.reading import Traces
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related
 from support.tiny_task import tiny_task
 
@@ -18,7 +18,7 @@ TOKENIZER = word_tokenizer()
 
 
 def tiny_traces(out: Path, problems: int = 300, spread: float = 0.05, **settings: Any) -> Traces:
-    """spread: how far the draft is from the target; 0: it is the target."""
+    """Collects traces. spread: how far the draft is from the target; 0 makes them equal."""
     target, draft = related(seed=1, spread=spread)
     common: dict[str, Any] = {"tokenizer": TOKENIZER, "divergences": ("js", "tv"), "batch_size": 64}
     return collect_traces(

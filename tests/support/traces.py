@@ -1,6 +1,6 @@
-"""Traces for tests: a valid manifest, and rows that agree with themselves, as many as one likes.
+"""Synthetic traces for tests: a valid manifest, and any number of rows whose columns are consistent.
 
-Knows the schema. The numbers are drawn from a seed, equal in every process; they stand for no measurement.
+The numbers are drawn from a seed, and so are equal in every process.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.schema import ROUNDS_BACK
 from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.writing import TraceWriter
-from fsd_decoding.errors import UsageError
 
 _MODEL = {"revision": None, "dtype": "float32", "vocab_size": 60}
 
@@ -51,7 +49,7 @@ ON_POLICY: dict[str, Any] = {
 
 
 def manifest(problems: int = 30, **changes: Any) -> Manifest:
-    """A manifest with some values replaced: `manifest(12, portion=4, **ON_POLICY)`."""
+    """Returns a manifest with some values replaced: `manifest(12, portion=4, **ON_POLICY)`."""
     return Manifest.model_validate({**VALUES, "task": {**VALUES["task"], "problems": problems}, **changes})
 
 
@@ -60,30 +58,30 @@ def problem_id(index: int) -> int:
 
 
 def portion(of: Manifest, number: int, longest: int = 40) -> dict[str, pa.Table]:
-    """The tables of one portion; its completions have from 1 to `longest` tokens."""
+    """Returns the tables of one portion, whose completions have 1 to `longest` tokens."""
     random = np.random.default_rng([of.seed, number])
     first = number * of.portion
     problems = range(first, min(first + of.portion, of.task.problems))
     completions = [_places(of, random, longest) for _ in problems]
-    whose = _whose(of, [problem_id(index) for index in problems])
-    whose["correct"] = random.random(len(problems)) < 0.8
+    owners = _owners(of, [problem_id(index) for index in problems])
+    owners["correct"] = random.random(len(problems)) < 0.8
     values = {
-        "tokens": _tokens(of, random, whose, completions),
-        "completions": _completions(random, whose, completions),
-        "rounds": _rounds(random, whose, completions),
+        "tokens": _tokens(of, random, owners, completions),
+        "completions": _completions(random, owners, completions),
+        "rounds": _rounds(random, owners, completions),
     }
     return {table: _table(values[table], schema) for table, schema in schemas(of).items()}
 
 
 def write(folder: Path, of: Manifest, portions: int | None = None, longest: int = 40) -> Path:
-    """Writes the run, or its first portions, into `folder`, or what is missing there of them."""
+    """Writes the run, or its first portions, into `folder`; portions that are there already are kept."""
     with TraceWriter(folder, of) as writer:
         for number in range(writer.finished, of.portions if portions is None else portions):
             writer.write(number, portion(of, number, longest))
     return folder
 
 
-Values = dict[str, Any]  # name -> one value a row; a column without values is null
+Values = dict[str, Any]  # by column, one value per row; a column without values is null
 
 
 def _table(values: Values, schema: pa.Schema) -> pa.Table:
@@ -94,13 +92,13 @@ def _table(values: Values, schema: pa.Schema) -> pa.Table:
     )
 
 
-def _whose(of: Manifest, ids: list[int]) -> Values:
+def _owners(of: Manifest, ids: list[int]) -> Values:
     split = np.where(np.array(ids) % 10 < 3, "tuning", "certification").astype(object)
     return {"run": np.full(len(ids), of.run, dtype=object), "problem": np.array(ids), "split": split}
 
 
 def _places(of: Manifest, random: np.random.Generator, longest: int) -> Values:
-    """Where one completion's drafted tokens stand."""
+    """Returns the positions, and on-policy the rounds, of one completion's drafted tokens."""
     length = int(random.integers(1, longest + 1))
     if of.policy is None:
         return {"position": np.arange(length)}
@@ -123,9 +121,9 @@ def _in_rounds(accepted: Any, starts: Any, draft_length: int, length: int) -> Va
             "in_text": position < length, "starts": starts, "of_round": accepted, **back}  # fmt: skip
 
 
-def _tokens(of: Manifest, random: np.random.Generator, whose: Values, completions: list[Values]) -> Values:
+def _tokens(of: Manifest, random: np.random.Generator, owners: Values, completions: list[Values]) -> Values:
     sizes = [len(places["position"]) for places in completions]
-    columns = {name: np.repeat(values, sizes) for name, values in whose.items()}
+    columns = {name: np.repeat(values, sizes) for name, values in owners.items()}
     per_token = [name for name in completions[0] if name not in ("starts", "of_round")]
     columns |= {name: np.concatenate([places[name] for places in completions]) for name in per_token}
     rows = sum(sizes)
@@ -154,7 +152,7 @@ def _shape(random: np.random.Generator, rows: int) -> Values:
 
 
 def _measured(of: Manifest, random: np.random.Generator, rows: int) -> Values:
-    """Divergences, all of one size a row, as real ones are; infinite now and then where they may be."""
+    """Returns divergences that rise and fall together, as real ones do; unbounded ones are sometimes infinite."""
     size = random.beta(0.5, 4, rows)
     bounds = {"js": float(np.log(2)), "tv": 1.0}
     columns: Values = {}
@@ -166,11 +164,11 @@ def _measured(of: Manifest, random: np.random.Generator, rows: int) -> Values:
     return columns
 
 
-def _completions(random: np.random.Generator, whose: Values, completions: list[Values]) -> Values:
+def _completions(random: np.random.Generator, owners: Values, completions: list[Values]) -> Values:
     lengths = [int(places["position"].max()) + 1 for places in completions]
     rounds = [len(places["starts" if "starts" in places else "position"]) for places in completions]
     accepted = [int(np.sum(places.get("of_round", 0))) for places in completions]
-    return whose | {
+    return owners | {
         "prompt_tokens": random.integers(10, 90, len(lengths)),
         "tokens": [random.integers(0, 60, length) for length in lengths],
         "text": [f"text {length} \u20ac" for length in lengths],
@@ -182,10 +180,10 @@ def _completions(random: np.random.Generator, whose: Values, completions: list[V
     }
 
 
-def _rounds(random: np.random.Generator, whose: Values, completions: list[Values]) -> Values:
-    """Empty of rows along the target."""
+def _rounds(random: np.random.Generator, owners: Values, completions: list[Values]) -> Values:
+    """Returns the columns of the table of rounds, which has no rows along the target."""
     sizes = [len(places.get("starts", ())) for places in completions]
-    columns = {name: np.repeat(whose[name], sizes) for name in ("run", "problem", "split")}
+    columns = {name: np.repeat(owners[name], sizes) for name in ("run", "problem", "split")}
     for name, column in (("position", "starts"), ("accepted", "of_round")):
         columns[name] = np.concatenate([places.get(column, ()) for places in completions]).astype(int)
     rows = sum(sizes)
@@ -198,16 +196,8 @@ def _rounds(random: np.random.Generator, whose: Values, completions: list[Values
     }
 
 
-def refusal(call: Callable[[], object]) -> str:
-    """What a call that must end in a UsageError says: one line."""
-    with pytest.raises(UsageError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def replaced(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
-    """The column as values of a type that its schema may not take."""
+def replace_column(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
+    """Returns a function that replaces a column of a table by a constant, whose type its schema may not take."""
     return lambda table: table.set_column(
         table.column_names.index(name), name, pa.array([value] * table.num_rows)
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Calibrations on a pool of decodings, and divergences: `calibrate.py`, `regret.py`, `procedures.py`, `divergences.py`."""
+"""Calibration on a pool of decodings (`calibrate.py`, `regret.py`, `procedures.py`), and divergences."""

@@ -1,8 +1,8 @@
-"""Retention at equal tokens a round, read off decodings at several thresholds.
+"""Retention at equal tokens per round, read off decodings at several thresholds.
 
-Knows counts: which problems were solved, in how many tokens and rounds. Knows nothing of models or divergences.
-Between two thresholds a curve is straight: that is what drawing one of the two for each problem gives. Retention
-falls steeply, so thresholds far apart would wrong a divergence: `bracketing` puts them close around every level.
+Between two thresholds a curve is linear, which is what drawing one of the two for each problem gives. Retention falls
+steeply, so thresholds far apart would make a divergence look worse than it is: `bracketing` places them close around
+every level.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Curve:
     rounds: list[list[int]] = field(default_factory=list)
 
     def retention(self, target_right: Sequence[bool], levels: Sequence[float], weights: Floats) -> Floats:
-        """Retention at each level of tokens a round, for R weightings of the problems (R, N): (R, levels).
+        """Returns retention at each level of tokens per round, (R, levels), for R weightings of the problems (R, N).
 
-        Below the first threshold's tokens a round it is that threshold's; at a level no threshold reaches, 0.
+        Below the first threshold's level it is that threshold's retention; at a level that no threshold reaches, 0.
         """
         tokens, rounds, right = (weights @ np.asarray(x, float).T for x in (self.emitted, self.rounds, self.right))
         kept = right / (weights @ np.asarray(target_right, float))[:, None]  # (R, S)
         pairs = zip(tokens / rounds, kept, strict=True)
         return np.array([np.interp(levels, *_rising(*pair), right=0.0) for pair in pairs])
 
-    def measured(self, target_right: Sequence[bool]) -> list[dict[str, float]]:
-        """What was measured at each threshold."""
+    def points(self, target_right: Sequence[bool]) -> list[dict[str, float]]:
+        """Returns tokens per round and retention at each threshold."""
         sums = zip(self.thresholds, self.right, self.emitted, self.rounds, strict=True)
         return [
             {"threshold": t, "tokens_a_round": sum(e) / sum(r), "retention": sum(s) / sum(target_right)}
@@ -47,7 +47,7 @@ class Curve:
 
 
 class Difference(NamedTuple):
-    """One divergence's retention less another's at one level, a share of 1; a 95 % interval over problems."""
+    """One divergence's retention less another's at one level, as a share, with a 95 % interval over problems."""
 
     level: float | None  # None: the mean over the levels
     difference: float
@@ -61,16 +61,17 @@ def _rising(tokens_a_round: Floats, kept: Floats) -> tuple[Floats, Floats]:
 
 
 def bracketing(tokens_a_round: Callable[[int], float], last: int, levels: Sequence[float]) -> list[int]:
-    """Ranks 0 … last, rising, such that every level lies between two of them less than `_NARROW` apart.
+    """Returns rising ranks from 0 to `last` such that every level lies between two less than `_NARROW` apart.
 
-    tokens_a_round: what the threshold of a rank gives, about rising with it; it is asked once a rank.
+    Args:
+        tokens_a_round: of the threshold with a rank, about rising with it; it is called once per rank.
     """
     known = {rank: tokens_a_round(rank) for rank in (0, last)}
     return sorted({rank for level in levels for rank in _around(level, known, tokens_a_round)})
 
 
 def _around(level: float, known: dict[int, float], tokens_a_round: Callable[[int], float]) -> tuple[int, int]:
-    """By regula falsi, held away from the ends; adds what it learns to `known`."""
+    """Returns two ranks around a level, by regula falsi away from the ends; adds what is computed to `known`."""
     while True:
         below = max((rank for rank, tokens in known.items() if tokens <= level), default=0)
         above = min((rank for rank in known if rank > below), default=below)
@@ -83,21 +84,18 @@ def _around(level: float, known: dict[int, float], tokens_a_round: Callable[[int
 
 
 def at_levels(curve: Curve, target_right: Sequence[bool], levels: Sequence[float]) -> list[float]:
-    """Retention at each level."""
-    found: list[float] = curve.retention(target_right, levels, np.ones((1, len(target_right))))[0].tolist()
-    return found
+    """Returns retention at each level."""
+    retention: list[float] = curve.retention(target_right, levels, np.ones((1, len(target_right))))[0].tolist()
+    return retention
 
 
 def differences(
     ours: Curve, theirs: Curve, target_right: Sequence[bool], levels: Sequence[float], resamples: int
 ) -> list[Difference]:
-    """Paired: problems are drawn again, and both are read off the same draw (percentile bootstrap).
-
-    The first draw is the problems as they are: it gives the estimates.
-    """
+    """Returns the differences at each level and of the means, by a paired percentile bootstrap over problems."""
     n = len(target_right)
     drawn = np.random.default_rng(_SEED).multinomial(n, np.full(n, 1 / n), resamples)
-    weights = np.vstack([np.ones(n), drawn])
+    weights = np.vstack([np.ones(n), drawn])  # the first row gives the estimates
     gained = ours.retention(target_right, levels, weights) - theirs.retention(target_right, levels, weights)
     gained = np.column_stack([gained, gained.mean(1)])  # (1 + resamples, levels + 1)
     lower, upper = np.percentile(gained[1:], [2.5, 97.5], axis=0)

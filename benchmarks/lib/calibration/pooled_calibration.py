@@ -1,7 +1,7 @@
-"""One calibration for a wanted retention on problems of the pool: the real split, search, freezing and certificate.
+"""One calibration on problems of the pool, with the real search, freezing and certificate.
 
-Knows the order of the steps, as `fsd_calib.calibration.api` has it, and counts what each would have decoded. Only the
-decoder is replaced, by the pool.
+Its steps are those of `fsd_calib.calibration.api`. Only the decoder is replaced, by the pool, which counts what each
+step would have decoded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.search import SearchResult, freeze, search
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
-from lib.calibration.pooled import TARGET, Counted, Pool
+from lib.calibration.pool import TARGET, CountingPool, Pool
 
 TRIALS = 30
 _BASELINE = 256  # tuning problems that the lossless rule decodes
@@ -35,13 +35,13 @@ _BASELINE = 256  # tuning problems that the lossless rule decodes
 
 @dataclass(frozen=True)
 class Spent:
-    """What was decoded."""
+    """What a step of a calibration decoded."""
 
     decodings: int
     tokens: int
 
     @classmethod
-    def by(cls, counted: Counted) -> Spent:
+    def by(cls, counted: CountingPool) -> Spent:
         return cls(counted.decodings, counted.tokens)
 
     def __add__(self, other: Spent) -> Spent:
@@ -53,7 +53,10 @@ class Spent:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """tuned: the fastest setting that held on the tuning part, what a search without a certificate would return."""
+    """The outcome of a calibration.
+
+    `tuned` is the fastest feasible setting on the tuning part, which a search without a certificate would return.
+    """
 
     tuning: Sequence[Problem]
     certification: Sequence[Problem]
@@ -67,18 +70,18 @@ class Calibrated:
 
 
 def draw(pool: Pool, first: int, count: int, random: np.random.Generator) -> list[Problem]:
-    """So many of the pool's first problems, without replacement, in the pool's order."""
+    """Draws `count` of the pool's `first` problems without replacement, in the pool's order."""
     return [pool.problems[i] for i in np.sort(random.choice(first, count, replace=False)).tolist()]
 
 
 def level(confidence: float) -> float:
-    """Of a first attempt: one that nobody made before has the largest share of all that is allowed."""
+    """Returns the significance level of a first attempt."""
     return (1 - confidence) * 6 / math.pi**2
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search knows in the end, before anything is frozen. lossless: tokens/s of the lossless rule."""
+    """The state after a search, before candidates are frozen. lossless: tokens/s of the lossless rule."""
 
     evaluator: Evaluator
     alone: Measurement
@@ -88,8 +91,8 @@ class Tuned:
     baseline: Spent
 
 
-def tuned(
-    decode: Counted,
+def tune(
+    decode: CountingPool,
     forecast: Forecast,
     space: Space,
     tuning: Sequence[Problem],
@@ -97,7 +100,7 @@ def tuned(
     wanted: float,
     confidence: float,
 ) -> Tuned:
-    """The baseline and the search, for so many certification problems."""
+    """Runs the baseline and the search. certification: number of certification problems."""
     evaluator = Evaluator(decode, tuning, "tuning")
     lossless = _lossless(evaluator, space, forecast)
     alone = evaluator.measure(TARGET)
@@ -109,8 +112,8 @@ def tuned(
     return Tuned(evaluator, alone, searched, objective, lossless, baseline)
 
 
-def calibrated(
-    decode: Counted,
+def calibrate_on_pool(
+    decode: CountingPool,
     forecast: Forecast,
     space: Space,
     tuning: Sequence[Problem],
@@ -118,8 +121,8 @@ def calibrated(
     wanted: float,
     confidence: float,
 ) -> Calibrated:
-    """As `fsd-calibrate` has its steps, and with its defaults."""
-    known = tuned(decode, forecast, space, tuning, len(certification), wanted, confidence)
+    """Runs the steps of `fsd-calibrate` with its defaults."""
+    known = tune(decode, forecast, space, tuning, len(certification), wanted, confidence)
     evaluator, objective = known.evaluator, known.objective
     frozen = [
         configuration
@@ -144,7 +147,7 @@ def calibrated(
 
 
 def _lossless(evaluator: Evaluator, space: Space, forecast: Forecast) -> float:
-    """Tokens/s of the lossless rule, whose churn is the floor of all, at the draft length that suits it best."""
+    """Returns tokens/s of the lossless rule, whose churn is the numerical floor, at its best draft length."""
     arms = [Configuration("coupled", space.divergences[0], length) for length in space.draft_lengths]
     best = max(arms, key=lambda arm: forecast.tokens_per_second(replace(arm, rule=space.rules[0], threshold=0.0)))
     return forecast.measured(evaluator.measure(best, _BASELINE))

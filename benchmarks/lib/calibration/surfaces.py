@@ -1,8 +1,8 @@
-"""Pools that are made up, of shapes that the real one does not have (`benchmarks/lib/calibration/pooled.py`), with their forecasts.
+"""Synthetic pools of decodings, of shapes that the real pool does not have, and their forecasts.
 
-Knows what share of problems each divergence loses and gains at each logit(u), and draws texts that do so: as real ones
-they hold for an interval of T, and who flips mostly stays flipped for a while. Speed is a formula of the share
-accepted. Knows nothing of decoding or calibrating, and takes nothing from the real pool but its form.
+A surface says what share of problems each divergence loses and gains at each logit(u). The texts of a pool are drawn
+accordingly: like real ones, they hold for an interval of T, and a problem that flips mostly stays flipped for a while.
+Speed is a formula of the acceptance rate.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib.search.space import logit
-from lib.calibration.pooled import Arm, Columns, Pool, PooledForecast
+from lib.calibration.pool import Arm, Columns, Pool, PooledForecast
 
 PROBLEMS, LENGTHS, RULE = 4_000, (3, 5, 8, 12), "fsd-coupled"
 LOWEST, HIGHEST = logit(0.1), 5.5  # logit(u), of forecast and pool
-_UNMOVED = 1.5  # logit(u) up to which T accepts what the lossless rule accepts anyway, as with the real pair
+_UNMOVED = 1.5  # logit(u) up to which T accepts only what the lossless rule accepts too, as with the real pair
 _MOST = {"js": 0.4, "doubt": 2.5}  # T at the highest logit(u)
 _TOKENS = 65  # of every text
 _COSTS = {"draft_step": 5e-4, "verify": 3.7e-3, "position": 1e-4}  # about the real pair's
 
 _BREAKS = 2.0  # texts that end, per unit of logit(u): about nine texts a problem
-_KEPT = 0.6  # the chance that the next text takes over the last one's luck
-_SHARED = 0.5  # the chance that two draft lengths have the same luck with a problem
+_KEPT = 0.6  # probability that the next text has the same luck as the one before
+_SHARED = 0.5  # probability that two draft lengths have the same luck with a problem
 
 _GRID = np.linspace(LOWEST, HIGHEST, 64)
 _EDGES = np.linspace(0.0, HIGHEST, 276)  # cells of logit(u), in which nothing changes
@@ -38,25 +38,25 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Curve:
-    """What one divergence does to accuracy, whatever the draft length.
+    """Retention and gains under one divergence, which do not depend on the draft length.
 
     Args:
-        points: (logit(u), retention, share of all problems gained); straight between them, constant beyond.
-        ahead: how much less logit(u) it needs than another for the same speed.
+        points: (logit(u), retention, share of all problems gained); linear between them, constant beyond.
+        ahead: how much smaller logit(u) is than under another divergence at the same speed.
     """
 
     points: Sequence[tuple[float, float, float]]
     ahead: float = 0.0
 
     def at(self, x: Floats) -> tuple[Floats, Floats]:
-        """Retention, and the share gained."""
+        """Returns retention and the share gained, at each logit(u)."""
         places, retention, gained = np.array(self.points).T
         return np.interp(x, places, retention), np.interp(x, places, gained)
 
 
 @dataclass(frozen=True)
 class Surface:
-    """accuracy: the share of problems that the target solves."""
+    """The curves of all divergences. accuracy: share of problems that the target solves."""
 
     accuracy: float
     curves: Mapping[str, Curve]
@@ -65,12 +65,12 @@ class Surface:
         return self.curves[divergence].at(x)[0]
 
     def flips(self, divergence: str, x: Floats) -> tuple[Floats, Floats]:
-        """Shares of all problems, lost and gained, at each logit(u)."""
+        """Returns the shares of all problems that are lost and gained, at each logit(u)."""
         retention, gained = self.curves[divergence].at(x)
         return gained + self.accuracy * (1 - retention), gained
 
     def tokens_a_round(self, divergence: str, length: int, x: Floats) -> Floats:
-        """The mean where every drafted token is accepted with the same chance, independently."""
+        """Returns mean tokens per round where drafted tokens are accepted independently with equal probability."""
         accepted = 1 / (1 + np.exp(-np.maximum(x + self.curves[divergence].ahead, _UNMOVED)))
         return (1 - accepted ** (length + 1)) / (1 - accepted)
 
@@ -107,15 +107,18 @@ SURFACES: Mapping[str, Surface] = {
 
 
 class Luck(NamedTuple):
-    """Of every problem in every cell. level: even over (0, 1) in each cell, so that whatever share a surface loses
-    there is lost by the problems with a lower one."""
+    """Random numbers of every problem in every cell of logit(u).
 
-    begins: Bools  # whether a text does; (problems, cells)
+    Levels are uniform over (0, 1) in each cell: where a surface loses a share of problems, those with a level below it
+    are lost.
+    """
+
+    begins: Bools  # whether a text begins; (problems, cells)
     level: Floats  # (problems, cells)
 
 
-def drawn_luck(problems: int, random: np.random.Generator) -> Luck:
-    """Texts end as by a Poisson process above where T moves anything."""
+def draw_luck(problems: int, random: np.random.Generator) -> Luck:
+    """Draws luck. Texts end by a Poisson process, from the logit(u) on where T has any effect."""
     shape = (problems, len(_MIDDLES))
     begins = (random.random(shape) < _BREAKS * np.diff(_EDGES)) & (_MIDDLES > _UNMOVED)
     anew = begins & (random.random(shape) >= _KEPT)
@@ -123,25 +126,25 @@ def drawn_luck(problems: int, random: np.random.Generator) -> Luck:
     return Luck(begins, np.take_along_axis(random.random(shape), since, axis=1))
 
 
-def partly(one: Luck, other: Luck, share: float, random: np.random.Generator) -> Luck:
-    """One's for so large a share of the problems, else the other's."""
+def mix(one: Luck, other: Luck, share: float, random: np.random.Generator) -> Luck:
+    """Mixes both: the first one's luck for a share of the problems, and the second one's for the others."""
     ones = random.random((len(one.level), 1)) < share
     return Luck(np.where(ones, one.begins, other.begins), np.where(ones, one.level, other.level))
 
 
-def drawn(surface: Surface, seed: int = 0, problems: int = PROBLEMS, lengths: Sequence[int] = LENGTHS) -> Pool:
-    """A pool whose problems are lost and gained by chance, each cell's shares being the surface's.
+def draw_pool(surface: Surface, seed: int = 0, problems: int = PROBLEMS, lengths: Sequence[int] = LENGTHS) -> Pool:
+    """Draws a pool whose problems are lost and gained at random, with the surface's probability in each cell.
 
-    What is true of the pool itself, as `Pool.whole` says it, strays from the surface as so many problems do.
+    The pool's own retention, as `Pool.whole` returns it, differs from the surface's by sampling error.
     """
     random = np.random.default_rng(seed)
     right = random.permutation(problems) < round(surface.accuracy * problems)
     arms: dict[tuple[str, int], Arm] = {}
     for divergence in surface.curves:
-        common = drawn_luck(problems, random)
+        common = draw_luck(problems, random)
         for length in lengths:
-            # Two lengths share what both take from the common one.
-            luck = partly(common, drawn_luck(problems, random), _SHARED**0.5, random)
+            # Two lengths have the same luck where both take it from the common one.
+            luck = mix(common, draw_luck(problems, random), _SHARED**0.5, random)
             texts = _texts(surface, divergence, length, right, luck, random)
             arms[divergence, length] = Arm(f"{divergence}-{length}", texts, _MOST[divergence])
     about = {"seed": seed, "costs": _COSTS, "thresholds_below": _MOST}
@@ -149,16 +152,16 @@ def drawn(surface: Surface, seed: int = 0, problems: int = PROBLEMS, lengths: Se
 
 
 def forecast(pool: Pool) -> PooledForecast:
-    """Knows speeds as they are: what a replay of the whole pool would say."""
+    """Returns a forecast with the pool's true speeds, like a replay of the whole pool."""
     scales = {divergence: _thresholds(divergence, _GRID) for divergence, _ in pool.arms}
-    arms = [_swept(pool, divergence, length, scales[divergence]) for divergence, length in pool.arms]
+    arms = [_sweep(pool, divergence, length, scales[divergence]) for divergence, length in pool.arms]
     return PooledForecast(pool, {"tokens": _TOKENS, "logit_shares": _GRID, "thresholds": scales, "arms": arms})
 
 
-def _swept(pool: Pool, divergence: str, length: int, scale: Floats) -> dict[str, Any]:
+def _sweep(pool: Pool, divergence: str, length: int, scale: Floats) -> dict[str, Any]:
     arm = pool.arms[divergence, length]
     means = [arm.rounds[arm.rows(arm.known.astype(np.intp), float(threshold))].mean() for threshold in scale]
-    rounds = np.minimum.accumulate(means)  # which the rounding of texts may break by a little
+    rounds = np.minimum.accumulate(means)  # rounding of texts may make them increase a little
     return {
         "divergence": divergence, "draft_length": length, "threshold": scale,
         "rounds": rounds, "drafted": length * rounds,
@@ -166,18 +169,21 @@ def _swept(pool: Pool, divergence: str, length: int, scale: Floats) -> dict[str,
 
 
 def _thresholds(divergence: str, x: Floats) -> Floats:
-    """Straight between the points of the grid, as a forecast has them."""
+    """Returns T at each logit(u), linear between the points of the grid like a forecast's."""
     return np.interp(x, _GRID, _MOST[divergence] * np.exp(_GRID - HIGHEST))
 
 
 def _texts(
     surface: Surface, divergence: str, length: int, right: Bools, luck: Luck, random: np.random.Generator
 ) -> Columns:
-    """A text ends where its luck does, or where the surface passes it: judged at its middle, a cliff would be
-    as wide as texts are."""
+    """Returns the texts of an arm.
+
+    A text ends where its luck does, or where the surface crosses its level. Were it judged once, at its middle, a cliff
+    would be as wide as texts are.
+    """
     lost, gained = surface.flips(divergence, _MIDDLES)
-    chances = np.where(right[:, None], lost / surface.accuracy, gained / (1 - surface.accuracy))
-    flipped = luck.level < chances
+    probabilities = np.where(right[:, None], lost / surface.accuracy, gained / (1 - surface.accuracy))
+    flipped = luck.level < probabilities
     begins = luck.begins | np.diff(flipped, axis=1, prepend=False)
     begins[:, 0] = True
     problem, first = np.nonzero(begins)
@@ -197,5 +203,5 @@ def _texts(
 
 
 def _rounded(expected: Floats, random: np.random.Generator) -> NDArray[np.intp]:
-    """Up or down by chance, so that means stay."""
+    """Rounds up or down at random, which keeps means."""
     return np.floor(expected + random.random(expected.shape)).astype(np.intp)

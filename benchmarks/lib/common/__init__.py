@@ -1,1 +1,1 @@
-"""Shared by all benchmarks: timing, the machine, results and claims."""
+"""Helpers of several benchmarks: timing, facts of the machine, results and claims."""

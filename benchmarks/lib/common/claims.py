@@ -1,29 +1,20 @@
-"""What the project says of its speed, held against a measurement.
-
-Knows the claims and their targets. Knows nothing of how anything was measured.
-"""
+"""Claims about speed, memory or accuracy, each compared with its measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
-from typing import Any
 
 from lib.common.timing import Ratio
-
-_SPEED_UPS = [
-    ("sd", "assisted", 1.6),
-    ("sd captured", "assisted", 1.6),
-    ("sd compiled", "assisted", 2.2),
-    ("target", "generate", 1.0),
-]
-_BATCHING, _RECORDING, _FORECAST = 6.0, 1.05, 0.10
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`bound` is the one-sided 95 % bound on the side that speaks against the claim, and decides it."""
+    """A claim and its measurement.
+
+    `bound` is the one-sided 95 % confidence bound on the side that speaks against the claim, and decides it. Where
+    there is none it is the measured value itself.
+    """
 
     name: str
     wanted: str
@@ -32,10 +23,24 @@ class Claim:
     reached: bool | None
 
     @classmethod
+    def at_most(cls, name: str, wanted: float, measured: float) -> Claim:
+        return cls(name, f"<= {wanted:g}", measured, measured, measured <= wanted)
+
+    @classmethod
+    def at_least(cls, name: str, wanted: float, measured: float) -> Claim:
+        return cls(name, f">= {wanted:g}", measured, measured, measured >= wanted)
+
+    @classmethod
     def faster(cls, name: str, wanted: float, ratio: Ratio | None) -> Claim:
+        """A claim that one is at least `wanted` times as fast as another. ratio: None if it was not measured."""
         if ratio is None:
             return cls(name, f">= {wanted:g}x", None, None, None)
         return cls(name, f">= {wanted:g}x", ratio.median, ratio.at_least, ratio.at_least >= wanted)
+
+    @classmethod
+    def at_most_times(cls, name: str, wanted: float, ratio: Ratio) -> Claim:
+        """A claim that something takes at most `wanted` times as long as without."""
+        return cls(name, f"<= {wanted:g}x", ratio.median, ratio.at_most, ratio.at_most <= wanted)
 
     def row(self) -> str:
         numbers = ("" if n is None else f"{n:.3f}" for n in (self.measured, self.bound))
@@ -43,35 +48,7 @@ class Claim:
         return " | ".join(["", self.name, self.wanted, *numbers, verdict, ""]).strip()
 
 
-def claims(found: Mapping[str, Any]) -> list[Claim]:
-    return [*_contests(found), _batching(found), *_recording(found), _forecast(found)]
-
-
-def table(made: list[Claim]) -> str:
+def claims_table(claims: Iterable[Claim]) -> str:
+    """Returns a table in Markdown."""
     head = ["| claim | wanted | measured | 95 % bound | reached |", "| --- | --- | --- | --- | --- |"]
-    return "\n".join(head + [claim.row() for claim in made])
-
-
-def _contests(found: Mapping[str, Any]) -> Iterator[Claim]:
-    for a, b, wanted in _SPEED_UPS:
-        for contest in found["contests"]:
-            name = f"{a} / transformers' {b}, {contest['pair']}, batch 1"
-            yield Claim.faster(name, wanted, contest["ratios"].get(f"{a} / {b}"))
-
-
-def _batching(found: Mapping[str, Any]) -> Claim:
-    batching = found["batching"]
-    return Claim.faster(f"sd, batch {batching['batch']} / batch 1, {batching['pair']}", _BATCHING, batching["ratio"])
-
-
-def _recording(found: Mapping[str, Any]) -> Iterator[Claim]:
-    for one in found["recording"]:
-        ratio, name = one["ratio"], f"a round recorded / not, {one['pair']}, batch {one['batch']}"
-        yield Claim(name, f"<= {_RECORDING:g}x", ratio.median, ratio.at_most, ratio.at_most <= _RECORDING)
-
-
-def _forecast(found: Mapping[str, Any]) -> Claim:
-    """Here the bound is the worst error of the grid."""
-    errors = [one["error"] for one in found["forecast"]["forecasts"]]
-    name = f"error of predicted tokens/s, rounds counted, {len(errors)} settings (median; bound: the worst)"
-    return Claim(name, f"<= {_FORECAST:g}", median(errors), max(errors), max(errors) <= _FORECAST)
+    return "\n".join([*head, *(claim.row() for claim in claims)])

@@ -1,4 +1,4 @@
-"""What a measurement was taken on. Knows the machine and the versions, nothing of what is measured."""
+"""Facts of the machine and of the software that a measurement was taken with."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _PACKAGES = (
 )
 
 
-def facts() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
+    """Returns facts of the processor, the load, the commit and the versions, as results hold them."""
     return {
         "processor": _processor(),
         "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
-        "load_before": os.getloadavg()[0],  # others who were busy here
+        "load_before": os.getloadavg()[0],  # of other work on the machine
         "revision": _revision(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     }
@@ -45,17 +46,17 @@ def _version(package: str) -> str | None:
 
 
 def _revision() -> str:
-    """The commit that was measured, with a + where files differ from it."""
-    here = Path(__file__).parent
+    """Returns the checked-out commit, followed by + if files differ from it."""
+    folder = Path(__file__).parent
     command = ["git", "describe", "--always", "--dirty=+"]
     try:
-        described = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False).stdout
-    except FileNotFoundError:  # no git
-        described = ""
-    return described.strip() or "unknown"
+        revision = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:  # git is not installed
+        revision = ""
+    return revision.strip() or "unknown"
 
 
 def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    lines = described.read_text().splitlines() if described.exists() else []
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
     return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.processor())

@@ -1,7 +1,4 @@
-"""Who is faster, and how sure are we: contenders take turns at the same work.
-
-Knows turns, medians, ratios and their bounds. Knows nothing of decoding.
-"""
+"""Timing of contenders that take turns at the same work, and confidence bounds of the ratios of their speeds."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _RESAMPLES, _CONFIDENCE = 10_000, 0.95
 
 @dataclass(frozen=True)
 class Run:
-    """So much of something (tokens, rounds) in so many seconds."""
+    """An amount of work (tokens, rounds) and the seconds it took."""
 
     amount: float
     seconds: float
@@ -47,7 +44,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median over repeats of a ratio taken within a repeat, and one-sided 95 % bounds of that median."""
+    """The median over repeats of a ratio within each repeat, and one-sided 95 % confidence bounds of that median."""
 
     median: float
     at_least: float
@@ -57,21 +54,21 @@ class Ratio:
 def take_turns(
     contenders: Mapping[str, Callable[[Work], Run]], work: Sequence[Work], repeats: int
 ) -> dict[str, list[Run]]:
-    """One `Run` a repeat and contender: its sum over the pieces of `work`.
+    """Returns for each contender one `Run` per repeat: the sum over the pieces of `work`.
 
-    All contenders do a piece before anyone does the next, so that a machine that slows down slows them all;
-    their order is drawn anew for every piece and repeat, so that nobody always follows the same one.
+    All contenders do a piece before any does the next, so that a machine that slows down slows all of them. Their order
+    is drawn anew for every piece and repeat, so that none always follows the same other one.
     """
     order = Random(0)
-    taken: dict[str, list[Run]] = {name: [] for name in contenders}
+    runs: dict[str, list[Run]] = {name: [] for name in contenders}
     for _ in range(repeats):
         sums = dict.fromkeys(contenders, Run(0.0, 0.0))
         for piece in work:
             for name in order.sample(list(contenders), len(contenders)):
                 sums[name] += contenders[name](piece)
         for name, run in sums.items():
-            taken[name].append(run)
-    return taken
+            runs[name].append(run)
+    return runs
 
 
 def rates(runs: Sequence[Run]) -> Spread:
@@ -79,15 +76,16 @@ def rates(runs: Sequence[Run]) -> Spread:
 
 
 def speed_up(fast: Sequence[Run], slow: Sequence[Run]) -> Ratio:
-    """How many times the rate of `slow` that of `fast` is: both were timed in the same repeats."""
-    return bounded([f.rate / s.rate for f, s in zip(fast, slow, strict=True)])
+    """Returns the rate of `fast` over that of `slow`, which were timed in the same repeats."""
+    return ratio_of_repeats([f.rate / s.rate for f, s in zip(fast, slow, strict=True)])
 
 
-def bounded(ratios: Sequence[float]) -> Ratio:
-    """The bounds are percentiles of the medians of 10,000 resamples of the repeats (bootstrap, fixed seed).
+def ratio_of_repeats(ratios: Sequence[float]) -> Ratio:
+    """Returns the median of one ratio per repeat, with its bounds.
 
-    They speak of this work on this machine: another choice of prompts is not among the repeats. With fewer
-    than about eight repeats they are too narrow.
+    The bounds are percentiles of the medians of 10,000 resamples of the repeats (bootstrap, fixed seed). They hold for
+    this work on this machine, since the repeats do not vary the prompts. With fewer than about eight repeats they are
+    too narrow.
     """
     values = np.asarray(ratios, dtype=np.float64)
     resampled = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values)))

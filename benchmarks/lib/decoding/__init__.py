@@ -1,1 +1,1 @@
-"""Decoding speed beside transformers: `decode.py`."""
+"""Decoding speed compared with transformers: `decode.py`."""

@@ -1,8 +1,8 @@
-"""Are tokens per second predictable? Costs are measured on some prompts, speeds predicted and measured on others.
+"""Accuracy of predicted tokens per second: costs are measured on some prompts, speeds predicted and timed on others.
 
-Knows the cost model: a round drafting L tokens in B rows takes L c + v(B), where c is one draft step and v, linear
-in B, everything else, both measured at L and whatever T is; a run takes an opening, its rounds, and each later
-prompt's prefill. Rounds, their rows and their tokens are counted, not predicted.
+By the cost model, a round that drafts L tokens in B rows takes L c + v(B) seconds, where c is one draft step and v,
+which is linear in B, everything else. Both are measured at each L and do not depend on T. A call takes an opening, its
+rounds, and the prefill of each later prompt. Rounds, their rows and their tokens are counted, not predicted.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from lib.common.timing import Run, rates
 from lib.decoding.pairs import Pair
 from lib.decoding.rounds import RoundClock
 
-_CALIBRATED_AT = -1.0  # a threshold that no forecast is made for
+_COSTS_THRESHOLD = -1.0  # costs are measured at a threshold that no speed is predicted for
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds."""
+    """The cost model's seconds."""
 
     draft_step: float  # c
-    verify: float  # v but for what every row adds
-    verify_row: float  # to it
-    prefill: float  # a prompt that takes a finished one's place
-    opening: float  # the first prompts, and what a call of `generate` needs besides
+    verify: float  # v without rows
+    verify_row: float  # what every row adds to v
+    prefill: float  # of a prompt that takes a finished one's slot
+    opening: float  # prefill of the first prompts, and other work done once per call
 
     def round(self, setting: Setting, rows: int) -> float:
         return setting.draft_length * self.draft_step + self.verify + self.verify_row * rows
@@ -47,7 +47,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Setting:
-    """How prompts are decoded, T apart."""
+    """How prompts are decoded, apart from T."""
 
     draft_length: int
     batch: int
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Forecast:
-    """One setting at one T, on prompts that were not calibrated on."""
+    """One setting at one T, on prompts that costs were not measured on."""
 
     setting: Setting
     threshold: float
@@ -69,16 +69,16 @@ class Forecast:
 
 
 class Forecaster:
-    """Decodes one pair's prompts: the first `known` to learn costs from, the others to predict."""
+    """Decodes one pair's prompts: the first `known` to measure costs, the others to predict and time."""
 
     def __init__(self, pair: Pair, known: int) -> None:
         self._decoder = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, rule="fsd-coupled")
-        self._pair, self._known, self._asked = pair, pair.prompts[:known], pair.prompts[known:]
+        self._pair, self._known, self._predicted = pair, pair.prompts[:known], pair.prompts[known:]
 
     def costs(self, setting: Setting) -> Costs:
         clock = RoundClock()
         began = time.perf_counter()
-        self._decode(self._known, setting, _CALIBRATED_AT, clock)
+        self._decode(self._known, setting, _COSTS_THRESHOLD, clock)
         around = clock.first - began + time.perf_counter() - clock.last
         step = median(clock.drafting) / setting.draft_length
         constant, slope = _line(clock.rows_timed, clock.seconds)
@@ -88,17 +88,17 @@ class Forecaster:
         prefill = reading / max(1, len(self._known) - setting.batch)
         return replace(costs, prefill=prefill, opening=around - full)
 
-    def timed(self, setting: Setting, threshold: float) -> Run:
+    def time(self, setting: Setting, threshold: float) -> Run:
         began = time.perf_counter()
-        results = self._decode(self._asked, setting, threshold)
+        results = self._decode(self._predicted, setting, threshold)
         return Run(sum(r.emitted for r in results), time.perf_counter() - began)
 
-    def predicted(self, setting: Setting, threshold: float, costs: Costs) -> tuple[float, float]:
-        """Tokens a round, and tokens per second."""
+    def predict(self, setting: Setting, threshold: float, costs: Costs) -> tuple[float, float]:
+        """Returns tokens per round, which are counted, and predicted tokens per second."""
         clock = RoundClock()
-        tokens = sum(r.emitted for r in self._decode(self._asked, setting, threshold, clock))
+        tokens = sum(r.emitted for r in self._decode(self._predicted, setting, threshold, clock))
         rounds = sum(costs.round(setting, rows) for rows in clock.rows)
-        prompts = costs.opening + max(0, len(self._asked) - setting.batch) * costs.prefill
+        prompts = costs.opening + max(0, len(self._predicted) - setting.batch) * costs.prefill
         return tokens / len(clock.rows), tokens / (rounds + prompts)
 
     def _decode(
@@ -111,7 +111,7 @@ class Forecaster:
 
 
 def _line(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Seconds a round = constant + slope · rows: through the median at every number of rows, weighed by its count."""
+    """Fits seconds per round = constant + slope · rows to the median at every number of rows, weighted by its count."""
     counts = Counter(rows)
     medians = [median(s for r, s in zip(rows, seconds, strict=True) if r == row) for row in counts]
     weights = np.sqrt(list(counts.values()))
@@ -120,7 +120,10 @@ def _line(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def forecasts(pair: Pair, known: int, lengths: Sequence[int], batches: Sequence[int], repeats: int) -> dict[str, Any]:
-    """Forecasts at the pair's thresholds. Calibration and predicted runs take turns: both see the same machine."""
+    """Predicts speeds at the pair's thresholds.
+
+    Measuring costs and timing speeds take turns, so that both see the same load of the machine.
+    """
     forecaster = Forecaster(pair, known)
     settings = [Setting(*of) for of in product(lengths, batches)]
     cells = list(product(settings, pair.thresholds))
@@ -131,11 +134,11 @@ def forecasts(pair: Pair, known: int, lengths: Sequence[int], batches: Sequence[
     for _, setting in product(range(repeats), settings):
         costs[setting].append(forecaster.costs(setting))
         for threshold in pair.thresholds:
-            runs[setting, threshold].append(forecaster.timed(setting, threshold))
+            runs[setting, threshold].append(forecaster.time(setting, threshold))
     typical = {setting: Costs.typical(measured) for setting, measured in costs.items()}
-    made = [Forecast(*cell, *forecaster.predicted(*cell, typical[cell[0]]), rates(runs[cell]).median) for cell in cells]
+    made = [Forecast(*cell, *forecaster.predict(*cell, typical[cell[0]]), rates(runs[cell]).median) for cell in cells]
     return {
         "pair": pair.name,
-        "costs": [asdict(setting) | asdict(found) for setting, found in typical.items()],
+        "costs": [asdict(setting) | asdict(seconds) for setting, seconds in typical.items()],
         "forecasts": [asdict(forecast) | {"error": forecast.error} for forecast in made],
     }

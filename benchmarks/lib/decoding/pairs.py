@@ -1,11 +1,9 @@
-"""The pairs that are timed: the bundled one, and random ones of real depth.
+"""Pairs of models that are timed: the bundled one, and random ones as deep as real models.
 
-Knows models, prompts and thresholds worth timing. Knows nothing of decoding or clocks.
-
-A random pair agrees without training because all layers of its target beyond the first two are scaled down:
-their o_proj and down_proj are multiplied by `echo`. The draft is those first two layers with the target's own
-embedding, norm and head. The smaller `echo`, the more often they agree; the accepted share that comes out is
-measured and reported with every run. Random weights cost what trained ones do, and say nothing about quality.
+A random pair agrees without training because all layers of its target after the first two are scaled down: their o_proj
+and down_proj are multiplied by `echo`. The draft consists of those first two layers with the target's own embedding,
+norm and head. The smaller `echo` is, the more often they agree; every run measures and reports the acceptance rate.
+Random weights cost what trained ones do, and tell nothing about quality.
 """
 
 from __future__ import annotations
@@ -28,20 +26,22 @@ _SEED = 424_242
 
 @dataclass(frozen=True)
 class Pair:
+    """A target and a draft with prompts for them."""
+
     name: str
     target: Any
     draft: Any
     tokenizer: Any
     prompts: list[list[int]]
     max_new_tokens: int
-    thresholds: tuple[float, float, float]  # of `js`: a little, about half and most of what `sd` rejects
+    thresholds: tuple[float, float, float]  # of `js`: they accept a little, about half and most of what `sd` rejects
 
     def first(self, prompts: int) -> Pair:
         return replace(self, prompts=self.prompts[:prompts])
 
 
 def bundled(prompts: int, max_new_tokens: int | None = None) -> Pair:
-    """The pair that comes with fsd-calib, on held-out arithmetic problems; texts end with their EOS."""
+    """Returns the pair that comes with fsd-calib, with held-out arithmetic problems; texts end with EOS."""
     decoder = SpeculativeDecoder.from_pretrained(*pair_paths())
     task = load_task("arithmetic", seed=_SEED, limit=prompts)
     ids = [list(decoder.tokenizer(problem.prompt)["input_ids"]) for problem in task.problems]
@@ -50,19 +50,19 @@ def bundled(prompts: int, max_new_tokens: int | None = None) -> Pair:
 
 
 def random_pair(layers: int, hidden: int, echo: float, prompts: int, max_new_tokens: int) -> Pair:
-    """Llamas of random weights, on random prompts; no token ends a text."""
+    """Returns Llamas with random weights and random prompts; no token ends a text."""
     torch.manual_seed(_SEED)
     target = LlamaForCausalLM(_configuration(layers, hidden)).eval()
     _scale(target, echo)
     draft = LlamaForCausalLM(_configuration(_DRAFT_LAYERS, hidden)).eval()
-    own = draft.state_dict()
-    draft.load_state_dict({name: value for name, value in target.state_dict().items() if name in own})
+    names = draft.state_dict().keys()
+    draft.load_state_dict({name: value for name, value in target.state_dict().items() if name in names})
     ids = torch.randint(_VOCABULARY, (prompts, _PROMPT)).tolist()
     return Pair(f"random, {layers} layers", target, draft, _tokenizer(), ids, max_new_tokens, (0.003, 0.004, 0.005))
 
 
-def copied(pair: Pair) -> tuple[Any, Any]:
-    """Models of its own for a contender that may change them."""
+def copy_models(pair: Pair) -> tuple[Any, Any]:
+    """Returns copies of both models, for a contender that may change them."""
     return copy.deepcopy(pair.target), copy.deepcopy(pair.draft)
 
 

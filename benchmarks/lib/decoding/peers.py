@@ -1,7 +1,4 @@
-"""transformers' own greedy `generate`, alone and assisted, as its users call it.
-
-Knows how transformers is asked, and checks that it does what it was asked. Knows nothing of our decoder.
-"""
+"""transformers' greedy `generate`, alone and assisted by the draft, as its users call it."""
 
 from __future__ import annotations
 
@@ -11,23 +8,23 @@ import torch
 
 from lib.decoding.pairs import Pair
 
-_FULL_ROUNDS = 0.9  # of the rounds before a text's last: a draft may also end a text that the target goes on with
+_FULL_ROUNDS = 0.9  # a draft may be shorter where it ends the text and the target does not
 
 
 class Decoded(Protocol):
-    """What a contender made of a prompt; our own `Result` is one."""
+    """The text that a contender made of a prompt; this project's `Result` is one."""
 
     @property
     def tokens(self) -> list[int]:
-        """New ones, without EOS."""
+        """The new tokens, without EOS."""
 
     @property
     def emitted(self) -> int:
-        """How many there are, EOS included: what speeds are counted in."""
+        """The number of new tokens including EOS, which speeds are counted in."""
 
 
 class Text:
-    """What transformers returned for a prompt."""
+    """The text that transformers returned for a prompt."""
 
     def __init__(self, new: list[int], eos: int | None) -> None:
         self.tokens, self.emitted = [token for token in new if token != eos], len(new)
@@ -39,7 +36,7 @@ class Peer:
     def __init__(self, pair: Pair, draft_length: int) -> None:
         self._pair, self._draft_length = pair, draft_length
         self._eos = pair.target.generation_config.eos_token_id
-        # Assisted generation reads these from the assistant alone: given to `generate` they change nothing.
+        # Assisted generation reads these settings from the assistant only, and ignores arguments of `generate`.
         drafting = pair.draft.generation_config
         drafting.num_assistant_tokens = draft_length
         drafting.num_assistant_tokens_schedule = "constant"
@@ -60,10 +57,10 @@ class Peer:
         return Text(out[0, len(prompt) :].tolist(), self._eos)
 
     def check_drafting(self) -> float:
-        """Share of assisted rounds, each text's last left out, that drafted L tokens.
+        """Returns the share of assisted rounds, without each text's last, that drafted L tokens.
 
         Raises:
-            AssertionError: more were drafted, or too few rounds drafted all.
+            AssertionError: a round drafted more than L tokens, or too few rounds drafted L.
         """
         drafted = [n for prompt in self._pair.prompts for n in self._drafted(prompt)[:-1]]
         share = sum(n == self._draft_length for n in drafted) / len(drafted)
@@ -72,7 +69,7 @@ class Peer:
         return share
 
     def _drafted(self, prompt: list[int]) -> list[int]:
-        """Forwards of the draft before each forward of the target."""
+        """Returns the number of draft forward passes before each one of the target."""
         rounds = [0]
         hooks = [
             self._pair.draft.register_forward_pre_hook(lambda *_: rounds.append(rounds.pop() + 1)),

@@ -1,7 +1,4 @@
-"""How long a round takes, seen from an observer, and what it costs to record it.
-
-Knows rounds, observers and clocks. Knows nothing of transformers' side.
-"""
+"""Seconds of rounds, as an observer sees them, and the cost of recording every divergence."""
 
 from __future__ import annotations
 
@@ -17,45 +14,45 @@ from lib.decoding.pairs import Pair
 
 
 class RoundClock:
-    """Times the rounds of one call of `generate`: from one look at a round to the next.
+    """An observer that times the rounds of one call of `generate`, from one record to the next.
 
-    Whatever a round does lies between two looks. Where prompts were read in between, the time is kept apart.
+    All work of a round lies between two records. Rounds with a prefill in between are kept apart.
     """
 
     def __init__(self) -> None:
         self.rows: list[int] = []  # of every round: a batch shrinks towards the end of a stream
-        self.seconds: list[float] = []  # of the rounds before which no prompt was read
-        self.rows_timed: list[int] = []  # of them, as are the next
-        self.drafting: list[float] = []
-        self.with_prompts: list[float] = []  # rounds together with the prompts read before them
-        self.first = self.last = 0.0  # when the first and the last look was
-        self._seen: set[int] = set()  # requests
+        self.seconds: list[float] = []  # of the rounds without a prefill before them
+        self.rows_timed: list[int] = []  # rows of those rounds
+        self.drafting: list[float] = []  # seconds of drafting in those rounds
+        self.with_prompts: list[float] = []  # seconds of the other rounds, prefill included
+        self.first = self.last = 0.0  # times of the first and the last record
+        self._requests: set[int] = set()  # indices of all requests so far
 
     def __call__(self, record: RoundRecord) -> None:
         now = time.perf_counter()
-        known = self._seen | {request.index for request in record.requests if request}
+        requests = self._requests | {request.index for request in record.requests if request}
         if not self.rows:
             self.first = now
-        elif known != self._seen:
+        elif requests != self._requests:
             self.with_prompts.append(now - self.last)
         else:
             self.seconds.append(now - self.last)
             self.rows_timed.append(len(record.requests))
             self.drafting.append(record.draft_seconds)
         self.rows.append(len(record.requests))
-        self.last, self._seen = now, known
+        self.last, self._requests = now, requests
 
 
 def recording(pair: Pair, draft_length: int, batch_size: int, repeats: int) -> dict[str, Any]:
-    """Seconds a round of `sd` with all divergences recorded, over those without; prompts are not in them."""
+    """Returns seconds per round of `sd` with all divergences recorded and without, prefill excluded."""
     decoder = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, rule="sd", draft_length=draft_length)
 
     def timed(prompts: list[list[int]], recorder: Recorder | None = None) -> Run:
         clock = RoundClock()
-        watch = together(clock, recorder) if recorder else clock
-        decoder.generate(prompts, pair.max_new_tokens, batch_size=batch_size, observer=watch)
+        observer = together(clock, recorder) if recorder else clock
+        decoder.generate(prompts, pair.max_new_tokens, batch_size=batch_size, observer=observer)
         began = time.perf_counter()
-        if recorder is not None:  # what it held back is worked off here, and is part of the price
+        if recorder is not None:  # it computes its columns only here, which is part of its cost
             assert len(recorder.columns()["js"]) > 0
         return Run(len(clock.seconds), sum(clock.seconds) + time.perf_counter() - began)
 
@@ -70,6 +67,6 @@ def recording(pair: Pair, draft_length: int, batch_size: int, repeats: int) -> d
         "pair": pair.name,
         "batch": batch_size,
         "divergences": list(DIVERGENCES),
-        "seconds_a_round": {name: 1 / rates(taken).median for name, taken in runs.items()},
+        "seconds_a_round": {name: 1 / rates(counted).median for name, counted in runs.items()},
         "ratio": speed_up(runs["silent"], runs["recording"]),
     }

@@ -1,1 +1,1 @@
-"""What only a GPU can show: `gpu.py`."""
+"""Measurements that need a GPU: `gpu.py`."""

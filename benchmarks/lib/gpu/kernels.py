@@ -1,7 +1,4 @@
-"""Fused kernels against the operations that define them, on logits like models': errors, choices and seconds.
-
-Knows kernels and their references. Knows nothing of models.
-"""
+"""Errors, choices and milliseconds of fused kernels, compared with the operations that define them."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ NAMES = list(DIVERGENCES)
 _TEMPERATURE, _SEED = 0.8, 5
 
 
-def checked(
+def measure_kernels(
     vocabularies: Sequence[int], dtypes: Sequence[torch.dtype], places: int, repeats: int, device: str
 ) -> Iterator[dict[str, Any]]:
-    """Of every width and type: the largest error against fp64 on the CPU, and milliseconds of both ways."""
+    """Yields for every vocabulary size and dtype the largest errors against fp64 on the CPU, and milliseconds."""
     for vocabulary in vocabularies:
         for dtype in dtypes:
             target, draft = _logits(places, vocabulary, dtype, device)
@@ -39,7 +36,7 @@ def checked(
 
 
 def milliseconds(call: Callable[[], object], repeats: int, device: str) -> float:
-    """Of one call among several, all of which have ended; the first ones do not count."""
+    """Returns the milliseconds of a call, averaged over `repeats` after two that warm up."""
     for _ in range(2):
         call()
     _wait(device)
@@ -56,7 +53,7 @@ def _wait(device: str) -> None:
 
 
 def _logits(places: int, vocabulary: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """One row of a target and a draft that is like it; two tokens are impossible."""
+    """Returns one row of target logits and of similar draft logits, each with a token of probability 0."""
     random = torch.Generator().manual_seed(_SEED)
     target = 4 * torch.randn(1, places, vocabulary, generator=random)
     draft = target + torch.randn(target.shape, generator=random)
@@ -83,24 +80,26 @@ def _noise(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _errors(target: Tensor, draft: Tensor) -> dict[str, Any]:
-    found = compare(NAMES, target, draft, (scan(target), scan(draft)))
-    exact = divergences_of_pair(NAMES, DistributionPair(*(log_softmax(one.cpu().double()) for one in (target, draft))))
+    computed = compare(NAMES, target, draft, (scan(target), scan(draft)))
+    exact = divergences_of_pair(
+        NAMES, DistributionPair(*(log_softmax(logits.cpu().double()) for logits in (target, draft)))
+    )
     return {
-        "errors": {name: _off(found[name], exact[name]) for name in NAMES},
-        "entropy_error": _off(scan(target).entropy, entropy(target.cpu().double())),
+        "errors": {name: _error(computed[name], exact[name]) for name in NAMES},
+        "entropy_error": _error(scan(target).entropy, entropy(target.cpu().double())),
         "likeliest": bool((scan(target).top.cpu() == target.cpu().argmax(-1)).all()),
     }
 
 
-def _off(found: Tensor, exact: Tensor) -> float:
-    """The largest error, as a share of what is above 1."""
-    off = (found.cpu().double() - exact).abs() / exact.abs().clamp_min(1.0)
-    return float(off.masked_fill(found.cpu().isinf() & exact.isinf(), 0.0).max())
+def _error(computed: Tensor, exact: Tensor) -> float:
+    """Returns the largest error: absolute for values below 1, relative for those above."""
+    errors = (computed.cpu().double() - exact).abs() / exact.abs().clamp_min(1.0)
+    return float(errors.masked_fill(computed.cpu().isinf() & exact.isinf(), 0.0).max())
 
 
 def _choices(target: Tensor) -> float:
-    """Share of positions where the race picks what the CPU draws, in fp64 from the same logits."""
+    """Returns the share of positions where the kernel samples the token that the CPU samples in fp64."""
     keys, positions = _noise(target)
-    found = scan(target, Race.of(_TEMPERATURE, keys, positions, noise.Stream.TOKEN)).choice.cpu()
+    choices = scan(target, Race.of(_TEMPERATURE, keys, positions, noise.Stream.TOKEN)).choice.cpu()
     drawn = Sampling(_TEMPERATURE).draw(target.cpu().double() / _TEMPERATURE, keys.cpu(), positions.cpu())
-    return float((found == drawn).float().mean())
+    return float((choices == drawn).float().mean())

@@ -1,7 +1,7 @@
-"""Rounds of large models with random weights: how long they take, and what the memory alone would take.
+"""Milliseconds of rounds of large models with random weights, and the time that reading their memory takes.
 
-Knows models' shapes, rules and clocks. How much is accepted is imposed, as random models agree on nothing: a round's
-work is that of `fsd-coupled`, all but the last word of which drafts stay.
+Random models agree on nothing, so the acceptance rate is imposed: a round does the work of `fsd-coupled`, whose
+decisions are then replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEED = 7
 
 
 class Imposed(rules.Rule):
-    """Does what `fsd-coupled` does, and then accepts every drafted token with the same chance."""
+    """A rule that computes what `fsd-coupled` does, and then accepts every drafted token with the same probability."""
 
     name = "imposed"
     lossless = "coupled"
@@ -45,7 +45,7 @@ class Imposed(rules.Rule):
 
 @contextmanager
 def imposing(chance: float) -> Iterator[None]:
-    """Within, there is a rule `imposed`."""
+    """Registers the rule `imposed` within a `with` block."""
     known = rules.RULES
     rules.RULES = {**known, Imposed.name: Imposed(chance)}
     try:
@@ -54,15 +54,15 @@ def imposing(chance: float) -> Iterator[None]:
         rules.RULES = known
 
 
-def large(target: Mapping[str, Any], draft: Mapping[str, Any], device: str) -> Pair:
-    """Random Llamas of these configurations in bf16, made on the device; nothing ends a text."""
+def large_pair(target: Mapping[str, Any], draft: Mapping[str, Any], device: str) -> Pair:
+    """Returns random Llamas of these configurations in bf16 on the device; no token ends a text."""
     torch.manual_seed(_SEED)
     pair = [_random(shape, device) for shape in (target, draft)]
     return Pair("random", pair[0], pair[1], _tokenizer(target["vocab_size"]), [], 0, (0.0, 0.0, 0.0))
 
 
-def asked(pair: Pair, context: int, rows: int, new: int) -> Pair:
-    """The same models before so many random prompts of `context` tokens."""
+def with_prompts(pair: Pair, context: int, rows: int, new: int) -> Pair:
+    """Returns the same models with random prompts of `context` tokens, one per row."""
     prompts = torch.randint(pair.target.config.vocab_size, (rows, context)).tolist()
     return replace(pair, prompts=prompts, max_new_tokens=new)
 
@@ -83,22 +83,25 @@ def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="w0")
 
 
-def timed(
+def time_rounds(
     pair: Pair, chance: float, draft_length: int, rows: int, compile: Any, observer: Any = None, policy: Any = None
 ) -> dict[str, float]:
-    """Milliseconds a round: of long texts less those of short ones, over the rounds between, so that prompts and
-    whatever else is done once count nothing."""
+    """Returns milliseconds per round, and tokens per second and per round.
+
+    They are differences between long and short texts of the same prompts, which exclude prefill and all other work
+    that a call does once.
+    """
     decoder = SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, draft_length=draft_length, compile=compile)
 
     def run(new: int) -> tuple[float, int, int]:
         began = time.perf_counter()
-        made = decoder.generate(
+        results = decoder.generate(
             pair.prompts[:rows], new, rule=Imposed.name, batch_size=rows, observer=observer, stop_policy=policy
         )
-        return time.perf_counter() - began, max(r.rounds for r in made), sum(r.emitted for r in made)
+        return time.perf_counter() - began, max(r.rounds for r in results), sum(r.emitted for r in results)
 
     with imposing(chance):
-        for _ in range(2):  # warms up: what is called a second time is captured
+        for _ in range(2):  # warms up: steps are captured at their second call
             run(pair.max_new_tokens)
         short, long = run(pair.max_new_tokens // 4), run(pair.max_new_tokens)
     seconds, rounds, tokens = (b - a for a, b in zip(short, long, strict=True))
@@ -109,8 +112,11 @@ def timed(
     }
 
 
-def assisted(pair: Pair, draft_length: int) -> float:
-    """Milliseconds of transformers' assisted generation a round, one text at a time; it accepts what it accepts."""
+def assisted_milliseconds(pair: Pair, draft_length: int) -> float:
+    """Returns milliseconds per round of transformers' assisted generation of one text.
+
+    Its acceptance rate cannot be imposed, and is close to 0.
+    """
 
     def run(new: int) -> tuple[float, int]:
         rounds = 0
@@ -128,29 +134,32 @@ def assisted(pair: Pair, draft_length: int) -> float:
             hook.remove()
 
     run(pair.max_new_tokens // 8)  # warms up
-    short, long = run(pair.max_new_tokens // 8), run(pair.max_new_tokens // 2)  # it drafts in vain, hence many rounds
+    short, long = run(pair.max_new_tokens // 8), run(pair.max_new_tokens // 2)  # few are accepted: many rounds
     return 1000 * (long[0] - short[0]) / (long[1] - short[1])
 
 
 def bandwidth(size: int, device: str) -> float:
-    """Bytes a second that the memory reads or writes, in copying `size` bytes."""
+    """Returns the bytes per second that the memory reads and writes while it copies `size` bytes."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     out = torch.empty_like(source)
     return 2 * size / (milliseconds(lambda: out.copy_(source), 10, device) / 1000)
 
 
-def read(pair: Pair, draft_length: int, rows: int) -> int:
-    """Bytes of weights and caches that a round has to read: the target's once, the draft's at every step."""
+def bytes_read(pair: Pair, draft_length: int, rows: int) -> int:
+    """Returns the bytes of weights and KV caches that a round reads: the target's once, the draft's at every step."""
     context = len(pair.prompts[0])
     return _bytes(pair.target, rows, context) + draft_length * _bytes(pair.draft, rows, context)
 
 
 def _bytes(model: Any, rows: int, context: int) -> int:
-    """Its embedding counts only where it is the head too: of the table a step reads a few lines."""
+    """Returns the bytes that a forward pass reads.
+
+    The embedding counts only where it is the head too: a step reads just a few of its rows.
+    """
     config, size = model.config, model.dtype.itemsize
     weights = sum(p.numel() for p in model.parameters())
     if not config.tie_word_embeddings:
         weights -= model.get_input_embeddings().weight.numel()
     heads = config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
-    read: int = size * (weights + 2 * rows * context * config.num_hidden_layers * heads)
-    return read
+    total: int = size * (weights + 2 * rows * context * config.num_hidden_layers * heads)
+    return total

@@ -1,9 +1,9 @@
-"""CUDA graphs on a CPU: what PyTorch's operations did while a tape ran, done again in the memory they did it in.
+"""A stand-in for CUDA graphs on a CPU: records PyTorch operations and replays them in the same memory.
 
-Stands in for `fsd_decoding.graphs.cuda` where there is no GPU, and is as strict: nothing is done while it records, addresses
-and numbers of the host stay what they were then, Python is not run again, looking at a value is an error, and what a
-step made for itself is rubbish afterwards. It knows PyTorch's operations alone, among which ours are while a graph is
-made (`fsd_decoding.graphs.tracing`).
+It takes the place of `fsd_decoding.graphs.cuda` where there is no GPU, and is as strict. Recording has no effect,
+addresses and Python numbers stay what they were, Python code does not run again, reading a value on the host is an
+error, and intermediate tensors are overwritten after each replay. Only PyTorch operations are recorded; the project's
+kernels are such operations while a graph is captured (`fsd_decoding.graphs.tracing`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fsd_decoding.graphs.host_sync import reads_values
 
 
 class Tape:
-    """A `fsd_decoding.graphs.capture.Capture`."""
+    """A `fsd_decoding.graphs.capture.Capture` that records on a CPU."""
 
     def __call__(self, launch: Callable[[], None]) -> Callable[[], None]:
         recording = _Recording()
         try:
-            # On a CPU these look without an operation.
-            with recording, _refusing("tolist"), _refusing("numpy"):
+            # On a CPU these methods read values without an operation that could be recorded.
+            with recording, _forbidding("tolist"), _forbidding("numpy"):
                 launch()
         finally:
             recording.undo()
@@ -38,69 +38,71 @@ class Tape:
 class _Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._done: list[Callable[[], None]] = []
-        self._made: list[Tensor] = []
-        self._before: list[tuple[Tensor, Tensor]] = []  # what was overwritten, and with what it was
+        self._steps: list[Callable[[], None]] = []
+        self._created: list[Tensor] = []
+        self._before: list[tuple[Tensor, Tensor]] = []  # tensors that were overwritten, and their earlier values
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if reads_values(operation, args) or (operation is torch.ops.aten.lift_fresh.default and args[0].dim()):
-            _refuse(str(operation))
-        written = _written(operation, args, kwargs)
-        self._before += [(one, one.clone()) for one in written]
+            _forbid(str(operation))
+        written = _written_arguments(operation, args, kwargs)
+        self._before += [(tensor, tensor.clone()) for tensor in written]
         out = operation(*args, **kwargs)
-        given = {_memory(one) for one in _tensors((args, kwargs))}
-        self._made += [one for one in _tensors(out) if _memory(one) not in given]
-        where = tree_map_only(Tensor, torch.detach, (args, kwargs, out))  # in memory, whatever the tensors become
-        self._done.append(partial(_again, operation, where, bool(written)))
+        inputs = {_address(tensor) for tensor in _tensors((args, kwargs))}
+        self._created += [tensor for tensor in _tensors(out) if _address(tensor) not in inputs]
+        views = tree_map_only(Tensor, torch.detach, (args, kwargs, out))  # the same memory, whatever the tensors become
+        self._steps.append(partial(_replay, operation, views, bool(written)))
         return out
 
     def undo(self) -> None:
-        """Nothing is done while a graph is captured."""
+        """Restores what recording has overwritten: capturing a CUDA graph does not run it."""
         for tensor, before in reversed(self._before):
             tensor.copy_(before)
         self._before.clear()
         self._spoil()
 
     def replay(self) -> None:
-        for again in self._done:
-            again()
+        for step in self._steps:
+            step()
         self._spoil()
 
     def _spoil(self) -> None:
-        """Another graph may use the memory of what this one made."""
-        for made in self._made:
-            made.fill_(float("nan") if made.is_floating_point() else 77)
+        """Overwrites intermediate tensors, whose memory another graph may use."""
+        for tensor in self._created:
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 77)
 
 
-def _refusing(name: str) -> Any:
-    return patch.object(Tensor, name, lambda *given: _refuse(f"Tensor.{name}"))
+def _forbidding(method: str) -> Any:
+    return patch.object(Tensor, method, lambda *_: _forbid(f"Tensor.{method}"))
 
 
-def _refuse(what: str) -> None:
-    raise RuntimeError(f"{what} takes a value from or to the host, which is not permitted while a graph is captured")
+def _forbid(operation: str) -> None:
+    raise RuntimeError(
+        f"{operation} takes a value from or to the host, which is not permitted while a graph is captured"
+    )
 
 
-def _again(operation: Any, where: Any, writes: bool) -> None:
-    args, kwargs, out = where
-    made = operation(*args, **kwargs)
-    for own, new in zip(_tensors(out), _tensors(made), strict=True):
-        if not writes and _memory(own) != _memory(new):  # else it is there already
-            own.copy_(new)
+def _replay(operation: Any, views: Any, writes: bool) -> None:
+    args, kwargs, out = views
+    for recorded, new in zip(_tensors(out), _tensors(operation(*args, **kwargs)), strict=True):
+        if not writes and _address(recorded) != _address(new):  # else the value is there already
+            recorded.copy_(new)
 
 
-def _memory(tensor: Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _written(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What the operation writes into, of its arguments."""
-    given = dict(zip((one.name for one in operation._schema.arguments), args, strict=False)) | kwargs
-    writes = (one.name for one in operation._schema.arguments if one.alias_info and one.alias_info.is_write)
-    return [given[name] for name in writes if isinstance(given.get(name), Tensor)]
+def _written_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Returns the arguments that the operation writes into."""
+    parameters = operation._schema.arguments
+    by_name = dict(zip((parameter.name for parameter in parameters), args, strict=False)) | kwargs
+    names = (parameter.name for parameter in parameters if parameter.alias_info and parameter.alias_info.is_write)
+    return [by_name[name] for name in names if isinstance(by_name.get(name), Tensor)]

@@ -1,7 +1,4 @@
-"""How often the host waits for the GPU in a round, by PyTorch's own count; and whether graphs change a text.
-
-Knows decoders and prompts. Knows nothing of models' shapes.
-"""
+"""Counts how often the host waits for the GPU in a round, by PyTorch's warnings of synchronisation."""
 
 from __future__ import annotations
 
@@ -15,8 +12,13 @@ from fsd_calib import Recorder, SpeculativeDecoder
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 
 
-class Ends(StopPolicy):
-    """Ends every draft behind as many tokens, and looks at q before it says so."""
+class EndsAfter(StopPolicy):
+    """Ends every draft after a number of tokens, but reads q for its answer, as most policies do.
+
+    Args:
+        after: tokens.
+        looks: whether the policy says that it reads q.
+    """
 
     def __init__(self, after: int, looks: bool = True) -> None:
         self._after, self.looks = after, looks
@@ -28,33 +30,33 @@ class Ends(StopPolicy):
         return (state.logits[-1][:, 0].amax(-1).isnan() | (drafted < self._after)).tolist()
 
 
-def counted(decoder: SpeculativeDecoder, prompts: Sequence[str], new: int, device: str) -> dict[str, float]:
-    """Waits a round of one text; 0 on a CPU, where there is nothing to wait for."""
-    who: dict[str, dict[str, Any]] = {
-        "nobody": {}, "a recorder": {"observer": Recorder(["js"])}, "a stop policy": {"stop_policy": Ends(2)},
+def waits_per_round(decoder: SpeculativeDecoder, prompts: Sequence[str], new: int, device: str) -> dict[str, float]:
+    """Returns waits per round of one text, by what reads the rounds; always 0 on a CPU."""
+    readers: dict[str, dict[str, Any]] = {
+        "nobody": {}, "a recorder": {"observer": Recorder(["js"])}, "a stop policy": {"stop_policy": EndsAfter(2)},
     }  # fmt: skip
-    return {name: _counted(decoder, prompts[:1], new, device, how) for name, how in who.items()}
+    return {name: _waits(decoder, prompts[:1], new, device, reader) for name, reader in readers.items()}
 
 
-def _counted(decoder: SpeculativeDecoder, prompts: Sequence[str], new: int, device: str, how: dict[str, Any]) -> float:
-    """Of a long text less those of its beginning, so that prompts count nothing."""
+def _waits(decoder: SpeculativeDecoder, prompts: Sequence[str], new: int, device: str, reader: dict[str, Any]) -> float:
+    """Counts those of a long text less those of its beginning, which excludes prefill."""
 
     def run(tokens: int) -> tuple[int, int]:
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _debug(device, "warn")
+            _warn_of_waits(device, "warn")
             try:
-                (made,) = decoder.generate(prompts, tokens, **how)
+                (result,) = decoder.generate(prompts, tokens, **reader)
             finally:
-                _debug(device, "default")
-        return sum("called a synchronizing" in str(one.message) for one in seen), made.rounds
+                _warn_of_waits(device, "default")
+        return sum("called a synchronizing" in str(warning.message) for warning in caught), result.rounds
 
     for _ in range(2):
-        decoder.generate(prompts, new, **how)
+        decoder.generate(prompts, new, **reader)
     short, long = run(new // 4), run(new)
     return (long[0] - short[0]) / (long[1] - short[1])
 
 
-def _debug(device: str, mode: str) -> None:
+def _warn_of_waits(device: str, mode: str) -> None:
     if device == "cuda":
         torch.cuda.set_sync_debug_mode(mode)

@@ -1,1 +1,1 @@
-"""Adaptive thresholds and budgets: `adaptive.py`, `budgets.py`."""
+"""Adaptive thresholds (`adaptive.py`) and budgets (`budgets.py`)."""

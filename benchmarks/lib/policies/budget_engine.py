@@ -1,7 +1,6 @@
-"""Budgets on the bundled pair: speed asked and made, risk allowed and taken, and what asking a policy costs.
+"""Budgets on the bundled pair: speed requested and reached, risk allowed and taken, and the cost of policies.
 
-Knows the engine, the clock and the pair's problems. Knows nothing of what is claimed. Seconds are the wall's, as those
-see them who serve: nothing else may run beside it.
+Seconds are wall-clock seconds, as a server would see them, so nothing else may run at the same time.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from lib.common.delayed_draft import slowed
 from lib.common.timing import Run, rates, speed_up, take_turns
 from lib.policies.budget_world import Point, profile_of
-from lib.policies.delayed import slowed
 
 _DRAFT_LENGTH, _THRESHOLD, _SEED = 5, 0.1, 424_243
 _CLOCK = time.perf_counter
@@ -52,14 +51,14 @@ class Bundled:
         )  # fmt: skip
 
     def timed(self, threshold: Threshold, batch_size: int, problems: Sequence[Problem]) -> tuple[Run, int]:
-        """Tokens and seconds of a call, and its rounds, as rows count them."""
+        """Decodes; returns tokens and seconds of the call, and the sum of its rows' rounds."""
         began = _CLOCK()
-        found = self.decode(problems, threshold, batch_size)
-        taken = _CLOCK() - began
-        return Run(sum(r.emitted for r in found), taken), sum(r.rounds for r in found)
+        results = self.decode(problems, threshold, batch_size)
+        seconds = _CLOCK() - began
+        return Run(sum(r.emitted for r in results), seconds), sum(r.rounds for r in results)
 
     def profile(self, problems: Sequence[Problem]) -> ThresholdProfile:
-        """Timed here and now: each T in turn on each problem."""
+        """Returns a profile that is timed now, each T in turn on each problem."""
         self.timed(-1.0, 1, problems[:1])  # warms up
         sums = {threshold: (Run(0.0, 0.0), 0) for threshold in (-1.0, *_CURVE)}
         for problem in problems:
@@ -72,11 +71,15 @@ class Bundled:
 
 
 def speeds(pair: Bundled, profile: ThresholdProfile, shares: Sequence[float], texts: int, delay: float) -> Any:
-    """Each asked for in turn, problem by problem, at batch 1; `delay`: seconds that every draft step takes longer.
+    """Measures the speeds that budgets reach at batch 1; they take turns, problem by problem.
 
-    shares: of the way from lossless speed to the profile's fastest, both as the delay leaves them. texts: what is
-    counted, once all have settled. Errors are against what was asked, or against the nearest speed that lossless
-    decoding and the profile's T made in the same turns: a machine may slow down after the profile was timed.
+    An error is relative to the requested speed, or to the nearest one within reach of lossless decoding and the
+    profile's T in the same turns, since the machine may have slowed down after the profile was timed.
+
+    Args:
+        shares: requested speeds, as shares of the way from lossless speed to the profile's fastest, with the delay.
+        texts: how many are counted, once all budgets have settled.
+        delay: seconds that are added to every draft step.
     """
     ends = [p for p in profile.curve if p.threshold in (None, _THRESHOLD)]
     slow, fast = (p.tokens_per_round / (p.tokens_per_round / (p.forecast or 1.0) + _DRAFT_LENGTH * delay) for p in ends)
@@ -87,7 +90,7 @@ def speeds(pair: Bundled, profile: ThresholdProfile, shares: Sequence[float], te
     slower: AbstractContextManager[None] = slowed(pair.decoder.draft, delay) if delay else nullcontext()
     counted, problems = 0, cycle(pair.task.problems)
     with slower, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a text of its own may be out of reach
+        warnings.simplefilter("ignore")  # a budget may be out of reach on a single text
         while counted < texts:
             settled = all(rounds[share] >= budget.settling for share, budget in budgets.items())
             problem = next(problems)
@@ -109,22 +112,23 @@ def speeds(pair: Bundled, profile: ThresholdProfile, shares: Sequence[float], te
 def risk(
     pair: Bundled, measure: Literal["divergence", "substitutions"], per_token: float, texts: int, batch: int
 ) -> Any:  # fmt: skip
-    """A stream of which the first half asks for few steps and the second for many."""
+    """Measures the risk that a budget takes on a stream of short problems followed by long ones."""
     by_length = sorted(pair.task.problems, key=lambda p: p.reference.count("\n"))
     budget = DivergenceBudget(per_token, measure)
     parts: list[dict[str, Any]] = []
-    excess = 0.0  # the most by which the mean was above the bound after any call
+    excess = 0.0  # the largest difference of mean and guaranteed bound after any call
     before = (0.0, 0.0)
     for name, half in (("short", by_length[: texts // 2]), ("long", by_length[-(texts - texts // 2) :])):
-        at: list[float] = []
+        thresholds: list[float] = []
         for start in range(0, len(half), 8 * batch):
             pair.decode(half[start : start + 8 * batch], budget, batch)
             state = budget.state_dict()
             excess = max(excess, budget.mean - budget.bound(state["tokens"]))
-            at.append(state["threshold"])
+            thresholds.append(state["threshold"])
         tokens, spent = state["tokens"] - before[0], state["spent"] - before[1]
         before = state["tokens"], state["spent"]
-        parts.append({"half": name, "tokens": tokens, "mean": spent / tokens, "threshold": sum(at) / len(at)})
+        mean = sum(thresholds) / len(thresholds)
+        parts.append({"half": name, "tokens": tokens, "mean": spent / tokens, "threshold": mean})
     return {"measure": measure, "per_token": per_token, "mean": budget.mean, "error": budget.mean / per_token - 1,
             "bound": budget.bound(before[0]), "excess": excess, "batch": batch, "halves": parts}  # fmt: skip
 
@@ -135,7 +139,7 @@ class _Constant(ThresholdPolicy):
 
 
 class _ByPlace(ScalePolicy):
-    """T that rises with the place, as a schedule's does; here by nothing, so that texts stay what they are."""
+    """T that rises with the position like a schedule's, but so little that no text changes."""
 
     threshold = _THRESHOLD
 
@@ -144,7 +148,7 @@ class _ByPlace(ScalePolicy):
 
 
 def policies(profile: ThresholdProfile) -> Mapping[str, Threshold]:
-    """All at the same T, so that all decode the same texts: budgets that cannot be spent are at their ceilings."""
+    """Returns policies that all decode the same texts at the same T: the budgets are too large to be spent."""
     return {
         "none": _THRESHOLD,
         "constant": _Constant(),
@@ -156,20 +160,20 @@ def policies(profile: ThresholdProfile) -> Mapping[str, Threshold]:
     }
 
 
-class Asking:
-    """Whoever asks policies, on the clock: seconds in `Adapting`, that of all policies' own methods included."""
+class PolicyClock:
+    """Times the methods of `ThresholdControl`, which call all methods of policies, within a `with` block."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def __enter__(self) -> Asking:
-        self._own = {name: getattr(ThresholdControl, name) for name in ("start", "adapt", "judged", "observe")}
-        for name, method in self._own.items():
+    def __enter__(self) -> PolicyClock:
+        self._originals = {name: getattr(ThresholdControl, name) for name in ("start", "adapt", "judged", "observe")}
+        for name, method in self._originals.items():
             setattr(ThresholdControl, name, self._timed(method))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name, method in self._own.items():
+        for name, method in self._originals.items():
             setattr(ThresholdControl, name, method)
 
     def _timed(self, method: Callable[..., None]) -> Callable[..., None]:
@@ -182,9 +186,11 @@ class Asking:
 
 
 def overhead(pair: Bundled, profile: ThresholdProfile, batch: int, pieces: int, repeats: int) -> Any:
-    """What policies cost, twice: the share of a call's seconds in which they are asked and told, which is steady, and
-    seconds of a round with one over those without, which other work on the machine blurs: everyone decodes the same
-    piece in turn."""
+    """Measures the cost of policies in two ways.
+
+    `shares` are the shares of a call's seconds that policies take, which vary little. `ratios` compare the seconds of
+    a round without a policy and with one, in turns on the same work; other work on the machine blurs them.
+    """
     work = [pair.task.problems[i * batch : (i + 1) * batch] for i in range(pieces)]
 
     def rounds(threshold: Threshold, problems: Sequence[Problem]) -> Run:
@@ -202,12 +208,12 @@ def overhead(pair: Bundled, profile: ThresholdProfile, batch: int, pieces: int, 
         "batch": batch,
         "milliseconds_a_row_and_round": 1000 / rates(base).median,
         "shares": {name: share for name, share in shares.items() if name != "none"},
-        "ratios": {name: speed_up(base, taken) for name, taken in runs.items()},
+        "ratios": {name: speed_up(base, timed) for name, timed in runs.items()},
     }
 
 
 def _share(pair: Bundled, policy: Threshold, batch: int, work: Sequence[Sequence[Problem]]) -> float:
-    """Of a call's seconds."""
-    with Asking() as asking:
+    """Returns the share of a call's seconds that the policy takes."""
+    with PolicyClock() as clock:
         seconds = sum(pair.timed(policy, batch, piece)[0].seconds for piece in work)
-    return asking.seconds / seconds
+    return clock.seconds / seconds

@@ -1,7 +1,4 @@
-"""A world for budgets: rounds of a known law, what they cost, and a profile of it.
-
-Knows how likely a drafted token is accepted at each T, and a clock that only rounds move. Knows no models.
-"""
+"""A simulation for budgets: rounds with a known acceptance rate at each T, a simulated clock, and a profile of both."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_MADE_UP = ModelInfo(id="none", revision=None, fingerprint="none", vocab_size=1, dtype="float32")
+_NO_MODEL = ModelInfo(id="none", revision=None, fingerprint="none", vocab_size=1, dtype="float32")
 
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured at one T; None: by `sd`."""
+    """What was measured at one T; None stands for `sd`."""
 
     threshold: float | None
     tokens_per_round: float
@@ -32,10 +29,10 @@ class Point:
 
 
 def profile_of(
-    points: Sequence[Point], threshold: float, draft_length: int, target: ModelInfo = _MADE_UP,
-    draft: ModelInfo = _MADE_UP, tokenizer: str = "none",
+    points: Sequence[Point], threshold: float, draft_length: int, target: ModelInfo = _NO_MODEL,
+    draft: ModelInfo = _NO_MODEL, tokenizer: str = "none",
 ) -> ThresholdProfile:  # fmt: skip
-    """A profile whose accuracies were not measured, for budgets that do not look at them; `points` begin with `sd`."""
+    """Returns a profile without measured accuracies, which budgets do not read; `points` begin with `sd`."""
     chosen = next(p for p in points if p.threshold == threshold)
     arm = {"divergence": "js", "draft_length": draft_length}
     untested: dict[str, Any] = {"accuracy": 0.0, "retention": 0.0, "lower_bound": None, "source": "tuning"}
@@ -53,7 +50,7 @@ def profile_of(
     ]
     counts = dict.fromkeys(("both_right", "lost", "gained", "both_wrong", "problems"), 0)
     unknown = dict.fromkeys(("wanted", "retention", "lower_bound"))
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         "created": datetime.now(UTC), "outcome": "untested", "task": "budgets", "target": target, "draft": draft,
         "data": {"source": "measured here", "fingerprint": "none", "split": "given", "tuning": 0, "certification": 0},
         "tokenizer": tokenizer, "rule": "fsd-coupled", **arm, "divergence_version": DIVERGENCE_VERSION,
@@ -66,62 +63,62 @@ def profile_of(
                   "timed": 1},
         "estimate": None, "device": "cpu", "dtype": "float32", "versions": {},
     }  # fmt: skip
-    return ThresholdProfile.model_validate(made)
+    return ThresholdProfile.model_validate(values)
 
 
 @dataclass(frozen=True)
 class Law:
-    """Each of L drafted tokens is accepted, while all before it were, with a chance that rises in T."""
+    """How T determines acceptance: a token after accepted ones is accepted with a probability that rises with T."""
 
     draft_length: int = 10
-    lossless: float = 0.4
-    loosest: float = 0.95
-    half: float = 0.1  # T at half the way between
+    lossless: float = 0.4  # acceptance probability at T = 0
+    loosest: float = 0.95  # its limit for large T
+    half: float = 0.1  # T half way between
 
-    def chance(self, threshold: float) -> float:
-        """That a drafted token is accepted."""
+    def acceptance(self, threshold: float) -> float:
+        """Returns the probability that a drafted token is accepted."""
         t = max(threshold, 0.0)
         return self.lossless + (self.loosest - self.lossless) * t / (t + self.half)
 
     def tokens(self, threshold: float) -> float:
-        """A round, on average."""
-        a = self.chance(threshold)
+        """Returns the mean number of tokens per round."""
+        a = self.acceptance(threshold)
         return float((1 - a ** (self.draft_length + 1)) / (1 - a))
 
     def draw(self, threshold: float, rows: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """Tokens that each row gets in a round: (rows,)."""
-        run = random.geometric(1 - self.chance(threshold), rows)
+        """Draws the tokens that each row gets in a round, (rows,)."""
+        run = random.geometric(1 - self.acceptance(threshold), rows)
         return np.minimum(run, self.draft_length + 1)
 
     def profile(self, thresholds: Sequence[float], threshold: float, seconds: float) -> ThresholdProfile:
-        """Of a machine whose rounds take so many seconds, timed at each T."""
+        """Returns the profile of a machine whose rounds take `seconds` at each T."""
         lossless = Point(None, self.tokens(-1.0), self.tokens(-1.0) / seconds)
         points = [Point(t, self.tokens(t), self.tokens(t) / seconds) for t in thresholds]
         return profile_of([lossless, *points], threshold, self.draft_length)
 
 
 @dataclass(frozen=True)
-class Lived:
-    """Round by round: (rounds,) each."""
+class History:
+    """What each round gave, (rounds,) each."""
 
     tokens: NDArray[np.float64]  # of one stream
     seconds: NDArray[np.float64]
     thresholds: NDArray[np.float64]
 
     def speed(self, rounds: slice = slice(None)) -> float:
-        """Tokens a second of one stream."""
+        """Returns tokens per second of one stream."""
         return float(self.tokens[rounds].sum() / self.seconds[rounds].sum())
 
 
-def live(
+def simulate(
     budget: SpeedBudget, law: Law, seconds: Callable[[int], float], rounds: int, rows: int, seed: int
-) -> Lived:  # fmt: skip
-    """So many rounds under the budget, the n-th of which takes seconds(n) on average and up to 20 % more or less."""
+) -> History:  # fmt: skip
+    """Simulates rounds under a budget; the n-th takes seconds(n) on average, and up to 20 % more or less."""
     random = np.random.default_rng(seed)
-    lived = np.zeros((3, rounds))
+    history = np.zeros((3, rounds))
     for n in range(rounds):
         threshold = float(budget.current)
         kept, took = law.draw(threshold, rows, random), seconds(n) * random.uniform(0.8, 1.2)
         budget.learn(torch.from_numpy(kept), took)
-        lived[:, n] = kept.mean(), took, threshold
-    return Lived(*lived)
+        history[:, n] = kept.mean(), took, threshold
+    return History(*history)

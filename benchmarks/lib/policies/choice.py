@@ -1,7 +1,4 @@
-"""Which T, or which policy at which T, is the fastest that loses no more than is allowed; and what an oracle would win.
-
-Knows outcomes, seconds and resampling. Knows nothing of models or policies.
-"""
+"""Choice of the fastest candidate at a required retention, an oracle to compare with, and retention differences."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from lib.stopping.contest import Timed
-from lib.stopping.decode import Array
+from lib.common.paired_contest import Array, Timed
 
 Named = TypeVar("Named")
 _RESAMPLES = 10_000
@@ -20,7 +16,7 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Difference:
-    """One's retention less another's, and its two-sided 95 % interval over problems."""
+    """One candidate's retention less another's, and its two-sided 95 % interval over problems."""
 
     value: float
     low: float
@@ -28,14 +24,15 @@ class Difference:
 
 
 def fastest(candidates: Sequence[tuple[Named, Timed]], target_right: Array, retention: float) -> Named:
-    """Of those that keep that share of the target's right answers; where none does, of those that keep most."""
+    """Returns the fastest candidate of those with this retention, or, if none has it, of those with the highest."""
     kept = np.array([timed.right.sum() for _, timed in candidates]) / target_right.sum()
     enough = kept >= min(retention, float(kept.max()))
-    return max((each for each, ok in zip(candidates, enough, strict=True) if ok), key=lambda each: each[1].rate)[0]
+    eligible = (candidate for candidate, ok in zip(candidates, enough, strict=True) if ok)
+    return max(eligible, key=lambda candidate: candidate[1].rate)[0]
 
 
 def difference(one: Array, other: Array, target_right: Array) -> Difference:
-    """Of right answers (n,) each, paired: problems are drawn again (percentile bootstrap)."""
+    """Compares the grades (n,) of two candidates by a paired percentile bootstrap over problems."""
     n = len(one)
     drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), _RESAMPLES)  # (resamples, n)
     gained = one.astype(float) - other
@@ -44,9 +41,11 @@ def difference(one: Array, other: Array, target_right: Array) -> Difference:
 
 
 def oracle(candidates: Sequence[Timed], lost: int) -> Timed:
-    """For each problem the candidate of the fewest seconds a token whose answer is right, and where none is, any.
+    """Returns for each problem the fastest candidate with a right answer, or, if there is none, the fastest of all.
 
-    lost: problems that it may lose, as those lose that it is held against: it gives up those that this speeds up most.
+    Args:
+        lost: how many problems the oracle may lose, as the candidate lost that it is compared with. It loses those
+            that this speeds up most.
     """
     tokens, seconds, right = (
         np.stack([getattr(c, name) for c in candidates]) for name in ("tokens", "seconds", "right")

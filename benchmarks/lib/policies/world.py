@@ -1,7 +1,4 @@
-"""The pair and the problems that threshold policies are compared on, and how a policy's texts are decoded.
-
-Knows models, parts and policies by identity. Knows nothing of what is chosen, or compared.
-"""
+"""The pair and the problems that threshold policies are compared on, and decoding with a policy."""
 
 from __future__ import annotations
 
@@ -20,19 +17,18 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_data import pair_paths
 from fsd_decoding.adaptive import policy_named
 from fsd_decoding.engine.result import Result
-from lib.common.texts import Texts
-from lib.stopping.contest import Timed
-from lib.stopping.decode import Array
-from lib.stopping.sets import Sets, sets
+from lib.common.interval_cache import IntervalCache
+from lib.common.paired_contest import Array, Timed
+from lib.common.problem_sets import ProblemSets, problem_sets
 
 RULE, BATCH = "fsd-coupled", 32
 _COST_LENGTHS = (4, 12, 20)
-_TEST_SEED = 71_005  # 71_004 was looked at while slopes and grids were chosen
+_TEST_SEED = 71_005  # 71_004 was used while slopes and grids were chosen
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to decode. policy: an identity; "": T is constant."""
+    """A way to decode. policy: the identity of a threshold policy; "": T is constant."""
 
     divergence: str
     draft_length: int
@@ -43,7 +39,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Part:
-    """Problems `start` to `stop` of a set of `Sets`."""
+    """Problems `start` to `stop` of the set of `ProblemSets` that is named `of`."""
 
     of: str
     start: int
@@ -56,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Counts:
-    """What an arm made of each problem: (n,) each."""
+    """Tokens, rounds and grades of an arm, (n,) each, of n problems."""
 
     arm: Arm
     tokens: Array
@@ -64,7 +60,7 @@ class Counts:
     right: Array
 
     def timed(self, costs: CostModel) -> Timed:
-        """By the cost model: drafts are of one length."""
+        """Returns seconds by the cost model; all drafts have the arm's length."""
         seconds = costs.seconds(self.rounds, self.rounds * self.arm.draft_length)
         return Timed(self.tokens, np.asarray(seconds), self.right)
 
@@ -78,12 +74,14 @@ class Counts:
 
 
 class World:
+    """The bundled pair, greedy, with sets of problems of these sizes."""
+
     def __init__(self, training: int, tuning: int, test: int) -> None:
         torch.set_num_threads(1)
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         self._pair = SpeculativeDecoder.from_pretrained(*pair_paths(), rule=RULE)
-        self.sets: Sets = sets(training, tuning, test, self._pair.tokenizer, _TEST_SEED)
+        self.sets: ProblemSets = problem_sets(training, tuning, test, self._pair.tokenizer, _TEST_SEED)
 
     def decoder(self, divergence: str) -> SpeculativeDecoder:
         pair = self._pair
@@ -101,17 +99,17 @@ class World:
         )  # fmt: skip
 
     def right(self, problems: Sequence[Problem], results: Sequence[Result]) -> Array:
-        """(n,) bool."""
+        """Returns grades, (n,) bool."""
         return np.array([self.sets.test.grade(p, r.text) for p, r in zip(problems, results, strict=True)])
 
-    def counted(self, arm: Arm, thresholds: Sequence[float], part: Part) -> list[Counts]:
-        """At each T."""
+    def counts(self, arm: Arm, thresholds: Sequence[float], part: Part) -> list[Counts]:
+        """Decodes a part at each threshold, and returns its counts."""
         problems = self.problems(part)
-        texts = Texts(lambda t, some: self.decode(some, replace(arm, threshold=t), BATCH), problems)
-        return [self._counts(replace(arm, threshold=t), problems, texts.at(t)) for t in thresholds]
+        cache = IntervalCache(lambda t, stale: self.decode(stale, replace(arm, threshold=t), BATCH), problems)
+        return [self._counts(replace(arm, threshold=t), problems, cache.at(t)) for t in thresholds]
 
     def costs(self) -> CostModel:
-        """At batch 1."""
+        """Measures costs at batch 1."""
         task = self.sets.tuning
         prompts, ids = [p.prompt for p in task.problems], [p.id for p in task.problems]
         return measure_costs(
@@ -125,5 +123,5 @@ class World:
 
 @cache
 def world(training: int, tuning: int, test: int) -> World:
-    """One a process."""
+    """Returns the one world of this process."""
     return World(training, tuning, test)

@@ -1,1 +1,1 @@
-"""Early stops: `predictor.py`."""
+"""Early stopping of drafts: `predictor.py`."""

@@ -1,7 +1,4 @@
-"""The predictor with something taken away: what each part of it is worth.
-
-Knows which features hold what, and how models are fitted anew without them. Knows no clock.
-"""
+"""Ablation of the predictor: models trained without some of its features."""
 
 from __future__ import annotations
 
@@ -16,8 +13,9 @@ from fsd_predictors.features.features import FEATURES
 from fsd_predictors.models.base import AcceptanceModel
 from fsd_predictors.models.calibration import fit_calibration
 from fsd_predictors.models.registry import MODELS
-from lib.stopping.decode import Array, Contestant
-from lib.stopping.predicted import BeyondEnd, by_models
+from lib.common.paired_contest import Array
+from lib.stopping.contestants import BeyondEnd, with_models
+from lib.stopping.decode import Contestant
 from lib.stopping.world import KINDS, World
 
 _HISTORY = ("accepted_1_back", "accepted_2_back", "accepted_3_back", "spared", "refused")
@@ -28,7 +26,7 @@ _TOKENS = ("kind", "previous_kind", "probability", "previous_probability", "prod
 
 @dataclass(frozen=True)
 class Pair:
-    """Models of a_j and b_{j+1}."""
+    """The acceptance models of a_j and of b_{j+1}."""
 
     accepting: AcceptanceModel
     next: AcceptanceModel
@@ -36,40 +34,43 @@ class Pair:
 
 @lru_cache(1)
 def ablations(world: World) -> dict[str, Contestant]:
-    """Each with a λ of its own."""
+    """Returns a contestant for each ablation, with a rate λ of its own."""
     costs = world.costs
-    blind = {"no entropies": _ENTROPIES, "no history": _HISTORY, "nothing of tokens drawn but their end": _TOKENS}
-    pairs, endless = {name: without(world, features) for name, features in blind.items()}, without(world, _END)
-    found = {name: by_models(world, name, pair.accepting, pair.next, costs) for name, pair in pairs.items()}
-    name = "no knowledge of EOS"
-    return found | {name: by_models(world, name, endless.accepting, endless.next, costs, BeyondEnd)}
+    removed = {"no entropies": _ENTROPIES, "no history": _HISTORY, "nothing of tokens drawn but their end": _TOKENS}
+    pairs = {name: train_without(world, features) for name, features in removed.items()}
+    contestants = {name: with_models(world, name, pair.accepting, pair.next, costs) for name, pair in pairs.items()}
+    name, endless = "no knowledge of EOS", train_without(world, _END)
+    return contestants | {name: with_models(world, name, endless.accepting, endless.next, costs, BeyondEnd)}
 
 
-def without(world: World, features: Collection[str]) -> Pair:
-    """Trained where these are always 0: no tree asks for what never differs.
+def train_without(world: World, features: Collection[str]) -> Pair:
+    """Trains models on rows where these features are always 0, so that no tree can split on them.
 
-    Who does not know that a text ended was never taught what follows: such rows are left out.
+    Without the feature `ends`, rows after an end of text are left out: such a model must not learn what follows there.
     """
-    fitting, mending = world.training_rows()
-    blank = set(features)
-    endless = "ends" in blank
+    fitting, calibrating = world.training_rows()
+    removed = set(features)
+    endless = "ends" in removed
     return Pair(
-        fitted(world, "accepting", _blanked(fitting.accepting, blank), fitting.accepted,
-               _blanked(mending.accepting, blank), mending.accepted),
-        fitted(world, "next", *_next(fitting, blank, endless), *_next(mending, blank, endless)),
+        fit(world, "accepting", _set_to_0(fitting.accepting, removed), fitting.accepted,
+            _set_to_0(calibrating.accepting, removed), calibrating.accepted),
+        fit(world, "next", *_next(fitting, removed, endless), *_next(calibrating, removed, endless)),
     )  # fmt: skip
 
 
-def fitted(world: World, role: str, rows: Array, accepted: Array, mending: Array, mended: Array) -> AcceptanceModel:
-    """As `train` does it, with the settings that it found."""
+def fit(
+    world: World, role: str, rows: Array, accepted: Array, calibrating: Array, calibrating_accepted: Array
+) -> AcceptanceModel:
+    """Fits and calibrates a model as `train` does, with the hyperparameters that `train` chose."""
     parameters = world.predictors[KINDS[0]].facts.parameters[role]
-    return fit_calibration(MODELS[KINDS[0]](share=0, **parameters).fit(rows, accepted), mending, mended)
+    model = MODELS[KINDS[0]](share=0, **parameters).fit(rows, accepted)
+    return fit_calibration(model, calibrating, calibrating_accepted)
 
 
-def _next(rows: Rows, blank: Collection[str], endless: bool) -> tuple[Array, Array]:
+def _next(rows: Rows, removed: Collection[str], endless: bool) -> tuple[Array, Array]:
     goes_on = rows.next[:, FEATURES.index("ends")] == 0 if endless else np.ones(len(rows.next), bool)
-    return _blanked(rows.next[goes_on], blank), rows.next_accepted[goes_on]
+    return _set_to_0(rows.next[goes_on], removed), rows.next_accepted[goes_on]
 
 
-def _blanked(rows: Array, blank: Collection[str]) -> Array:
-    return np.where([name in blank for name in FEATURES], 0.0, rows)
+def _set_to_0(rows: Array, removed: Collection[str]) -> Array:
+    return np.where([name in removed for name in FEATURES], 0.0, rows)

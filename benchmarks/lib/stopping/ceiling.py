@@ -1,8 +1,7 @@
-"""The same yardstick for everyone in replay: best fixed length, predictor, oracle, and the predictor's ceiling.
+"""Speeds in replay of the best fixed length, the predictors, the oracle and the predictor's ceiling.
 
-Knows traces of the problems to test on. The ceiling is the predictor trained and used with features of the target at
-the very place that is forecast, which no draft can know: what it still lacks of the oracle, hardly any feature of the
-draft's would bring. Knows nothing of the engine.
+The ceiling is the predictor trained and used with features of the target at the position that is forecast, which no
+draft can know. The gap from there to the oracle is one that hardly any feature of the draft could close.
 """
 
 from __future__ import annotations
@@ -19,17 +18,21 @@ from fsd_predictors.features.from_traces import COLUMNS, drafted, round_context,
 from fsd_predictors.stopping.dinkelbach import climb, tokens_per_second
 from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.oracle import oracle
-from lib.stopping.ablation import Pair, fitted
-from lib.stopping.decode import MOST, Array
-from lib.stopping.predicted import rule_of
+from lib.common.paired_contest import Array
+from lib.stopping.ablation import Pair, fit
+from lib.stopping.contestants import rule_of
+from lib.stopping.decode import MOST
 from lib.stopping.rivals import FIXED
 from lib.stopping.world import DIVERGENCE, KINDS, RULE, World
 
 CEILING_NAME = "with features of the target"
 
 
-def replayed(world: World, threshold: float) -> dict[str, float]:
-    """Tokens a second at the costs measured. L is chosen where it is judged, which favours the fixed length."""
+def replay_rates(world: World, threshold: float) -> dict[str, float]:
+    """Returns tokens per second at the measured costs, by name.
+
+    The fixed L is chosen on the test problems themselves, which favours it.
+    """
     traces, costs = world.traces("test"), world.costs
 
     def rate(policy: RoundPolicy) -> float:
@@ -40,8 +43,8 @@ def replayed(world: World, threshold: float) -> dict[str, float]:
     for kind in KINDS:
         predictor = world.predictors[kind]
         rule = rule_of(world, kind, predictor.accepting, predictor.next, costs)
-        asked = InReplay(rule, world.kinds, world.scale)
-        ours[kind] = tokens_per_second(traces, asked, RULE, DIVERGENCE, threshold, costs, MOST)
+        policy = InReplay(rule, world.kinds, world.scale)
+        ours[kind] = tokens_per_second(traces, policy, RULE, DIVERGENCE, threshold, costs, MOST)
     return {
         FIXED: float(fixed["tokens_per_second"].max()),
         **ours,
@@ -51,27 +54,27 @@ def replayed(world: World, threshold: float) -> dict[str, float]:
 
 
 def _ceiling(world: World, threshold: float) -> float:
-    """With a λ of its own, from the problems to tune on."""
+    """Returns the ceiling's tokens per second, with a rate λ of its own from the tuning problems."""
     pair, costs = ceiling_models(world), world.costs
 
     def reached(rate: float, of: str = "tuning") -> float:
-        foresees = _Foresees(world, pair, rate * (costs.draft_step + costs.position))
-        return replay(world.traces(of), RULE, DIVERGENCE, threshold, MOST, foresees.policy).tokens_per_second(costs)
+        stopping = _StopsWithTarget(world, pair, rate * (costs.draft_step + costs.position))
+        return replay(world.traces(of), RULE, DIVERGENCE, threshold, MOST, stopping.policy).tokens_per_second(costs)
 
     return reached(climb(reached, 0.0)[-1], "test")
 
 
 @lru_cache(1)
 def ceiling_models(world: World) -> Pair:
-    fitting, mending = world.training_rows(ceiling=True)
+    fitting, calibrating = world.training_rows(ceiling=True)
     return Pair(
-        fitted(world, "accepting", fitting.accepting, fitting.accepted, mending.accepting, mending.accepted),
-        fitted(world, "next", fitting.next, fitting.next_accepted, mending.next, mending.next_accepted),
+        fit(world, "accepting", fitting.accepting, fitting.accepted, calibrating.accepting, calibrating.accepted),
+        fit(world, "next", fitting.next, fitting.next_accepted, calibrating.next, calibrating.next_accepted),
     )
 
 
-class _Foresees:
-    """The throughput rule, with models that see the target."""
+class _StopsWithTarget:
+    """The throughput rule with models that read features of the target."""
 
     def __init__(self, world: World, pair: Pair, step: float) -> None:
         self._world, self._pair, self._step = world, pair, step
@@ -88,16 +91,16 @@ class _Foresees:
             lanes = lanes[more]
         return lengths
 
-    def _forecasts(self, starts: RoundStarts, lanes: Array, step: int) -> tuple[Array, Array, Array]:
-        """a, b and whether the token ends the text, (n,) each, of the lanes' tokens behind the first `step`."""
-        world, now = self._world, starts.select(lanes)
+    def _forecasts(self, begins: RoundStarts, lanes: Array, step: int) -> tuple[Array, Array, Array]:
+        """Returns a, b and whether the token ends the text, (n,) each, for the lanes' tokens after the first `step`."""
+        world, now = self._world, begins.select(lanes)
         last = now.lanes.ends - 1
         at = [np.minimum(now.rows + i, last) for i in range(step + 2)]
         steps = [drafted(now.columns, rows, world.kinds) for rows in at[:-1]]
         values = matrix(feature_values(steps, round_context(now, world.scale)))
-        seen, coming = (np.column_stack([now.columns[name][rows] for name in CEILING]) for rows in at[-2:])
+        current, following = (np.column_stack([now.columns[name][rows] for name in CEILING]) for rows in at[-2:])
         a, b = (
-            model.predict_proba(np.column_stack([values, above]))[:, 1]
-            for model, above in ((self._pair.accepting, seen), (self._pair.next, coming))
+            model.predict_proba(np.column_stack([values, target]))[:, 1]
+            for model, target in ((self._pair.accepting, current), (self._pair.next, following))
         )
         return a, b, np.asarray(steps[-1].ends) > 0

@@ -1,7 +1,4 @@
-"""Everyone who ends drafts somehow, decoding the same problems at the same T; and what their rounds cost.
-
-Knows contestants, counts and prices. Knows no way to end a draft, and no clock.
-"""
+"""Contestants that decode the same problems at the same T, and counts of their rounds with the cost of those."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fsd_calib import SpeculativeDecoder
 from fsd_calib.tasks.base import Problem, Task
@@ -19,15 +15,15 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.engine.result import Result
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import DraftState, StopPolicy, Verified, as_bools
+from lib.common.paired_contest import Array
 
-Array = npt.NDArray[Any]
-MOST = 24  # tokens a draft has at most, whoever ends it
+MOST = 24  # the longest draft of any contestant
 BATCH = 32
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to end drafts: by their length alone, or by a policy too."""
+    """A way to end drafts: by their length, and by a policy if there is one."""
 
     name: str
     draft_length: int = MOST
@@ -36,7 +32,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all contestants have in common. `decoder` samples as all of them shall."""
+    """What all contestants have in common: models, sampling, problems and T."""
 
     decoder: SpeculativeDecoder
     task: Task
@@ -52,15 +48,15 @@ class Setting:
         )  # fmt: skip
 
     def right(self, problems: Sequence[Problem], results: Sequence[Result]) -> Array:
-        """(n,) bool."""
+        """Returns grades, (n,) bool."""
         return np.array([self.task.grade(p, r.text) for p, r in zip(problems, results, strict=True)])
 
-    def counted(self, problems: Sequence[Problem], by: Contestant) -> Counts:
-        """Decoded in batches: what is counted does not depend on them."""
-        watched = None if by.policy is None else Counting(by.policy)
-        results = self.decode(problems, replace(by, policy=watched), BATCH)
+    def counts(self, problems: Sequence[Problem], by: Contestant) -> Counts:
+        """Decodes problems in batches, which counts do not depend on, and returns the counts."""
+        counting = None if by.policy is None else Counting(by.policy)
+        results = self.decode(problems, replace(by, policy=counting), BATCH)
         drafted = [result.drafted for result in results]
-        steps = drafted if watched is None else [watched.steps[i] for i in range(len(results))]
+        steps = drafted if counting is None else [counting.steps[i] for i in range(len(results))]
         tokens, rounds = [result.emitted for result in results], [result.rounds for result in results]
         right = self.right(problems, results)
         return Counts(np.array(tokens), np.array(rounds), np.array(steps), np.array(drafted), right)
@@ -68,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of each problem: (n,) each. steps: the draft's, those of tokens that stayed unverified among them."""
+    """Counts of n problems, (n,) each. steps: draft steps, including those of tokens that were not verified."""
 
     tokens: Array
     rounds: Array
@@ -77,15 +73,15 @@ class Counts:
     right: Array
 
     def seconds(self, costs: CostModel) -> Array:
-        """(n,) of rounds alone: a prompt takes everybody the same."""
+        """Returns the seconds of rounds, (n,), without prefill, which is the same for all contestants."""
         unverified = costs.draft_step * (self.steps - self.drafted)
         return np.asarray(unverified + costs.seconds(self.rounds, self.drafted))
 
     def rate(self, costs: CostModel) -> float:
-        """Tokens a second."""
+        """Returns tokens per second."""
         return float(self.tokens.sum() / self.seconds(costs).sum())
 
-    def told(self, costs: CostModel) -> dict[str, float]:
+    def summary(self, costs: CostModel) -> dict[str, float]:
         rounds = self.rounds.sum()
         return {
             "tokens_per_second": self.rate(costs),
@@ -97,7 +93,7 @@ class Counts:
 
 
 class Counting(StopPolicy):
-    """Another policy, and the draft steps that each request took under it."""
+    """Follows another policy, and counts the draft steps that each request takes."""
 
     def __init__(self, policy: StopPolicy) -> None:
         self._policy = policy
@@ -105,11 +101,11 @@ class Counting(StopPolicy):
         self.steps: Counter[int] = Counter()  # by the request's index
 
     def goes_on(self, state: DraftState) -> list[bool]:
-        told = as_bools(self._policy.goes_on(state), len(state.rows))
-        reads = not state.logits  # the draft does so even where it drafts nothing
-        for row, going, wants in zip(state.rows, state.going, told, strict=True):
-            self.steps[row.request.index if row else -1] += going and (wants or reads)
-        return list(told)
+        answer = as_bools(self._policy.goes_on(state), len(state.rows))
+        first = not state.logits  # the draft takes one step even where it drafts nothing
+        for row, going, wanted in zip(state.rows, state.going, answer, strict=True):
+            self.steps[row.request.index if row else -1] += going and (wanted or first)
+        return list(answer)
 
     def withholds(self, state: DraftState) -> Any:
         return self._policy.withholds(state)

@@ -1,7 +1,6 @@
-"""Everyone's ways to be set, and the best of them on the problems to tune on.
+"""Candidates of every family of rivals, and the choice of the best one on the tuning problems.
 
-Knows each family's numbers and how one is chosen: by counts at the costs of a single row, which is what all are
-chosen by. Knows none of the formulas.
+All families are tuned in the same way, by counts priced at the costs of a single stream.
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ _CONFIDENCE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _SVIP = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7)
 _ADAEDL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _HEURISTIC = (3, 5, 8, 12, 20)
-_FIRST_LOOK, _LIKELY = 4, 4  # at so small a part of the problems; so many of a family are then looked at on all
+_SCREENING, _FINALISTS = 4, 4  # candidates are screened on a fourth of the problems; four go on to all of them
 
 
 def families(kinds: TokenKinds, eos: Collection[int]) -> dict[str, list[Contestant]]:
-    """Every candidate of every family."""
+    """Returns all candidates by family."""
 
-    def by(rule: Callable[[], StoppingRule], cap: int = MOST) -> Contestant:
-        made = rule()
-        return Contestant(f"{made.identity}, L={cap}", cap, EarlyStop(made, kinds))
+    def candidate(rule: StoppingRule, cap: int) -> Contestant:
+        return Contestant(f"{rule.identity}, L={cap}", cap, EarlyStop(rule, kinds))
 
     def each(rule: Callable[[float, int], StoppingRule], numbers: Sequence[float]) -> list[Contestant]:
-        return [by(lambda n=n, cap=cap: rule(n, cap), cap) for n, cap in product(numbers, _CAPS)]  # type: ignore[misc]
+        return [candidate(rule(n, cap), cap) for n, cap in product(numbers, _CAPS)]
 
     return {
         FIXED: [Contestant(f"L={length}", length) for length in _LENGTHS],
@@ -48,13 +46,13 @@ def families(kinds: TokenKinds, eos: Collection[int]) -> dict[str, list[Contesta
     }
 
 
-def tuned(
+def tune(
     setting: Setting, candidates: Sequence[Contestant], problems: Sequence[Problem], costs: CostModel
 ) -> Contestant:
-    """The fastest on all problems of those that were the fastest on a few."""
+    """Returns the fastest on all problems of the candidates that were fastest on a few of them."""
 
     def rate(on: Sequence[Problem]) -> Callable[[Contestant], float]:
-        return lambda by: setting.counted(on, by).rate(costs)
+        return lambda by: setting.counts(on, by).rate(costs)
 
-    likely = sorted(candidates, key=rate(problems[: max(1, len(problems) // _FIRST_LOOK)]), reverse=True)
-    return max(likely[:_LIKELY], key=rate(problems))
+    fastest_first = sorted(candidates, key=rate(problems[: max(1, len(problems) // _SCREENING)]), reverse=True)
+    return max(fastest_first[:_FINALISTS], key=rate(problems))

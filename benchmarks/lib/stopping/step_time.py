@@ -1,7 +1,4 @@
-"""What a policy adds to a draft step at batch 1, beside what the step takes.
-
-Knows clocks around a policy, and draft phases of one length with it and without. Knows nothing of what it decides.
-"""
+"""Time that a stop policy adds to a draft step at batch 1, compared with the time of the step itself."""
 
 from __future__ import annotations
 
@@ -21,28 +18,32 @@ _LENGTH = 8  # of the drafts compared
 
 
 class Stopwatch(StopPolicy):
-    """Another policy, timed. A step's share is asking about its token, and then whether to go on."""
+    """Times another policy. A step's seconds are those of `withholds` for its token and of the `goes_on` after it.
+
+    Args:
+        obeys: whether the policy's answers are used; if not, drafts never end early.
+    """
 
     def __init__(self, policy: StopPolicy, obeys: bool = True) -> None:
         self._policy, self._obeys = policy, obeys
         self.steps: list[float] = []  # seconds
-        self.rounds: list[float] = []  # seconds around a round: beginning it, and remembering the one before
+        self.rounds: list[float] = []  # seconds of the first `goes_on` of a round and of `remember` after it
 
     def goes_on(self, state: DraftState) -> list[bool]:
         began = time.perf_counter()
-        told = list(as_bools(self._policy.goes_on(state), len(state.rows)))
-        taken = time.perf_counter() - began
+        answer = list(as_bools(self._policy.goes_on(state), len(state.rows)))
+        seconds = time.perf_counter() - began
         if state.logits:
-            self.steps[-1] += taken
+            self.steps[-1] += seconds
         else:
-            self.rounds.append(taken)
-        return told if self._obeys else [True] * len(told)
+            self.rounds.append(seconds)
+        return answer if self._obeys else [True] * len(answer)
 
     def withholds(self, state: DraftState) -> Any:
         began = time.perf_counter()
-        told = self._policy.withholds(state)
+        answer = self._policy.withholds(state)
         self.steps.append(time.perf_counter() - began)
-        return told if self._obeys else None
+        return answer if self._obeys else None
 
     def remember(self, memory: Any, verified: Verified) -> Any:
         began = time.perf_counter()
@@ -52,40 +53,43 @@ class Stopwatch(StopPolicy):
 
 
 def step_time(setting: Setting, by: Contestant, problems: Sequence[Problem]) -> dict[str, float]:
-    """Microseconds a draft step. asked: within the policy. whole: what the step takes longer, the asking included."""
+    """Returns microseconds per draft step.
+
+    "asked" are those within the policy. "whole" is how much longer the step takes in all, the policy included.
+    """
     assert by.policy is not None
-    watched = Stopwatch(by.policy)
-    setting.decode(problems[:1], Contestant("warms up", by.draft_length, watched))
-    watched.steps.clear()
-    watched.rounds.clear()
-    setting.decode(problems, Contestant(by.name, by.draft_length, watched))
-    bare, asked = _drafting(setting, by.policy, problems)
+    stopwatch = Stopwatch(by.policy)
+    setting.decode(problems[:1], Contestant("warms up", by.draft_length, stopwatch))
+    stopwatch.steps.clear()
+    stopwatch.rounds.clear()
+    setting.decode(problems, Contestant(by.name, by.draft_length, stopwatch))
+    bare, with_policy = _drafting(setting, by.policy, problems)
     return {
         "draft_step": bare * 1e6,
-        "asked": median(watched.steps) * 1e6,
-        "asked_p99": float(np.quantile(watched.steps, 0.99)) * 1e6,
-        "asked_a_round": median(watched.rounds) * 1e6,
-        "whole": (asked - bare) * 1e6,
-        "asked_share": median(watched.steps) / bare,
-        "whole_share": asked / bare - 1,
-        "steps": len(watched.steps),
+        "asked": median(stopwatch.steps) * 1e6,
+        "asked_p99": float(np.quantile(stopwatch.steps, 0.99)) * 1e6,
+        "asked_a_round": median(stopwatch.rounds) * 1e6,
+        "whole": (with_policy - bare) * 1e6,
+        "asked_share": median(stopwatch.steps) / bare,
+        "whole_share": with_policy / bare - 1,
+        "steps": len(stopwatch.steps),
     }
 
 
 def _drafting(setting: Setting, policy: StopPolicy, problems: Sequence[Problem]) -> tuple[float, float]:
-    """Seconds a draft step, with nobody asked and with the policy asked but not obeyed: they take turns."""
-    ways = (None, Stopwatch(policy, obeys=False))
+    """Returns seconds per draft step without a policy, and with the policy called but not obeyed, in turns."""
+    policies = (None, Stopwatch(policy, obeys=False))
     seconds: tuple[list[float], ...] = ([], [])
     for problem in problems:
-        for way, taken in zip(ways, seconds, strict=True):
-            by = Contestant("timed", _LENGTH, way)
-            setting.decode([problem], by, observer=_clock(taken))
-    bare, asked = (median(taken) / _LENGTH for taken in seconds)
-    return bare, asked
+        for either, taken in zip(policies, seconds, strict=True):
+            by = Contestant("timed", _LENGTH, either)
+            setting.decode([problem], by, observer=_draft_clock(taken))
+    bare, with_policy = (median(taken) / _LENGTH for taken in seconds)
+    return bare, with_policy
 
 
-def _clock(seconds: list[float]) -> Any:
-    def look(record: RoundRecord) -> None:
+def _draft_clock(seconds: list[float]) -> Any:
+    def observe(record: RoundRecord) -> None:
         seconds.append(record.draft_seconds)
 
-    return look
+    return observe

@@ -1,7 +1,4 @@
-"""The least that a fixed length can be improved by: nothing is drafted behind an end of text.
-
-Knows the ids that end one. It measures nothing else, so that it is timed for what it does.
-"""
+"""The simplest improvement of a fixed draft length: no tokens are drafted after an end of text."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from fsd_decoding.policies.stopping import DraftState, StopPolicy
 
 
 class UntilEnd(StopPolicy):
-    """Up to the request's draft length, and no further than a drafted id of `ends`."""
+    """Drafts up to the request's draft length, but not beyond a drafted token of `ends`."""
 
     def __init__(self, ends: Collection[int]) -> None:
         self.identity, self._ends = "until-end", frozenset(ends)

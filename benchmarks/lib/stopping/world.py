@@ -1,7 +1,4 @@
-"""What one sampling's settings share: models, problems, traces, costs and predictors.
-
-Knows how these are made, once, and that none but the training problems train. Knows no contest.
-"""
+"""Models, problems, traces, costs and predictors that all cells of one temperature share."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
-from lib.policies.delayed import Delayed
+from lib.common.delayed_draft import Delayed
+from lib.common.problem_sets import ProblemSets, problem_sets
 from lib.stopping.decode import Setting
-from lib.stopping.sets import Sets, sets
 
 RULE, DIVERGENCE = "fsd-coupled", "js"
 KINDS = ("boosted", "logistic")
@@ -35,34 +32,39 @@ _COST_LENGTHS = (2, 8, 16)
 
 @dataclass(frozen=True)
 class Size:
-    """Problems. test: traced; counted: of them, decoded in batches by everyone; timed: one at a time."""
+    """How many problems each part uses, and other sizes."""
 
     training: int
     tuning: int
-    test: int
-    counted: int
-    timed: int
-    timed_delayed: int
+    test: int  # problems that are traced
+    counted: int  # test problems that all contestants decode in batches
+    timed: int  # test problems that they decode one at a time
+    timed_delayed: int  # the same, with a slower draft
     repeats: int
-    stepped: int  # to time single draft steps on
-    trials: int  # of settings, for each model of a predictor
-    random_rows: int = 10_000
-    all_rivals: bool = True  # candidates of theirs, or every tenth
+    stepped: int  # test problems that single draft steps are timed on
+    trials: int  # hyperparameter trials for each model of a predictor
+    random_rows: int = 10_000  # to check monotonicity on
+    all_rivals: bool = True  # False: every tenth candidate of the rivals
 
 
 class World:
-    """Folder: a place for traces and predictors. thresholds: all that will be asked for."""
+    """What all cells of one temperature share; each part is made once, when it is first needed.
+
+    Args:
+        thresholds: of all cells.
+        folder: where traces and predictors are kept.
+    """
 
     def __init__(self, temperature: float, thresholds: Sequence[float], size: Size, folder: Path) -> None:
         self.temperature, self.thresholds, self.size, self._folder = temperature, thresholds, size, folder
         self.decoder = SpeculativeDecoder.from_pretrained(
             *pair_paths(), rule=RULE, divergence=DIVERGENCE, sampling=Sampling(temperature)
         )
-        self.sets: Sets = sets(size.training, size.tuning, size.test, self.decoder.tokenizer)
+        self.sets: ProblemSets = problem_sets(size.training, size.tuning, size.test, self.decoder.tokenizer)
         self.kinds = TokenKinds.of(self.decoder.tokenizer, self.decoder.eos)
 
     def traces(self, of: str) -> Traces:
-        """Along the target, of the problems to train, to tune or to test on; collected once."""
+        """Returns traces along the target of a set: "training", "tuning" or "test"."""
         return collect_traces(
             getattr(self.sets, of), target=self.decoder.target, draft=self.decoder.draft,
             tokenizer=self.decoder.tokenizer, out=self._folder / of, divergences=(DIVERGENCE,),
@@ -82,23 +84,23 @@ class World:
 
     @property
     def scale(self) -> ShareScale:
-        """Of both kinds: they are trained on the same problems."""
+        """The scale of both kinds of predictors, which are trained on the same problems."""
         return self.predictors[KINDS[0]].scale
 
     def training_rows(self, ceiling: bool = False) -> tuple[Rows, Rows]:
-        """Of the problems that fitted the predictors and of those that calibrated them."""
+        """Returns the rows of the problems that predictors are fitted on, and of those that calibrate them."""
         traces = self.traces("training")
         ids = split_problems(traces)
-        lay = partial(training_rows, traces, RULE, self.scale, self.kinds, seed=0, ceiling=ceiling)
-        return lay(problems=ids.training), lay(problems=ids.calibration)
+        rows = partial(training_rows, traces, RULE, self.scale, self.kinds, seed=0, ceiling=ceiling)
+        return rows(problems=ids.training), rows(problems=ids.calibration)
 
     @cached_property
     def costs(self) -> CostModel:
-        return self.measured(self.decoder)
+        return self._costs_of(self.decoder)
 
     @cached_property
     def slower(self) -> SpeculativeDecoder:
-        """The same with a draft step that takes three times as long, about."""
+        """A decoder whose draft steps take about three times as long."""
         delayed = Delayed(self.decoder.draft, 2 * self.costs.draft_step)
         return SpeculativeDecoder(
             self.decoder.target, delayed, self.decoder.tokenizer, rule=RULE, divergence=DIVERGENCE,
@@ -107,10 +109,10 @@ class World:
 
     @cached_property
     def slower_costs(self) -> CostModel:
-        return self.measured(self.slower)
+        return self._costs_of(self.slower)
 
-    def measured(self, decoder: SpeculativeDecoder) -> CostModel:
-        """At batch 1, on the problems to tune on."""
+    def _costs_of(self, decoder: SpeculativeDecoder) -> CostModel:
+        """Measures costs at batch 1 on the tuning problems."""
         task = self.sets.tuning
         prompts, ids = [p.prompt for p in task.problems], [p.id for p in task.problems]
         return measure_costs(
@@ -121,5 +123,5 @@ class World:
         return Setting(decoder or self.decoder, of, threshold)
 
     def few(self, count: int) -> Sequence[Any]:
-        """The first problems to test on."""
+        """Returns the first test problems."""
         return self.sets.test.problems[:count]

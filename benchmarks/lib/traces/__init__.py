@@ -1,1 +1,1 @@
-"""The cost of traces, and how well they foretell decoding: `collect.py`."""
+"""The cost of traces, and how accurately replay predicts decoding: `collect.py`."""

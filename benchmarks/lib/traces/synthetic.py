@@ -1,7 +1,6 @@
-"""Traces as large as you like, for their size alone: made of real ones, or drawn at random.
+"""Synthetic traces along the target of any size, made of real ones or drawn at random.
 
-Knows traces along the target and how they are written. What such traces say does not change how long a sweep takes,
-only how many of their rows are rejections.
+The time of a sweep depends on how many of the rows are rejections, and not on anything else that the rows hold.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from fsd_collectors.replay import StopPolicy
 from fsd_collectors.store.reading import Traces
 from fsd_collectors.store.writing import TraceWriter
 
-_JITTER = 0.01  # so that nothing repeats, which would compress as no real trace does
+_JITTER = 0.01  # relative noise, since repeated values would compress better than real ones
 _SHARD = 1_000_000  # rows drawn at a time
-_LENGTH = 100  # tokens of a completion drawn, on average
-_SAME = 0.7  # share of them where x = y
+_LENGTH = 100  # tokens of a random completion, on average
+_SAME = 0.7  # share of tokens where draft and target choose the same
 
 
 class Enlarger:
-    """Makes portions of `problems` completions each out of small real traces along the target."""
+    """Makes portions of `problems` completions each from small real traces along the target."""
 
     def __init__(self, real: Traces, problems: int) -> None:
         self._tokens = pa.Table.from_batches(real.tokens.to_batches())
@@ -47,20 +46,21 @@ class Enlarger:
         rows = np.concatenate([self._begins[i] + np.arange(self._counts[i]) for i in chosen])
         tokens = _jittered(self._tokens.take(pa.array(rows)), self._random)
         return {
-            "tokens": _owned(tokens, run, np.repeat(ids, self._counts[chosen])),
-            "completions": _owned(self._completions.take(pa.array(chosen)), run, ids),
+            "tokens": _with_owner(tokens, run, np.repeat(ids, self._counts[chosen])),
+            "completions": _with_owner(self._completions.take(pa.array(chosen)), run, ids),
         }
 
 
 def _jittered(table: pa.Table, random: np.random.Generator) -> pa.Table:
     for i, field in enumerate(table.schema):
         if field.type == pa.float32():
-            off = random.normal(1.0, _JITTER, len(table)).astype(np.float32)
-            table = table.set_column(i, field, pa.array(np.asarray(table[i]) * off))
+            factors = random.normal(1.0, _JITTER, len(table)).astype(np.float32)
+            table = table.set_column(i, field, pa.array(np.asarray(table[i]) * factors))
     return table
 
 
-def _owned(table: pa.Table, run: str, problems: np.ndarray) -> pa.Table:
+def _with_owner(table: pa.Table, run: str, problems: np.ndarray) -> pa.Table:
+    """Returns the table with its columns `run` and `problem` replaced."""
     for name, values in (
         ("run", pa.array([run]).take(pa.array(np.zeros(len(table), np.int64)))),
         ("problem", problems),
@@ -71,26 +71,26 @@ def _owned(table: pa.Table, run: str, problems: np.ndarray) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _Manifest:
     divergences: tuple[str, ...]
     way: str = "along-target"
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Rows that are drawn when they are asked for, the same ones every time: any number fits into memory."""
+class RandomTraces:
+    """Random rows that are drawn when they are read, the same ones every time, so that any number fits into memory."""
 
     rows: int
-    manifest: _Facts
+    manifest: _Manifest
+
+    @classmethod
+    def of(cls, rows: int, divergences: Sequence[str]) -> RandomTraces:
+        return cls(rows, _Manifest(tuple(divergences)))
 
     def batches(self, columns: Sequence[str], where: Any = None) -> Iterator[Any]:
         for shard in range(-(-self.rows // _SHARD)):
-            made = _shard(shard, min(_SHARD, self.rows - shard * _SHARD), self.manifest.divergences)
-            yield pa.table({name: made[name] for name in columns})
-
-
-def drawn(rows: int, divergences: Sequence[str]) -> Drawn:
-    return Drawn(rows, _Facts(tuple(divergences)))
+            values = _shard(shard, min(_SHARD, self.rows - shard * _SHARD), self.manifest.divergences)
+            yield pa.table({name: values[name] for name in columns})
 
 
 def _shard(seed: int, rows: int, divergences: Sequence[str]) -> dict[str, Any]:
@@ -100,21 +100,22 @@ def _shard(seed: int, rows: int, divergences: Sequence[str]) -> dict[str, Any]:
     starts = np.flatnonzero(begins)
     position = np.arange(rows) - np.repeat(starts, np.diff(starts, append=rows))
     same = rng.random(rows) < _SAME
-    made: dict[str, Any] = {"position": position.astype(np.int32), "same_token": same}
-    made["sd_accepts"] = same | (rng.random(rows) < 0.1)
-    made["draft_probability"] = rng.random(rows, np.float32)
+    values: dict[str, Any] = {"position": position.astype(np.int32), "same_token": same}
+    values["sd_accepts"] = same | (rng.random(rows) < 0.1)
+    values["draft_probability"] = rng.random(rows, np.float32)
     for name in divergences:
-        made[name] = np.exp(1.5 * rng.standard_normal(rows, np.float32) - np.where(same, 4.0, 2.0)).astype(np.float32)
-    return made
+        normal = 1.5 * rng.standard_normal(rows, np.float32)
+        values[name] = np.exp(normal - np.where(same, 4.0, 2.0)).astype(np.float32)
+    return values
 
 
-def hesitant() -> StopPolicy:
-    """Stops a draft behind a token that the draft gave less than .3."""
-    return StopPolicy(("draft_probability",), lambda of: np.asarray(of["draft_probability"] < 0.3))
+def stop_below_likelihood() -> StopPolicy:
+    """Returns a policy that ends a draft after a token with a draft probability below .3."""
+    return StopPolicy(("draft_probability",), lambda columns: np.asarray(columns["draft_probability"] < 0.3))
 
 
-def written(enlarger: Enlarger, folder: Path, portions: int) -> Iterator[tuple[int, float]]:
-    """Writes the portions and yields the rows and the seconds each took to write; making it is not counted."""
+def write_portions(enlarger: Enlarger, folder: Path, portions: int) -> Iterator[tuple[int, float]]:
+    """Writes the portions, and yields each one's rows and the seconds of writing it, without those of making it."""
     manifest = enlarger.manifest(portions)
     with TraceWriter(folder, manifest) as writer:
         for index in range(portions):

@@ -1,1 +1,1 @@
-"""The validity of certificates, by simulation: `validity.py`."""
+"""Validity of certificates, by simulation: `validity.py`."""

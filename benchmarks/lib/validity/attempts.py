@@ -1,4 +1,4 @@
-"""Several attempts on one certification part, each of another draft or setting: how often any passes falsely."""
+"""How often any of several attempts on one certification part is false, each with another draft or other settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from fsd_calib.certification.score_test import p_values
-from lib.validity.rows import CONFIDENCE, Share, line, listed, own_level
+from lib.validity.levels import CONFIDENCE, Share, line, own_level, summarise
 from lib.validity.world import WANTED, Counts, World, in_sequence, p_of
 
 Floats = NDArray[np.float64]
@@ -21,40 +21,45 @@ Bools = NDArray[np.bool_]
 ATTEMPTS = 5
 _ALIKE = (0.0, 0.5)  # shares of the problems with the same outcomes under all drafts
 _FROZEN = 3  # settings of an attempt
-_NOTCHES = 3  # thresholds between two of them
-_FIRST = 5  # the safest of the first attempt
-_EASY = 0.9  # retention, where a little less than 1 is kept
-_NEARLY = 0.2  # a p-value that lets one try again with the same draft
-_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of the problems, whose outcomes a draft has in common with the first
+_NOTCHES = 3  # steps of the threshold between two of them
+_FIRST = 5  # index of the safest threshold of the first attempt
+_EASY = 0.9  # a required retention that is far below the true one
+_NEARLY = 0.2  # a p-value after which the same draft is tried again
+_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the problems with the same outcomes as under the first draft
 
 
-class Tried(NamedTuple):
-    """p-values of all thresholds of five drafts on one part, and of which retention is not what is wanted."""
+class Drafts(NamedTuple):
+    """p-values of all thresholds of five drafts on one part, and which thresholds have too low a retention."""
 
     p: Floats  # (runs, drafts, thresholds)
     false: Bools  # (drafts, thresholds)
 
 
-def tried(
+def draw_drafts(
     shapes: Sequence[str], problems: int, churn: float, alike: float, runs: int, rng: np.random.Generator
-) -> Tried:
-    """A share `alike` of the problems has the same outcomes under all drafts of a shape."""
+) -> Drafts:
+    """Draws outcomes; a share `alike` of the problems has the same ones under all drafts of a shape."""
     common = round(alike * problems)
     shared = {shape: World(shape, common, churn).draw(runs, rng) for shape in set(shapes)}
     p = [p_of(shared[shape] + World(shape, problems - common, churn).draw(runs, rng)) for shape in shapes]
     false = [World(shape, problems, churn).retentions <= WANTED + 1e-12 for shape in shapes]
-    return Tried(np.stack(p, 1), np.array(false))
+    return Drafts(np.stack(p, 1), np.array(false))
 
 
 class Levels:
-    """The level of each attempt, run by run. `hands_on`: what of an attempt that passed goes to the next."""
+    """The significance levels of consecutive attempts, for each run.
+
+    Args:
+        own: level of an attempt by its number.
+        hands_on: says for each run, from which settings passed, whether an attempt's level goes to the next one.
+    """
 
     def __init__(self, runs: int, own: Callable[[int], float], hands_on: Callable[[Bools], Bools] | None) -> None:
         self._own, self._hands_on, self._number = own, hands_on, 0
         self._inherited = np.zeros(runs)
 
     def test(self, p: Floats) -> Bools:
-        """Which of the attempt's settings pass (runs, frozen)."""
+        """Tests the next attempt's settings in sequence; returns which pass, (runs, frozen)."""
         self._number += 1
         level = self._own(self._number) + self._inherited
         passed = in_sequence(p, level[:, None])
@@ -77,6 +82,8 @@ def _first_level(_: int) -> float:
 
 @dataclass(frozen=True)
 class Rule:
+    """How attempts get their levels; see `Levels`."""
+
     own: Callable[[int], float]
     hands_on: Callable[[Bools], Bools] | None = None
 
@@ -85,7 +92,7 @@ class Rule:
 
 
 RULES = {
-    "each the first": Rule(_first_level),  # as if each draft had problems of its own
+    "each the first": Rule(_first_level),  # as if each draft had a certification part of its own
     "counted": Rule(own_level),
     "counted, all passed hands on": Rule(own_level, _every),
     "counted, any pass hands on (wrong)": Rule(own_level, _any),
@@ -93,59 +100,63 @@ RULES = {
 
 
 def _ladder(first: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Thresholds of an attempt, safest first: (runs, frozen)."""
+    """Returns the thresholds of an attempt, safest first, (runs, frozen)."""
     return first[:, None] + _NOTCHES * np.arange(_FROZEN)
 
 
-def in_turn(seen: Tried, rule: Rule) -> float:
-    """Each draft is tried, whatever the others showed."""
-    runs = len(seen.p)
+def in_turn(drafts: Drafts, rule: Rule) -> float:
+    """Tries each draft, whatever the others showed; returns the share of runs with a false certificate."""
+    runs = len(drafts.p)
     levels, ladder = rule.levels(runs), _ladder(np.array([_FIRST]))[0]
     wrong = np.zeros(runs, bool)
     for draft in range(ATTEMPTS):
-        wrong |= (levels.test(seen.p[:, draft, ladder]) & seen.false[draft, ladder]).any(1)
+        wrong |= (levels.test(drafts.p[:, draft, ladder]) & drafts.false[draft, ladder]).any(1)
     return float(wrong.mean())
 
 
-def until_one_passes(seen: Tried, rule: Rule) -> float:
-    """The next draft is tried where the last one passed nothing."""
-    runs = len(seen.p)
+def until_one_passes(drafts: Drafts, rule: Rule) -> float:
+    """Tries the next draft where no setting of the last one passed."""
+    runs = len(drafts.p)
     levels, ladder = rule.levels(runs), _ladder(np.array([_FIRST]))[0]
     wrong, going = np.zeros(runs, bool), np.ones(runs, bool)
     for draft in range(ATTEMPTS):
-        passed = levels.test(seen.p[:, draft, ladder]) & going[:, None]
-        wrong |= (passed & seen.false[draft, ladder]).any(1)
+        passed = levels.test(drafts.p[:, draft, ladder]) & going[:, None]
+        wrong |= (passed & drafts.false[draft, ladder]).any(1)
         going &= ~passed.any(1)
     return float(wrong.mean())
 
 
-def told(seen: Tried, rule: Rule) -> float:
-    """After a success the same draft's looser settings, after a near miss its stricter ones, else the next draft."""
-    runs = len(seen.p)
+def by_outcomes(drafts: Drafts, rule: Rule) -> float:
+    """Tries looser settings of a draft that passed, stricter ones after a near miss, and else the next draft."""
+    runs = len(drafts.p)
     levels, every = rule.levels(runs), np.arange(runs)[:, None]
     wrong, draft, first = np.zeros(runs, bool), np.zeros(runs, np.int64), np.full(runs, _FIRST)
     for _ in range(ATTEMPTS):
         ladder = _ladder(first)
-        p = seen.p[every, draft[:, None], ladder]
+        p = drafts.p[every, draft[:, None], ladder]
         passed = levels.test(p)
-        wrong |= (passed & seen.false[draft[:, None], ladder]).any(1)
+        wrong |= (passed & drafts.false[draft[:, None], ladder]).any(1)
         some, near = passed.any(1), p[:, 0] <= _NEARLY
-        first = np.where(some, first + 2, np.where(near, first - 1, _FIRST)).clip(0, seen.p.shape[2] - 1 - _NOTCHES * 2)
+        first = np.where(some, first + 2, np.where(near, first - 1, _FIRST))
+        first = first.clip(0, drafts.p.shape[2] - 1 - _NOTCHES * 2)
         draft = np.where(some | near, draft, np.minimum(draft + 1, ATTEMPTS - 1))
     return float(wrong.mean())
 
 
-def one_sequence(seen: Tried) -> float:
-    """All drafts are arms of one frozen sequence: the safest setting of each, then the next."""
+def one_sequence(drafts: Drafts) -> float:
+    """Tests all drafts as arms of one fixed sequence: the safest setting of each, then the second of each."""
     ladder = _ladder(np.array([_FIRST]))[0]
-    p = seen.p[:, :, ladder].transpose(0, 2, 1).reshape(len(seen.p), -1)
+    p = drafts.p[:, :, ladder].transpose(0, 2, 1).reshape(len(drafts.p), -1)
     passed = in_sequence(p, own_level(1))
-    return float((passed & seen.false[:, ladder].T.ravel()).any(1).mean())
+    return float((passed & drafts.false[:, ladder].T.ravel()).any(1).mean())
 
 
 def chosen_against(problems: int, churn: float, runs: int, rng: np.random.Generator) -> float:
-    """Whoever sees the first draft's outcomes problem by problem, and has drafts that share them on as many of the
-    first problems as one likes, takes the one likeliest to pass. All only just fail to keep what is wanted."""
+    """Chooses each next draft against the test, by the first draft's outcome on each problem.
+
+    Drafts may share the first one's outcomes on any of `_SHARES` of the problems, and the one most likely to pass is
+    tried. The retention of all is only just too low.
+    """
 
     def outcomes(number: int) -> Counts:
         return World("flat", number, churn).draw(runs, rng)[:, -1]
@@ -164,9 +175,10 @@ def chosen_against(problems: int, churn: float, runs: int, rng: np.random.Genera
 
 
 def as_strict_as_shown(problems: int, churn: float, runs: int, rng: np.random.Generator, hands_on: bool) -> float:
-    """Of each draft first an easy wish, and where it is granted the strictest one that the counts it showed let pass.
+    """Tests each draft for an easy retention and, if that passes, for the strictest that its counts let pass.
 
-    All drafts keep just what is wanted, so the strictest wish is false where the test would pass what is wanted.
+    The retention of all drafts is exactly what is wanted, so the strictest claim is false where the test would pass
+    what is wanted.
     """
     wrong, level = np.zeros(runs, bool), np.zeros(runs)
     for draft in range(ATTEMPTS):
@@ -180,7 +192,7 @@ def as_strict_as_shown(problems: int, churn: float, runs: int, rng: np.random.Ge
     return float(wrong.mean())
 
 
-CHOICES = {"in turn": in_turn, "until one passes": until_one_passes, "told by outcomes": told}
+CHOICES = {"in turn": in_turn, "until one passes": until_one_passes, "told by outcomes": by_outcomes}
 DRAFTS = {  # the shapes of five drafts' retention
     "all just fail": ("flat",) * ATTEMPTS,
     "loose settings just fail": ("edge",) * ATTEMPTS,
@@ -193,10 +205,10 @@ DRAFTS = {  # the shapes of five drafts' retention
 def attempts(problems: Sequence[int], churns: Sequence[float], runs: int, rng: np.random.Generator) -> dict[str, Any]:
     shares = list[Share]()
     for (name, shapes), number, churn, alike in product(DRAFTS.items(), problems, churns, _ALIKE):
-        seen, what = tried(shapes, number, churn, alike, runs, rng), line(name, number, churn, alike)
-        shares.append(Share(what, "one sequence", one_sequence(seen)))
-        for (choice, of), (levels, rule) in product(CHOICES.items(), RULES.items()):
-            shares.append(Share(what, f"{choice}; {levels}", of(seen, rule)))
+        drafts, what = draw_drafts(shapes, number, churn, alike, runs, rng), line(name, number, churn, alike)
+        shares.append(Share(what, "one sequence", one_sequence(drafts)))
+        for (choice, share_false), (levels, rule) in product(CHOICES.items(), RULES.items()):
+            shares.append(Share(what, f"{choice}; {levels}", share_false(drafts, rule)))
     for number, churn in product(problems, churns):
         what = line("all just fail", number, churn, "chosen")
         shares.append(Share(what, "against the test; counted", chosen_against(number, churn, runs, rng)))
@@ -204,4 +216,4 @@ def attempts(problems: Sequence[int], churns: Sequence[float], runs: int, rng: n
             false = as_strict_as_shown(number, churn, runs, rng, hands_on)
             shares.append(Share(what, f"as strict as shown; {levels}", false))
     columns = "drafts | problems | churn | alike | choice; levels, then the share with a false certificate"
-    return listed(shares, columns, 1 - CONFIDENCE, runs)
+    return summarise(shares, columns, 1 - CONFIDENCE, runs)

@@ -1,4 +1,4 @@
-"""The size of the test with several seeds a problem, by draws from laws in which seeds agree in different ways."""
+"""Size of the test with several seeds per problem, simulated under laws by which seeds agree in different ways."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from fsd_calib.certification import betting_test
 from fsd_calib.certification.multi_seed import FEW, fitted_p_values
 from fsd_calib.certification.power import Cells
 from lib.validity.cells import Cell, Floats, Grid
-from lib.validity.rows import LEVELS, allowed, line
+from lib.validity.levels import LEVELS, allowed, line
 
 Counts = NDArray[np.int64]
 Law = NDArray[np.float64]
 Classes = list[tuple[float, float, float, float]]
-_AGAIN = 8  # times as many draws of what was above its level
+_AGAIN = 8  # a cell above its level is drawn anew with this many times as many draws
 
 
 def law(k: int, classes: Classes) -> Law:
-    """Of the table of one problem: classes of (share, P(target right), P(lost | right), P(gained | wrong)), seeds
-    independent within a class, so that problems differ and seeds of one agree."""
+    """Returns the law of one problem's table of counts, (k + 1, k + 1): seeds solved by the target, by the fuzzy rule.
+
+    Args:
+        k: number of seeds.
+        classes: of problems: (share, P(target right), P(lost | right), P(gained | wrong)). Seeds are independent within
+            a class, so problems differ and the seeds of one problem agree.
+    """
     table = np.zeros((k + 1, k + 1))
     for (share, right, lost, gained), a in product(classes, range(k + 1)):
         kept, won = binom.pmf(np.arange(a + 1), a, 1 - lost), binom.pmf(np.arange(k - a + 1), k - a, gained)
@@ -39,11 +44,12 @@ def retention(table: Law) -> float:
 
 
 def _by_seed(flips: float, stays: float) -> list[tuple[float, float]]:
-    """Shares of problems, and how often a seed of theirs flips."""
+    """Returns (share of problems, probability that a seed flips) where each seed flips by itself."""
     return [(flips + stays, flips / (flips + stays) if flips else 0.0)]
 
 
 def _together(flips: float, stays: float) -> list[tuple[float, float]]:
+    """Returns the same where all seeds of a problem flip or none."""
     return [(flips, 1.0), (stays, 0.0)]
 
 
@@ -51,7 +57,7 @@ _Side = Callable[[float, float], list[tuple[float, float]]]
 
 
 def _sides(losses: _Side, gains: _Side) -> Callable[[Cells], Classes]:
-    """The target solves a problem with all seeds or with none."""
+    """Returns the classes of a law under which the target solves a problem with all seeds or with none."""
     return lambda p: [
         *((share, 1.0, rate, 0.0) for share, rate in losses(p.lost, p.both_right)),
         *((share, 0.0, 0.0, rate) for share, rate in gains(p.gained, p.both_wrong)),
@@ -59,8 +65,10 @@ def _sides(losses: _Side, gains: _Side) -> Callable[[Cells], Classes]:
 
 
 def _in_doubt(p: Cells) -> Classes:
-    """Only problems flip that the target solves with every other seed: half of their seeds that can, if there are so
-    many such problems. None: there are too few of them.
+    """Returns classes where only problems flip that the target solves with half of the seeds.
+
+    Half of those seeds flip that can, if the population allows. Where it cannot hold so many such problems, there are
+    no classes.
     """
     accuracy, most = p.both_right + p.lost, max(p.lost, p.gained)
     doubtful = min(4 * most, 2 * accuracy, 2 - 2 * accuracy)
@@ -87,20 +95,22 @@ MEANING = {
 
 
 def laws_of(cell: Cell, k: int) -> dict[str, Law]:
-    """The table's law under each, as far as it can have the cell's numbers."""
+    """Returns the law of a table under each way in which seeds agree, as far as it allows the cell's numbers."""
     classes = {name: of(cell.population) for name, of in LAWS.items()}
-    return {name: law(k, found) for name, found in classes.items() if found}
+    return {name: law(k, some) for name, some in classes.items() if some}
 
 
 def several_seeds(k: int, grid: Grid, draws: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Shares of all cells and laws. What is above its level by three standard errors is drawn anew, more often, since
-    the highest of many is high by chance too.
+    """Simulates the size of all cells under all laws.
+
+    Cells above their level by three standard errors are simulated anew with more draws, because the largest of many
+    estimates may be large by chance.
     """
-    found, above = list[tuple[str, Floats]](), list[str]()
+    simulated, above = list[tuple[str, Floats]](), list[str]()
     for cell in grid.feasible():
         for name, table in laws_of(cell, k).items():
             shares, what = drawn_sizes(cell, table, draws, rng), line(*astuple(cell), name)
-            found.append((what, shares))
+            simulated.append((what, shares))
             if any(share > allowed(level, draws) for share, level in zip(shares, LEVELS, strict=True)):
                 anew = np.mean([drawn_sizes(cell, table, draws, rng) for _ in range(_AGAIN)], axis=0)
                 above.append(line(what, *shares.tolist(), "anew", *anew.tolist()))
@@ -111,14 +121,14 @@ def several_seeds(k: int, grid: Grid, draws: int, rng: np.random.Generator) -> d
         "draws": draws,
         "draws_anew": _AGAIN * draws,
         "columns": "problems | accuracy | churn | wanted, and true | law, then the share of draws with p <= each level",
-        "largest_over_level": np.max([shares / LEVELS for _, shares in found], axis=0).tolist(),
-        "above": above,  # with a second figure for each level, drawn anew
-        "rows": [line(what, *shares.tolist()) for what, shares in found],
+        "largest_over_level": np.max([shares / LEVELS for _, shares in simulated], axis=0).tolist(),
+        "above": above,  # with a second estimate at each level, drawn anew
+        "rows": [line(what, *shares.tolist()) for what, shares in simulated],
     }
 
 
 def drawn_sizes(cell: Cell, table: Law, draws: int, rng: np.random.Generator) -> Floats:
-    """How often p <= each level; each table that was drawn is tested once."""
+    """Returns the share of draws with p <= each level; equal draws are tested once."""
     drawn = rng.multinomial(cell.problems, table.ravel() / table.sum(), size=draws)
     tables, times = np.unique(drawn, axis=0, return_counts=True)
     p = _p_values(tables.reshape(-1, *table.shape), cell, rng)
@@ -126,7 +136,7 @@ def drawn_sizes(cell: Cell, table: Law, draws: int, rng: np.random.Generator) ->
 
 
 def _p_values(tables: Counts, cell: Cell, rng: np.random.Generator) -> Floats:
-    """As `seeds_test.p_value`; where it bets, on problems in one random order."""
+    """Returns p-values like `fsd_calib.certification.multi_seed`; where that bets, problems are in a random order."""
     few = cell.problems - np.trace(tables, axis1=1, axis2=2) < FEW
     p = np.ones(len(tables))
     if not few.all():

@@ -1,4 +1,4 @@
-"""Curves of retention by threshold, and the certification of many calibrations drawn from them at once."""
+"""Simulated curves of retention by threshold, and the certification of many calibrations drawn from them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,35 @@ Law = NDArray[np.float64]
 
 WANTED = 0.98
 THRESHOLDS = (np.arange(20) + 1) / 20  # as shares of drafted tokens accepted: the looser, the faster
-_CHANCES = (0.95, 0.8, 0.5, 0.2)  # of passing, that the frozen sequence goes by
+_CHANCES = (0.95, 0.8, 0.5, 0.2)  # probabilities of passing, for which thresholds are frozen
 
 Shape = Callable[[Law], Law]
 SHAPES: dict[str, Shape] = {  # retention by threshold
-    "flat": lambda u: np.full_like(u, WANTED),  # whatever is certified is certified falsely
+    "flat": lambda u: np.full_like(u, WANTED),  # every certificate is false
     "linear": lambda u: 1 - 0.05 * u,
     "cliff": lambda u: np.where(u < 0.5, 1.0, 0.97),
     "s": lambda u: 1 - 0.06 / (1 + np.exp(-12 * (u - 0.5))),
     "bump": lambda u: 0.99 - 0.03 * np.sin(2 * np.pi * u) ** 2,  # falls below, recovers, falls again
-    "leak": lambda u: 1 - 0.022 * u,  # is over the edge only at the very end
-    "edge": lambda u: np.where(u < 0.5, 1.0, WANTED),  # the looser half just fails to keep what is wanted
-    "kept": np.ones_like,  # nothing can be certified falsely
+    "leak": lambda u: 1 - 0.022 * u,  # is too low only at the very end
+    "edge": lambda u: np.where(u < 0.5, 1.0, WANTED),  # just too low in the looser half
+    "kept": np.ones_like,  # no certificate is false
 }
 
 
 @dataclass(frozen=True)
 class World:
-    """`churn`: flips of the loosest threshold, half lost and half gained, beside what its retention takes."""
+    """A population of problems whose outcomes depend on the threshold.
+
+    Args:
+        shape: of retention by threshold, a key of `SHAPES`.
+        problems: in the tuning part, and in the certification part.
+        churn: share of problems that flip at the loosest threshold, half lost and half gained, in addition to the
+            losses that its retention implies.
+        accuracy: of the target.
+    """
 
     shape: str
-    problems: int  # on the certification part, and as many on the tuning part
+    problems: int
     churn: float
     accuracy: float = 0.8
 
@@ -46,8 +54,11 @@ class World:
         return SHAPES[self.shape](THRESHOLDS)
 
     def draw(self, number: int, rng: np.random.Generator) -> Counts:
-        """Paired counts (number, thresholds, 4). What one threshold loses is lost by all that lose more: the
-        outcomes of one part hang together, as in life."""
+        """Draws paired counts (number, thresholds, 4).
+
+        A problem that one threshold loses is lost by all thresholds with more losses: the outcomes of one part are
+        dependent, as real ones are.
+        """
         flips = self.churn / 2 * np.minimum(2 * THRESHOLDS, 1)
         lost, lost_rank = np.unique((1 - self.retentions) * self.accuracy + flips, return_inverse=True)
         gained, gained_rank = np.unique(flips, return_inverse=True)
@@ -59,7 +70,7 @@ class World:
         return np.stack([right - lost_by, lost_by, gained_by, self.problems - right - gained_by], axis=-1)
 
     def false(self, passed: NDArray[np.bool_], order: Counts) -> NDArray[np.bool_]:
-        """Of which calibrations anything passed that does not keep what was wanted: (number,)."""
+        """Returns for each calibration whether any threshold passed whose retention is too low, (number,)."""
         return np.asarray((passed & (self.retentions[order] <= WANTED + 1e-12)).any(1))
 
 
@@ -70,8 +81,11 @@ WORLDS = [
 
 
 def freeze(tuning: Counts, delta: float) -> Counts:
-    """Thresholds' indices (number, 4), safest first: for each chance the loosest that passes with it, if the
-    tuning part shows the truth. A stand-in for the product's, which sums the chance exactly."""
+    """Returns the indices of frozen thresholds (number, 4), safest first.
+
+    For each of four probabilities of passing it is the loosest threshold that has it, if the tuning part shows the
+    truth. This stands in for `fsd_calib`'s own freezing, which computes the probability exactly.
+    """
     both, lost, gained, _ = np.moveaxis(tuning, -1, 0)
     n = tuning.sum(-1)
     mean = (both + gained - WANTED * (both + lost)) / n
@@ -83,22 +97,25 @@ def freeze(tuning: Counts, delta: float) -> Counts:
 
 
 def p_of(counts: Counts) -> Law:
-    """Of counts (..., 4), that they keep what is wanted."""
+    """Returns the p-values of counts (..., 4), of the hypothesis that retention is below what is wanted."""
     both, lost, gained, wrong = np.moveaxis(counts, -1, 0)
     return p_values(both, lost, gained, wrong, WANTED)
 
 
 def in_sequence(p: Law, delta: float | Law) -> NDArray[np.bool_]:
-    """Which of the sequence pass (number, frozen): `certify_sequence`, of many calibrations at once."""
+    """Returns which candidates pass the fixed-sequence test, (number, frozen), in many calibrations at once."""
     return np.asarray((p <= delta).cumprod(1), np.bool_)
 
 
 def fixed_sequence(counts: Counts, order: Counts, delta: float) -> NDArray[np.bool_]:
-    """Of the thresholds of one part."""
+    """Tests thresholds in sequence on the counts of one part."""
     return in_sequence(p_of(np.take_along_axis(counts, order[..., None], 1)), delta)
 
 
 def naive(counts: Counts) -> tuple[NDArray[np.bool_], Counts]:
-    """The loosest threshold that looks good enough on the same problems: (number, 1), passed and which."""
+    """Picks the loosest threshold whose estimate is high enough, on the same problems and without a test.
+
+    Returns whether there is one and which, (number, 1) each.
+    """
     good = counts[..., 0] + counts[..., 2] >= WANTED * (counts[..., 0] + counts[..., 1])
     return np.asarray(good.any(1, keepdims=True)), len(THRESHOLDS) - 1 - good[:, ::-1].argmax(1)[:, None]

@@ -292,7 +292,8 @@ class Engine:
                 f"{where} logits that are NaN or +inf in round {row.rounds + 1}; "
                 "a wider dtype (bfloat16 rather than float16, or float32) usually helps"
             )
+        policy = type(self._settings.threshold_policy).__name__
         return ThresholdError(
-            f"{where} a threshold that is NaN, or a negative scale, from {type(self._settings.threshold_policy).__name__} in "
-            f"round {row.rounds + 1}; a threshold policy must give numbers (-1 is lossless)"
+            f"{where} a threshold that is NaN, or a negative scale, from {policy} in round {row.rounds + 1}; "
+            "a threshold policy must give numbers (-1 is lossless)"
         )

@@ -29,7 +29,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.sampling import Sampling
 from support import earlier_ledgers, tiny_calibration
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related
 
 TASK = tiny_calibration.task(300)

@@ -12,10 +12,10 @@ from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
 from fsd_calib.report.verdict import verdict
 from fsd_decoding.models.fingerprint import model_fingerprint
 from support import tiny_calibration
-from support.tiny import word_tokenizer
+from support.fixed_speeds import fix_speeds
+from support.messages import usage_error
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related
-from support.told_speeds import tell
-from support.traces import refusal
 
 SPREADS = {"near": 0.001, "far": 0.2, "farther": 0.3}
 WISH: dict[str, Any] = {"min_acc": 0.95, "draft_length": (2, 4), "divergence": "js", "guarantee": "none", "trials": 12}
@@ -89,7 +89,7 @@ def test_a_decoder_follows_it_with_the_chosen_draft_alone(made: ThresholdProfile
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it was never tested
         SpeculativeDecoder.from_pretrained(target, drafts["near"], profile=made, tokenizer=word_tokenizer())
-    assert "the profile's draft is 'drafts/near'" in refusal(
+    assert "the profile's draft is 'drafts/near'" in usage_error(
         lambda: SpeculativeDecoder.from_pretrained(target, drafts["far"], profile=made, tokenizer=word_tokenizer())
     )
 
@@ -106,33 +106,33 @@ def test_several_drafts_are_one_attempt(tmp_path: Path) -> None:
 
 
 def test_what_is_learned_with_one_draft_is_refused_with_two(tmp_path: Path) -> None:
-    assert "policy per-prompt is learned with one draft, and 2 are given" in refusal(
+    assert "policy per-prompt is learned with one draft, and 2 are given" in usage_error(
         lambda: run(tmp_path, "near", "far", threshold_policy="per-prompt")
     )
-    assert "a predictor is learned with one draft, and 2 are given" in refusal(
+    assert "a predictor is learned with one draft, and 2 are given" in usage_error(
         lambda: run(tmp_path, "near", "far", predictor="auto")
     )
 
 
 def test_drafts_are_told_apart_by_name(tmp_path: Path) -> None:
-    assert "drafts are 'drafts/near', 'drafts/near', and 'drafts/near' is there twice; give it once" in refusal(
+    assert "drafts are 'drafts/near', 'drafts/near', and 'drafts/near' is there twice; give it once" in usage_error(
         lambda: run(tmp_path, "near", "near")
     )
     target, drafts = models()
     for one in drafts.values():
         one.config._name_or_path = ""
-    assert "several drafts are told apart by their names" in refusal(
+    assert "several drafts are told apart by their names" in usage_error(
         lambda: calibrate(
             tiny_calibration.task(240), target=target, draft=list(drafts.values()), tokenizer=word_tokenizer(), **WISH
         )
     )
-    assert "draft is an empty list" in refusal(lambda: run(tmp_path))
+    assert "draft is an empty list" in usage_error(lambda: run(tmp_path))
 
 
 @pytest.mark.slow
 def test_what_was_tested_is_named_with_its_own_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where lossless decoding suffices, with the draft that is best for that."""
-    tell(monkeypatch, 0.8)
+    fix_speeds(monkeypatch, 0.8)
     made = run(tmp_path, "near", "far", min_acc=0.4, guarantee="population", draft_length=4)
     assert made.outcome == "lossless-suffices"
     assert made.draft.id == "drafts/near"
@@ -144,7 +144,7 @@ def test_what_was_tested_is_named_with_its_own_draft(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_their_order_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell(monkeypatch, 1.5)
+    fix_speeds(monkeypatch, 1.5)
     first, second = (run(tmp_path, *names, min_acc=0.5) for names in (("far", "farther"), ("farther", "far")))
     assert second.effort is not None
     assert second.effort.total.decoded == 0

@@ -25,7 +25,7 @@ from fsd_decoding.profile.curve import CurvePoint
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
 from support import tiny_calibration
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related, saved
 
 _PROBLEMS = 900  # about 270 of them tuning: 128 to forecast with, the others to train on

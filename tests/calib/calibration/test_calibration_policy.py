@@ -24,9 +24,9 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from support import tiny_calibration
-from support.tiny import word_tokenizer
+from support.messages import usage_error
 from support.tiny_calibration import far_apart
-from support.traces import refusal
+from support.tiny_models import word_tokenizer
 
 TASK = replace(tiny_calibration.task(240), max_new_tokens=12)
 WISH: dict[str, Any] = {
@@ -187,7 +187,7 @@ class Nameless(ScalePolicy):
     ],
 )
 def test_what_is_no_policy_is_refused_before_the_work(tmp_path: Path, policy: Any, message: str) -> None:
-    assert message in refusal(lambda: run(tmp_path, threshold_policy=policy))
+    assert message in usage_error(lambda: run(tmp_path, threshold_policy=policy))
     assert not list(tmp_path.iterdir())
 
 
@@ -206,6 +206,6 @@ def test_a_constant_of_ones_own_moves_nothing() -> None:
 
 
 def test_a_predictor_and_a_policy_are_refused(tmp_path: Path) -> None:
-    assert "a predictor ends drafts by the T they are given, and policy schedule judges them by another" in refusal(
+    assert "a predictor ends drafts by the T they are given, and policy schedule judges them by another" in usage_error(
         lambda: run(tmp_path, predictor="auto")
     )

@@ -17,10 +17,10 @@ from fsd_calib.report.verdict import verdict
 from fsd_calib.tasks import Task
 from fsd_decoding.profile.curve import CurvePoint
 from support import tiny_calibration
+from support.fixed_speeds import fix_speeds
 from support.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related, tiny_decoder
-from support.told_speeds import tell
 
 _NOTHING_DECODED = {f"certificate.{name}": 0 for name in ("problems", "both_right", "lost", "gained", "both_wrong")} | {
     f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "accuracy_lower_bound")
@@ -104,7 +104,7 @@ def test_a_fronts_sentences_do_not_speak_of_one_setting_without_naming_it() -> N
 def test_a_tested_setting_that_is_not_faster_keeps_its_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float
 ) -> None:
-    tell(monkeypatch, over_sd, spread)
+    fix_speeds(monkeypatch, over_sd, spread)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160)
     assert (made.outcome, made.threshold, made.effective_rule) == ("lossless-suffices", None, "sd")
     assert made.effective_draft_length == made.sd_draft_length
@@ -131,7 +131,7 @@ def test_a_tested_setting_that_is_not_faster_keeps_its_evidence(
 def test_an_untested_setting_that_is_not_surely_faster_is_not_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(monkeypatch, 1.02, spread=0.5)
+    fix_speeds(monkeypatch, 1.02, spread=0.5)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, guarantee="none")
     assert (made.outcome, made.threshold) == ("lossless-suffices", None)
     assert made.estimate is not None
@@ -142,7 +142,7 @@ def test_an_untested_setting_that_is_not_surely_faster_is_not_chosen(
 def test_more_than_the_target_keeps_is_granted_though_no_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(monkeypatch, 0.8)
+    fix_speeds(monkeypatch, 0.8)
     target, draft = related(seed=1, spread=0.05)
     made = calibrate(
         _better_changed(160), target=target, draft=draft, tokenizer=word_tokenizer(), cache=tmp_path, min_acc=1.1,
@@ -209,12 +209,12 @@ def test_of_these_very_draws_the_targets_say_nothing_of_sds(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_an_absolute_wish_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell(monkeypatch, 0.8)
+    fix_speeds(monkeypatch, 0.8)
     goal: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4}
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **goal)
     assert (made.outcome, made.effective_rule) == ("lossless-suffices", "sd")
     assert made.certificate.lossless
-    tell(monkeypatch, 1.5)
+    fix_speeds(monkeypatch, 1.5)
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **goal)
     assert (made.outcome, made.certificate.attempt, made.certificate.lossless) == ("certified", 1, False)
 

@@ -14,7 +14,7 @@ from fsd_calib.calibration.goal import GoalKeywords
 from fsd_calib.calibration.run_config import RunKeywords
 from fsd_decoding.errors import UsageError
 from support import tiny_calibration
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 
 
 @pytest.mark.parametrize(("config", "keywords"), [(Goal, GoalKeywords), (RunConfig, RunKeywords)])

@@ -20,7 +20,7 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 from support import tiny_calibration
-from support.tiny import VOCABULARY, word_tokenizer
+from support.tiny_models import VOCABULARY, word_tokenizer
 from support.tiny_pair import related
 
 

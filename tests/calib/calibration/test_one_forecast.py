@@ -11,7 +11,7 @@ import pytest
 from fsd_calib import ThresholdProfile
 from fsd_decoding.profile.curve import CurvePoint
 from support import tiny_calibration
-from support.told_speeds import tell, tell_costs
+from support.fixed_speeds import fix_costs, fix_speeds
 
 Made = tuple[ThresholdProfile, optuna.Study]
 
@@ -30,9 +30,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("calibrated")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "untimed":
-            tell_costs(patch)
+            fix_costs(patch)
             return calibrated(folder, problems=500, timing="none", trials=6)
-        tell(patch, over_sd=2.0 if request.param == "timed" else 0.8)
+        fix_speeds(patch, over_sd=2.0 if request.param == "timed" else 0.8)
         return calibrated(folder, problems=160, trials=6)
 
 

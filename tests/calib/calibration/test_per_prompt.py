@@ -20,9 +20,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.per_prompt import PROMPT_FACTS, PromptFacts
 from fsd_decoding.policies.threshold import ScalePolicy
-from support.in_memory import InMemory
-from support.tiny import word_tokenizer
-from support.worlds import problems
+from support.memory_traces import MemoryTraces
+from support.simulated_worlds import problems
+from support.tiny_models import word_tokenizer
 
 WEIGHTS, MEANS = (0.4, 0.0, 0.1, -2.0), (2.5, 0.0, 3.0, 0.3)
 PROMPT_OF_TRACE = {0: (3.0, 0.0)}  # what the conformance tests decode
@@ -213,11 +213,11 @@ def test_where_nearly_all_is_lost_smaller_thresholds_are_asked_for() -> None:
 def test_facts_come_from_the_prompts_and_from_the_traces_first_tokens() -> None:
     asked = [Problem(i, "", text, "", "tuning") for i, text in ((3, "w5 w6"), (4, "w5 w6 w7"))]
     rows = [[{"problem": i, "draft_entropy": 1.0 + i, "draft_top1": 0.5}] * 2 for i in (3, 4)]
-    found = facts_of(InMemory(rows), decoder(), asked)
+    found = facts_of(MemoryTraces(rows), decoder(), asked)
     assert [found[3][-2:], found[4][-2:]] == [(4.0, 0.5), (5.0, 0.5)]
     assert found[4][0] > found[3][0] > 0
     with pytest.raises(UsageError, match="problem 4 is not in the traces"):
-        facts_of(InMemory(rows[:1]), decoder(), asked)
+        facts_of(MemoryTraces(rows[:1]), decoder(), asked)
 
 
 def test_it_is_a_shape_by_name() -> None:

@@ -32,7 +32,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
 from support import tiny_calibration
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import saved
 
 PARTS: tuple[Part, Part] = ("tuning", "certification")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
 from fsd_calib.certification.ledger_file import ById, Run
 from fsd_decoding.errors import UsageError
-from support.ledgers import OTHERS, OURS, opened, these
+from support.ledgers import OTHERS, OURS, open_attempt, problems_with
 
 FIRST = attempt_level(0.95, 1)
 
@@ -34,7 +34,7 @@ def ledger() -> Iterator[AttemptLedger]:
 
 
 def numbers(ledger: AttemptLedger, *attempts: tuple[str, list[int], str]) -> list[int]:
-    return [opened(ledger, *attempt).number for attempt in attempts]
+    return [open_attempt(ledger, *attempt).number for attempt in attempts]
 
 
 def test_attempts_that_share_a_problem_are_counted(ledger: AttemptLedger) -> None:
@@ -56,63 +56,63 @@ def test_a_number_is_one_more_than_the_earlier_attempts_that_overlap(attempts: l
         for i, (ids, frozen) in enumerate(attempts):
             before = attempts[: attempts.index((ids, frozen))] if (ids, frozen) in attempts[:i] else attempts[:i]
             distinct = {(frozenset(other), f) for other, f in before if other & ids}
-            assert opened(ledger, OURS, ids, frozen).number == 1 + len(distinct)
+            assert open_attempt(ledger, OURS, ids, frozen).number == 1 + len(distinct)
 
 
 def test_levels_of_all_attempts_sum_to_delta(ledger: AttemptLedger) -> None:
-    levels = [opened(ledger, OURS, [7], str(n)).level(0.95) for n in range(50)]
+    levels = [open_attempt(ledger, OURS, [7], str(n)).level(0.95) for n in range(50)]
     assert levels[0] == pytest.approx(0.05 * 6 / math.pi**2)
     assert levels[1] == pytest.approx(levels[0] / 4)
     assert 0.049 < sum(levels) < 0.05
 
 
 def test_an_attempt_is_decided_once(ledger: AttemptLedger) -> None:
-    attempt = opened(ledger, OURS, [1], "a")
+    attempt = open_attempt(ledger, OURS, [1], "a")
     attempt.decide("passed: 2")
     with pytest.raises(UsageError, match="attempt 1 is decided already"):
         attempt.decide("passed: 2")
 
 
 def test_a_resumed_attempt_must_reach_the_recorded_verdict(ledger: AttemptLedger) -> None:
-    opened(ledger, OURS, [1], "a").decide("failed")
+    open_attempt(ledger, OURS, [1], "a").decide("failed")
     with pytest.raises(UsageError, match="was decided before as 'failed', and now as 'passed'"):
-        opened(ledger, OURS, [1], "a").decide("passed")
-    again = opened(ledger, OURS, [1], "a")
+        open_attempt(ledger, OURS, [1], "a").decide("passed")
+    again = open_attempt(ledger, OURS, [1], "a")
     assert again.verdict == "failed"
     again.decide("failed")
 
 
 def test_problems_that_were_tuned_on_cannot_be_certified_on(ledger: AttemptLedger) -> None:
-    ledger.tuned_on(OURS, these(range(10)))
-    ledger.tuned_on(OURS, these(range(5, 12)))
+    ledger.tuned_on(OURS, problems_with(range(10)))
+    ledger.tuned_on(OURS, problems_with(range(5, 12)))
     with pytest.raises(UsageError, match="2 of 3 certification problems were tuned on before"):
-        opened(ledger, OURS, [10, 11, 12], "a")
+        open_attempt(ledger, OURS, [10, 11, 12], "a")
     assert numbers(ledger, (OURS, [12], "a"), (OTHERS, [10, 11, 12], "a")) == [1, 1]
 
 
 def test_problems_certified_on_may_be_tuned_on_but_never_certified_on_again(ledger: AttemptLedger) -> None:
-    decided, undecided = opened(ledger, OURS, [1, 2], "a"), opened(ledger, OURS, [2, 3], "a")
+    decided, undecided = open_attempt(ledger, OURS, [1, 2], "a"), open_attempt(ledger, OURS, [2, 3], "a")
     decided.decide("passed")
-    ledger.tuned_on(OURS, these([2]))
-    opened(ledger, OURS, [1, 2], "a").decide("passed")  # its verdict was recorded before
+    ledger.tuned_on(OURS, problems_with([2]))
+    open_attempt(ledger, OURS, [1, 2], "a").decide("passed")  # its verdict was recorded before
     for refused in (
-        lambda: opened(ledger, OURS, [1, 2], "b"),
-        lambda: opened(ledger, OURS, [2, 3], "a"),
+        lambda: open_attempt(ledger, OURS, [1, 2], "b"),
+        lambda: open_attempt(ledger, OURS, [2, 3], "a"),
         lambda: undecided.decide("passed"),
     ):
         with pytest.raises(UsageError, match="1 of 2 certification problems were tuned on"):
             refused()
-    assert opened(ledger, OURS, [1, 3], "a").number == 3  # refused attempts do not count, the two before do
+    assert open_attempt(ledger, OURS, [1, 3], "a").number == 3  # refused attempts do not count, the two before do
 
 
 def test_an_attempt_needs_problems(ledger: AttemptLedger) -> None:
     with pytest.raises(UsageError, match="0 problems"):
-        opened(ledger, OURS, [], "a")
+        open_attempt(ledger, OURS, [], "a")
 
 
 def test_ten_thousand_problems_take_well_under_a_second(ledger: AttemptLedger) -> None:
     ids = random.Random(0).sample(range(1 << 48), 20_000)
-    tuned, problems = these(ids[:10_000]), these(ids[10_000:])
+    tuned, problems = problems_with(ids[:10_000]), problems_with(ids[10_000:])
     start = time.process_time()
     for n in range(10):
         ledger.tuned_on(OURS, tuned)
@@ -133,7 +133,7 @@ def test_the_same_content_with_another_id_is_the_same_problem(ledger: AttemptLed
 
 
 def test_a_row_with_an_id_only_matches_ids_and_keys(ledger: AttemptLedger) -> None:
-    ledger.tuned_on(OURS, these([100, 2]))
+    ledger.tuned_on(OURS, problems_with([100, 2]))
     refused: list[ById | Spaced] = [Spaced(100, 1), Spaced(200, 2), ById(2)]
     for problem in refused:
         with pytest.raises(UsageError, match="1 of 1 certification problems were tuned on before"):
@@ -170,32 +170,32 @@ def test_repeats_of_a_tuned_problem_are_tuned_on_too(ledger: AttemptLedger) -> N
 
 
 def test_the_facts_and_problems_of_a_run_are_recorded(ledger: AttemptLedger) -> None:
-    problems, run = these(range(4)), Run("name", "facts")
+    problems, run = problems_with(range(4)), Run("name", "facts")
     assert (ledger.facts_of(OURS, "name"), ledger.usable(OURS, problems, "name").tolist()) == (None, [True] * 4)
     attempt = ledger.open(OURS, problems, "a", run)
-    ledger.tuned_on(OURS, these([1, 7]))
+    ledger.tuned_on(OURS, problems_with([1, 7]))
     assert ledger.usable(OURS, problems, "name").tolist() == [
         True,
         False,
         True,
         True,
     ]  # this attempt cannot be decided any more
-    other = ledger.open(OURS, these([0, 2, 3]), "a", Run("name", "others"))
+    other = ledger.open(OURS, problems_with([0, 2, 3]), "a", Run("name", "others"))
     assert ledger.facts_of(OURS, "name") == "facts"
     other.decide("passed")
     assert ledger.facts_of(OURS, "name") == "others"
-    ledger.tuned_on(OURS, these([2]))
+    ledger.tuned_on(OURS, problems_with([2]))
     assert ledger.usable(OURS, problems, "name").tolist() == [True, False, True, True]
     assert ledger.usable(OURS, problems, "another").tolist() == [True, False, False, True]
-    assert ledger.open(OURS, these([0, 2, 3]), "a").verdict == "passed"
+    assert ledger.open(OURS, problems_with([0, 2, 3]), "a").verdict == "passed"
     assert (attempt.number, other.number) == (1, 2)
 
 
 def test_the_best_case_of_an_attempt(ledger: AttemptLedger) -> None:
-    problems = these(range(10))
+    problems = problems_with(range(10))
     assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)
     ledger.open(OURS, problems, "a").decide("failed")
     assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)  # the same attempt, repeated
-    ledger.tuned_on(OURS, these(range(3)))
+    ledger.tuned_on(OURS, problems_with(range(3)))
     assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)
     assert ledger.at_best(OURS, problems[:5], 0.95) == (2, FIRST / 4)

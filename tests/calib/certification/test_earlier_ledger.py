@@ -19,9 +19,9 @@ import pytest
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.ledger_file import Run
 from fsd_decoding.errors import UsageError
-from support.children import begin, kill
+from support.child_processes import kill, start_process
 from support.earlier_ledgers import Attempt, insert, write
-from support.ledgers import these
+from support.ledgers import problems_with
 from support.paths import FILES
 
 EARLIER = FILES / "attempts-1.sqlite"
@@ -39,11 +39,11 @@ def ledger(tmp_path: Path) -> Iterator[AttemptLedger]:
 
 
 def number(ledger: AttemptLedger, *ids: int, family: str = "target") -> int:
-    return ledger.next_number(family, these(ids))
+    return ledger.next_number(family, problems_with(ids))
 
 
 def tuned(ledger: AttemptLedger, family: str) -> list[int]:
-    return [one for one in range(200) if not ledger.usable(family, these([one]), "")[0]]
+    return [one for one in range(200) if not ledger.usable(family, problems_with([one]), "")[0]]
 
 
 def check(ledger: AttemptLedger) -> None:
@@ -64,11 +64,11 @@ def test_tuned_problems_and_attempts_are_taken_over(earlier: Path, ledger: Attem
 
 def test_numbers_and_verdicts_are_kept(earlier: Path, ledger: AttemptLedger) -> None:
     ledger.take_over(earlier)
-    found = [ledger.open("target", these(range(20)), frozen) for frozen in ("first", "second")]
-    found.append(ledger.open("target", these(range(15, 30)), "third"))
+    found = [ledger.open("target", problems_with(range(20)), frozen) for frozen in ("first", "second")]
+    found.append(ledger.open("target", problems_with(range(15, 30)), "third"))
     assert [a.number for a in found] == [1, 2, 1]
     assert [json.loads(a.verdict or "")["passed"] for a in found] == [0, None, 1]
-    assert ledger.next_number("target", these(range(15, 20))) == 5
+    assert ledger.next_number("target", problems_with(range(15, 20))) == 5
     check(ledger)  # repeated attempts count once
 
 
@@ -95,17 +95,17 @@ def test_later_rows_and_verdicts_are_added(tmp_path: Path, ledger: AttemptLedger
         write(path, [(range(3), frozen, 1 + n, verdict) for n, (frozen, verdict) in enumerate(rows)])
         ledger.take_over(path)
     assert number(ledger, 0) == 3
-    assert [ledger.open("target", these(range(3)), frozen).verdict for frozen in "ab"] == ["passed", "failed"]
+    assert [ledger.open("target", problems_with(range(3)), frozen).verdict for frozen in "ab"] == ["passed", "failed"]
 
 
 def test_rows_of_the_new_ledger_are_kept(earlier: Path, ledger: AttemptLedger) -> None:
-    ledger.tuned_on("target", these([113, 150]))
-    own = ledger.open("target", these([0, 40]), "own", Run("run", "facts"))
+    ledger.tuned_on("target", problems_with([113, 150]))
+    own = ledger.open("target", problems_with([0, 40]), "own", Run("run", "facts"))
     own.decide("passed")
     ledger.take_over(earlier)
     assert tuned(ledger, "target") == [*range(100, 114), 150]
     assert number(ledger, 0) == 5
-    assert ledger.next_number("target", these([40])) == 2
+    assert ledger.next_number("target", problems_with([40])) == 2
     assert ledger.facts_of("target", "run") == "facts"
 
 
@@ -163,7 +163,7 @@ def take_over(pipe: Connection, path: Path, old: Path) -> None:
 def test_two_processes_take_over_once(tmp_path: Path) -> None:
     path, old = tmp_path / "state" / "ledger.sqlite", tmp_path / "attempts.sqlite"
     write(old, MANY)
-    children = [begin(take_over, path, old) for _ in range(2)]
+    children = [start_process(take_over, path, old) for _ in range(2)]
     for _, pipe in children:
         pipe.send("go")
     assert sorted(pipe.recv() for _, pipe in children) == [False, True]
@@ -174,7 +174,7 @@ def test_two_processes_take_over_once(tmp_path: Path) -> None:
 def test_a_take_over_waits_for_a_writer(tmp_path: Path) -> None:
     path, old = tmp_path / "ledger.sqlite", tmp_path / "attempts.sqlite"
     write(old)
-    _, pipe = begin(take_over, path, old)
+    _, pipe = start_process(take_over, path, old)
     writer = sqlite3.connect(old, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     insert(writer, "attempts", "target", range(3), "frozen", 1, None)
@@ -193,7 +193,7 @@ def test_a_killed_take_over_loses_and_doubles_nothing(tmp_path: Path) -> None:
         path, old = tmp_path / str(case) / "ledger.sqlite", tmp_path / str(case) / "attempts.sqlite"
         path.parent.mkdir()
         shutil.copy(tmp_path / "sound", old)
-        process, pipe = begin(take_over, path, old)
+        process, pipe = start_process(take_over, path, old)
         pipe.send("go")
         time.sleep(0.015 * case)
         kill(process)
@@ -202,6 +202,6 @@ def test_a_killed_take_over_loses_and_doubles_nothing(tmp_path: Path) -> None:
             ledger.take_over(old)
             assert not old.exists()
             assert [number(ledger, one) for one in (0, 150, 350, 450)] == [2, 152, 150, 50]
-            verdicts = [ledger.open("target", these(ids), frozen).verdict for ids, frozen, *_ in MANY[:4]]
+            verdicts = [ledger.open("target", problems_with(ids), frozen).verdict for ids, frozen, *_ in MANY[:4]]
         assert verdicts == [verdict for *_, verdict in MANY[:4]]
     assert cut > 0

@@ -13,16 +13,16 @@ import pytest
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.ledger_file import Run
 from fsd_decoding.errors import UsageError
-from support.children import begin, kill, rest
-from support.ledgers import OURS, opened, these
+from support.child_processes import kill, remaining_messages, start_process
+from support.ledgers import OURS, open_attempt, problems_with
 
 
 def written(path: Path) -> None:
     with AttemptLedger(path) as ledger:
-        ledger.tuned_on(OURS, these(range(1000, 1500)))
+        ledger.tuned_on(OURS, problems_with(range(1000, 1500)))
         for n in range(5):
             run = Run(f"run {n}", f"facts {n}")
-            attempt = ledger.open(OURS, these(range(100 * n, 100 * n + 500)), "frozen", run)
+            attempt = ledger.open(OURS, problems_with(range(100 * n, 100 * n + 500)), "frozen", run)
             attempt.decide("failed" if n else "passed")
 
 
@@ -30,11 +30,11 @@ def content_of(path: Path) -> object:
     """Returns all that a ledger holds, or the message with which it is refused; nothing else may happen."""
     try:
         with AttemptLedger(path) as ledger:
-            attempts = [opened(ledger, OURS, range(100 * n, 100 * n + 500), "frozen") for n in range(5)]
+            attempts = [open_attempt(ledger, OURS, range(100 * n, 100 * n + 500), "frozen") for n in range(5)]
             with pytest.raises(UsageError, match="500 of 500 certification problems were tuned on"):
-                opened(ledger, OURS, range(1000, 1500), "a")
+                open_attempt(ledger, OURS, range(1000, 1500), "a")
             facts = [ledger.facts_of(OURS, f"run {n}") for n in range(5)]
-            number = ledger.next_number(OURS, these(range(100)))
+            number = ledger.next_number(OURS, problems_with(range(100)))
             return [(attempt.number, attempt.verdict) for attempt in attempts], facts, number
     except UsageError as error:
         return str(error)
@@ -80,7 +80,7 @@ def test_an_entry_changed_while_the_file_is_open_is_refused(tmp_path: Path) -> N
     with AttemptLedger(tmp_path / "ledger") as ledger:
         sqlite3.connect(tmp_path / "ledger", isolation_level=None).execute("UPDATE attempts SET number = 1")
         with pytest.raises(UsageError, match="digest"):
-            opened(ledger, OURS, [1], "new")
+            open_attempt(ledger, OURS, [1], "new")
 
 
 def test_another_version_and_a_folder_are_refused(tmp_path: Path) -> None:
@@ -97,11 +97,11 @@ def attempt_many(pipe: Connection, path: Path, name: str, times: int) -> None:
     with AttemptLedger(path) as ledger:
         pipe.recv()
         for n in range(times):
-            pipe.send((n, opened(ledger, OURS, [1, 2], f"{name} {n}").number))
+            pipe.send((n, open_attempt(ledger, OURS, [1, 2], f"{name} {n}").number))
 
 
 def test_attempts_of_two_processes_at_once_have_different_numbers(tmp_path: Path) -> None:
-    children = [begin(attempt_many, tmp_path / "ledger", name, 60) for name in ("first", "second")]
+    children = [start_process(attempt_many, tmp_path / "ledger", name, 60) for name in ("first", "second")]
     for _, pipe in children:
         pipe.send("go")
     found = [pipe.recv()[1] for _, pipe in children for _ in range(60)]
@@ -111,13 +111,13 @@ def test_attempts_of_two_processes_at_once_have_different_numbers(tmp_path: Path
 def test_no_attempt_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
     path, rng, announced = tmp_path / "ledger", random.Random(0), dict[str, int]()
     for run in range(5):
-        process, pipe = begin(attempt_many, path, str(run), 10**6)
+        process, pipe = start_process(attempt_many, path, str(run), 10**6)
         pipe.send("go")
         received = [pipe.recv()]
         time.sleep(rng.uniform(0.1, 0.6))
         kill(process)
-        received += rest(pipe)
+        received += remaining_messages(pipe)
         announced |= {f"{run} {n}": number for n, number in received}
         with AttemptLedger(path) as ledger:
-            assert {frozen: opened(ledger, OURS, [1, 2], frozen).number for frozen in announced} == announced
+            assert {frozen: open_attempt(ledger, OURS, [1, 2], frozen).number for frozen in announced} == announced
     assert len(set(announced.values())) == len(announced) > 10

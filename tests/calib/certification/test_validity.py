@@ -21,7 +21,7 @@ from fsd_calib.certification.score_test import p_values
 from fsd_calib.certification.sequence import certify_sequence
 from lib.validity.seeds import law, retention
 from lib.validity.world import WANTED, WORLDS, Counts, Law, World, fixed_sequence, freeze, naive
-from support.paired import Portions, paired
+from support.paired_gradings import Portions, paired
 
 DELTA = 0.05
 RUNS = 4000

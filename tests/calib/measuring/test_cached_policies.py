@@ -19,8 +19,8 @@ from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.sampling import Sampling
-from support.stored import ASKED, key, result
-from support.tiny import word_tokenizer
+from support.cached_results import QUERY, key, result
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related, tiny_decoder
 from support.tiny_task import tiny_task
 
@@ -103,8 +103,8 @@ def of_shape(policy: ScalePolicy, dtype: str) -> CacheKey:
 
 def is_hit(cache_key: CacheKey, t: float, lo: float, hi: float) -> bool:
     with ResultCache(None) as store:
-        store.add(cache_key, ASKED, None, result(lo=lo, hi=hi))
-        return bool(store.find(cache_key, [ASKED], t))
+        store.add(cache_key, QUERY, None, result(lo=lo, hi=hi))
+        return bool(store.find(cache_key, [QUERY], t))
 
 
 @given(st.floats(0, 0.69), st.floats(-1, 1), st.floats(0.25, 1), st.sampled_from(["float32", "float16", "bfloat16"]))

@@ -21,7 +21,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related, tiny_decoder
 from support.tiny_task import TinyTask, tiny_task
 

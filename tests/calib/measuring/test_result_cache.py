@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 
 from fsd_calib.measuring.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
-from support.stored import ASKED, KEY, key, result
+from support.cached_results import KEY, QUERY, key, result
 
 
 def is_hit(threshold: float | None, *, own: float | None, lo: float, hi: float, cache_key: CacheKey = KEY) -> bool:
     with ResultCache(None) as store:
-        store.add(cache_key, ASKED, own, result(lo=lo, hi=hi))
-        return bool(store.find(cache_key, [ASKED], threshold))
+        store.add(cache_key, QUERY, own, result(lo=lo, hi=hi))
+        return bool(store.find(cache_key, [QUERY], threshold))
 
 
 def test_a_row_is_returned_as_it_was_added() -> None:
     with ResultCache(None) as store:
-        added = store.add(KEY, ASKED, 0.2, result("vier 🙂\0\n", tokens=7))
-        assert store.find(KEY, [ASKED], 0.2) == {0: added}
+        added = store.add(KEY, QUERY, 0.2, result("vier 🙂\0\n", tokens=7))
+        assert store.find(KEY, [QUERY], 0.2) == {0: added}
         assert added == CachedText(0.2, 0.1, 0.3, "vier 🙂\0\n", 8, 3, 15, 5)  # 7 tokens and the EOS
 
 
 def test_hits_are_returned_by_the_index_of_the_prompt() -> None:
-    others = [CacheQuery(5, "2 + 3"), CacheQuery(6, "2 + 2"), ASKED, ASKED]
+    others = [CacheQuery(5, "2 + 3"), CacheQuery(6, "2 + 2"), QUERY, QUERY]
     with ResultCache(None) as store:
-        store.add(KEY, ASKED, 0.2, result())
+        store.add(KEY, QUERY, 0.2, result())
         assert set(store.find(KEY, others, 0.2)) == {2, 3}
         assert not store.find(key(max_new_tokens=255), others, 0.2)
         assert not store.find(KEY, [], 0.2)
@@ -97,15 +97,15 @@ def test_a_rule_without_a_threshold_is_found_without_one() -> None:
 def test_a_row_of_the_exact_threshold_is_preferred() -> None:
     with ResultCache(None) as store:
         for t in (0.15, 0.2, 0.25):
-            store.add(KEY, ASKED, t, result(str(t)))
-        assert store.find(KEY, [ASKED], 0.2)[0].text == "0.2"
-        assert store.find(KEY, [ASKED], 0.22)[0].text in ("0.15", "0.2", "0.25")
+            store.add(KEY, QUERY, t, result(str(t)))
+        assert store.find(KEY, [QUERY], 0.2)[0].text == "0.2"
+        assert store.find(KEY, [QUERY], 0.22)[0].text in ("0.15", "0.2", "0.25")
 
 
 def test_negative_zero_is_stored_as_zero(tmp_path: Path) -> None:
     with ResultCache(tmp_path / "cache") as store:
-        store.add(KEY, ASKED, -0.0, result(lo=-math.inf, hi=-0.0))
-        assert store.find(KEY, [ASKED], 0.0)[0].threshold == 0.0
+        store.add(KEY, QUERY, -0.0, result(lo=-math.inf, hi=-0.0))
+        assert store.find(KEY, [QUERY], 0.0)[0].threshold == 0.0
 
 
 def test_a_thousand_problems_are_all_found_at_ten_thresholds(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
 from fsd_calib.storage.sqlite_file import set_aside
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
-from support.children import begin, kill, rest
-from support.stored import ASKED, KEY, result
+from support.cached_results import KEY, QUERY, result
+from support.child_processes import kill, remaining_messages, start_process
 
 MANY = [CacheQuery(i, f"problem {i}") for i in range(300)]
 
@@ -39,8 +39,8 @@ def named(path: Path) -> list[str]:
         warnings.simplefilter("always")
         with ResultCache(path) as store:
             store.find(KEY, MANY, 0.2)
-            store.add(KEY, ASKED, 0.9, result())
-            assert store.find(KEY, [ASKED], 0.9)
+            store.add(KEY, QUERY, 0.9, result())
+            assert store.find(KEY, [QUERY], 0.9)
     return [str(warning.message) for warning in caught]
 
 
@@ -149,11 +149,11 @@ def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
 def test_open_caches_switch_to_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     with ResultCache(path) as here, ResultCache(path) as there:
-        here.add(KEY, ASKED, 0.2, result())
+        here.add(KEY, QUERY, 0.2, result())
         set_aside(path)  # as another process does on finding the damage
-        assert here.find(KEY, [ASKED], 0.2) == {}
-        there.add(KEY, ASKED, 0.2, result("new"))
-        assert here.find(KEY, [ASKED], 0.2)[0].text == "new"
+        assert here.find(KEY, [QUERY], 0.2) == {}
+        there.add(KEY, QUERY, 0.2, result("new"))
+        assert here.find(KEY, [QUERY], 0.2)[0].text == "new"
     assert (tmp_path / "cache.damaged-1").exists()
 
 
@@ -170,11 +170,11 @@ def add_and_announce(pipe: Connection, path: Path, problems: Iterable[int]) -> N
 def test_no_added_row_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
     path, rng, announced = tmp_path / "cache", random.Random(0), list[int]()
     for run in range(10):
-        process, pipe = begin(add_and_announce, path, range(run * 10**6, (run + 1) * 10**6))
+        process, pipe = start_process(add_and_announce, path, range(run * 10**6, (run + 1) * 10**6))
         announced.append(pipe.recv())
         time.sleep(rng.uniform(0, 0.15))
         kill(process)
-        announced += rest(pipe)
+        announced += remaining_messages(pipe)
         with ResultCache(path) as store:  # a warning would be an error
             found = store.find(KEY, [CacheQuery(i, f"problem {i}") for i in announced], 0.2)
         assert [found[n].text for n in range(len(announced))] == [f"text {i}" * 20 for i in announced]
@@ -196,7 +196,7 @@ def share(pipe: Connection, path: Path, number: int) -> None:
 
 
 def test_three_processes_create_and_share_one_file(tmp_path: Path) -> None:
-    children = [begin(share, tmp_path / "cache", number) for number in range(3)]
+    children = [start_process(share, tmp_path / "cache", number) for number in range(3)]
     for order in ("begin", "look"):
         for _, pipe in children:
             pipe.send(order)
@@ -220,7 +220,7 @@ def test_a_damaged_file_is_renamed_once_by_several_processes(tmp_path: Path) -> 
     for round_ in range(5):
         path = tmp_path / f"{round_}"
         path.write_bytes(b"no database")
-        children = [begin(add_when_told, path, problem) for problem in range(6)]
+        children = [start_process(add_when_told, path, problem) for problem in range(6)]
         for _, pipe in children:
             pipe.send("go")
         assert sum(pipe.recv() for _, pipe in children) == 1

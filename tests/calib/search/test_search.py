@@ -19,8 +19,8 @@ from fsd_calib.search.search import SearchResult, freeze, search
 from fsd_calib.search.space import Space, logit, same_family
 from fsd_calib.search.trial import race
 from fsd_decoding.adaptive import Schedule
-from support.traces import refusal
-from support.worlds import HIGHEST, LOWEST, Formula, World, keep
+from support.messages import usage_error
+from support.simulated_worlds import HIGHEST, LOWEST, Formula, World, keep_accuracy
 
 ONE = Space(("fsd-coupled",), ("js",), (6,))
 SEVERAL = Space(("fsd-coupled",), ("js", "kl_qp", "tv"), (2, 4, 6, 8, 10))
@@ -30,7 +30,7 @@ SHIFTS = {"kl_qp": -0.8, "tv": 0.6}
 def run(
     world: World, space: Space = ONE, objective: Objective | None = None, trials: int = 60, drift: float = 0.0
 ) -> SearchResult:
-    objective = objective or keep(world)
+    objective = objective or keep_accuracy(world)
     return search(
         world.evaluator(), world.target(), Formula(drift=drift), space, objective, None, "study", trials, Silent()
     )
@@ -45,7 +45,7 @@ def fastest(searched: SearchResult) -> Configuration:
 
 
 def passes(world: World, configuration: Configuration) -> bool:
-    objective = keep(world)
+    objective = keep_accuracy(world)
     return objective.chance(world.evaluator().measure(configuration), world.target()) >= objective.wanted
 
 
@@ -76,9 +76,9 @@ def test_the_frozen_sequence_is_nearly_as_fast_as_the_best_that_passes(seed: int
     """The seeds are fixed, so there is no false alarm."""
     world = World(count=1000, seed=seed, middle=middle)
     searched = run(world)
-    frozen = freeze(searched, ONE, world.evaluator(), world.target(), Formula(), keep(world))
+    frozen = freeze(searched, ONE, world.evaluator(), world.target(), Formula(), keep_accuracy(world))
     best = fastest_possible(world, Configuration("fsd-coupled", "js", 6))
-    if best > 1.05 * keep(world).lossless:
+    if best > 1.05 * keep_accuracy(world).lossless:
         assert expected(frozen[-1]) >= 0.93 * best
     assert len(searched.trials) <= 20
 
@@ -122,7 +122,7 @@ def test_a_race_stops_early_and_decides_as_the_whole_part_would() -> None:
         for at in range(-1, 9):
             fuzzy = Configuration("fsd-coupled", "js", 6)
             fuzzy = fuzzy.at(Formula().threshold(fuzzy, at))
-            result = race(evaluator, fuzzy, target, keep(world), Formula(), lambda done: None)
+            result = race(evaluator, fuzzy, target, keep_accuracy(world), Formula(), lambda done: None)
             decoded.append(result.paired.fuzzy.problems)
             wrong += (result.assessment.shortfall <= 0) != passes(world, fuzzy)
         assert decoded[-1] == 128
@@ -138,7 +138,7 @@ def test_a_stopped_search_resumes_to_the_same_result(stop: int, tmp_path: Path) 
     def part(trials: int) -> tuple[SearchResult, World]:
         world = World(count=300, seed=5, shifts=SHIFTS)
         done = search(
-            world.evaluator(), world.target(), Formula(), SEVERAL, keep(world), journal, "s", trials, Silent()
+            world.evaluator(), world.target(), Formula(), SEVERAL, keep_accuracy(world), journal, "s", trials, Silent()
         )
         return done, world
 
@@ -205,7 +205,7 @@ def test_the_frozen_sequence_is_ordered_from_safe_to_fast(seed: int) -> None:
     world = World(count=1000, seed=seed, shifts=SHIFTS)
     searched = run(world, SEVERAL)
     evaluator, target = world.evaluator(), world.target()
-    objective = keep(world)
+    objective = keep_accuracy(world)
     frozen = freeze(searched, SEVERAL, evaluator, target, Formula(), objective)
     speeds = [Formula().measured(evaluator.measure(c)) for c in frozen]
     assert speeds == sorted(set(speeds))
@@ -217,14 +217,14 @@ def test_the_frozen_sequence_is_ordered_from_safe_to_fast(seed: int) -> None:
 
 def test_without_a_feasible_trial_the_safest_is_frozen_and_without_trials_nothing() -> None:
     world = World(count=128, middle=-30)
-    objective = keep(world)
+    objective = keep_accuracy(world)
     frozen = freeze(run(world, ONE), ONE, world.evaluator(), world.target(), Formula(), objective)
     assert len(frozen) == 1
     assert freeze(SearchResult((), ()), ONE, world.evaluator(), world.target(), Formula(), objective) == []
 
 
 def test_an_empty_space_is_refused() -> None:
-    assert "no draft lengths" in refusal(lambda: Space(("fsd",), ("js",), ()))
+    assert "no draft lengths" in usage_error(lambda: Space(("fsd",), ("js",), ()))
 
 
 @given(wanted=st.floats(40, 200))

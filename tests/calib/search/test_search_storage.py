@@ -20,13 +20,13 @@ from fsd_calib.progress import Silent
 from fsd_calib.search.search import SearchResult, freeze, record_recounts, search
 from fsd_calib.search.space import Space
 from fsd_calib.search.trial import setting_attributes
+from support.messages import usage_error
 from support.paths import ROOT
-from support.postgres import Postgres, started
-from support.searching_worker import GOAL, SPACE, searched, world
-from support.traces import refusal
-from support.worlds import TARGET, Formula, World
+from support.postgres import Postgres, start_postgres
+from support.search_worker import GOAL, SPACE, run_search, world
+from support.simulated_worlds import TARGET, Formula, World
 
-WORKER = ROOT / "tests" / "support" / "searching_worker.py"
+WORKER = ROOT / "tests" / "support" / "search_worker.py"
 PLACES = ["journal", "sqlite"]
 
 
@@ -51,25 +51,25 @@ def lines(process: subprocess.Popen[str]) -> IO[str]:
 
 @pytest.fixture(scope="module")
 def alone() -> SearchResult:
-    return searched(None, world())
+    return run_search(None, world())
 
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_finished_trials_are_not_repeated(kind: str, tmp_path: Path, alone: SearchResult) -> None:
     storage = place(kind, tmp_path)
-    assert len(searched(storage, world(), trials=3).trials) == 3
+    assert len(run_search(storage, world(), trials=3).trials) == 3
     again = world()
-    assert searched(storage, again) == alone
+    assert run_search(storage, again) == alone
     assert len(again.calls) == len(alone.trials) - 3
     finished = world()
-    assert searched(storage, finished) == alone
+    assert run_search(storage, finished) == alone
     assert finished.calls == []
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> optuna.Study:
     url = place("sqlite", tmp_path_factory.mktemp("study"))
-    searched(url, world())
+    run_search(url, world())
     return optuna.load_study(study_name="study", storage=url)
 
 
@@ -146,7 +146,7 @@ def share_the_work(storage: str, alone: SearchResult) -> None:
     both = decoded[0] + decoded[1]
     assert len(set(both)) == len(both)
     assert said[0][-1] == said[1][-1] == f"done {len(both)}"
-    together = searched(storage, world())
+    together = run_search(storage, world())
     assert len(together.trials) == len(both)
 
     def fastest(of: SearchResult) -> float:
@@ -176,7 +176,7 @@ def test_a_killed_search_resumes_and_repeats_only_unfinished_trials(
         process.wait()
         began += lines(process).read().splitlines()
     again, at = world(), time.monotonic()
-    assert searched(storage, again) == alone
+    assert run_search(storage, again) == alone
     assert time.monotonic() - at < 20  # dead workers are not waited for
     assert len(began) + len(again.calls) <= len(alone.trials) + 3
 
@@ -187,7 +187,7 @@ def test_a_trial_of_a_killed_process_is_failed_and_repeated(tmp_path: Path, alon
     lines(process).readline()  # it has begun to decode
     process.kill()
     process.wait()
-    assert searched(storage, world()) == alone
+    assert run_search(storage, world()) == alone
     states = [t.state.name for t in optuna.load_study(study_name="study", storage=journal(storage)).trials]
     assert states == ["FAIL"] + ["COMPLETE"] * len(alone.trials)
 
@@ -195,7 +195,7 @@ def test_a_trial_of_a_killed_process_is_failed_and_repeated(tmp_path: Path, alon
 @pytest.mark.parametrize("damage", ["truncated", "garbled", "emptied of a line's end", "other bytes", "a digit"])
 def test_a_damaged_journal_is_renamed_and_begun_anew(damage: str, tmp_path: Path, alone: SearchResult) -> None:
     path = tmp_path / "study.log"
-    searched(str(path), world())
+    run_search(str(path), world())
     content = path.read_bytes()
     middle = len(content) // 2
     spoilt = {
@@ -209,18 +209,20 @@ def test_a_damaged_journal_is_renamed_and_begun_anew(damage: str, tmp_path: Path
     path.write_bytes(spoilt)
     again = world()
     with pytest.warns(UserWarning, match=r"study\.log is damaged; it is now .*study\.log\.damaged-1"):
-        assert searched(str(path), again) == alone
+        assert run_search(str(path), again) == alone
     assert (tmp_path / "study.log.damaged-1").read_bytes() == spoilt
     assert len(again.calls) == len(alone.trials)
-    assert searched(str(path), world()) == alone
+    assert run_search(str(path), world()) == alone
 
 
 @pytest.mark.parametrize("other", [replace(SPACE, draft_lengths=(2, 6)), replace(SPACE, policies=(None, "{}"))])
 def test_a_study_of_another_search_is_refused_by_name(other: Space, tmp_path: Path) -> None:
     storage = place("sqlite", tmp_path)
-    searched(storage, world(), trials=1)
+    run_search(storage, world(), trials=1)
     of = world()
-    said = refusal(lambda: search(of.evaluator(), of.target(), Formula(), other, GOAL, storage, "study", 5, Silent()))
+    said = usage_error(
+        lambda: search(of.evaluator(), of.target(), Formula(), other, GOAL, storage, "study", 5, Silent())
+    )
     assert "the study 'study' in sqlite:///" in said
     assert "another space" in said
     assert "give another study name or storage" in said
@@ -235,18 +237,18 @@ def test_a_study_of_another_search_is_refused_by_name(other: Space, tmp_path: Pa
     ],
 )
 def test_a_storage_that_cannot_be_opened_is_named(storage: str, why: str) -> None:
-    said = refusal(lambda: searched(storage, world()))
+    said = usage_error(lambda: run_search(storage, world()))
     assert storage in said
     assert why in said
 
 
 def test_a_password_is_not_shown() -> None:
-    assert "secret" not in refusal(lambda: searched("nosuch://me:secret@somewhere/x", world()))
+    assert "secret" not in usage_error(lambda: run_search("nosuch://me:secret@somewhere/x", world()))
 
 
 @pytest.fixture
 def postgres(tmp_path: Path) -> Iterator[Postgres]:
-    with started(tmp_path) as server:
+    with start_postgres(tmp_path) as server:
         yield server
 
 
@@ -261,7 +263,7 @@ def test_a_killed_search_resumes_in_postgresql(postgres: Postgres, alone: Search
     lines(process).readline()
     process.kill()
     process.wait()
-    assert searched(postgres.url, world()) == alone
+    assert run_search(postgres.url, world()) == alone
 
 
 def test_the_space_is_the_workers(alone: SearchResult) -> None:

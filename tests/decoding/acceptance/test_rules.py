@@ -21,7 +21,7 @@ from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.sampling import Sampling
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import ragged_prompts, related
 
 FALSE_ALARM = 1e-6

@@ -20,7 +20,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.profile.policy import PolicyInfo
 from support.profiles import UNCERTIFIED, profile
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import ragged_prompts, related
 
 Round = tuple[

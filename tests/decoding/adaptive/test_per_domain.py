@@ -23,7 +23,7 @@ from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.profiles import profile
-from support.tiny import llama
+from support.tiny_models import llama
 
 
 @pytest.fixture(scope="module")

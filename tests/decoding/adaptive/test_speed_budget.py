@@ -21,9 +21,9 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from lib.policies.budget_world import Law, Point, live, profile_of
+from lib.policies.budget_world import Law, Point, profile_of, simulate
 from support.profiles import FRONT, UNCERTIFIED, profile
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import ragged_prompts, related
 
 LAW = Law()
@@ -51,7 +51,7 @@ def test_the_requested_speed_is_made_after_the_settling_time_when_costs_double_h
     """2,000 rounds of one row deviate by 1.2 % (standard error) if T never corrected them, 5 % are four of that:
     false alarms below 1e-4 a case."""
     budget, half = SpeedBudget(REQUESTED, measured()), 2_500
-    lived = live(budget, STRANGE[world], step(half), 2 * half, rows, seed=1)
+    lived = simulate(budget, STRANGE[world], step(half), 2 * half, rows, seed=1)
     late = 2 * budget.settling if world == "flatter" else budget.settling  # tokens respond to T half as steeply
     for part in (slice(late, half), slice(half + late, 2 * half)):
         assert lived.speed(part) == pytest.approx(REQUESTED, rel=0.05)
@@ -96,9 +96,9 @@ def test_t_stays_between_lossless_and_the_profiles_whatever_happens(
 
 def test_nothing_winds_up_while_the_budget_is_out_of_reach() -> None:
     budget = SpeedBudget(REQUESTED, measured())
-    live(budget, LAW, lambda n: 10 * SECONDS, 5_000, 32, seed=2)
+    simulate(budget, LAW, lambda n: 10 * SECONDS, 5_000, 32, seed=2)
     assert float(budget.current) == pytest.approx(0.6)
-    back = live(budget, LAW, lambda n: SECONDS, 2_000, 32, seed=3)
+    back = simulate(budget, LAW, lambda n: SECONDS, 2_000, 32, seed=3)
     late = math.ceil(
         budget.rounds * math.log(9 / 0.05)
     )  # ten times as fast: what is left of nine times too many seconds
@@ -107,7 +107,7 @@ def test_nothing_winds_up_while_the_budget_is_out_of_reach() -> None:
 
 def test_where_lossless_decoding_is_fast_enough_t_stays_lossless_without_a_warning() -> None:
     budget = SpeedBudget(REQUESTED, measured())
-    lived = live(budget, LAW, lambda n: SECONDS / 10, 500, 8, seed=4)
+    lived = simulate(budget, LAW, lambda n: SECONDS / 10, 500, 8, seed=4)
     assert float(budget.current) == -1e-9
     assert lived.speed() > REQUESTED
     assert budget.doubts() == []
@@ -115,14 +115,14 @@ def test_where_lossless_decoding_is_fast_enough_t_stays_lossless_without_a_warni
 
 def test_a_speed_out_of_reach_warns_with_the_speed_made_and_the_way_out() -> None:
     budget = SpeedBudget(REQUESTED, measured(0.1))
-    lived = live(budget, LAW, lambda n: 2 * SECONDS, 500, 8, seed=5)
+    lived = simulate(budget, LAW, lambda n: 2 * SECONDS, 500, 8, seed=5)
     (doubt,) = budget.doubts()
     assert "should hold 250 tokens/s" in doubt
     assert f"made {lived.speed():.4g}" in doubt
     assert "0.1" in doubt
     assert "beyond=True" in doubt
     further = SpeedBudget(REQUESTED, measured(0.1), beyond=True)
-    lived = live(further, LAW, lambda n: 2 * SECONDS, 2_000, 8, seed=6)
+    lived = simulate(further, LAW, lambda n: 2 * SECONDS, 2_000, 8, seed=6)
     assert lived.speed(slice(500, None)) == pytest.approx(REQUESTED, rel=0.05)
     assert lived.thresholds.max() > 0.1
     assert further.doubts() == []

@@ -21,7 +21,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.profiles import values
-from support.tiny import VOCABULARY, llama, word_tokenizer
+from support.tiny_models import VOCABULARY, llama, word_tokenizer
 
 SLOTS = 40
 LENGTHS = [1, 2, 9, 5]  # of the prompts

@@ -12,7 +12,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
-from support.tiny import CONTEXT, EOS, FAMILIES, llama, random_model, word_tokenizer
+from support.tiny_models import CONTEXT, EOS, FAMILIES, llama, random_model, word_tokenizer
 from support.tiny_pair import ragged_prompts, tiny_decoder
 
 NEW = 24

@@ -17,7 +17,7 @@ from fsd_decoding.errors import NumericalError, OutOfMemoryError, UsageError
 from fsd_decoding.graphs import capture
 from fsd_decoding.graphs.capture import Captured
 from lib.gpu.tape import Tape
-from support.on_tape import NEW, PROMPTS, again, free, same
+from support.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, free_caches
 from support.tiny_pair import related, tiny_decoder
 
 
@@ -33,7 +33,7 @@ def plain() -> SpeculativeDecoder:
 
 @pytest.fixture
 def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
-    return again(plain)
+    return captured_copy(plain)
 
 
 def test_other_models_get_caches_of_their_own_and_free_the_old(captured: SpeculativeDecoder) -> None:
@@ -41,25 +41,25 @@ def test_other_models_get_caches_of_their_own_and_free_the_old(captured: Specula
         captured.target, captured.draft = related(seed=seed, spread=0.05)
         theirs = SpeculativeDecoder(captured.target, captured.draft, captured.tokenizer)
         for _ in range(2):
-            same(captured, theirs)
-        assert len(free(captured)) == 1
+            assert_same_results(captured, theirs)
+        assert len(free_caches(captured)) == 1
 
 
 def test_weights_that_moved_get_new_caches() -> None:
-    ours = again(tiny_decoder())
-    same(ours, ours)
-    (before,) = free(ours)
+    ours = captured_copy(tiny_decoder())
+    assert_same_results(ours, ours)
+    (before,) = free_caches(ours)
     for weight in ours.target.parameters():
         weight.data = weight.data * 0.5  # elsewhere in memory
-    same(ours, SpeculativeDecoder(ours.target, ours.draft, ours.tokenizer))
-    assert before not in free(ours)
+    assert_same_results(ours, SpeculativeDecoder(ours.target, ours.draft, ours.tokenizer))
+    assert before not in free_caches(ours)
 
 
 def test_longer_texts_get_larger_caches_and_shorter_ones_reuse_them(captured: SpeculativeDecoder) -> None:
     slots = []
     for new in (8, 200, 8):
         captured.generate(PROMPTS[:4], new, draft_length=3)
-        (caches,) = free(captured)
+        (caches,) = free_caches(captured)
         slots.append(caches.slots)
     assert slots[0] < slots[1] == slots[2]
 
@@ -86,21 +86,21 @@ def _padded(stream: Iterator[str]) -> Iterator[str]:
 def test_a_stream_that_is_closed_returns_its_caches(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     stream = captured.stream(PROMPTS[0], NEW)
     next(stream)
-    assert not free(captured)
+    assert not free_caches(captured)
     stream.close()  # type: ignore[attr-defined]  # a generator
-    (caches,) = free(captured)
+    (caches,) = free_caches(captured)
     assert captured.generate(PROMPTS[:1], NEW) == plain.generate(PROMPTS[:1], NEW)
-    assert free(captured) == [caches]
+    assert free_caches(captured) == [caches]
 
 
 def test_memory_is_freed_with_its_decoder(plain: SpeculativeDecoder) -> None:
     """By reference counts alone, because the garbage collector does not run when a GPU's memory is short."""
-    ours = again(plain)
+    ours = captured_copy(plain)
     gc.disable()
     try:
         for _ in range(2):
             ours.generate(PROMPTS[:4], NEW)
-        (caches,) = free(ours)
+        (caches,) = free_caches(ours)
         cache = weakref.ref(caches.target.cache)
         del caches, ours
         assert cache() is None
@@ -114,7 +114,7 @@ def test_reused_caches_have_an_empty_batch(captured: SpeculativeDecoder) -> None
     rounds = captured.engine(settings, requests, 4).rounds(requests)
     next(rounds)
     rounds.close()  # type: ignore[attr-defined]  # a generator
-    (released,) = free(captured)
+    (released,) = free_caches(captured)
     assert released.batch.lengths.amax() > 1
     batch = captured.engine(settings, requests, 4)._batch
     assert batch is released.batch
@@ -129,7 +129,7 @@ def test_concurrent_streams_have_caches_each(captured: SpeculativeDecoder) -> No
             next(stream, "")
         for stream in streams:
             stream.close()  # type: ignore[attr-defined]  # a generator
-        assert len(free(captured)) == 3
+        assert len(free_caches(captured)) == 3
 
 
 def test_unused_caches_are_dropped_when_memory_runs_out(captured: SpeculativeDecoder) -> None:
@@ -144,17 +144,17 @@ def test_unused_caches_are_dropped_when_memory_runs_out(captured: SpeculativeDec
             captured.generate(PROMPTS[:1], NEW)
     finally:
         hook.remove()
-    assert not free(captured)
+    assert not free_caches(captured)
 
 
 def test_caches_are_reused_outside_inference_mode(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     with torch.inference_mode():
-        same(captured, plain)
-    same(captured, plain)
+        assert_same_results(captured, plain)
+    assert_same_results(captured, plain)
 
 
 def test_a_model_is_checked_again_before_its_caches_are_reused() -> None:
-    ours = again(tiny_decoder())
+    ours = captured_copy(tiny_decoder())
     ours.generate(PROMPTS[:1], NEW)
     for model in (ours.target, ours.draft):
         model.train()
@@ -173,7 +173,7 @@ def test_other_temperatures_need_graphs_but_no_more_memory_for_results(
     for n in range(6):
         for _ in range(2):
             captured.generate(PROMPTS[:4], 12, 0.5 + n / 10)
-        (caches,) = free(captured)
+        (caches,) = free_caches(captured)
         assert isinstance(caches.call, Captured)
         assert 0 < len(caches.call) <= 8
         results.append(len(caches.call._results))
@@ -190,14 +190,14 @@ def test_a_round_with_nan_spoils_its_caches_even_if_the_caller_stops(captured: S
     finally:
         hook.remove()
     rounds.close()  # type: ignore[attr-defined]  # a generator
-    assert not free(captured)
+    assert not free_caches(captured)
 
 
 def test_caches_are_dropped_after_an_error(plain: SpeculativeDecoder) -> None:
     """NaN would stay in them."""
-    ours = again(plain)
+    ours = captured_copy(plain)
     ours.generate(PROMPTS[:4], NEW)
-    (before,) = free(ours)
+    (before,) = free_caches(ours)
 
     def discard(module: Any, args: Any, out: Tensor) -> Tensor:
         return out * float("nan")
@@ -208,6 +208,6 @@ def test_caches_are_dropped_after_an_error(plain: SpeculativeDecoder) -> None:
             ours.generate([[7] * 30] * 4, NEW)  # another reach, so no captured step is replayed
     finally:
         hook.remove()
-    assert not free(ours)
-    same(ours, plain)
-    assert free(ours) != [before]
+    assert not free_caches(ours)
+    assert_same_results(ours, plain)
+    assert free_caches(ours) != [before]

@@ -17,7 +17,7 @@ from fsd_decoding.engine import kv_pool
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from lib.gpu.tape import Tape
-from support.on_tape import NEW, PROMPTS, again, graphs, same
+from support.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, count_graphs
 from support.stop_policies import Unsure
 from support.tiny_pair import tiny_decoder
 
@@ -34,7 +34,7 @@ def plain() -> SpeculativeDecoder:
 
 @pytest.fixture
 def captured(plain: SpeculativeDecoder) -> SpeculativeDecoder:
-    return again(plain)
+    return captured_copy(plain)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -44,34 +44,36 @@ def test_replayed_rounds_give_the_same_results(
 ) -> None:
     """With refills, at several reaches, and again in reused caches."""
     for _ in range(2):
-        same(captured, plain, temperature, rule=rule)
-    assert graphs(captured) > 1
+        assert_same_results(captured, plain, temperature, rule=rule)
+    assert count_graphs(captured) > 1
 
 
 def test_with_processed_logits(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
-        same(captured, plain, 0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2)
-    assert graphs(captured) > 1
+        assert_same_results(captured, plain, 0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2)
+    assert count_graphs(captured) > 1
 
 
 def test_other_texts_thresholds_seeds_and_ids_capture_nothing(
     captured: SpeculativeDecoder, plain: SpeculativeDecoder
 ) -> None:
     for _ in range(2):
-        same(captured, plain, 0.8)
-    captured_before = graphs(captured)
+        assert_same_results(captured, plain, 0.8)
+    captured_before = count_graphs(captured)
     captured.seed = plain.seed = 3
     try:
-        same(captured, plain, 0.8, threshold=[0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1], ids=range(5, 14))
+        assert_same_results(
+            captured, plain, 0.8, threshold=[0.1, -1.0, 0.3, 9.0, 0.0, 0.2, 0.4, 0.5, 0.1], ids=range(5, 14)
+        )
     finally:
         plain.seed = 0
-    assert graphs(captured) == captured_before
+    assert count_graphs(captured) == captured_before
 
 
 def test_under_a_stop_policy(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
-        same(captured, plain, 0.8, stop_policy=Unsure(), draft_length=5)
-        same(captured, plain, rule="coupled", stop_policy=Unsure(), draft_length=5)
+        assert_same_results(captured, plain, 0.8, stop_policy=Unsure(), draft_length=5)
+        assert_same_results(captured, plain, rule="coupled", stop_policy=Unsure(), draft_length=5)
 
 
 def test_a_policy_that_watches_the_draft_sees_every_step(
@@ -114,17 +116,17 @@ def test_tensors_that_an_observer_keeps_do_not_change(captured: SpeculativeDecod
 
 def test_under_a_threshold_policy(captured: SpeculativeDecoder, plain: SpeculativeDecoder) -> None:
     for _ in range(2):
-        same(captured, plain, threshold=EntropyScaled(0.2, slope=2.0))
+        assert_same_results(captured, plain, threshold=EntropyScaled(0.2, slope=2.0))
 
 
 def test_without_a_draft_model(plain: SpeculativeDecoder) -> None:
-    ours, theirs = again(plain, NGram()), SpeculativeDecoder(plain.target, NGram(), plain.tokenizer)
+    ours, theirs = captured_copy(plain, NGram()), SpeculativeDecoder(plain.target, NGram(), plain.tokenizer)
     for _ in range(2):
-        same(ours, theirs)
+        assert_same_results(ours, theirs)
 
 
 def test_a_model_that_reads_values_is_called_directly_with_a_warning(plain: SpeculativeDecoder) -> None:
-    ours = again(plain)
+    ours = captured_copy(plain)
 
     def read_value(module: Any, args: Any, out: Tensor) -> None:
         out.amax().item()
@@ -132,7 +134,7 @@ def test_a_model_that_reads_values_is_called_directly_with_a_warning(plain: Spec
     hook = plain.target.get_input_embeddings().register_forward_hook(read_value)
     try:
         with pytest.warns(UserWarning, match="step .verify. cannot be captured as a graph, .*: aten.*waits for"):
-            same(ours, plain)
+            assert_same_results(ours, plain)
     finally:
         hook.remove()
-    assert graphs(ours) > 0  # the draft's steps and the judgement
+    assert count_graphs(ours) > 0  # the draft's steps and the judgement

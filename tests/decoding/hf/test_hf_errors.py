@@ -22,7 +22,7 @@ from support.hf_pair import (
     fsd,
     one,
 )
-from support.tiny import VOCABULARY, llama
+from support.tiny_models import VOCABULARY, llama
 
 
 def filled_cache() -> DynamicCache:

@@ -38,7 +38,7 @@ from support.hf_pair import (
     plain_batch,
     same,
 )
-from support.tiny import EOS, word_tokenizer
+from support.tiny_models import EOS, word_tokenizer
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "max_length": {"max_length": 14, "max_new_tokens": None},

@@ -25,7 +25,7 @@ from support.hf_pair import (
     same,
 )
 from support.profiles import UNCERTIFIED, profile
-from support.tiny import VOCABULARY, word_tokenizer
+from support.tiny_models import VOCABULARY, word_tokenizer
 
 
 def pair_profile(changes: dict[str, Any] | None = None) -> ThresholdProfile:

@@ -36,7 +36,7 @@ from support.hf_pair import (
     fsd,
     same,
 )
-from support.tiny import EOS, VOCABULARY
+from support.tiny_models import EOS, VOCABULARY
 
 WARPERS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "temperature": ({"temperature": 2.5}, [TemperatureLogitsWarper(2.5)]),

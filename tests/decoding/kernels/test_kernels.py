@@ -29,7 +29,7 @@ from fsd_decoding.divergence import (
 from fsd_decoding.kernels import dispatch
 from fsd_decoding.sampling import Sampling
 from support.paths import ROOT
-from support.tiny import word_tokenizer
+from support.tiny_models import word_tokenizer
 from support.tiny_pair import related
 
 pytest.importorskip("triton", reason="kernels are written in Triton, which is not installed")

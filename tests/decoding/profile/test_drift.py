@@ -20,9 +20,9 @@ from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
 from fsd_decoding.profile.parts import AcceptanceInfo, ModelInfo
 from fsd_decoding.sampling import Sampling
-from support.followers import following, own_profile
+from support.profile_decoders import decoder_with_profile, unique_profile
 from support.profiles import FRONT, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED
-from support.tiny import llama, word_tokenizer
+from support.tiny_models import llama, word_tokenizer
 
 TEXTS = 1_000_000
 STEPS = 400  # shares are multiples of 1 / STEPS, so that the law of a window's mean can be had exactly
@@ -161,7 +161,7 @@ def texts(decoder: SpeculativeDecoder, count: int = WINDOW, **settings: Any) -> 
 
 
 def test_a_decoder_that_follows_a_profile_warns_once(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
-    decoder = following(pair, unlike)
+    decoder = decoder_with_profile(pair, unlike)
     assert texts(decoder, WINDOW - 1) == []
     (message,) = texts(decoder, 1)
     assert message.startswith("the acceptance rate was 84.4% over the last 200 texts")
@@ -169,12 +169,14 @@ def test_a_decoder_that_follows_a_profile_warns_once(pair: tuple[Any, Any], unli
 
 
 def test_like_texts_pass(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
-    assert texts(following(pair, unlike | {"acceptance": {"texts": 700, "mean": 0.85, "deviation": 0.1}})) == []
-    assert texts(following(pair, unlike | {"acceptance": None})) == []
+    assert (
+        texts(decoder_with_profile(pair, unlike | {"acceptance": {"texts": 700, "mean": 0.85, "deviation": 0.1}})) == []
+    )
+    assert texts(decoder_with_profile(pair, unlike | {"acceptance": None})) == []
 
 
 def test_streams_count_too(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
-    decoder = following(pair, unlike)
+    decoder = decoder_with_profile(pair, unlike)
     assert texts(decoder, WINDOW - 1) == []
     with pytest.warns(UserWarning, match="the acceptance rate was") as caught:
         list(decoder.stream(PROMPTS[0], max_new_tokens=6))
@@ -194,19 +196,19 @@ def test_streams_count_too(pair: tuple[Any, Any], unlike: dict[str, Any]) -> Non
 def test_other_settings_of_one_call_are_not_watched(
     pair: tuple[Any, Any], unlike: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    decoder = following(pair, unlike)
+    decoder = decoder_with_profile(pair, unlike)
     assert texts(decoder, **settings) == []
     assert len(texts(decoder)) == 1  # and they did not count
 
 
 def test_the_profiles_own_settings_given_by_hand_are_watched(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
     own: dict[str, Any] = {"rule": "fsd-coupled", "threshold": ACCEPTS_ALL, "draft_length": 5, "temperature": 0.0}
-    assert len(texts(following(pair, unlike), **own)) == 1
+    assert len(texts(decoder_with_profile(pair, unlike), **own)) == 1
 
 
 def test_texts_of_one_call_count_by_their_own_threshold(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
     mixed = [ACCEPTS_ALL] * (WINDOW // 2) + [0.9] * (WINDOW // 2)
-    decoder = following(pair, unlike)
+    decoder = decoder_with_profile(pair, unlike)
     assert texts(decoder, threshold=mixed) == []
     assert len(texts(decoder, WINDOW // 2)) == 1
 
@@ -215,7 +217,7 @@ def test_texts_of_one_call_count_by_their_own_threshold(pair: tuple[Any, Any], u
 def test_generate_of_transformers_is_watched_across_calls(
     pair: tuple[Any, Any], unlike: dict[str, Any], tmp_path: Path, as_file: bool
 ) -> None:
-    made = own_profile(unlike)
+    made = unique_profile(unlike)
     made.save(tmp_path / "profile.json")
     followed = tmp_path / "profile.json" if as_file else made
     counts = []
@@ -235,7 +237,7 @@ def test_generate_of_transformers_is_watched_across_calls(
 def test_the_lossless_rule_of_a_profile_is_watched(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
     acceptance = {"texts": 700, "mean": 1.0, "deviation": 0.02}
     with pytest.warns(UserWarning, match="certifies no threshold"):
-        decoder = following(pair, unlike | UNCERTIFIED | {"acceptance": acceptance})
+        decoder = decoder_with_profile(pair, unlike | UNCERTIFIED | {"acceptance": acceptance})
     assert len(texts(decoder)) == 1  # a random draft is not accepted throughout
 
 
@@ -254,11 +256,11 @@ def test_an_outcome_that_grants_nothing_is_warned_of(
     pair: tuple[Any, Any], unlike: dict[str, Any], outcome: dict[str, Any], warning: str
 ) -> None:
     with pytest.warns(UserWarning, match=warning):
-        following(pair, unlike | outcome)
+        decoder_with_profile(pair, unlike | outcome)
 
 
 def test_where_sd_suffices_it_runs_without_a_warning(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        decoder = following(pair, unlike | SD_SUFFICES)
+        decoder = decoder_with_profile(pair, unlike | SD_SUFFICES)
     assert (decoder.rule, decoder.draft_length) == ("sd", 4)

@@ -25,9 +25,9 @@ from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import StoppingRule
 from fsd_predictors.stopping.throughput import Throughput
-from support.in_memory import InMemory
-from support.stopping import KINDS, UNENDING, Linear, traced
-from support.tiny import continuations, llama, word_tokenizer
+from support.memory_traces import MemoryTraces
+from support.stopping_inputs import KINDS, UNENDING, Linear, reference_traces
+from support.tiny_models import continuations, llama, word_tokenizer
 from support.tiny_pair import ragged_prompts, tiny_decoder
 
 NEW, MOST = 24, 6
@@ -81,8 +81,8 @@ def alone(decoder: SpeculativeDecoder, prompts: list[list[int]]) -> list[Result]
 
 
 @pytest.fixture(scope="module")
-def traces(decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Result]) -> list[InMemory]:
-    return [traced(decoder, *one) for one in zip(prompts, alone, strict=True)]
+def traces(decoder: SpeculativeDecoder, prompts: list[list[int]], alone: list[Result]) -> list[MemoryTraces]:
+    return [reference_traces(decoder, *one) for one in zip(prompts, alone, strict=True)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=named_by)
@@ -91,7 +91,7 @@ def test_decoding_takes_the_rounds_that_replay_says(
     decoder: SpeculativeDecoder,
     prompts: list[list[int]],
     alone: list[Result],
-    traces: list[InMemory],
+    traces: list[MemoryTraces],
     rule: StoppingRule,
     accepts: str,
     threshold: float,

@@ -22,10 +22,10 @@ from fsd_decoding.profile.drift import WINDOW
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.policy import PolicyInfo, brief
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.followers import following
+from support.messages import usage_error
+from support.profile_decoders import decoder_with_profile
 from support.profiles import TOO_SLOW, profile, values
-from support.tiny import llama, word_tokenizer
-from support.traces import refusal
+from support.tiny_models import llama, word_tokenizer
 
 RISING, FALLING = Schedule(0.5, 2.0, over=4), Schedule(2.0, 0.5, over=4)
 ACCEPTS_ALL = 2.0  # of D at most ln 2, scaled by a quarter at least
@@ -103,7 +103,7 @@ def own(pair: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def test_a_decoder_gets_the_policy_with_its_threshold(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
-    decoder, plain = following(pair, own), following(pair, own | {"policy": None})
+    decoder, plain = decoder_with_profile(pair, own), decoder_with_profile(pair, own | {"policy": None})
     assert decoder.generate(PROMPTS[:20], 12) == plain.generate(PROMPTS[:20], 12, threshold=RISING.at(0.3))
     assert decoder.generate(PROMPTS[:20], 12) != plain.generate(PROMPTS[:20], 12)
 
@@ -114,14 +114,14 @@ def test_generate_of_transformers_follows_too(pair: tuple[Any, Any], own: dict[s
         inputs, max_new_tokens=12, do_sample=False, pad_token_id=0, custom_generate=fsd_generate, draft_model=pair[1],
         fsd_profile=profile(own),
     )  # fmt: skip
-    expected = following(pair, own).generate(PROMPTS[:12], 12)
+    expected = decoder_with_profile(pair, own).generate(PROMPTS[:12], 12)
     for row, result in zip(rows[:, 3:].tolist(), expected, strict=True):
         assert row[: len(result.tokens)] == result.tokens
 
 
 def test_without_a_threshold_nothing_is_moved(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="certifies no threshold"):
-        decoder = following(pair, own | TOO_SLOW)
+        decoder = decoder_with_profile(pair, own | TOO_SLOW)
     assert (decoder.rule, decoder.threshold_policy) == ("coupled", None)
 
 
@@ -132,7 +132,7 @@ def test_without_a_threshold_nothing_is_moved(pair: tuple[Any, Any], own: dict[s
 def test_an_unknown_policy_is_refused_rather_than_ignored(
     pair: tuple[Any, Any], own: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
-    assert message in refusal(lambda: following(pair, own | changes))
+    assert message in usage_error(lambda: decoder_with_profile(pair, own | changes))
 
 
 def test_unknown_fields_are_refused(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def drifted(decoder: SpeculativeDecoder, **settings: Any) -> list[str]:
 def test_drift_counts_only_texts_of_the_policy(pair: tuple[Any, Any], own: dict[str, Any]) -> None:
     """The calibration accepted half of what was drafted, these texts nearly all."""
     unlike = own | {"threshold": ACCEPTS_ALL, "acceptance": {"texts": 700, "mean": 0.5, "deviation": 0.1}}
-    decoder = following(pair, unlike)
+    decoder = decoder_with_profile(pair, unlike)
     for other in (ACCEPTS_ALL, FALLING.at(ACCEPTS_ALL), RISING.at(1.9)):
         assert drifted(decoder, threshold=other) == []
     assert len(drifted(decoder)) == 1

@@ -14,7 +14,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.io import SCHEMA_VERSION, upgrade
 from fsd_decoding.profile.schema import schema_text
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.json_schema import faults
+from support.json_schema import schema_errors
 from support.paths import FILES
 from support.profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
 
@@ -47,7 +47,7 @@ def test_the_committed_schema_is_the_current_one() -> None:
 
 @pytest.mark.parametrize("changes", [{}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT])
 def test_saved_profiles_match_the_schema(changes: dict[str, Any]) -> None:
-    assert faults(json.loads(profile(changes).model_dump_json()), json.loads(committed(SCHEMA_VERSION))) == []
+    assert schema_errors(json.loads(profile(changes).model_dump_json()), json.loads(committed(SCHEMA_VERSION))) == []
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_saved_profiles_match_the_schema(changes: dict[str, Any]) -> None:
     ],
 )
 def test_the_schema_refuses(changes: dict[str, Any], fault: str) -> None:
-    assert fault in " ".join(faults(values(changes), json.loads(committed(SCHEMA_VERSION))))
+    assert fault in " ".join(schema_errors(values(changes), json.loads(committed(SCHEMA_VERSION))))
 
 
 def test_the_schema_of_old_files_still_describes_them() -> None:
     schema = json.loads(committed(1))
-    assert faults(old(), schema) == []
-    assert faults(values(), schema)  # the present one is another
+    assert schema_errors(old(), schema) == []
+    assert schema_errors(values(), schema)  # the present one is another
     broken = copy.deepcopy(old())
     del broken["rule"]
-    assert faults(broken, schema) == ["$.rule is missing"]
+    assert schema_errors(broken, schema) == ["$.rule is missing"]
 
 
 def test_old_files_load() -> None:
@@ -88,7 +88,7 @@ def test_old_files_load() -> None:
 
 def test_files_of_schema_2_load_and_mean_the_same() -> None:
     content, loaded = json.loads(EARLIER.read_text(encoding="utf-8")), ThresholdProfile.load(EARLIER)
-    assert faults(content, json.loads(committed(2))) == []
+    assert schema_errors(content, json.loads(committed(2))) == []
     assert [p.forecast for p in loaded.curve] == [p.pop("tokens_per_second") for p in content["curve"]]
     assert _kept(content | {"schema_version": 3}, json.loads(loaded.model_dump_json())) == []
     assert (loaded.effective_rule, loaded.effective_draft_length, loaded.lossy) == ("fsd-coupled", 2, True)

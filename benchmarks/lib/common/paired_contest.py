@@ -1,7 +1,4 @@
-"""Who is faster at batch 1, net of everything: all decode each problem in turn.
-
-Knows clocks, medians and the bootstrap over problems. Knows nothing of what sets them apart.
-"""
+"""Timing of contestants that decode each problem in turn at batch 1, with paired intervals over problems."""
 
 from __future__ import annotations
 
@@ -12,17 +9,18 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fsd_calib.tasks.base import Problem
-from lib.stopping.decode import Array
 
+Array = npt.NDArray[Any]
 By = TypeVar("By", contravariant=True)
 
 _RESAMPLES, _OUTSIDE = 10_000, 0.05
 
 
 class Setting(Protocol[By]):
-    """What contestants have in common."""
+    """What all contestants have in common; it decodes by one of them and grades the results."""
 
     def decode(self, problems: Sequence[Problem], by: By, /) -> Any: ...
 
@@ -31,7 +29,7 @@ class Setting(Protocol[By]):
 
 @dataclass(frozen=True)
 class Timed:
-    """One contestant: (n,) of n problems each. seconds: the median over repeats."""
+    """One contestant's tokens, seconds (medians over repeats) and grades, (n,) each, of n problems."""
 
     tokens: Array
     seconds: Array
@@ -39,13 +37,13 @@ class Timed:
 
     @property
     def rate(self) -> float:
-        """Tokens a second, prompts and all included."""
+        """Tokens per second of whole calls, prefill included."""
         return float(self.tokens.sum() / self.seconds.sum())
 
 
 @dataclass(frozen=True)
 class Faster:
-    """One's tokens/s over another's, less 1, and its 95 % interval over problems."""
+    """One contestant's tokens/s over another's, less 1, and its two-sided 95 % interval over problems."""
 
     gain: float
     low: float
@@ -53,7 +51,7 @@ class Faster:
 
     @classmethod
     def of(cls, one: Timed, other: Timed) -> Faster:
-        """Paired: each resample draws problems, and takes both contestants' runs of them (percentile bootstrap)."""
+        """Returns the gain with a paired percentile bootstrap: each resample draws problems for both contestants."""
         n = len(one.tokens)
         drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), _RESAMPLES)  # (resamples, n)
         resampled = _rates(drawn, one) / _rates(drawn, other) - 1
@@ -64,24 +62,24 @@ class Faster:
 def contest(
     setting: Setting[By], contestants: Mapping[str, By], problems: Sequence[Problem], repeats: int
 ) -> dict[str, Timed]:
-    """Every problem is decoded by all before the next is by anyone, in an order drawn anew each time."""
+    """Times contestants: all decode a problem before any decodes the next, in an order drawn anew each time."""
     order, names = Random(0), list(contestants)
     seconds = np.zeros((len(names), len(problems), repeats))
     for by in contestants.values():
         setting.decode(problems[:2], by)  # warms up
-    told: dict[str, list[Any]] = {name: [None] * len(problems) for name in names}
+    results: dict[str, list[Any]] = {name: [None] * len(problems) for name in names}
     for repeat in range(repeats):
         for i, problem in enumerate(problems):
             for k in order.sample(range(len(names)), len(names)):
                 began = time.perf_counter()
-                (told[names[k]][i],) = setting.decode([problem], contestants[names[k]])
+                (results[names[k]][i],) = setting.decode([problem], contestants[names[k]])
                 seconds[k, i, repeat] = time.perf_counter() - began
     return {
-        name: Timed(np.array([r.emitted for r in told[name]]), np.median(taken, 1), setting.right(problems, told[name]))
-        for name, taken in zip(names, seconds, strict=True)
+        name: Timed(np.array([r.emitted for r in made]), np.median(taken, 1), setting.right(problems, made))
+        for (name, made), taken in zip(results.items(), seconds, strict=True)
     }
 
 
 def _rates(drawn: Array, timed: Timed) -> Array:
-    """(resamples,)"""
+    """Returns tokens per second of each resample, (resamples,)."""
     return np.asarray((drawn @ timed.tokens) / (drawn @ timed.seconds))

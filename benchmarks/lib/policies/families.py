@@ -1,4 +1,4 @@
-"""The policies that take part, by family. Knows their parameters, and how those that are trained are trained."""
+"""The threshold policies that are compared, by family, and the training of those that are trained."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 from lib.policies.world import BATCH, RULE, World
 
-_T = 0.2  # about what is chosen; a shape has none of its own
+_T = 0.2  # replaced by the threshold that is chosen
 FIXED: Mapping[str, Sequence[ScalePolicy]] = {
     "schedule": [Schedule(_T, share * _T, over) for share, over in ((0.5, 40), (2.0, 80))],
     "entropy": [EntropyScaled(_T, slope) for slope in (0.5, 1.0, 2.0)],
 }  # fmt: skip
 
 
-def trained(world: World, divergence: str, draft_length: int, thresholds: Sequence[float]) -> list[str]:
-    """Identities of `PerPrompt`, fitted on the training problems alone."""
+def train_per_prompt(world: World, divergence: str, draft_length: int, thresholds: Sequence[float]) -> list[str]:
+    """Fits `PerPrompt` policies on the training problems, and returns their identities."""
     decoder, task = world.decoder(divergence), world.sets.training
     with TemporaryDirectory() as folder, ResultCache(None) as store:
         traces = collect_traces(

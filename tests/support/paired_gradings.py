@@ -1,4 +1,4 @@
-"""Gradings for the tests of the certificate."""
+"""Paired gradings of target and fuzzy rule, for tests of certificates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fsd_calib.certification.outcomes import Outcomes, Paired
 
 
 def paired(outcomes: Outcomes, rng: np.random.Generator | None = None) -> Paired:
-    """One seed a problem, shuffled where there is a generator."""
+    """Returns gradings with these counts, one seed per problem; in random order if a generator is given."""
     o = outcomes
     kind = np.repeat(np.arange(4), [o.both_right, o.lost, o.gained, o.both_wrong])
     if rng is not None:
@@ -19,11 +19,12 @@ def paired(outcomes: Outcomes, rng: np.random.Generator | None = None) -> Paired
 
 
 def first(whole: Paired, problems: int) -> Paired:
+    """Returns the gradings of the first problems."""
     return Paired(whole.target[:problems], whole.fuzzy[:problems])
 
 
 class Portions:
-    """Growing prefixes of one candidate, that note how many problems were asked for."""
+    """Growing prefixes of one candidate's gradings; `decoded` is the size of the last prefix that was requested."""
 
     def __init__(self, whole: Paired, sizes: Sequence[int] = ()) -> None:
         self.whole, self.sizes, self.decoded = whole, [*sizes, whole.problems], 0

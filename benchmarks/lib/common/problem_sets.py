@@ -1,7 +1,4 @@
-"""Problems to train on, to tune on and to test on: no question is in two of these sets.
-
-Knows seeds and questions. Knows nothing of models.
-"""
+"""Disjoint sets of problems for training, tuning and testing."""
 
 from __future__ import annotations
 
@@ -16,33 +13,36 @@ _TRAINING, _TUNING, _TEST = 71_001, 71_002, 71_004  # seeds
 
 
 @dataclass(frozen=True)
-class Sets:
+class ProblemSets:
+    """Three tasks that have no question in common."""
+
     training: Task
     tuning: Task
     test: Task
 
     def check(self) -> None:
-        """AssertionError: a question is in two sets."""
+        """Raises `AssertionError` if a question is in two sets."""
         for one, other in combinations((self.training, self.tuning, self.test), 2):
             assert not _questions(one) & _questions(other), "a question is in two sets"
 
 
-def sets(training: int, tuning: int, test: int, tokenizer: Any, test_seed: int = _TEST) -> Sets:
-    """About so many problems each. What the generator says twice stays where it is tested, then where it is tuned.
+def problem_sets(training: int, tuning: int, test: int, tokenizer: Any, test_seed: int = _TEST) -> ProblemSets:
+    """Generates sets of about these sizes.
 
-    All are of the part that may be searched on: nothing is certified here, and a predictor trains on no other.
+    A question that is generated twice stays in the test set, or else in the tuning set. All problems are marked as
+    tuning problems: nothing is certified here, and a predictor trains on no others.
     """
     sizes = ((test_seed, test), (_TUNING, tuning), (_TRAINING, training))
     seen: set[str] = set()
-    found: list[Task] = []
+    tasks: list[Task] = []
     for seed, size in sizes:
         task = load_task("arithmetic", seed=seed, limit=size, tokenizer=tokenizer)
         new = {p.question: replace(p, part="tuning") for p in task.problems if p.question not in seen}
-        found.append(replace(task, problems=tuple(new.values())))
+        tasks.append(replace(task, problems=tuple(new.values())))
         seen |= new.keys()
-    divided = Sets(*reversed(found))
-    divided.check()
-    return divided
+    sets = ProblemSets(*reversed(tasks))
+    sets.check()
+    return sets
 
 
 def _questions(task: Task) -> set[str]:

@@ -1,7 +1,4 @@
-"""What collecting costs: on-policy beside bare decoding, and along the target beside on-policy.
-
-Knows the bundled pair's task and clocks. Knows nothing of what traces are good for.
-"""
+"""Speed of collecting traces, on-policy and along the target, compared with decoding without collecting."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ _SEED = 616_161
 _RULE, _THRESHOLD, _DRAFT_LENGTH = "fsd-coupled", 0.1, 5
 
 
-class Collecting:
-    """The same problems, decoded bare or collected, in pieces of `piece` problems."""
+class CollectionWork:
+    """Problems in pieces of `piece`, which are decoded with or without collecting traces."""
 
     def __init__(self, problems: int, piece: int, batch_size: int) -> None:
         self._decoder = SpeculativeDecoder.from_pretrained(*pair_paths(), rule=_RULE, threshold=_THRESHOLD)
@@ -36,40 +33,40 @@ class Collecting:
 
     def bare(self, task: Task) -> Run:
         began = time.perf_counter()
-        tokens = sum(result.emitted for result in self._decoded(task, _RULE))
+        tokens = sum(result.emitted for result in self._decode(task, _RULE))
         return Run(tokens, time.perf_counter() - began)
 
     def on_policy(self, task: Task) -> Run:
-        return self._collected(task, rule=_RULE, threshold=_THRESHOLD, draft_length=_DRAFT_LENGTH)
+        return self._collect(task, rule=_RULE, threshold=_THRESHOLD, draft_length=_DRAFT_LENGTH)
 
     def along_target(self, task: Task) -> Run:
-        return self._collected(task)
+        return self._collect(task)
 
     def reading(self) -> Callable[[Task], Run]:
-        """Along the target where its completions are there already."""
-        made = {task: self._completions(task) for task in self.pieces}
+        """Returns a function that collects along the target where the target's completions exist already."""
+        completions = {task: self._completions(task) for task in self.pieces}
         measures = Measures(tuple(DIVERGENCES), "raw", Sampling())
 
         def read(task: Task) -> Run:
             began = time.perf_counter()
-            traced = trace_completions(self._decoder, made[task], measures, max(32, self._batch_size))
+            traced = trace_completions(self._decoder, completions[task], measures, max(32, self._batch_size))
             return Run(len(traced.owner), time.perf_counter() - began)
 
         return read
 
     def _completions(self, task: Task) -> list[Completion]:
-        texts = zip(task.problems, self._decoded(task, "target"), strict=True)
+        texts = zip(task.problems, self._decode(task, "target"), strict=True)
         prompts = self._decoder.tokenizer([problem.prompt for problem in task.problems])["input_ids"]
         return [Completion.of(problem.id, prompt, text) for prompt, (problem, text) in zip(prompts, texts, strict=True)]
 
-    def _decoded(self, task: Task, rule: str) -> list[Any]:
+    def _decode(self, task: Task, rule: str) -> list[Any]:
         return self._decoder.generate(
             [problem.prompt for problem in task.problems], task.max_new_tokens, rule=rule, stop=task.stop,
             batch_size=self._batch_size, ids=[problem.id for problem in task.problems],
         )  # fmt: skip
 
-    def _collected(self, task: Task, **policy: Any) -> Run:
-        """From loaded models to files that are on the disk."""
+    def _collect(self, task: Task, **policy: Any) -> Run:
+        """Times collecting with loaded models, until the files are written."""
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
             traces = collect_traces(
@@ -80,21 +77,21 @@ class Collecting:
             return Run(sum(traces.to_pandas(["emitted"], table="completions")["emitted"]), seconds)
 
 
-def collecting(problems: int, piece: int, batch_size: int, repeats: int) -> dict[str, Any]:
-    """Tokens of text per second of each way, and their ratios, all taking turns at the same problems."""
-    ways = Collecting(problems, piece, batch_size)
+def collection_speed(problems: int, piece: int, batch_size: int, repeats: int) -> dict[str, Any]:
+    """Returns tokens of text per second of each way to collect, and their ratios; all take turns at the problems."""
+    work = CollectionWork(problems, piece, batch_size)
     contenders = {
-        "bare": ways.bare,
-        "on-policy": ways.on_policy,
-        "along the target": ways.along_target,
-        "reading alone": ways.reading(),
+        "bare": work.bare,
+        "on-policy": work.on_policy,
+        "along the target": work.along_target,
+        "reading alone": work.reading(),
     }
-    take_turns(contenders, ways.pieces[:1], 1)  # warms up
-    runs = take_turns(contenders, ways.pieces, repeats)
+    take_turns(contenders, work.pieces[:1], 1)  # warms up
+    runs = take_turns(contenders, work.pieces, repeats)
     return {
         "batch": batch_size,
         "problems": problems,
-        "tokens_per_second": {name: rates(taken) for name, taken in runs.items()},
+        "tokens_per_second": {name: rates(timed) for name, timed in runs.items()},
         "recorded / bare time": speed_up(runs["bare"], runs["on-policy"]),
         "along the target / on-policy": speed_up(runs["along the target"], runs["on-policy"]),
         "reading alone / on-policy": speed_up(runs["reading alone"], runs["on-policy"]),

@@ -1,6 +1,6 @@
-"""Our contestants: the throughput rule with a trained predictor, told what time costs.
+"""Contestants that stop by the throughput rule with a trained predictor.
 
-Knows how λ comes from the traces of the problems to tune on, without decoding. Knows no rival.
+The rates λ come from traces of the tuning problems, without decoding.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ from fsd_predictors.stopping.throughput import Forecast, Throughput
 from lib.stopping.decode import MOST, Contestant
 from lib.stopping.world import DIVERGENCE, RULE, World
 
-Made = Callable[[Forecast, Forecast, Rates, str], StoppingRule]
+MakeRule = Callable[[Forecast, Forecast, Rates, str], StoppingRule]
 
 
 class BeyondEnd(Throughput):
-    """Does not look whether a token ends the text."""
+    """The throughput rule without the check whether a token ends the text."""
 
     def goes_on(self, drafting: Round) -> Answer:
         return self.wants_more(drafting)
 
 
 @lru_cache
-def predicted(world: World, kind: str, costs: CostModel) -> Contestant:
+def with_predictor(world: World, kind: str, costs: CostModel) -> Contestant:
+    """Returns the contestant that stops by a predictor of this kind at these costs."""
     predictor = world.predictors[kind]
-    return by_models(world, kind, predictor.accepting, predictor.next, costs)
+    return with_models(world, kind, predictor.accepting, predictor.next, costs)
 
 
-def by_models(
-    world: World, name: str, accepting: Forecast, following: Forecast, costs: CostModel, made: Made = Throughput
+def with_models(
+    world: World, name: str, accepting: Forecast, following: Forecast, costs: CostModel, make: MakeRule = Throughput
 ) -> Contestant:
-    """One that stops by these forecasts, whatever they were trained on."""
-    rule = rule_of(world, name, accepting, following, costs, made)
+    """Returns the contestant that stops by these forecasts, whatever they were trained on."""
+    rule = rule_of(world, name, accepting, following, costs, make)
     return Contestant(name, policy=EarlyStop(rule, world.kinds, world.scale, DIVERGENCE))
 
 
 def rule_of(
-    world: World, name: str, accepting: Forecast, following: Forecast, costs: CostModel, made: Made = Throughput
+    world: World, name: str, accepting: Forecast, following: Forecast, costs: CostModel, make: MakeRule = Throughput
 ) -> StoppingRule:
+    """Returns the rule with these forecasts, at the rates λ that suit them."""
+
     def at(rates: Rates) -> StoppingRule:
-        return made(accepting, following, rates, name)
+        return make(accepting, following, rates, name)
 
     traces, thresholds = world.traces("tuning"), world.thresholds
     return at(rates_on(traces, at, world.kinds, world.scale, RULE, DIVERGENCE, thresholds, costs, MOST))

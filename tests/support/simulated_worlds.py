@@ -1,7 +1,7 @@
-"""Simulated worlds to search in: problems that are lost at known shares, and rounds by a formula.
+"""Simulated worlds to search in: each problem is lost at a known share u, and speeds follow a formula.
 
-Knows the truth that a search is to find. A text changes at points of its own, so decodings answer for intervals, and
-`fresh` counts those that a cache of intervals would not have had.
+A world holds the truth that a search is to find. A text changes at certain thresholds only, so a decoding is valid for
+an interval; `fresh` counts the decodings that a cache of intervals would not have had.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def tokens_a_round(share: float, draft_length: int) -> float:
 
 @dataclass(eq=False)
 class Formula:
-    """A forecast that is off by `drift` at most, as replay is. A threshold is the share itself, whatever D."""
+    """A forecast that errs by up to `drift`, as replay does. Thresholds equal shares, whatever the divergence."""
 
     lowest: float = LOWEST
     highest: float = HIGHEST
@@ -61,10 +61,16 @@ class Formula:
 
 @dataclass
 class World:
-    """`Decode` over problems with a loss point each: from there on, in logit(u), its answer is wrong.
+    """A `Decode` over problems with a loss point each, in logit(u): from there on the answer is wrong.
 
-    losses: the law of loss points, (count, random) -> (count,). shifts: by divergence or policy, added to them.
-    lapses: a share of problems that are also wrong in one interval below their point, which makes curves uneven.
+    Args:
+        count: number of problems.
+        accuracy: of the target.
+        spread, middle: of the logistic distribution of loss points.
+        gained: share of problems that a large enough u solves and the target does not.
+        lapses: share of problems that are also wrong in one interval below their loss point, so that curves are uneven.
+        shifts: by divergence or policy, what is added to all points.
+        before: called with each configuration before it is decoded.
     """
 
     count: int = 600
@@ -104,14 +110,12 @@ class World:
     def retention(self, configuration: Configuration) -> float:
         return float(self.correct(configuration).sum() / self.right.sum())
 
-    def __call__(self, configuration: Configuration, asked: Sequence[Problem]) -> list[Seeds]:
+    def __call__(self, configuration: Configuration, requested: Sequence[Problem]) -> list[Seeds]:
         self.before(configuration)
         if configuration.rule != "target":
-            self.calls.append((configuration, len(asked)))
-        correct = self.correct(configuration)
-        return [
-            (self._decoding(configuration, problem.id - 1000, bool(correct[problem.id - 1000])),) for problem in asked
-        ]
+            self.calls.append((configuration, len(requested)))
+        correct, numbers = self.correct(configuration), [problem.id - 1000 for problem in requested]
+        return [(self._decoding(configuration, i, bool(correct[i])),) for i in numbers]
 
     def _decoding(self, configuration: Configuration, i: int, correct: bool) -> Decoding:
         if configuration.threshold is None:
@@ -123,37 +127,37 @@ class World:
         return Decoding(correct, "", TOKENS, rounds, rounds * length, TOKENS - rounds)
 
     def _place(self, configuration: Configuration) -> float:
-        """In logit(u), as if nothing were shifted."""
+        """Returns logit(u) less the configuration's shifts."""
         assert configuration.threshold is not None
         shifts = (self.shifts.get(name or "", 0.0) for name in (configuration.divergence, configuration.policy))
         return logit(configuration.threshold) - sum(shifts)
 
     @property
     def decoded(self) -> int:
-        """Problems, over all trials, without any reuse."""
+        """Number of decodings over all trials, without any reuse."""
         return sum(count for _, count in self.calls)
 
     @property
     def fresh(self) -> int:
-        """Problems, over all trials, with reuse by interval."""
+        """Number of decodings over all trials, with reuse by interval."""
         return len(self.seen)
 
 
-def chance(wanted: float, certification: int) -> Callable[[Measurement, Measurement], float]:
-    """Of passing at .95 on so many problems."""
+def pass_probability(wanted: float, certification: int) -> Callable[[Measurement, Measurement], float]:
+    """Returns a function for the probability of passing the test at level .05 on that many problems."""
 
-    def of(fuzzy: Measurement, target: Measurement) -> float:
-        seen = Outcomes.of(target.correct[:, 0].tolist(), fuzzy.correct[:, 0].tolist())
-        return power(problems=certification, accuracy=target.accuracy, churn=seen.churn, retention=seen.retention,
-                     wanted=wanted, delta=0.05)  # fmt: skip
+    def probability(fuzzy: Measurement, target: Measurement) -> float:
+        outcomes = Outcomes.of(target.correct[:, 0].tolist(), fuzzy.correct[:, 0].tolist())
+        return power(problems=certification, accuracy=target.accuracy, churn=outcomes.churn,
+                     retention=outcomes.retention, wanted=wanted, delta=0.05)  # fmt: skip
 
-    return of
+    return probability
 
 
-def keep(world: World, wanted: float = 0.98, certification: int = 1319) -> MaxSpeed:
-    """The goal to keep so much of what this world's target solves, beside lossless decoding at its best length."""
+def keep_accuracy(world: World, wanted: float = 0.98, certification: int = 1319) -> MaxSpeed:
+    """Returns the objective of the largest speed at this retention, with lossless decoding at its best L to beat."""
     target = world.target()
     bar = PassModel(wanted, target.accuracy, world.count, certification, 0.05)
     arms = [Configuration("fsd-coupled", "js", length, 0.0) for length in range(1, 9)]
     lossless = max(map(Formula().tokens_per_second, arms))
-    return MaxSpeed(chance(wanted, certification), f"{wanted:.0%}", bar, lossless)
+    return MaxSpeed(pass_probability(wanted, certification), f"{wanted:.0%}", bar, lossless)

@@ -1,7 +1,4 @@
-"""A draft whose every step takes longer: another c, on the same machine and with the same texts.
-
-Knows how to wait. Knows nothing of who decodes.
-"""
+"""Drafts whose steps take longer, which raises the cost c of a draft step and changes no text."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from fsd_decoding.models.runner import ModelRunner
 
 
 class Delayed:
-    """A draft source: a causal LM, with seconds of busy waiting added to each step. Prompts are read as ever."""
+    """A draft source: a causal LM with seconds of busy waiting added to each step, but not to prefill."""
 
     def __init__(self, model: Any, seconds: float) -> None:
         self._model, self._seconds = model, seconds
@@ -44,7 +41,7 @@ class _Waiting:
 
 @contextmanager
 def slowed(model: Any, seconds: float) -> Iterator[None]:
-    """A causal LM whose every forward takes so much longer, prompts too: for who must be given a model as it is."""
+    """Adds seconds to every forward of a causal LM, prefill included, where no draft source can take its place."""
     hook = model.register_forward_hook(lambda *_: _wait(seconds))
     try:
         yield

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes: it gets a process of its own. Knows processes, nothing of the work."""
+"""Seconds and peak memory of a piece of work that runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Alone(Generic[T]):
-    """What the work gave, its seconds (imports left out) and its process's peak of memory."""
+class IsolatedRun(Generic[T]):
+    """What the work returned, its seconds without imports, and the peak memory of its process."""
 
-    found: T
+    returned: T
     seconds: float
     peak_gb: float
 
 
-def alone(work: Callable[..., T], *arguments: object) -> Alone[T]:
-    """`work` and its arguments must be picklable."""
+def run_isolated(work: Callable[..., T], *arguments: object) -> IsolatedRun[T]:
+    """Runs `work`, which must be picklable like its arguments, in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_measured, work, arguments).result()
+        return pool.submit(_measure, work, arguments).result()
 
 
-def _measured(work: Callable[..., T], arguments: tuple[object, ...]) -> Alone[T]:
+def _measure(work: Callable[..., T], arguments: tuple[object, ...]) -> IsolatedRun[T]:
     began = time.perf_counter()
-    found = work(*arguments)
-    return Alone(found, time.perf_counter() - began, _peak_gb())
+    returned = work(*arguments)
+    return IsolatedRun(returned, time.perf_counter() - began, _peak_gb())
 
 
 def _peak_gb() -> float:
-    """On Linux the kernel's own mark: `ru_maxrss` would count what the parent held when it started this process."""
+    """Returns the peak resident memory.
+
+    On Linux it is the kernel's own mark, since `ru_maxrss` counts what the parent held when it started this process.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         mark = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))

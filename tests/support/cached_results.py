@@ -1,4 +1,4 @@
-"""Keys and results that a test writes down, for the cache. Knows no models."""
+"""Keys, queries and results for tests of the result cache."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def result(text: str = "four", lo: float = 0.1, hi: float = 0.3, tokens: int = 7
 
 
 KEY = key()
-ASKED = CacheQuery(5, "2 + 2")
+QUERY = CacheQuery(5, "2 + 2")

@@ -1,7 +1,7 @@
-"""Calibrations without models: decodings are looked up in a pool of real ones (`benchmarks/pool.py`).
+"""A pool of real decodings at every threshold, which takes the place of models (written by `benchmarks/pool.py`).
 
-Knows the pool's tables, and that a text holds for an interval of T. What a lookup answers is what decoding that problem
-at that T gave; simulated is only which problems a calibration draws. Knows nothing of searching or certifying.
+A text holds for an interval of T, so a lookup returns what decoding the problem at that T gave. A calibration on the
+pool is simulated only in which problems it draws.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fsd_calib.tasks.base import Problem
 
 FOLDER = Path(__file__).parents[2] / "results" / "pool"
 TARGET = Configuration("target", "js", 1)
-_NO_END = 4.0  # above every threshold; a problem's ends lie between its number times twice that and so much more
+_NO_END = 4.0  # above every threshold; ends of problem n are stored as 2 * _NO_END * n + end, so all are sorted
 
 Rows = NDArray[np.intp]
 Columns = Mapping[str, NDArray[Any]]
 
 
 class Arm:
-    """All texts of some problems under one (divergence, L), by problem, then by T.
+    """All texts of some problems under one divergence and L, sorted by problem and T.
 
     Args:
         columns: as `benchmarks/pool.py` writes them.
-        most: T_max, above which nothing was decoded.
+        most: T_max, the largest threshold that was decoded.
     """
 
     def __init__(self, name: str, columns: Columns, most: float) -> None:
@@ -46,13 +46,13 @@ class Arm:
         self.correct, self.tokens, self.rounds, self.drafted, self.accepted = (
             columns[name] for name in ("correct", "tokens", "rounds", "drafted", "accepted")
         )
-        self._made: dict[int, Seeds] = {}
+        self._decodings: dict[int, Seeds] = {}
 
     def rows(self, problems: Rows, threshold: float | None) -> Rows:
-        """The row that holds for each problem at a threshold; None: the lossless rule.
+        """Returns the row that holds for each problem at a threshold. threshold: None for the lossless rule.
 
         Raises:
-            ValueError: the threshold is above those that were decoded.
+            ValueError: the threshold is larger than those that were decoded.
         """
         at = 0.0 if threshold is None else max(threshold, 0.0)
         if at > self.most:
@@ -60,18 +60,19 @@ class Arm:
         return np.searchsorted(self._ends, 2 * _NO_END * problems + at, side="right")
 
     def decoding(self, row: int) -> Seeds:
-        if row not in self._made:
+        if row not in self._decodings:
             counts = (int(column[row]) for column in (self.tokens, self.rounds, self.drafted, self.accepted))
-            self._made[row] = (Decoding(bool(self.correct[row]), "", *counts),)
-        return self._made[row]
+            self._decodings[row] = (Decoding(bool(self.correct[row]), "", *counts),)
+        return self._decodings[row]
 
 
 class Pool:
-    """All arms, and the target alone.
+    """All arms, and target-only decoding.
 
     Args:
-        about: the seed of the problems, the costs, and by divergence T_max.
-        alone: whether the target solves each problem, and its tokens.
+        about: the seed of the problems, the costs, and T_max by divergence.
+        arms: by divergence and L.
+        alone: of target-only decoding: whether each problem is solved, and the tokens.
     """
 
     def __init__(self, about: Mapping[str, Any], arms: Mapping[tuple[str, int], Arm], alone: Columns) -> None:
@@ -97,7 +98,7 @@ class Pool:
         return {problem.id: number for number, problem in enumerate(self.problems)}
 
     def rows(self, configuration: Configuration, problems: Sequence[Problem]) -> list[int]:
-        """What tells texts apart, within a configuration's arm."""
+        """Returns for each problem a number that identifies its text among those of the configuration's arm."""
         numbers = [self._numbers[problem.id] for problem in problems]
         if configuration.rule == "target":
             return numbers
@@ -105,8 +106,7 @@ class Pool:
         return rows
 
     def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
-        """Is a `bench.Decode` of the target, of the lossless rules, which are the same when greedy, and of
-        `fsd-coupled`."""
+        """Decodes by lookup: the target, the lossless rules, which are all equal when greedy, and `fsd-coupled`."""
         rows = self.rows(configuration, problems)
         if configuration.rule == "target":
             return [self._alone[row] for row in rows]
@@ -114,7 +114,7 @@ class Pool:
         return [arm.decoding(row) for row in rows]
 
     def whole(self, configuration: Configuration, problems: Rows | None = None) -> Whole:
-        """A configuration on problems by their numbers, or on all that its arm has."""
+        """Returns what a configuration gives on problems, by their numbers, or on all that its arm has."""
         arm = self._arm(configuration)
         problems = arm.known.astype(np.intp) if problems is None else problems
         rows = arm.rows(problems, configuration.threshold)
@@ -133,7 +133,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """The truth: what a configuration comes to on all problems of a pool."""
+    """The true retention and speed of a configuration on all problems of a pool."""
 
     retention: float
     tokens_per_second: float
@@ -142,13 +142,13 @@ class Whole:
 
 
 @dataclass
-class Counted:
+class CountingPool:
     """The pool as a `Decode` that counts what real decoding would have cost.
 
     Args:
-        reuse: whether a text that was decoded answers for its whole interval of T, as the result cache does; else
-            every question is a decoding.
-        copies: by id, problems that stand for one of the pool's, which is decoded anew for each of them.
+        reuse: whether a decoded text is reused for its whole interval of T, as by the result cache; if not, every
+            lookup counts as a decoding.
+        copies: by id, the pool's problem that a copy stands for; each copy counts as a problem of its own.
     """
 
     pool: Pool
@@ -159,21 +159,21 @@ class Counted:
     _seen: set[tuple[Configuration, int, int]] = field(default_factory=set)
 
     def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
-        known = [self.copies.get(problem.id, problem) for problem in problems]
-        found = self.pool(configuration, known)
-        for problem, row, seeds in zip(problems, self.pool.rows(configuration, known), found, strict=True):
+        originals = [self.copies.get(problem.id, problem) for problem in problems]
+        decodings = self.pool(configuration, originals)
+        for problem, row, seeds in zip(problems, self.pool.rows(configuration, originals), decodings, strict=True):
             text = (configuration.arm, problem.id, row)
             if not self.reuse or text not in self._seen:
                 self._seen.add(text)
                 self.decodings += 1
                 self.tokens += seeds[0].tokens
-        return found
+        return decodings
 
 
 class PooledForecast:
-    """What `ReplayForecast` says, from a replay of other problems than the pool's (`benchmarks/pool_replay.py`).
+    """A forecast like `ReplayForecast`, from a replay of problems outside the pool (`benchmarks/pool_replay.py`).
 
-    A calibration replays its own tuning problems; these numbers err a little more, as another sample does.
+    A calibration replays its own tuning problems; another sample, as here, errs a little more.
 
     Args:
         kept: as `benchmarks/pool_replay.py` writes it.

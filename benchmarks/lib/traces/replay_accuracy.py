@@ -1,7 +1,7 @@
-"""Does replay foretell decoding? Tokens a round from traces along the target, against decoding the same problems.
+"""Accuracy of replay: tokens per round from traces along the target, compared with decoding the same problems.
 
-Knows the bundled pair's task, traces, and how both are compared. Replay takes it that a text goes on as the target's
-own after a substitution, so the two part where much is substituted; retention stands beside them to tell where that is.
+Replay assumes that after a substitution a text goes on as the target's own. The more is substituted, the less that
+holds, so retention is reported too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _DIVERGENCE = "js"
 
 @dataclass(frozen=True)
 class Grid:
+    """The settings that are compared, and the problems that they are compared on."""
+
     problems: int
     temperatures: tuple[float, ...]
     lossless: tuple[str, ...]  # rules without a threshold
@@ -34,26 +36,26 @@ class Grid:
     thresholds: tuple[float, ...]
 
     def settings(self) -> Iterator[Setting]:
-        yield from (Setting(*of) for of in product(self.lossless, self.draft_lengths))
-        yield from (Setting(*of) for of in product(self.fuzzy, self.draft_lengths, self.thresholds))
+        yield from (Setting(*values) for values in product(self.lossless, self.draft_lengths))
+        yield from (Setting(*values) for values in product(self.fuzzy, self.draft_lengths, self.thresholds))
 
 
 @dataclass(frozen=True)
 class Setting:
     rule: str
     draft_length: int
-    threshold: float = 0.0  # of rules that have one
+    threshold: float = 0.0  # ignored by rules without one
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One setting, foretold and decoded: tokens a round, with the retention that decoding had."""
+    """One setting's tokens per round, predicted and decoded, and the retention of decoding."""
 
     temperature: float
     setting: Setting
     predicted: float
     decoded: float
-    substitutions: float  # a completion, predicted
+    substitutions: float  # per completion, predicted
     retention: float
 
     @property
@@ -68,10 +70,10 @@ class Compared:
 def predictions(grid: Grid) -> list[Compared]:
     decoder = SpeculativeDecoder.from_pretrained(*pair_paths())
     task = load_task("arithmetic", seed=_SEED, limit=grid.problems, tokenizer=decoder.tokenizer)
-    return [one for temperature in grid.temperatures for one in _at(temperature, grid, decoder, task)]
+    return [compared for temperature in grid.temperatures for compared in _compare_at(temperature, grid, decoder, task)]
 
 
-def _at(temperature: float, grid: Grid, decoder: SpeculativeDecoder, task: Task) -> Iterator[Compared]:
+def _compare_at(temperature: float, grid: Grid, decoder: SpeculativeDecoder, task: Task) -> Iterator[Compared]:
     with tempfile.TemporaryDirectory() as folder:
         traces = collect_traces(
             task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=Path(folder, "traces"),
@@ -79,19 +81,19 @@ def _at(temperature: float, grid: Grid, decoder: SpeculativeDecoder, task: Task)
         )  # fmt: skip
         right = int(traces.to_pandas(["correct"], table="completions")["correct"].sum())
         for setting in grid.settings():
-            yield _compared(temperature, setting, traces, decoder, task, right)
+            yield _compare(temperature, setting, traces, decoder, task, right)
 
 
-def _compared(
+def _compare(
     temperature: float, setting: Setting, traces: Traces, decoder: SpeculativeDecoder, task: Task, right: int
 ) -> Compared:
-    foretold = replay(traces, divergence=_DIVERGENCE, **asdict(setting))
-    asked = asdict(setting) if rule_named(setting.rule).fuzzy else asdict(setting) | {"threshold": None}
+    predicted = replay(traces, divergence=_DIVERGENCE, **asdict(setting))
+    arguments = asdict(setting) if rule_named(setting.rule).fuzzy else asdict(setting) | {"threshold": None}
     results = decoder.generate(
         [problem.prompt for problem in task.problems], task.max_new_tokens, temperature, stop=task.stop,
-        ids=[problem.id for problem in task.problems], **asked,
+        ids=[problem.id for problem in task.problems], **arguments,
     )  # fmt: skip
-    kept = sum(task.grade(problem, result.text) for problem, result in zip(task.problems, results, strict=True))
+    solved = sum(task.grade(problem, result.text) for problem, result in zip(task.problems, results, strict=True))
     decoded = sum(result.emitted for result in results) / sum(result.rounds for result in results)
-    substituted = foretold.substitutions_per_completion
-    return Compared(temperature, setting, foretold.tokens_per_round, decoded, substituted, kept / right)
+    substitutions = predicted.substitutions_per_completion
+    return Compared(temperature, setting, predicted.tokens_per_round, decoded, substitutions, solved / right)

@@ -1,4 +1,7 @@
-"""Processes for tests to kill. Forked, so that none spends its time on imports and moments fall into the work."""
+"""Child processes for tests to kill.
+
+They are forked, so that they spend no time on imports and a kill hits the work itself.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from typing import Any
 _processes = multiprocessing.get_context("fork")
 
 
-def begin(target: Any, *args: Any) -> tuple[Any, Connection]:
-    """A process that runs `target(pipe, *args)`, and our end of the pipe."""
+def start_process(target: Any, *args: Any) -> tuple[Any, Connection]:
+    """Starts a process that runs `target(pipe, *args)`; returns it and our end of the pipe."""
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=target, args=(theirs, *args), daemon=True)
     process.start()
@@ -26,8 +29,8 @@ def kill(process: Any) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def rest(pipe: Connection) -> Iterator[Any]:
-    """What a process that is gone had said."""
+def remaining_messages(pipe: Connection) -> Iterator[Any]:
+    """Yields the messages that a process sent before it ended."""
     while True:
         try:
             yield pipe.recv()

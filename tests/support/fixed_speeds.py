@@ -1,4 +1,4 @@
-"""Costs and speeds of a calibration as they are told, where a clock would make a test a matter of luck."""
+"""Patches that fix the costs and speeds that a calibration measures, so that no test depends on the clock."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ _PACES = {"target": 50.0, "sd": 100.0}  # tokens/s
 _COSTS = CostModel(draft_step=0.2, verify=1.0, position=0.01)
 
 
-def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -> None:
-    """Fuzzy settings make `over_sd` times the tokens/s of `sd`, pieces of work differing by up to `spread` of it.
+def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -> None:
+    """Patches timing so that fuzzy settings make `over_sd` times the tokens/s of `sd`.
 
-    By the costs of a round they are expected to be faster, so that they are tried.
+    The costs of a round are fixed too, such that fuzzy settings are forecast to be faster and are tried.
+
+    Args:
+        spread: by what share the seconds of pieces of work differ at most.
     """
 
     def timed(timer: Timer, configurations: Sequence[Configuration], opened: HoldoutAttempt | None = None) -> Timed:
@@ -34,11 +37,11 @@ def tell(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -
         return Timed(speeds, "tuning" if opened is None else "certification")
 
     monkeypatch.setattr(Timer, "time", timed)
-    tell_costs(monkeypatch)
+    fix_costs(monkeypatch)
 
 
-def tell_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a round costs, with every draft."""
+def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patches the measured costs of a round, for every draft."""
     monkeypatch.setattr(prepare, "_timings", lambda session, goal, space: Timings((_COSTS,) * len(space.drafts), 0.01))
 
 

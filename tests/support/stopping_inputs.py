@@ -1,4 +1,4 @@
-"""Rounds, forecasts and traces that tests of stopping rules share. Knows how rules are asked, and no rule."""
+"""Rounds, forecasts and traces that serve as inputs in tests of stopping rules."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fsd_predictors.features.draft_distribution import MEASURED, measure
 from fsd_predictors.features.features import NO_HISTORY, Array, Drafted, RoundContext
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.stopping.rule import Kept, Round
-from support.in_memory import InMemory
-from support.tiny import EOS, word_tokenizer
+from support.memory_traces import MemoryTraces
+from support.tiny_models import EOS, word_tokenizer
 
 KINDS = TokenKinds.of(word_tokenizer(), EOS)
 UNENDING = TokenKinds.of(word_tokenizer(), [])
 
 
 class Linear:
-    """A forecast from some features, by place; the logistic function of their weighted sum."""
+    """A forecast: the logistic function of a weighted sum of features. weights: by the feature's index."""
 
     def __init__(self, weights: dict[int, float], offset: float = 0.0) -> None:
         self._weights, self._offset = weights, offset
@@ -39,7 +39,7 @@ class Linear:
 
 
 def random_round(rng: np.random.Generator, steps: int, rows: int, kept: Kept) -> Round:
-    """Of `rows` rows; floats below 1, token kinds 0 to 3, about one token in five ends a text."""
+    """Draws a round of `rows` rows: floats below 1, token kinds 0 to 3, and one token in five that ends its text."""
 
     def drawn() -> Any:
         return rng.random(rows)
@@ -53,7 +53,7 @@ def random_round(rng: np.random.Generator, steps: int, rows: int, kept: Kept) ->
 
 
 def row_of(known: Any, row: int) -> Any:
-    """One row of it, in floats."""
+    """Returns one row of arrays, or of a structure of arrays, as floats."""
     if isinstance(known, np.ndarray):
         return float(known[row])
     if isinstance(known, (list, tuple)):
@@ -64,14 +64,14 @@ def row_of(known: Any, row: int) -> Any:
 
 
 @torch.inference_mode()
-def traced(decoder: SpeculativeDecoder, prompt: list[int], alone: Result) -> InMemory:
-    """The target's own greedy text with the draft's proposal at every place, worked out without the engine."""
+def reference_traces(decoder: SpeculativeDecoder, prompt: list[int], alone: Result) -> MemoryTraces:
+    """Returns traces of the target's greedy text, computed from plain forward passes instead of the engine."""
     ids = torch.tensor([prompt + alone.tokens])
     new = slice(len(prompt) - 1, len(prompt) - 1 + alone.emitted)
     p, q = (model(ids).logits[0, new] for model in (decoder.target, decoder.draft))
     drafted, d = q.argmax(-1), divergence("js", p, q)
     rows = zip(p.argmax(-1).tolist(), drafted.tolist(), d.tolist(), measure(q, drafted).tolist(), strict=True)
-    return InMemory(
+    return MemoryTraces(
         [
             [
                 {"same_token": y == x, "sd_accepts": y == x, "js": js, "drafted": x}

@@ -1,4 +1,4 @@
-"""Tiny random models and a tokenizer for them. Knows transformers' configurations and nothing of ours."""
+"""Tiny random models of several transformers architectures, and a tokenizer for them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FAMILIES = {
 
 
 def word_tokenizer(words: int = VOCABULARY, others: Mapping[int, str] = {}) -> PreTrainedTokenizerFast:
-    """`w2 w3` -> [2, 3]; `others`: words that are written otherwise."""
+    """Returns a tokenizer that maps `w2 w3` to [2, 3]. others: by id, words that are spelled differently."""
     vocabulary = {"<pad>": 0, "<eos>": EOS[0], **{others.get(i, f"w{i}"): i for i in range(2, words)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -57,13 +57,13 @@ def word_tokenizer(words: int = VOCABULARY, others: Mapping[int, str] = {}) -> P
 
 
 def random_model(config: Any, seed: int, spread: float = 4.0, attention: str | None = None) -> Any:
-    """A float64 model whose next-token distributions are far from uniform."""
+    """Returns a float64 model whose next-token distributions are far from uniform."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         config,
         dtype=torch.float64,
         attn_implementation=attention,
-        experts_implementation="eager",  # the other one has no float64
+        experts_implementation="eager",  # the default has no float64 kernel
     ).eval()
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(spread)

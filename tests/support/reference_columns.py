@@ -1,7 +1,4 @@
-"""The columns of a trace computed another way: from the models' own forward and the definitions, in NumPy.
-
-Knows transformers, noise and the schema's words. Knows nothing of runners, rounds or measures.
-"""
+"""Reference values of trace columns, computed in NumPy from plain forward passes and the definitions."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Array = NDArray[Any]
 
 
 def shape_of(logits: Array, drafted: Array) -> dict[str, Array]:
-    """The columns that one model has: logits (N, V), drafted (N,) -> (N,) each."""
+    """Returns one model's columns, (N,) each, from logits (N, V) and drafted tokens (N,)."""
     p = softmax(logits, -1)
     with np.errstate(divide="ignore", invalid="ignore"):
         surprise = np.where(p > 0, -np.log(p), 0.0)
@@ -38,7 +35,7 @@ def shape_of(logits: Array, drafted: Array) -> dict[str, Array]:
 
 
 def divergences_of(target: Array, draft: Array) -> dict[str, Array]:
-    """The named divergences of logits (N, V), from their formulas (DESIGN section 4)."""
+    """Returns the named divergences, (N,) each, of logits (N, V), from their formulas (docs/divergences.md)."""
     p, q = softmax(target, -1), softmax(draft, -1)
     log_p, log_q, m = log_softmax(target, -1), log_softmax(draft, -1), (p + q) / 2
     log_m = np.log(m)
@@ -55,7 +52,7 @@ def divergences_of(target: Array, draft: Array) -> dict[str, Array]:
 
 
 def chosen(logits: Array, temperature: float, seed: int, problem: int, positions: Sequence[int]) -> Array:
-    """The tokens that logits (N, V) give at absolute positions (N,): (N,)."""
+    """Returns the tokens (N,) that are drawn from logits (N, V) at absolute positions (N,)."""
     scores = logits
     if temperature:
         where = torch.tensor([positions])
@@ -68,7 +65,7 @@ def chosen(logits: Array, temperature: float, seed: int, problem: int, positions
 def accepted_by_sd(
     target: Array, draft: Array, drafted: Array, temperature: float, seed: int, problem: int, positions: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Whether `sd` accepts at temperature > 0, and its chance to: (N,) each."""
+    """Returns whether `sd` accepts at a temperature above 0, and the probability that it does: (N,) each."""
     p, q = softmax(target / temperature, -1), softmax(draft / temperature, -1)
     u = uniform(problem_keys(seed, [problem]), torch.tensor([positions]), Stream.ACCEPT, torch.float64)[0].numpy()
     p_x, q_x = (np.take_along_axis(r, drafted[:, None], -1)[:, 0] for r in (p, q))
@@ -77,7 +74,10 @@ def accepted_by_sd(
 
 @torch.inference_mode()
 def logits_after(model: Any, texts: Sequence[Sequence[int]]) -> list[Array]:
-    """(length, V) of every text, in float64: one plain forward, padded on the right, where no token looks."""
+    """Returns the logits (length, V) of every text in float64, from one forward pass.
+
+    Texts are padded on the right, where causal attention does not look.
+    """
     longest = max(len(text) for text in texts)
     padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
     logits = model(padded, use_cache=False).logits.double().numpy()
