@@ -1,4 +1,4 @@
-"""Threshold policies, where users find them: `from fsd_calib import adaptive`. Knows names alone."""
+"""Threshold policies for users: `from fsd_calib import adaptive`. They are defined in `fsd_decoding.adaptive`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From what a calibration found to the profile that is saved.
-
-Knows where each number of a profile comes from. Computes nothing of its own beyond averages.
-"""
+"""Export of a calibration's findings to the profile that is saved."""
 
 from __future__ import annotations
 
@@ -44,12 +41,15 @@ _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything a calibration learned.
+    """Everything a calibration found.
 
-    chosen: what passed, even where `sd` suffices, else what is estimated, else `sd`. sd: at its fastest draft length.
-    single: speeds with one stream, beside those of several. steps: decoded for the baseline, the search and the
-    certificate, as far as it came. opened: the certification part, None where nothing was decoded there. evidence: of
-    those tested.
+    Attributes:
+        chosen: what passed, even where `sd` suffices, else what is given as an estimate, else `sd`.
+        sd: `sd` at its fastest draft length.
+        single: speeds with one stream, beside those of several.
+        steps: work for the baseline, the search and the certificate, as far as the calibration came.
+        opened: the certification part; None: nothing was decoded there.
+        evidence: by tested configuration.
     """
 
     ready: Prepared
@@ -70,31 +70,31 @@ class Findings:
 
     @property
     def followed(self) -> Configuration:
-        """What decoders of the profile run: `chosen` where it may be lossy, else losslessly what `sd` is best at."""
+        """What decoders of the profile run: `chosen` where it may be lossy, else `sd`."""
         return self.chosen if self.lossy else self.sd
 
     @property
     def certifying(self) -> tuple[Evidence | None, bool]:
-        """What the certificate rests on, and whether that is of lossless decoding instead of `chosen`."""
+        """The evidence that the certificate rests on, and whether it is of lossless decoding instead of `chosen`."""
         of_chosen, of_lossless = self.evidence.get(self.chosen), self.evidence.get(self.ready.alone)
         return of_chosen or of_lossless, of_chosen is None and of_lossless is not None
 
     def measured(self, configuration: Configuration) -> Measurement:
-        """On the certification part where it was decoded there, else on the tuning part."""
-        for session in ([self.opened] if self.opened else []) + [self.ready.session.tuning]:
-            found = [m for m in session.measured() if m.configuration == configuration]
-            if found:
-                return found[0]
+        """Returns its measurement on the certification part where it was decoded there, else on the tuning part."""
+        for part in ([self.opened] if self.opened else []) + [self.ready.session.tuning]:
+            for measurement in part.measured():
+                if measurement.configuration == configuration:
+                    return measurement
         raise ValueError(f"{configuration} was measured nowhere")
 
     def alone(self, like: Measurement) -> Measurement:
-        """The target on the same problems."""
-        session = self.opened if self.opened and like.part == "certification" else self.ready.session.tuning
-        return session.measure(self.ready.alone, like.problems)
+        """Returns the target's measurement on the same problems."""
+        part = self.opened if self.opened and like.part == "certification" else self.ready.session.tuning
+        return part.measure(self.ready.alone, like.problems)
 
 
 def to_profile(found: Findings) -> ThresholdProfile:
-    """The profile of a calibration; a threshold only where the wish was granted, or its test waived."""
+    """Returns the profile, with a threshold only where the goal was met, or its test waived."""
     ready, chosen = found.ready, found.chosen
     decoder = ready.session.draft_of(found.followed)
     fuzzy = found.measured(chosen)
@@ -143,18 +143,18 @@ def to_profile(found: Findings) -> ThresholdProfile:
 
 
 def _data(ready: Prepared) -> DataInfo:
-    given = any(problem.part is not None for problem in ready.session.task.problems)
+    by_source = any(problem.part is not None for problem in ready.session.task.problems)
     return DataInfo(
         source=ready.session.task.source,
         fingerprint=ready.session.task.fingerprint,
-        split="given" if given else "content-hash",
+        split="given" if by_source else "content-hash",
         tuning=len(ready.session.tuning.problems),
         certification=ready.session.holdout.problems,
     )
 
 
 def _certificate(found: Findings) -> Certificate:
-    """Of the chosen configuration; without counts where nothing was decoded on the certification part."""
+    """Without counts where nothing was decoded on the certification part."""
     goal, opened, (evidence, lossless) = found.ready.goal, found.opened, found.certifying
     shown = {} if evidence is None else {
         "retention": evidence.paired.retention if evidence.paired.target.any() else None,
@@ -164,7 +164,7 @@ def _certificate(found: Findings) -> Certificate:
         "problems": evidence.paired.problems,
         "lossless": lossless,
         **asdict(evidence.outcomes),
-        **({} if lossless or opened is None else _beside(evidence.paired, opened, goal.confidence)),
+        **({} if lossless or opened is None else _harm_and_difference(evidence.paired, opened, goal.confidence)),
     }  # fmt: skip
     nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
     return Certificate.model_validate(
@@ -179,9 +179,12 @@ def _certificate(found: Findings) -> Certificate:
     )  # fmt: skip
 
 
-def _beside(paired: Paired, opened: Opened, confidence: float) -> dict[str, Any]:
-    """Beside retention and accuracy. Of a difference no interval holds where outcomes ended the decoding early, and
-    none is needed of a dataset."""
+def _harm_and_difference(paired: Paired, opened: Opened, confidence: float) -> dict[str, Any]:
+    """Fields of `Certificate`.
+
+    The difference has no interval where outcomes ended the decoding early, since none would hold, nor where the whole
+    data set was decoded, since none is needed.
+    """
     claim = opened.claim
     harm, difference = harm_of(paired, claim, opened.delta), difference_of(paired, confidence)
     sample = claim.guarantee == "population" and paired.problems == claim.problems
@@ -219,19 +222,19 @@ def _speed(found: Findings) -> Speed:
 def _forecasts(found: Findings) -> dict[str, float]:
     """Fields of `Forecasts`."""
     settings = {"target": found.ready.alone, "sd": found.sd, "chosen": found.chosen}
-    return {name: found.ready.timer.foretold(configuration) for name, configuration in settings.items()}
+    return {name: found.ready.timer.forecast_of(configuration) for name, configuration in settings.items()}
 
 
 def _figures(found: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
     """Fields of `SpeedFigures`."""
     chosen, sd, alone = found.chosen, found.sd, found.ready.alone
-    made = {"target": speeds.of(alone), "sd": speeds.of(sd), "chosen": speeds.of(chosen)}
-    told = {name: speed.value for name, speed in made.items()} | {"timed": speeds.problems}
+    intervals = {"target": speeds.of(alone), "sd": speeds.of(sd), "chosen": speeds.of(chosen)}
+    figures = {name: speed.value for name, speed in intervals.items()} | {"timed": speeds.problems}
     if not speeds.timed:
-        return told
-    made |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
-    ends = {name: (speed.low, speed.high) for name, speed in made.items()}
-    return told | {"intervals": {**ends, "confidence": found.ready.goal.confidence}}
+        return figures
+    intervals |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
+    ends = {name: (speed.low, speed.high) for name, speed in intervals.items()}
+    return figures | {"intervals": {**ends, "confidence": found.ready.goal.confidence}}
 
 
 def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
@@ -247,7 +250,7 @@ def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
 
 
 def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
-    """One text a problem: those of several seeds are alike."""
+    """By one text per problem: texts of several seeds are not independent."""
     shares = [first.accepted / first.drafted for first, *_ in fuzzy.decodings if first.drafted]
     if not shares:
         return None
@@ -260,17 +263,17 @@ def _effort(found: Findings) -> Effort:
 
 
 def _curve(found: Findings) -> Iterator[CurvePoint]:
-    """Every configuration on every part it was decoded on, against the target on the same problems of the part."""
-    for session in [found.ready.session.tuning] + ([found.opened] if found.opened else []):
-        for measured in sorted(session.measured(), key=_order):
+    """Every configuration on every part it was decoded on, compared with the target on the same problems."""
+    for part in [found.ready.session.tuning] + ([found.opened] if found.opened else []):
+        for measured in sorted(part.measured(), key=_order):
             fuzzy = measured.configuration.threshold is not None
             yield _point(found, measured, found.evidence.get(measured.configuration) if fuzzy else None)
 
 
 def _order(measured: Measurement) -> tuple[str, str, str, str, int, float]:
     c = measured.configuration
-    bound = -1.0 if c.threshold is None else c.threshold
-    return c.draft or "", c.rule, c.divergence, c.policy or "", c.draft_length, bound
+    threshold = -1.0 if c.threshold is None else c.threshold
+    return c.draft or "", c.rule, c.divergence, c.policy or "", c.draft_length, threshold
 
 
 def _point(found: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
@@ -283,7 +286,7 @@ def _point(found: Findings, measured: Measurement, evidence: Evidence | None) ->
         retention=paired.retention if paired.target.any() else 0.0,
         lower_bound=tested.lower_bound if tested else None,
         tokens_per_round=measured.tokens_per_round,
-        forecast=found.ready.timer.foretold(configuration),
+        forecast=found.ready.timer.forecast_of(configuration),
         problems=measured.problems,
         source=measured.part,
         counts=Counts(**asdict(paired.outcomes)) if tested else None,

@@ -66,7 +66,7 @@ def test_too_few_problems_are_said_at_once(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_plan_stops_before_the_long_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(*SOON, "--limit", "150", "--min-acc", "0.9", "--plan", "--out", str(tmp_path)) == 0
-    assert "How long it will take" in capsys.readouterr().out
+    assert "Estimated time" in capsys.readouterr().out
     assert not (tmp_path / "profile.json").exists()
 
 

@@ -182,7 +182,7 @@ def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Pat
             tiny_calibration.task(240), target=target, draft=other, tokenizer=word_tokenizer(), cache=tmp_path,
             predictor=predictor, **_WISH,
         )  # fmt: skip
-    with pytest.raises(UsageError, match=r"there are \d+ tuning problems; training a predictor takes 178 at least"):
+    with pytest.raises(UsageError, match=r"there are \d+ tuning problems; training a predictor takes at least 178"):
         run(tmp_path, "auto")
     with pytest.raises(UsageError, match="predictor"):
         run(tmp_path, tmp_path / "nowhere")

@@ -93,7 +93,7 @@ def test_the_footnote_counts_what_was_decoded() -> None:
 
 def test_a_fronts_sentences_do_not_speak_of_one_setting_without_naming_it() -> None:
     said = verdict(profile(FRONT))
-    assert "That is retention" not in said
+    assert "That is a retention" not in said
 
 
 # What was tested, and is no faster than lossless decoding
@@ -163,7 +163,7 @@ def test_a_front_is_labelled_with_the_part_it_was_measured_on(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wish", [{"acc": "absolute", "min_acc": 0.9}, {"min_acc": 1.1}])
+@pytest.mark.parametrize("goal", [{"acc": "absolute", "min_acc": 0.9}, {"min_acc": 1.1}])
 def test_nothing_tried_is_a_plain_outcome(tmp_path: Path, goal: dict[str, Any]) -> None:
     made = _of_an_equal_draft(tmp_path, **goal)
     assert (made.outcome, made.threshold, made.estimate) == ("not-certified", None, None)
@@ -180,7 +180,7 @@ def test_an_accuracy_that_the_target_has_is_certified_of_lossless_decoding(tmp_p
     assert (made.outcome, made.effective_rule, made.certificate.attempt) == ("lossless-suffices", "sd", 1)
     assert made.certificate.lossless
     assert (made.certificate.accuracy_lower_bound or 0.0) >= 0.4
-    assert "lossless decoding solves at least 40%" in verdict(made)
+    assert "lossless decoding reaches at least 40% accuracy" in verdict(made)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What rounding alone flips: told before a wish is judged, planned with, and finer wishes refused."""
+"""The numerical floor: noted before a goal is judged, used by plans, and finer goals are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import Floor, judge
 from fsd_calib.progress import Silent
-from fsd_calib.report.console import seen
+from fsd_calib.report.plan import handful_summary
 from fsd_calib.search.space import Space
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
@@ -48,15 +48,15 @@ def coarse_pair(size: float) -> tuple[Any, Any]:
 def test_the_figure_is_told_in_one_line_whatever_is_asked() -> None:
     for goal in (Goal(min_acc=0.98), Goal(min_acc=0.98, acc="absolute"), Goal(min_speed=9.0), Goal(pareto=True)):
         assert said(goal, 0, 64) == [
-            "rounding alone (the lossless rule against the target) flipped 0 of 64 outcomes, so it flips at most 4.6% "
-            "(95% confidence); it changed 1 texts"
+            "rounding alone (the lossless rule compared with the target) flipped 0 of 64 outcomes, so it flips at most "
+            "4.6% of outcomes (95% confidence); it changed 1 texts"
         ]
 
 
 def test_one_unlucky_flip_refuses_no_usual_wish() -> None:
     _, warned = said(Goal(min_acc=0.99), 1, 64)
     assert "leaves room for 0.9% of the outcomes" in warned
-    assert "1.6% were seen" in warned
+    assert "1.6% here" in warned
     assert len(said(Goal(min_acc=0.95), 1, 64)) == 1
 
 
@@ -84,7 +84,7 @@ def test_more_than_the_target_keeps_must_stand_out_from_rounding_too() -> None:
         said(Goal(min_acc=1.01), 9, 256)
 
 
-@pytest.mark.parametrize("wish", [Goal(min_acc=0.89, acc="absolute"), Goal(min_acc=0.999, guarantee="none")])
+@pytest.mark.parametrize("goal", [Goal(min_acc=0.89, acc="absolute"), Goal(min_acc=0.999, guarantee="none")])
 def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(goal: Goal) -> None:
     said(goal, 60, 256)
 
@@ -104,7 +104,7 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
     assert any("rounding alone" in line for line in notes.lines)
     plan = asked(0.6, size=0.5).plan()
     assert plan.handful.cautious_churn >= plan.handful.numerical_churn > 0
-    assert plan.handful.floor.below in seen(plan)
+    assert plan.handful.floor.bound_in_words in handful_summary(plan)
 
 
 @pytest.mark.slow

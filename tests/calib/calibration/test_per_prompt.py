@@ -192,7 +192,7 @@ def test_a_fact_that_hardly_varies_says_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("count", [10, 20])
 def test_too_few_problems_are_refused_with_how_many_it_takes(count: int) -> None:
-    with pytest.raises(UsageError, match=f"lost up to T = 1.*learned from {NEEDED} or more: give some [2-9][0-9]"):
+    with pytest.raises(UsageError, match=f"lost up to T = 1.*takes {NEEDED} or more: give about [2-9][0-9]"):
         learned(Bearing(count))
 
 
@@ -206,7 +206,7 @@ def test_where_nothing_is_lost_larger_thresholds_are_asked_for() -> None:
 def test_where_nearly_all_is_lost_smaller_thresholds_are_asked_for() -> None:
     world = Bearing(100)
     world.bears = {i: 0.001 if n > 3 else 0.5 for n, i in enumerate(world.bears)}
-    with pytest.raises(UsageError, match=r"^[1-4] of .* bear T = 0.01; .* give smaller thresholds"):
+    with pytest.raises(UsageError, match=r"^[1-4] of .* are kept at T = 0.01; .* give smaller thresholds"):
         learned(world)
 
 

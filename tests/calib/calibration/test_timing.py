@@ -168,12 +168,12 @@ def test_several_streams_are_timed_beside_one(models: tuple[Path, Path], asked: 
         several = made.time(settings(made.session)).speeds
         assert {streams for streams, _ in asked} == {4}
         asked.clear()
-        single = made.single(settings(made.session), None)
+        single = made.time_single(settings(made.session), None)
         assert {streams for streams, _ in asked} == {1}
         assert single is not None
         assert single.problems < several.problems
     with timer(models) as made:
-        assert made.single(settings(made.session), None) is None
+        assert made.time_single(settings(made.session), None) is None
 
 
 def test_what_is_not_timed_is_forecast_by_its_rounds(
@@ -185,9 +185,9 @@ def test_what_is_not_timed_is_forecast_by_its_rounds(
             assert found.part == "tuning"
             assert not found.speeds.timed
             expected = 10 * made.session.tuning.measure(FUZZY).tokens_per_round
-            assert found.speeds.of(FUZZY).value == made.foretold(FUZZY) == expected
+            assert found.speeds.of(FUZZY).value == made.forecast_of(FUZZY) == expected
             assert found.speeds.of(made.session.configuration("target")).value == 10
-        assert made.single(settings(made.session), None) is None
+        assert made.time_single(settings(made.session), None) is None
         assert made.effort(1.0) == (0, 0.0)
     assert asked == []
 
@@ -199,7 +199,7 @@ def test_what_is_expected_is_what_is_decoded(models: tuple[Path, Path], asked: l
         decodings, each = made.effort(1.0)
         four = [*settings(made.session), made.session.configuration("sd", 4)]
         made.time(four)
-        made.single(four, None)
+        made.time_single(four, None)
         done = sum(len(piece) for _, piece in asked)
         assert decodings == pytest.approx(done, rel=0.15)
         assert 1.0 < each < 4.0
@@ -283,7 +283,7 @@ def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
     TimingRequest("run", Sources(loaded, (loaded,)))
     with pytest.raises(UsageError, match="--timing is 'twice'; it must be one of run, careful, none"):
         TimingRequest("twice", Sources(models[0], models[1:]))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="--min-speed is 60, and whether that is reached is timed"):
+    with pytest.raises(UsageError, match="--min-speed is 60, and only timing shows whether that is reached"):
         TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_speed=60.0))
     TimingRequest("none", Sources(models[0], models[1:])).check(Goal(0.7))
 
