@@ -51,10 +51,10 @@ def _untried(profile: ThresholdProfile) -> str:
 def _lossless_suffices(profile: ThresholdProfile) -> str:
     speed, c = profile.speed, profile.certificate
     pace = f"{speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)})"
-    than = f"plain sd, which {_makes(speed)} {pace}: no accuracy need be lost."
+    than = f"plain sd, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
     outcome = f"No fuzzy setting that keeps the requested accuracy was found to be faster than {than}"
     if speed.wanted is not None:
-        outcome = f"Plain sd already makes {pace}: no accuracy need be lost. {_no_faster(profile)}"
+        outcome = f"Plain sd already makes {pace}, so there is no need to lose accuracy. {_no_faster(profile)}"
     elif c.lossless and c.wanted is not None:
         outcome = (
             f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
@@ -63,7 +63,7 @@ def _lossless_suffices(profile: ThresholdProfile) -> str:
     elif c.acc == "absolute" and c.guarantee == "none":
         outcome += " Whether plain sd reaches the requested accuracy was not tested (--guarantee none)."
     elif profile.estimate is not None:
-        outcome = f"{_no_faster(profile)} No accuracy need be lost."
+        outcome = f"{_no_faster(profile)} There is no need to lose accuracy."
     return f"{outcome.strip()} Decoders that follow this profile run {profile.effective_rule}."
 
 

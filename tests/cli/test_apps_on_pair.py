@@ -53,8 +53,8 @@ def test_calibrate_then_generate_on_the_bundled_pair(tmp_path: Path, capsys: pyt
 
 
 def test_what_cannot_be_certified_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--min-acc", "0.97", "--acc", "absolute", "--confidence", "0.5", "--seed", "3"]
-    assert calibrate(*SOON, *asked, "--limit", "60", "--out", str(tmp_path)) == 3
+    goal = ["--min-acc", "0.97", "--acc", "absolute", "--confidence", "0.5", "--seed", "3"]
+    assert calibrate(*SOON, *goal, "--limit", "60", "--out", str(tmp_path)) == 3
     assert ThresholdProfile.load(tmp_path / "profile.json").threshold is None
     assert "Not certified" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""`fsd-collect` as a shell sees it: what it answers, what it leaves behind, and that it survives being killed."""
+"""`fsd-collect` as a shell sees it: its output, what it leaves behind, and that it survives being killed."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
-"""Plans: chances and numbers against simulated certifications, caution, refusals, and what is printed."""
+"""Plans: probabilities and numbers compared with simulated certifications, caution, refusals, and printed text."""
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
 from scipy.stats import binom
 
 from fsd_calib.calibration.plan import Handful, Plan, Prospect, check_enough, make_plan, planned_steps
@@ -20,6 +17,7 @@ from fsd_calib.measuring.measurement import Decoding, Measurement
 from fsd_calib.report.console import print_plan
 from fsd_calib.report.plan import outlook
 from fsd_decoding.errors import UsageError
+from support.reports import paper, text_of
 
 DELTA = 0.05 * 6 / np.pi**2  # of a first attempt at 95 %
 HANDFUL = Handful(64, accuracy=60 / 64, numerical_churn=0.0, churn=1 / 64, retention=59 / 60)
@@ -27,7 +25,7 @@ RUNS = 20_000
 
 
 def share_certified(plan: Plan, prospect: Prospect, wanted: float, problems: int) -> float:
-    """Of simulated certifications on so many problems, where the truth is as the prospect has it."""
+    """The share of simulated certifications on `problems` problems that pass, with the truth of the prospect."""
     accuracy, churn = plan.handful.likely_accuracy, plan.handful.cautious_churn
     population: tuple[float, ...] = (prospect.truth, 1 - prospect.truth, 0.0, 0.0)  # beside a perfect target
     if plan.claim.acc == "retention":
@@ -169,11 +167,10 @@ def test_durations_are_as_precise_as_they_are_known() -> None:
 
 
 def printed(plan: Plan, width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    print_plan(plan, console)
-    assert isinstance(console.file, io.StringIO)
-    assert max(map(len, console.file.getvalue().splitlines())) <= width
-    return console.file.getvalue()
+    print_plan(plan, console := paper(width))
+    text = text_of(console)
+    assert max(map(len, text.splitlines())) <= width
+    return text
 
 
 def row(text: str, label: str) -> list[str]:

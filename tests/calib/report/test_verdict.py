@@ -90,7 +90,8 @@ def test_a_setting_that_was_tested_and_is_no_faster_keeps_its_numbers() -> None:
     assert said.startswith(
         "fsd-coupled at T = 0.0625 (js, L = 5) was tested and keeps at least 98% of the target's accuracy on problems "
         "like these (95% confidence), but was not shown to be faster than plain sd: it makes 1.21x (0.97–1.04) the "
-        "tokens/s of sd, which makes 51.0 (L = 4). No accuracy need be lost. Decoders that follow this profile run sd."
+        "tokens/s of sd, which makes 51.0 (L = 4). There is no need to lose accuracy. Decoders that follow this "
+        "profile run sd."
     )
     assert row(printed(made), "not shown faster")[0] == ["93.1%¹", "99.8%¹", "5.41¹", "61.5²"]
 
@@ -182,7 +183,7 @@ def test_a_wanted_speed_is_compared() -> None:
 
 def test_where_sd_suffices_nothing_need_be_lost() -> None:
     said = verdict(profile(SD_SUFFICES))
-    assert said.startswith("Plain sd already makes 51.0 tokens/s (L = 4): no accuracy need be lost.")
+    assert said.startswith("Plain sd already makes 51.0 tokens/s (L = 4), so there is no need to lose accuracy.")
     assert "The requested 50 tokens/s were reached: 51.0 (50.1–51.9 within this run)." in said
     other = verdict(profile(NOT_FASTER))
     assert other.startswith(
