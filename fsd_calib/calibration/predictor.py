@@ -31,11 +31,11 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Chosen:
-    """A predictor and its folder. `given`: it was given by the user, not trained here on the tuning part."""
+    """A predictor and its folder. `supplied`: by the user, not trained here on the tuning part."""
 
     predictor: Predictor
     folder: Path
-    given: bool
+    supplied: bool
 
     @property
     def reads(self) -> Width | None:
@@ -44,7 +44,7 @@ class Chosen:
 
     def trained(self) -> frozenset[int]:
         """Returns ids of problems outside the tuning part that it was trained on; warns where none are recorded."""
-        if not self.given:
+        if not self.supplied:
             return frozenset()
         if self.predictor.facts.trained is None:
             warnings.warn(
@@ -76,9 +76,9 @@ def choose(source: str | os.PathLike[str], session: Session, space: Space, folde
     """
     if os.fspath(source) == AUTO:
         place = (folder or _cache_folder(session, space)) / "predictor"
-        chosen = Chosen(_train(place, session, space), place, given=False)
+        chosen = Chosen(_train(place, session, space), place, supplied=False)
     else:
-        chosen = Chosen(Predictor.load(source), Path(source), given=True)
+        chosen = Chosen(Predictor.load(source), Path(source), supplied=True)
     _check(chosen.predictor, session, space)
     return chosen
 

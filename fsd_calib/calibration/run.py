@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fsd_calib.calibration.baseline import Baseline, measure_baseline
+from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import bar_of, chance_of, claim_of
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
-from fsd_calib.calibration.to_profile import Findings, to_profile
+from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.certification.holdout import Opened
 from fsd_calib.certification.sequence import Evidence
 from fsd_calib.measuring.configuration import Configuration

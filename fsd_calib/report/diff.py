@@ -32,10 +32,10 @@ class Difference(NamedTuple):
 
 def differences(first: ThresholdProfile, second: ThresholdProfile) -> list[Difference]:
     """Returns differences in settings, models, certificate (with its measurements) and curve, in this order."""
-    one, other = _sections(first), _sections(second)
+    left, right = _sections(first), _sections(second)
     differing = []
-    for section in one | other:
-        a, b = one.get(section, {}), other.get(section, {})
+    for section in left | right:
+        a, b = left.get(section, {}), right.get(section, {})
         names = a | b if a and b else _OF_A_LONE_POINT
         unequal = (name for name in names if a.get(name, NONE) != b.get(name, NONE))
         differing += [Difference(section, name, *_shown(a.get(name, NONE), b.get(name, NONE))) for name in unequal]
@@ -82,8 +82,8 @@ def _point(point: CurvePoint) -> str:
 
 def _shown(first: Any, second: Any) -> tuple[str, str]:
     """Returns both values, in full where they look alike when abbreviated."""
-    one, other = _brief(first), _brief(second)
-    return (one, other) if one != other else (str(first), str(second))
+    left, right = _brief(first), _brief(second)
+    return (left, right) if left != right else (str(first), str(second))
 
 
 def _brief(value: Any) -> str:
