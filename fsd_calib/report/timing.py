@@ -52,7 +52,7 @@ def _interval_note(speed: Speed) -> str:
     intervals = f"; {exact(speed.intervals.confidence)} intervals"
     if speed.processes:
         return f"{intervals} over these processes"
-    return f"{intervals} {interval_scope(speed)}; another run may fall outside (see --timing careful)"
+    return f"{intervals} {interval_scope(speed)}; another run may fall outside (--timing careful)"
 
 
 def over_sd(speed: SpeedFigures, scope: str = "") -> str:

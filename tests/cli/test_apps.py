@@ -1,4 +1,4 @@
-"""The two commands: what they answer to bad input, and what they do with tiny models.
+"""The two commands: what they reply to bad input, and what they do with tiny models.
 
 Everything runs through `main`'s own path, so exit codes and lines on stderr are what a shell would see.
 """
