@@ -1,4 +1,4 @@
-"""Calibrates Fuzzy Speculative Decoding: the fastest threshold that keeps the accuracy you asked for."""
+"""Calibration of Fuzzy Speculative Decoding: finds the fastest threshold that keeps the requested accuracy."""
 
 from __future__ import annotations
 

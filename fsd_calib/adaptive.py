@@ -1,4 +1,4 @@
-"""Public names of the threshold policies: `from fsd_calib import adaptive`."""
+"""Threshold policies for users: `from fsd_calib import adaptive`. They are defined in `fsd_decoding.adaptive`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How numbers are written in reports."""
+"""Number formats of reports, plans and messages."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ NONE = "–"
 
 
 def percent(share: float | None) -> str:
+    """Returns a measured share, rounded to a tenth of a percent."""
     return NONE if share is None else f"{100 * share:.1f}%"
 
 
-def bound(share: float | None) -> str:
-    """Rounded down: a bound that is rounded up claims more than was shown."""
-    return NONE if share is None else f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"
+def bound(share: float | None, precision: float = 1e-12) -> str:
+    """Returns a lower bound, rounded down: a bound that is rounded up claims more than was shown.
+
+    Args:
+        precision: to which the bound was computed; what lies that close below a tenth of a percent is that tenth.
+    """
+    return NONE if share is None else f"{math.floor(1000 * (share + precision)) / 10:.1f}%"
+
+
+def requirement(share: float, precision: float) -> str:
+    """Returns a share that is to be reached, rounded up, so that what reaches it suffices. `precision`: see `bound`."""
+    return f"{math.ceil(1000 * (share - precision)) / 10:.1f}%"
 
 
 def exact(share: float) -> str:
-    """Of a share that a user gave."""
+    """Returns a share that a user gave, as it was given."""
     return f"{100 * share:.6g}%"
 
 
 def at_most(share: float) -> str:
-    """Two significant digits, rounded up: an upper bound that is rounded down claims more than was shown."""
+    """Returns two significant digits, rounded up: an upper bound that is rounded down claims more than was shown."""
     return exact(min(_rounded(share, math.ceil), 1.0))
 
 
 def at_least(share: float) -> str:
-    """Two significant digits, rounded down."""
+    """Returns two significant digits, rounded down."""
     return exact(_rounded(share, math.floor))
 
 
 def level(delta: float) -> str:
-    """Of a test."""
+    """Returns the significance level of a test."""
     return f"{delta:.3g}"
 
 
 def confidence(delta: float) -> str:
-    """Of what was tested at a level: two significant digits of that, rounded up, so that no more is claimed than there
-    is."""
+    """Returns the confidence 1 - delta of a test at level delta.
+
+    Delta keeps two significant digits, rounded up, so that no more confidence is claimed than there is.
+    """
     return exact(1 - _rounded(delta, math.ceil))
-
-
-def points(change: float) -> str:
-    """Of a share, in percentage points."""
-    return f"{round(100 * change, 1) + 0.0:+.1f}"
-
-
-def points_between(low_high: tuple[float, float]) -> str:
-    """Rounded outwards."""
-    low, high = low_high
-    return f"{points(math.floor(1000 * low) / 1000)} to {points(math.ceil(1000 * high) / 1000)}"
 
 
 def _rounded(share: float, towards: Callable[[float], int]) -> float:
@@ -63,11 +64,23 @@ def _rounded(share: float, towards: Callable[[float], int]) -> float:
     return unit * (near if abs(share / unit - near) < 1e-6 else towards(share / unit))
 
 
+def points(change: float) -> str:
+    """Returns a difference of shares, in percentage points."""
+    return f"{round(100 * change, 1) + 0.0:+.1f}"
+
+
+def points_between(low_high: tuple[float, float]) -> str:
+    """Returns an interval of such a difference, rounded outwards."""
+    low, high = low_high
+    return f"{points(math.floor(1000 * low) / 1000)} to {points(math.ceil(1000 * high) / 1000)}"
+
+
 def threshold(value: float | None) -> str:
     return NONE if value is None else f"{value:.4g}"
 
 
 def pace(value: float | None, digits: int = 1) -> str:
+    """Returns tokens per second or per round."""
     return NONE if value is None else f"{value:.{digits}f}"
 
 
@@ -82,3 +95,10 @@ def tokens(count: int) -> str:
 
 def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.4g} ms"
+
+
+def duration(seconds: float) -> str:
+    """Returns an estimated time in seconds, minutes or hours, no more precise than estimates are."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"

@@ -1,7 +1,4 @@
-"""Progress of long steps: bars on a terminal, plain lines in a log, or nothing.
-
-Knows titles, totals and time. Knows nothing of what is being done.
-"""
+"""Progress of long steps: bars on a terminal, plain lines in a log, or nothing."""
 
 from __future__ import annotations
 
@@ -18,25 +15,32 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int], None]
 _SECONDS_BETWEEN_LINES = 30.0
-_TOLD = 2  # levels of steps whose beginning and end are lines
+_LEVELS = 2  # of nested steps whose beginning and end are printed
 
 
 class Progress(Protocol):
-    """`with progress.step("measuring the target", total=1000) as advance: advance(32)`. Steps may nest."""
+    """Receives the progress of nested steps, and notes.
 
-    def step(self, title: str, total: int) -> AbstractContextManager[Advance]: ...
+    Example: `with progress.step("measuring the target", total=1000) as advance: advance(32)`.
+    """
+
+    def step(self, title: str, total: int) -> AbstractContextManager[Advance]:
+        """Returns a context for a step, which yields a function that adds to the work done."""
+        ...
 
     def note(self, line: str) -> None:
-        """Something worth knowing that is no step."""
+        """Shows a line that belongs to no step."""
         ...
 
 
 def stderr_progress() -> Progress:
-    """Bars where stderr is a terminal, else lines."""
+    """Returns bars where stderr is a terminal, else lines."""
     return Bars() if sys.stderr.isatty() else Lines()
 
 
 class Silent:
+    """Shows nothing."""
+
     @contextmanager
     def step(self, title: str, total: int) -> Iterator[Advance]:
         yield lambda done: None
@@ -46,8 +50,10 @@ class Silent:
 
 
 class Lines:
-    """One line when a step starts, one when it ends, and one every half minute between. Steps within a step within
-    a step, of which there are many, only tell the half minutes."""
+    """Prints a line when a step starts, one when it ends, and one every half minute in between.
+
+    Of steps nested more than two deep, which are many, only the half minutes are printed.
+    """
 
     def __init__(self, stream: TextIO | None = None, seconds: float = _SECONDS_BETWEEN_LINES) -> None:
         self._stream = stream or sys.stderr
@@ -56,36 +62,33 @@ class Lines:
 
     @contextmanager
     def step(self, title: str, total: int) -> Iterator[Advance]:
-        told = self._depth < _TOLD
-        if told:
-            self._say(f"{title}: 0 of {total}")
-        started = said = time.monotonic()
+        announced = self._depth < _LEVELS
+        if announced:
+            self.note(f"{title}: 0 of {total}")
+        started = printed = time.monotonic()
         done = 0
 
         def advance(more: int) -> None:
-            nonlocal done, said
+            nonlocal done, printed
             done += more
-            if time.monotonic() - said >= self._seconds:
-                said = time.monotonic()
-                self._say(f"{title}: {done} of {total}, {said - started:.0f} s")
+            if time.monotonic() - printed >= self._seconds:
+                printed = time.monotonic()
+                self.note(f"{title}: {done} of {total}, {printed - started:.0f} s")
 
         self._depth += 1
         try:
             yield advance
         finally:
             self._depth -= 1
-        if told:
-            self._say(f"{title}: done, {time.monotonic() - started:.1f} s")
+        if announced:
+            self.note(f"{title}: done, {time.monotonic() - started:.1f} s")
 
     def note(self, line: str) -> None:
-        self._say(line)
-
-    def _say(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
 
 class Bars:
-    """A bar a step, on stderr. The outermost stay on screen when they are done, the ones within go."""
+    """Shows a bar per step on stderr. Bars of outermost steps stay on screen when done, nested ones disappear."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console

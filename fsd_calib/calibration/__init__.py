@@ -1,1 +1,1 @@
-"""One calibration, step by step: from a task, two models and a goal to a threshold profile."""
+"""Calibration, step by step: from a task, two models and a goal to a threshold profile."""

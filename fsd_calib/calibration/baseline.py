@@ -1,7 +1,4 @@
-"""What is measured once, before any threshold is tried: the target alone, the lossless rule, traces and costs.
-
-Knows what a baseline consists of. How traces are collected, replayed and timed is in the modules of these names.
-"""
+"""Baseline of a calibration, measured before any threshold is tried: target alone, lossless rule, target's traces."""
 
 from __future__ import annotations
 
@@ -29,19 +26,19 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 
-TRACED = 128  # problems: tokens a round come out within about a per cent
+TRACED = 128  # problems: enough for tokens per round to within about one per cent
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """On tuning problems."""
+    """Measurements of the target alone and of the lossless rule on the same tuning problems."""
 
     alone: Measurement
     lossless: Measurement
 
     @property
     def numerical_churn(self) -> NumericalChurn:
-        """How often the lossless rule says something else than the target alone: the floor of all churn."""
+        """How often the lossless rule's text or outcome differs from the target's: the floor of all churn."""
         pairs = [(a[0], b[0]) for a, b in zip(self.alone.decodings, self.lossless.decodings, strict=True)]
         return NumericalChurn(
             problems=len(pairs),
@@ -51,7 +48,14 @@ class Baseline:
 
 
 def measure_baseline(session: Session, lossless: Configuration, first: int) -> Baseline:
-    """On the first so many tuning problems. UsageError: the target solves none of them."""
+    """Measures target and lossless rule on the first tuning problems.
+
+    Args:
+        first: how many problems.
+
+    Raises:
+        UsageError: the target solves none of them.
+    """
     alone = session.tuning.measure(session.configuration("target"), first)
     if not alone.correct.any():
         raise UsageError(
@@ -65,8 +69,13 @@ def measure_baseline(session: Session, lossless: Configuration, first: int) -> B
 def traces_along_target(
     session: Session, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None = None
 ) -> Iterator[Traces]:
-    """Of these tuning problems, with the draft's hidden state where it is asked for; they stay in the cache for later
-    runs. Another process collecting the same is waited for."""
+    """Yields traces of these tuning problems along the target, kept in the cache for later runs.
+
+    Waits for another process that collects the same.
+
+    Args:
+        hidden: width of the draft's hidden state, as `collect_traces` takes it; None: without it.
+    """
     decoder, task = session.decoder, replace(session.task, problems=tuple(problems))
     sampling = decoder.sampling
     with _trace_folder(session, divergences, problems, hidden) as folder:
@@ -76,7 +85,7 @@ def traces_along_target(
             on=decoder.criterion.on, hidden=hidden, seed=decoder.seed, batch_size=session.batch_size,
             progress=session.progress,
         )  # fmt: skip
-        _remember(traces, session)
+        _cache_texts(traces, session)
         yield traces
 
 
@@ -84,7 +93,7 @@ def traces_along_target(
 def _trace_folder(
     session: Session, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None
 ) -> Iterator[Path]:
-    """A folder of its own for all that makes other traces; what it holds is checked against these models again."""
+    """Yields a folder for these traces alone, locked; temporary where there is no cache."""
     if session.cache is None:
         with TemporaryDirectory() as temporary:
             yield Path(temporary)
@@ -100,24 +109,24 @@ def _trace_folder(
 
 
 def _set_aside_if_damaged(folder: Path) -> None:
-    """Traces are cheap beside a calibration that believes damaged ones."""
+    """Renames a folder of damaged traces: collecting them again costs little compared with a wrong calibration."""
     if not folder.exists():
         return
     try:
         faults = verify(folder)
-    except UsageError as error:  # there is nothing to hold them against
+    except UsageError as error:  # there is no manifest to verify them by
         faults = [str(error)] if any(folder.iterdir()) else []
     if faults:
         aside = next(p for n in count(1) if not (p := folder.with_name(f"{folder.name}.damaged-{n}")).exists())
         folder.rename(aside)
         warnings.warn(
-            f"traces {str(folder)!r} are damaged ({faults[0]}); they are now {aside.name!r} and are collected again",
+            f"traces {str(folder)!r} are damaged ({faults[0]}); they are renamed to {aside.name!r} and collected again",
             stacklevel=2,
         )
 
 
-def _remember(traces: Traces, session: Session) -> None:
-    """The target's texts need not be decoded again."""
+def _cache_texts(traces: Traces, session: Session) -> None:
+    """Enters the target's texts into the cache of decodings, so that they need not be decoded again."""
     problems, alone = {p.id: p for p in session.tuning.problems}, session.configuration("target")
     columns = ["problem", "text", "tokens", "finish_reason", "rounds"]
     for row in traces.completions.to_table(columns=columns).to_pylist():

@@ -1,4 +1,4 @@
-"""How often rounding alone flips an outcome, and whether a wish is finer than that."""
+"""Numerical floor: how often rounding alone flips an outcome, and whether a goal is finer than that."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from fsd_calib.progress import Progress
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 
-_DELTA = 0.05  # of each bound by itself
+_DELTA = 0.05  # significance level of each bound, individually
 
 
 class Floor(NamedTuple):
-    """The share of outcomes that flip between the target and the lossless rule. least, most: what the count leaves
-    open, each with a chance of 1 in 20 to be wrong."""
+    """The share of outcomes that flip between the target and the lossless rule.
+
+    Attributes:
+        share: as counted.
+        least, most: lower and upper confidence bound, each at 95 % by itself.
+    """
 
     share: float
     least: float
@@ -23,53 +27,56 @@ class Floor(NamedTuple):
 
     @classmethod
     def of(cls, flipped: int, problems: int) -> Floor:
+        """Returns the floor with `flipped` of `problems` outcomes flipped."""
         from fsd_calib.certification import bounds
 
         least, most = (bound(flipped, problems, _DELTA) for bound in (bounds.at_least, bounds.at_most))
         return cls(flipped / problems, least, most)
 
     @property
-    def below(self) -> str:
-        """In words."""
-        return f"at most {at_most(self.most)} ({confidence(_DELTA)} confidence)"
+    def bound_in_words(self) -> str:
+        """The upper bound, as sentences go on: "so it flips ..."."""
+        return f"at most {at_most(self.most)} of outcomes ({confidence(_DELTA)} confidence)"
 
 
 def judge(goal: Goal, accuracy: float, churn: NumericalChurn, progress: Progress) -> None:
-    """Tells the floor, then holds the wish against it.
+    """Notes the floor, then checks that the goal is not finer than it.
 
     Args:
         accuracy: of the target, on the problems that `churn` was counted on.
 
     Raises:
-        UsageError: the wish is to be shown, and is finer than even the least that the floor may be.
+        UsageError: a certificate is requested, and the losses it allows are below even the least that the floor may be.
     """
     floor, room = Floor.of(churn.outcomes_flipped, churn.problems), _room(goal, accuracy)
     progress.note(
-        f"rounding alone (the lossless rule against the target) flipped {churn.outcomes_flipped} of {churn.problems} "
-        f"outcomes, so it flips {floor.below}; it changed {churn.texts_changed} texts"
+        f"rounding alone (the lossless rule compared with the target) flipped {churn.outcomes_flipped} of "
+        f"{churn.problems} outcomes, so it flips {floor.bound_in_words}; it changed {churn.texts_changed} texts"
     )
     if room is None or floor.share <= room:
         return
     if floor.least <= room or goal.guarantee == "none":
-        progress.note(f"{_leaves(goal, room)}, and rounding alone seems to flip more: {at_most(floor.share)} were seen")
+        progress.note(
+            f"{_room_in_words(goal, room)}, and rounding alone seems to flip more: {at_most(floor.share)} here"
+        )
         return
     raise UsageError(
-        f"{_leaves(goal, room)}, and rounding alone flips more than that: {churn.outcomes_flipped} of "
+        f"{_room_in_words(goal, room)}, and rounding alone flips more than that: {churn.outcomes_flipped} of "
         f"{churn.problems}, at least {at_least(floor.least)} ({confidence(_DELTA)} confidence); use --dtype float32 if "
-        "it is another, or a lower --min-acc, or --guarantee none, which claims nothing"
+        "the models run in another one, or a lower --min-acc, or --guarantee none, which claims nothing"
     )
 
 
 def _room(goal: Goal, accuracy: float) -> float | None:
-    """How far a retention lets outcomes go from the target's, as a share of problems; None: it says nothing of that.
+    """How far a retention lets outcomes differ from the target's, as a share of problems; None: no retention is set.
 
-    An accuracy by itself is compared with no other decoding: flips either way cancel in it.
+    An absolute accuracy is compared with no other decoding: flips in both directions cancel in it.
     """
     return None if goal.min_acc is None or goal.acc == "absolute" else abs(1 - goal.min_acc) * accuracy
 
 
-def _leaves(goal: Goal, room: float) -> str:
+def _room_in_words(goal: Goal, room: float) -> str:
     assert goal.min_acc is not None
     if goal.min_acc > 1:
-        return f"--min-acc {goal.min_acc:g} asks for a gain of {at_most(room)} of the outcomes"
+        return f"--min-acc {goal.min_acc:g} requires a gain of {at_most(room)} of the outcomes"
     return f"--min-acc {goal.min_acc:g} leaves room for {at_most(room)} of the outcomes to be lost"

@@ -1,7 +1,4 @@
-"""What a wish wants shown, and how likely a tuned configuration is to show it, if the tuning part tells the truth.
-
-Knows a wish, the size of the certification part and the level of the attempt. Knows nothing of searching.
-"""
+"""The claim that a goal makes, and the probability that a configuration passes its test, estimated on tuning data."""
 
 from __future__ import annotations
 
@@ -13,33 +10,33 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.max_speed import Chance
 from fsd_calib.search.pass_model import PassModel
 
-_HALF = 0.5  # where all is decoded, or nothing is tested, what counts is the mean: no room for chance is kept
+_HALF = 0.5  # the level where every problem is decoded or nothing is tested: the mean decides, without a margin
 
 
 def claim_of(goal: Goal, problems: int) -> Claim:
-    """What is to be shown on so many certification problems. Where nothing is to be tested, what would be."""
+    """Returns the claim to show on `problems` certification problems; without a guarantee, the one that would be."""
     guarantee = "population" if goal.guarantee == "none" else goal.guarantee
     return Claim(goal.min_acc, goal.acc, guarantee, goal.test, problems)
 
 
 def chance_of(goal: Goal, problems: int, delta: float) -> Chance:
-    """Of passing on so many certification problems at the level `delta`."""
+    """Returns the probability of passing on `problems` certification problems at level `delta`, as a function."""
     wanted, level = goal.min_acc, _level(goal, delta)
     assert wanted is not None
 
     def chance(fuzzy: Measurement, alone: Measurement) -> float:
-        seen = Paired(alone.correct, fuzzy.correct)
-        shown = seen.against_perfect() if goal.acc == "absolute" else seen
+        paired = Paired(alone.correct, fuzzy.correct)
+        tested = paired.against_perfect() if goal.acc == "absolute" else paired
         return power(
-            problems=round(problems * seeds_worth(shown, wanted)), accuracy=shown.target_accuracy, churn=shown.churn,
-            retention=shown.retention, wanted=wanted, delta=level,
+            problems=round(problems * seeds_worth(tested, wanted)), accuracy=tested.target_accuracy,
+            churn=tested.churn, retention=tested.retention, wanted=wanted, delta=level,
         )  # fmt: skip
 
     return chance
 
 
 def bar_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> PassModel:
-    """What `chance_of` says where a setting was measured, as far as a normal law says it where none was.
+    """Returns the bar that unmeasured settings must clear: `chance_of` in normal approximation.
 
     Args:
         alone: the target on the tuning part.

@@ -1,7 +1,7 @@
-"""Trains `PerPrompt`: how large a T each tuning problem bears, from what is known when its text begins.
+"""Training of the `PerPrompt` policy: how large a T each tuning problem tolerates, by facts known when a text begins.
 
-Knows which problems were lost at which T, from decodings that a cache may answer, and what traces tell of a text's
-first token. Knows no search: it returns shapes, whose T is for others to choose.
+The facts are of the prompt and of the draft's first distribution. What is trained are shapes, whose T is searched for
+like that of any policy; see docs/adaptive.md.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from fsd_decoding.policies.per_prompt import PROMPT_FACTS, PerPrompt, PromptFact
 
 Floats = NDArray[np.float64]
 
-GAINS = (0.5, 1.0)  # shares of the predicted log T that shapes follow: a prediction's noise is best held back
-NEEDED = 20  # problems lost, for four weights
-_HARDLY = (
-    0.05  # nats, probability or tokens: a fact that varies by less is held back, or another prompt would be far off
-)
-_FLAT = 1.0  # a slope below this says that T hardly matters: nothing is then concluded from it
-_RIDGES = tuple(10.0**-power for power in range(6, -2, -1))  # sklearn's C on standardised facts; the first: no facts
-_FREE = 1e4  # times which log T is fitted, so that no ridge holds its slope back
+GAINS = (0.5, 1.0)  # shares of the predicted log T that shapes follow: shrinking a noisy prediction may be better
+NEEDED = 20  # lost problems, to fit four weights
+_LEAST_SPREAD = 0.05  # nats, probability or tokens: without it a fact that hardly varies would get a huge weight
+_LEAST_SLOPE = 1.0  # a smaller slope means that T hardly matters, and would blow up the weights
+_RIDGES = tuple(10.0**-power for power in range(6, -2, -1))  # sklearn's C, facts standardised; the first: no facts
+_FREE = 1e4  # scale of log T in the fit, so that no ridge shrinks its slope
 _FOLDS = 5
-_SEEN = 9  # decimals of an effect on log T; what lies behind them is rounding
+_DECIMALS = 9  # of an effect on log T; further ones are rounding errors
 
 
 @dataclass(frozen=True)
-class Borne:
-    """Of problems that the target solves: what is known of each, and whether it is lost at a T or below it."""
+class Losses:
+    """Facts of the problems that the target solves, and at which thresholds each of them is lost.
+
+    A problem is lost from the first T on at which its answer is wrong, whatever larger ones make of it.
+    """
 
     facts: Floats  # (n, FACTS)
     thresholds: Floats  # (k,) rising
@@ -52,28 +53,29 @@ def per_prompt_shapes(
     problems: Sequence[Problem],
     facts: Mapping[int, Sequence[float]],
 ) -> list[PerPrompt]:
-    """Shapes to search among, one for each of `GAINS`.
+    """Returns shapes to search among, one for each of `GAINS`.
 
     Args:
-        decode: a `CachedDecode`, so that a problem is decoded only as often as its text changes.
-        configuration: what shapes are for, at any T.
-        thresholds: where problems are looked at, above 0; a dozen do.
+        decode: a `CachedDecoder`, so that a problem is decoded only as often as its text changes.
+        configuration: which the shapes are for, at any T.
+        thresholds: at which problems are decoded, above 0; a dozen are enough.
         problems: of the tuning part.
         facts: of each problem by id, see `facts_of`.
 
     Raises:
         UsageError: too few problems are lost at these thresholds to learn from.
     """
-    found = borne(decode, configuration, thresholds, problems, facts)
-    weights, means = np.array(_rounded(fitted(found))), _rounded(found.facts.mean(0))
+    losses = measure_losses(decode, configuration, thresholds, problems, facts)
+    weights, means = np.array(_rounded(fit_weights(losses))), _rounded(losses.facts.mean(0))
     prompts = {problem.id: facts[problem.id][: len(PROMPT_FACTS)] for problem in problems}
     return [PerPrompt(0.0, (gain * weights).tolist(), means).knowing(prompts) for gain in GAINS]
 
 
 def facts_of(traces: Traces, decoder: SpeculativeDecoder, problems: Sequence[Problem]) -> dict[int, tuple[float, ...]]:
-    """`FACTS` by problem id: the prompt's from its tokens, the draft's from the traces' first tokens.
+    """Returns `FACTS` by problem id: the prompt's from its tokens, the draft's from the first traced token.
 
-    UsageError: a problem was not traced.
+    Raises:
+        UsageError: a problem was not traced.
     """
     prompt_facts = PromptFacts()
     prompt_facts.check(decoder.tokenizer)
@@ -81,62 +83,64 @@ def facts_of(traces: Traces, decoder: SpeculativeDecoder, problems: Sequence[Pro
     drafted = dict(_first_tokens(traces))
     missing = next((p for p in problems if p.id not in drafted), None)
     if missing is not None:
-        raise UsageError(f"problem {missing.id} is not in the traces; collect them of all tuning problems")
+        raise UsageError(f"problem {missing.id} is not in the traces; collect traces of all tuning problems")
     return {p.id: (*prompt_facts(r.prompt), *drafted[p.id]) for p, r in zip(problems, requests, strict=True)}
 
 
-def borne(
+def measure_losses(
     decode: Decode,
     configuration: Configuration,
     thresholds: Sequence[float],
     problems: Sequence[Problem],
     facts: Mapping[int, Sequence[float]],
-) -> Borne:
-    """A problem is lost from the first T on at which its answer is wrong, whatever larger ones make of it."""
+) -> Losses:
+    """Decodes problems at rising thresholds. See `per_prompt_shapes` for the arguments."""
     rising = sorted(set(thresholds))
     alone = _right(decode, configuration.under("target"), problems)
     right = [_right(decode, configuration.at(threshold), problems) for threshold in rising]
     lost = ~np.logical_and.accumulate(np.stack(right, 1)[alone], 1)
-    told = np.array([facts[problem.id] for problem in problems], np.float64)[alone]
-    return Borne(told, np.array(rising), lost)
+    rows = np.array([facts[problem.id] for problem in problems], np.float64)[alone]
+    return Losses(rows, np.array(rising), lost)
 
 
-def fitted(found: Borne) -> Floats:
-    """Weights of the facts in the log of the T that a problem bears.
+def fit_weights(losses: Losses) -> Floats:
+    """Returns weights of the facts in the log of the T that a problem tolerates, shape (FACTS,).
 
-    A problem is lost at T with a probability whose logit is slope · (log T - weights · facts): fitted over all T at
-    once, so that a T beyond what was looked at is censored and not guessed, and with the strongest ridge that foretells
-    problems left out as well as any does (log-loss, within a standard error): where facts foretell nothing, weights
-    are 0. UsageError: see above.
+    The logit of the probability that a problem is lost at T is slope · (log T - weights · facts). One fit covers all T,
+    so that a tolerated T beyond the largest one is censored instead of guessed. It takes the strongest ridge whose
+    cross-validated log-loss is within one standard error of the best: where facts predict nothing, weights are 0.
+
+    Raises:
+        UsageError: too few problems are lost, or too few are kept at the smallest threshold.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV, PredefinedSplit
 
-    _check(found)
-    n, k = found.lost.shape
-    spread = np.maximum(found.facts.std(0), _HARDLY)
-    scaled = (found.facts - found.facts.mean(0)) / spread
-    rows = np.column_stack([_FREE * np.tile(np.log(found.thresholds), n), np.repeat(scaled, k, 0)])
+    _check(losses)
+    n, k = losses.lost.shape
+    spread = np.maximum(losses.facts.std(0), _LEAST_SPREAD)
+    scaled = (losses.facts - losses.facts.mean(0)) / spread
+    rows = np.column_stack([_FREE * np.tile(np.log(losses.thresholds), n), np.repeat(scaled, k, 0)])
     search = GridSearchCV(
         LogisticRegression(solver="newton-cholesky"), {"C": _RIDGES}, scoring="neg_log_loss", refit=_strongest,
-        cv=PredefinedSplit(np.repeat(_folds(found.lost), k)), error_score="raise",
-    ).fit(rows, found.lost.ravel())  # fmt: skip
+        cv=PredefinedSplit(np.repeat(_folds(losses.lost), k)), error_score="raise",
+    ).fit(rows, losses.lost.ravel())  # fmt: skip
     if search.best_index_ == 0:
         return np.zeros(len(spread))
-    slope, *told = search.best_estimator_.coef_[0]
-    effects = -np.array(told) / max(_FREE * slope, _FLAT)
-    return np.asarray(np.round(effects, _SEEN) / spread)
+    slope, *coefficients = search.best_estimator_.coef_[0]
+    effects = -np.array(coefficients) / max(_FREE * slope, _LEAST_SLOPE)
+    return np.asarray(np.round(effects, _DECIMALS) / spread)
 
 
 def _folds(lost: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(n,): each holds its part of the problems that are lost early, late and never."""
+    """Folds (n,), stratified by how early a problem is lost."""
     folds = np.empty(len(lost), np.int64)
     folds[lost.sum(1).argsort(kind="stable")] = np.arange(len(lost)) % _FOLDS
     return folds
 
 
 def _strongest(results: Mapping[str, Floats]) -> int:
-    """Of the ridges whose folds are not surely worse than those of the best one: folds differ, so they are paired."""
+    """Index of the strongest ridge within one standard error of the best, of differences paired by fold."""
     scores = np.stack([results[f"split{fold}_test_score"] for fold in range(_FOLDS)])  # (folds, ridges)
     behind = scores.mean(0).max() - scores.mean(0)
     apart = scores - scores[:, [scores.mean(0).argmax()]]
@@ -144,35 +148,35 @@ def _strongest(results: Mapping[str, Floats]) -> int:
 
 
 def _rounded(values: Floats) -> list[float]:
-    """To as many digits as any machine gives: a shape's identity holds them, and a run is resumed by it."""
+    """To as many digits as all machines agree on: they are in a shape's identity, by which a run is resumed."""
     return [float(f"{value:.6g}") + 0.0 for value in values]  # 0 has no sign
 
 
-def _check(found: Borne) -> None:
-    problems, lost = len(found.lost), int(found.lost[:, -1].sum()) if len(found.lost) else 0
-    borne = int((~found.lost[:, 0]).sum()) if problems else 0
-    if lost >= NEEDED and borne >= _FOLDS:
+def _check(losses: Losses) -> None:
+    problems, lost = len(losses.lost), int(losses.lost[:, -1].sum()) if len(losses.lost) else 0
+    kept = int((~losses.lost[:, 0]).sum()) if problems else 0
+    if lost >= NEEDED and kept >= _FOLDS:
         return
     if lost >= NEEDED:
         raise UsageError(
-            f"{borne} of {problems} tuning problems that the target solves bear T = {found.thresholds[0]:.4g}; what a "
-            f"prompt bears is learned from {_FOLDS} or more: give smaller thresholds"
+            f"{kept} of {problems} tuning problems that the target solves are kept at T = {losses.thresholds[0]:.4g}; "
+            f"learning what a prompt tolerates takes {_FOLDS} or more: give smaller thresholds"
         )
-    way_out = f"give some {math.ceil(problems * NEEDED / lost)}" if lost else "give more, or larger thresholds"
+    way_out = f"give about {math.ceil(problems * NEEDED / lost)}" if lost else "give more, or larger thresholds"
     raise UsageError(
-        f"{lost} of {problems} tuning problems that the target solves are lost up to T = {found.thresholds[-1]:.4g}; "
-        f"what a prompt bears is learned from {NEEDED} or more: {way_out}"
+        f"{lost} of {problems} tuning problems that the target solves are lost up to T = {losses.thresholds[-1]:.4g}; "
+        f"learning what a prompt tolerates takes {NEEDED} or more: {way_out}"
     )
 
 
 def _right(decode: Decode, configuration: Configuration, problems: Sequence[Problem]) -> NDArray[np.bool_]:
-    """(n,): with every seed."""
+    """Returns for each problem whether it is solved with every seed, shape (n,)."""
     return np.array([all(d.correct for d in seeds) for seeds in decode(configuration, problems)], bool)
 
 
 def _first_tokens(traces: Traces) -> Iterable[tuple[int, tuple[float, float]]]:
-    """Entropy and largest probability of the first q, by problem."""
+    """Yields by problem the entropy and the largest probability of the draft's first distribution."""
     columns = ("problem", "draft_entropy", "draft_top1")
     for table in traces.batches(columns, pc.field("position") == 0):
-        problem, *told = (table[name].to_pylist() for name in columns)
-        yield from zip(problem, zip(*told, strict=True), strict=True)
+        problem, *facts = (table[name].to_pylist() for name in columns)
+        yield from zip(problem, zip(*facts, strict=True), strict=True)

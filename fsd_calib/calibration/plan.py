@@ -1,6 +1,6 @@
-"""What a calibration can be expected to show, and how long it takes, from a first handful of problems.
+"""Plan of a calibration: what it can be expected to show and how long it takes, from a first handful of problems.
 
-It promises nothing: the test itself looks at none of this.
+A plan is a forecast; the test itself uses none of it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ from fsd_calib.formatting import level
 from fsd_calib.measuring.measurement import Measurement
 from fsd_decoding.errors import UsageError
 
-CHANCE = 0.8  # to certify what is so: what "likely" means here
-_CAUTION = 0.8  # the chance that the churn is not above what is planned with
-_ABOVE = 0.02  # beyond a wish that losing nothing does not meet
-_HALVINGS = 20  # of an interval at most 1 long
+CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true
+PRECISION = 1e-6  # of shares found by bisection
+_CAUTION = 0.8  # the probability that the churn is not above the planned one
+_ABOVE = 0.02  # how far above a goal that losing nothing does not meet the best truth is assumed
+_BISECTIONS = 20  # of an interval at most 1 long: to PRECISION
 
 
 @dataclass(frozen=True)
 class Handful:
-    """The first problems of the tuning part: the target, the lossless rule, and a fuzzy setting that may come out."""
+    """Counts on the first tuning problems: the target, the lossless rule, and one plausible fuzzy setting."""
 
     problems: int
     accuracy: float  # of the target
     numerical_churn: float  # share of outcomes that flip between the target and the lossless rule, with the first seed
     churn: float  # between the target and the fuzzy setting
-    retention: float | None  # of that; None: the target solved nothing
+    retention: float | None  # of the fuzzy setting; None: the target solved nothing
 
     @classmethod
     def of(cls, target: Measurement, lossless: Measurement, fuzzy: Measurement) -> Handful:
-        """From measurements on the same problems. With several seeds, other shares are of (problem, seed) pairs."""
+        """Returns the handful of three measurements on the same problems.
+
+        With several seeds all shares but the numerical churn are of (problem, seed) pairs.
+        """
         return cls(
             target.problems,
             target.accuracy,
@@ -54,31 +58,31 @@ class Handful:
 
     @property
     def likely_accuracy(self) -> float:
-        """The target's, as Jeffreys' prior has its mean: neither 0 nor 1, which a handful cannot show."""
+        """The target's accuracy as the mean under Jeffreys' prior: never 0 or 1, which a handful cannot show."""
         return (self.problems * self.accuracy + 0.5) / (self.problems + 1)
 
     @property
     def cautious_churn(self) -> float:
-        """At most so many outcomes flip, with four chances in five (Jeffreys' interval, Brown, Cai, DasGupta 2001)."""
+        """Upper 80 % bound of the churn by Jeffreys' interval (Brown, Cai, DasGupta 2001)."""
         flipped = self.problems * max(self.churn, self.numerical_churn)
         return float(beta.ppf(_CAUTION, flipped + 0.5, self.problems - flipped + 0.5))
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """If a setting truly keeps so much."""
+    """What can be shown of a setting with a given true retention or accuracy."""
 
     truth: float  # retention, or accuracy
-    chance: float | None  # that the certification part shows what is wanted; None: nothing is wanted
-    needed: int | None  # problems for a chance of .8; None: no number gives it, or nothing is wanted
-    bound: float  # the most that is shown with a chance of .8
+    chance: float | None  # that the certification part shows the goal; None: there is no goal
+    needed: int | None  # problems for probability CHANCE; None: no number gives it, or there is no goal
+    bound: float  # the highest that is shown with probability CHANCE
 
 
 @dataclass(frozen=True)
-class Effort:
-    """One step of the work."""
+class PlannedStep:
+    """One step of a calibration, with its expected decodings and their time."""
 
-    step: str
+    name: str
     decodings: int
     seconds_each: float
 
@@ -89,68 +93,73 @@ class Effort:
 
 @dataclass(frozen=True)
 class Plan:
+    """What can be shown of a claim, and the steps to it."""
+
     claim: Claim
-    delta: float  # the level of the test
-    certification: int  # problems there are
+    delta: float  # the significance level of the test
+    certification: int  # problems of the certification part
     handful: Handful
     prospects: tuple[Prospect, ...]  # the best truth first
-    least_truth: float | None  # what a setting must keep to pass with a chance of .8; None: even the best does not
-    efforts: tuple[Effort, ...]
+    least_truth: float | None  # the lowest that passes with probability CHANCE; None: even the best truth does not
+    steps: tuple[PlannedStep, ...]
 
     @property
     def seconds(self) -> float:
-        return sum(effort.seconds for effort in self.efforts)
+        return sum(step.seconds for step in self.steps)
 
 
 def make_plan(
-    claim: Claim, handful: Handful, certification: int, delta: float, efforts: tuple[Effort, ...] = ()
+    claim: Claim, handful: Handful, certification: int, delta: float, steps: tuple[PlannedStep, ...] = ()
 ) -> Plan:
-    """What `certification` problems can show at level `delta`, by the score test with one seed a problem."""
+    """Returns what `certification` problems can show at level `delta`, by the score test with one seed per problem."""
     odds = _odds(claim, handful, delta)
     best, middle = _truths(claim, handful)
     prospects = tuple(odds.prospect(truth, certification) for truth in (best, middle))
     least = odds.least_truth(best, certification)
-    return Plan(claim, delta, certification, handful, prospects, least, efforts)
+    return Plan(claim, delta, certification, handful, prospects, least, steps)
 
 
-def expected_efforts(
+def planned_steps(
     *, tuning: int, certification: int, searched: int, candidates: int, timed: int,
     exact_seconds: float, fuzzy_seconds: float, timed_seconds: float,
-) -> tuple[Effort, ...]:  # fmt: skip
-    """The steps of a calibration.
+) -> tuple[PlannedStep, ...]:  # fmt: skip
+    """Returns the steps of a calibration.
 
     Args:
-        tuning, certification: problems.
+        tuning, certification: problems of each part.
         searched: decodings that the search is expected to take.
-        candidates: frozen settings, all of which are tested at most.
-        timed: decodings for the speeds: problems x configurations x repeats.
-        exact_seconds, fuzzy_seconds: a decoding by target or lossless rule, on average, and a fuzzy one, as
-            measured on the handful in the calibration's own batches. timed_seconds: one at --serve-batch.
+        candidates: frozen candidates, all of which are tested in the worst case.
+        timed: decodings that are timed: problems x configurations x repeats.
+        exact_seconds: mean time of a decoding by the target or a lossless rule, in the calibration's own batches.
+        fuzzy_seconds: the same of a fuzzy rule.
+        timed_seconds: mean time of a timed decoding, at --serve-batch.
     """
     each = (exact_seconds + candidates * fuzzy_seconds) / (1 + candidates)
     return (
-        Effort("baseline", 2 * tuning, exact_seconds),
-        Effort("search", searched, fuzzy_seconds),
-        Effort("certification, at most", (1 + candidates) * certification, each),
-        Effort("timing", timed, timed_seconds),
+        PlannedStep("baseline", 2 * tuning, exact_seconds),
+        PlannedStep("search", searched, fuzzy_seconds),
+        PlannedStep("certification, at most", (1 + candidates) * certification, each),
+        PlannedStep("timing", timed, timed_seconds),
     )
 
 
 def check_enough(
     claim: Claim, certification: int, delta: float, accuracy: float = 1.0, seeds: int = 1, left_out: int = 0
 ) -> None:
-    """Refuses a wish that so few problems cannot show even if no outcome flips.
+    """Checks that the claim could be shown by `certification` problems if no outcome flipped.
 
     Args:
-        accuracy: of the target; before anything is known 1, with which fewest problems do.
-        left_out: problems that there were beside these, but were tuned on before.
+        delta: significance level of the test.
+        accuracy: of the target; 1, where the fewest problems are needed, before anything is known.
+        seeds: noise seeds per problem.
+        left_out: further certification problems that cannot be used, since they were tuned on before.
 
     Raises:
-        UsageError: with the number of problems needed.
+        UsageError: there are too few problems; the message gives the number needed.
     """
     if claim.wanted is None or claim.guarantee == "dataset":
         return
-    needed = _least(claim, delta, accuracy, seeds)
+    needed = _fewest(claim, delta, accuracy, seeds)
     if needed is not None and certification < needed:
         what = "accuracy" if claim.acc == "absolute" else "retention"
         tuned = f" ({left_out:,} of {certification + left_out:,} were tuned on before)" if left_out else ""
@@ -161,13 +170,13 @@ def check_enough(
         )
 
 
-def _least(claim: Claim, delta: float, accuracy: float, seeds: int) -> int | None:
-    """The fewest problems that pass the claim's own test where the target and the fuzzy rule solve the same ones."""
+def _fewest(claim: Claim, delta: float, accuracy: float, seeds: int) -> int | None:
+    """The fewest problems that pass the claim's own test where target and fuzzy rule solve the same ones."""
     assert claim.wanted is not None
     solved = 1.0 if claim.acc == "absolute" else accuracy
     if claim.wanted >= 1 or not solved:  # only gains can show it
         return least_problems(accuracy=solved, wanted=claim.wanted, delta=delta)
-    wrong = int(solved < 1)  # beside a target that may gain something, another test decides
+    wrong = int(solved < 1)  # where the target fails a problem, gains are possible, and another test decides
     low, high = 0, 1  # problems that both solve
     while not _passes_unlost(claim, high, wrong, seeds, delta):
         low, high = high, 2 * high
@@ -184,11 +193,11 @@ def _passes_unlost(claim: Claim, right: int, wrong: int, seeds: int, delta: floa
 
 @dataclass(frozen=True)
 class _Odds:
-    """How the test fares, by truth. Absolute accuracy is retention beside a target that solves everything."""
+    """Power of the test by truth. Absolute accuracy is retention relative to a target that solves everything."""
 
     claim: Claim
     accuracy: float
-    churn: float  # where the truth allows it
+    churn: float  # planned; `_population` changes it where the truth does not allow it
     delta: float
 
     def prospect(self, truth: float, problems: int) -> Prospect:
@@ -199,8 +208,8 @@ class _Odds:
         return Prospect(truth, self.chance(problems, truth, share), self.needed(truth, problems), bound)
 
     def chance(self, problems: int, truth: float, goal: float) -> float:
-        """That so many problems show `wish`."""
-        if self.claim.guarantee == "dataset":  # all of it is decoded, so nothing is left to chance
+        """The probability that so many problems show `goal`."""
+        if self.claim.guarantee == "dataset":  # every problem is decoded, so nothing is left to chance
             return float(truth >= goal and problems > 0)
         return power(problems=problems, wanted=goal, delta=self.delta, **self._population(truth))
 
@@ -217,7 +226,7 @@ class _Odds:
         return _crossing(lambda truth: self.chance(problems, truth, share) >= CHANCE, min(share, best), best)[1]
 
     def _population(self, truth: float) -> dict[str, float]:
-        """Arguments of `power`: the churn is as planned, unless the truth takes more or leaves room for less."""
+        """Arguments of `power`: the planned churn, clipped to what the truth requires and allows."""
         gap = (1 - truth) * self.accuracy  # losses less gains
         least, most = abs(gap), min(2 * (1 - self.accuracy) + gap, 2 * self.accuracy - gap)
         return {"accuracy": self.accuracy, "churn": max(least, min(self.churn, most)), "retention": truth}
@@ -230,7 +239,10 @@ def _odds(claim: Claim, handful: Handful, delta: float) -> _Odds:
 
 
 def _truths(claim: Claim, handful: Handful) -> tuple[float, float]:
-    """Nothing lost, and half of what may be; for a wish beyond that a little above it, or all that there can be."""
+    """The best truth and a middle one: nothing lost, and half of the losses that the goal allows.
+
+    For a goal that losing nothing does not meet: a little above the goal, or the highest there can be.
+    """
     unlost, most = (handful.likely_accuracy, 1.0) if claim.acc == "absolute" else (1.0, 1 / handful.likely_accuracy)
     if claim.wanted is None:
         return unlost, 0.95 * unlost
@@ -239,8 +251,8 @@ def _truths(claim: Claim, handful: Handful) -> tuple[float, float]:
 
 
 def _crossing(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """Where something begins to hold: the last place without and the first with, or as near as halving gets."""
-    for _ in range(_HALVINGS):
+    """Returns the ends of the interval, to PRECISION, in which a monotone condition begins to hold, by bisection."""
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return low, high

@@ -1,7 +1,6 @@
-"""What a calibration tries beside a constant T: policies by the name of their family, a handful of shapes each.
+"""Families of threshold policies that a calibration tries beside a constant T, a handful of shapes each.
 
-Knows families, and how long this task's texts are. Each shape scales T over a text, so how loose it is stays one
-number, searched for like a constant T.
+A shape scales T over a text, so how loose it is remains one number T, which is searched for like a constant one.
 """
 
 from __future__ import annotations
@@ -25,63 +24,66 @@ from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 
 CONSTANT = "constant"
 _STRICT = 0.25  # the smaller scale of a schedule, where the larger is 1
-_SLOPES = (1.0, 2.0, 3.0)  # T times 2.7, 7.4 or 20 where the target knows nothing
-_LOOKED_AT = (0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.987, 0.992, 0.995, 0.998, 0.9995)
-"""Shares of drafted tokens accepted where it is asked which problems a T loses: close where most are lost."""
-_TEXTS = (0.5, 1.0)  # typical texts that a schedule takes from one to the other
+_SLOPES = (1.0, 2.0, 3.0)  # T times 2.7, 7.4 or 20 where the target is entirely unsure
+_TRIED_SHARES = (0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.98, 0.987, 0.992, 0.995, 0.998, 0.9995)
+"""Shares of drafted tokens accepted by the thresholds that `PerPrompt` is trained at: dense where most are lost."""
+_TEXTS = (0.5, 1.0)  # length of a schedule, in median text lengths
 
 PolicyChoice = str | ScalePolicy
-Shaped = Mapping[str | None, ScalePolicy | None]  # by identity, what moves T; None: nothing does
+Shaped = Mapping[str | None, ScalePolicy | None]  # policies by identity; None: T is constant
 Family = Callable[[Session, Space, Traces], Sequence[ScalePolicy | None]]
 
 
-def check_policies(asked: Sequence[PolicyChoice]) -> None:
-    """UsageError: one is neither a family's name nor a policy that a profile can hold."""
-    if not asked:
+def check_policies(choices: Sequence[PolicyChoice]) -> None:
+    """Raises UsageError where one is neither a family's name nor a policy that a profile can hold."""
+    if not choices:
         raise UsageError(f"policy is empty; give one or more of {', '.join(FAMILIES)}")
-    for one in asked:
-        if isinstance(one, ThresholdPolicy):
-            _identity(one)
-            _check_replayed(one)
-        elif not isinstance(one, str) or one not in FAMILIES:
-            raise UsageError(f"policy is {one!r:.60}; it must be one of {', '.join(FAMILIES)}")
+    for choice in choices:
+        if isinstance(choice, ThresholdPolicy):
+            _identity(choice)
+            _check_replayed(choice)
+        elif not isinstance(choice, str) or choice not in FAMILIES:
+            raise UsageError(f"policy is {choice!r:.60}; it must be one of {', '.join(FAMILIES)}")
 
 
-def moves(asked: PolicyChoice) -> bool:
-    """Whether T differs from the one searched for."""
-    return asked != CONSTANT and not isinstance(asked, Constant)
+def moves(choice: PolicyChoice) -> bool:
+    """Returns whether T varies over a text."""
+    return choice != CONSTANT and not isinstance(choice, Constant)
 
 
-def shapes(asked: Sequence[PolicyChoice], session: Session, space: Space, traces: Traces) -> Shaped:
-    """All that is to be tried.
+def shapes(choices: Sequence[PolicyChoice], session: Session, space: Space, traces: Traces) -> Shaped:
+    """Returns the shapes of the chosen families, and the chosen policies themselves, by identity.
 
     Args:
-        space: without them.
+        space: the search space, without policies.
         traces: of the tuning part, along the target.
     """
-    made: list[ScalePolicy | None] = []
-    for one in asked:
-        made += FAMILIES[one](session, space, traces) if isinstance(one, str) else [one if moves(one) else None]
-    return {None if policy is None else _identity(policy): policy for policy in made}
+    policies: list[ScalePolicy | None] = []
+    for choice in choices:
+        if isinstance(choice, str):
+            policies += FAMILIES[choice](session, space, traces)
+        else:
+            policies.append(choice if moves(choice) else None)
+    return {None if policy is None else _identity(policy): policy for policy in policies}
 
 
 def _identity(policy: ThresholdPolicy) -> str:
-    """UsageError: it has none, or none of which it can be built again."""
+    """Raises UsageError where it has none, or none that it can be built from again."""
     name = type(policy).__name__
     if not isinstance(policy, ScalePolicy):
         raise UsageError(
-            f"the policy {name} does not scale T by the text alone, so no result of it holds for another T; calibrate "
-            "without it"
+            f"the policy {name} does not scale T by the text alone, so results at one T say nothing about another T; "
+            "calibrate without it"
         )
     if policy.identity is None:
         raise UsageError(
             f"the policy {name} has no identity, so neither a cache of results nor a profile can name it; give it "
             "one, or calibrate without it"
         )
-    known = type(policy_named(policy.identity))
-    if type(policy) is not known:
+    built = type(policy_named(policy.identity))
+    if type(policy) is not built:
         raise UsageError(
-            f"the policy {name} has the identity of {known.__name__}, which decoders would follow in its place; give "
+            f"the policy {name} has the identity of {built.__name__}, which decoders would follow in its place; give "
             "it one of its own, or calibrate without it"
         )
     for part in _parts(policy):
@@ -90,13 +92,13 @@ def _identity(policy: ThresholdPolicy) -> str:
 
 
 def _check_replayed(policy: ThresholdPolicy) -> None:
-    """UsageError: traces cannot tell its scales, so that no speed could be foretold."""
+    """Raises UsageError where its scales cannot be computed from traces, so that its speed could not be forecast."""
     for part in _parts(policy):
         _check_replayed(part)
     if isinstance(policy, PerPrompt) and not policy.prompts:
         raise UsageError(
-            "PerPrompt does not know this task's prompts, and traces do not hold them; see knowing(), or give "
-            "'per-prompt', which learns weights of its own"
+            "PerPrompt does not know this task's prompts, which traces do not hold; give it them with knowing(), or "
+            "give 'per-prompt', which learns its own weights"
         )
     if isinstance(policy, ScalePolicy):
         policy.traced(dict.fromkeys(policy.columns, np.zeros(0)))
@@ -111,7 +113,7 @@ def _constant(session: Session, space: Space, traces: Traces) -> list[None]:
 
 
 def _schedules(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
-    """Strict at first or strict at last."""
+    """Stricter at the beginning of a text, or towards its end."""
     typical = _typical_length(traces)
     return [
         Schedule(start, end, over=max(round(share * typical), 1))
@@ -121,25 +123,29 @@ def _schedules(session: Session, space: Space, traces: Traces) -> list[ScalePoli
 
 
 def _typical_length(traces: Traces) -> float:
-    """Tokens of the median text."""
+    """Median length of the traced texts, in tokens."""
     return float(np.median(np.concatenate([block.ends - block.starts for block in blocks(traces, [])])))
 
 
 def _by_entropy(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
-    """Looser where the target is unsure, since there other tokens would do as well. The draft's doubt is left out, and
-    being stricter where there is doubt: every further shape costs decodings."""
+    """Looser where the target is unsure, since other tokens are as good there.
+
+    Scaling by the draft's entropy, and being stricter where the target is unsure, are left out: every further shape
+    costs decodings.
+    """
     return [EntropyScaled(1.0, slope) for slope in _SLOPES]
 
 
 def _by_prompt(session: Session, space: Space, traces: Traces) -> list[ScalePolicy]:
-    """Trained on the whole tuning part, under the space's first rule and divergence.
+    """Trained on the whole tuning part, under the first rule and divergence of the space.
 
-    UsageError: too few problems are lost at any T to learn from.
+    Raises:
+        UsageError: too few problems are lost at any T to learn from.
     """
     problems, arm = session.tuning.problems, space.families[0][len(space.draft_lengths) // 2]
-    scale = quantiles(traces, arm.divergence, _LOOKED_AT)
-    few = len(problems) <= TRACED  # then they are all in these traces, which nobody may open twice
-    with nullcontext(traces) if few else traces_along_target(session, space.divergences, problems) as whole:
+    scale = quantiles(traces, arm.divergence, _TRIED_SHARES)
+    traced = len(problems) <= TRACED  # all of them, in these traces, whose folder is locked by this process
+    with nullcontext(traces) if traced else traces_along_target(session, space.divergences, problems) as whole:
         facts = facts_of(whole, session.decoder, problems)
     thresholds = scale[np.isfinite(scale) & (scale > 0)].tolist()
     return [*per_prompt_shapes(session.tuning.decode, arm, thresholds, problems, facts)]
@@ -148,4 +154,4 @@ def _by_prompt(session: Session, space: Space, traces: Traces) -> list[ScalePoli
 FAMILIES: Mapping[str, Family] = {
     CONSTANT: _constant, "schedule": _schedules, "entropy": _by_entropy, "per-prompt": _by_prompt,
 }  # fmt: skip
-"""Where a family is added that `--policy` may name."""
+"""By the names that `--policy` takes; a new family is added here."""

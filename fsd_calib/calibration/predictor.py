@@ -1,6 +1,6 @@
-"""The acceptance predictor in a calibration: found or trained, held against the models, made policies of.
+"""The acceptance predictor of a calibration: loads or trains it, checks it, and builds early-stop policies from it.
 
-Knows the order of these. Training, λ and the rule itself are `fsd_predictors`'s (DESIGN section 12).
+Training, λ and the stopping rule itself are in `fsd_predictors`; see docs/predictor.md.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Chosen:
-    """A predictor, and where it lies. `given`: not trained here, on the tuning part."""
+    """A predictor and its folder. `supplied`: by the user, not trained here on the tuning part."""
 
     predictor: Predictor
     folder: Path
-    given: bool
+    supplied: bool
 
     @property
     def reads(self) -> Width | None:
-        """The draft's hidden state, as `collect_traces` takes it; None: it reads none."""
+        """Width of the draft's hidden state that it reads, as `collect_traces` takes it; None: it reads none."""
         return None if self.predictor.facts.hidden is None else self.predictor.facts.hidden.setting
 
     def trained(self) -> frozenset[int]:
-        """Ids of the problems that it was trained on, beside the tuning part; warns where they are not recorded."""
-        if not self.given:
+        """Returns ids of problems outside the tuning part that it was trained on; warns where none are recorded."""
+        if not self.supplied:
             return frozenset()
         if self.predictor.facts.trained is None:
             warnings.warn(
-                f"the predictor {str(self.folder)!r} does not record the problems that it was trained on; those among "
-                "the certification problems certify nothing, and cannot be left out: train again",
+                f"the predictor {str(self.folder)!r} does not record the problems that it was trained on, so those "
+                "among the certification problems cannot be left out, as they should be: train it again",
                 stacklevel=2,
             )
         return self.predictor.facts.trained_ids
@@ -57,7 +57,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """What ends drafts early: by divergence in decoding and in replay; and in a profile."""
+    """Early-stop policies by divergence, in decoding and in replay, and their entry in the profile."""
 
     policies: Mapping[str, StopPolicy]
     replayed: Mapping[str, RoundPolicy]
@@ -65,16 +65,20 @@ class EarlyStop:
 
 
 def choose(source: str | os.PathLike[str], session: Session, space: Space, folder: Path | None) -> Chosen:
-    """The predictor in a folder, or with "auto" one trained on the tuning part, beside the profile in `folder`.
+    """Returns the predictor in the folder `source`, or with "auto" one trained on the tuning part.
+
+    Args:
+        folder: of the profile; a trained predictor is saved there. None: it is saved in the cache.
 
     Raises:
-        UsageError: there is none, or it is of other models, rules, divergences or sampling; too few problems to train.
+        UsageError: there is no predictor, it is of other models, rules, divergences or sampling, or there are too few
+            problems to train one.
     """
     if os.fspath(source) == AUTO:
-        place = (folder or _in_cache(session, space)) / "predictor"
-        chosen = Chosen(_trained(place, session, space), place, given=False)
+        place = (folder or _cache_folder(session, space)) / "predictor"
+        chosen = Chosen(_train(place, session, space), place, supplied=False)
     else:
-        chosen = Chosen(Predictor.load(source), Path(source), given=True)
+        chosen = Chosen(Predictor.load(source), Path(source), supplied=True)
     _check(chosen.predictor, session, space)
     return chosen
 
@@ -82,7 +86,12 @@ def choose(source: str | os.PathLike[str], session: Session, space: Space, folde
 def stopping_early(
     chosen: Chosen, traces: Traces, costs: CostModel, session: Session, space: Space, folder: Path | None
 ) -> EarlyStop:
-    """Policies that weigh these costs. λ is found by replay on the traces; `folder` is where the profile will lie."""
+    """Returns policies that weigh these costs.
+
+    Args:
+        traces: of tuning problems, on which λ is fitted by replay.
+        folder: of the profile, which names the predictor relative to it.
+    """
     most, tokenizer = max(space.draft_lengths), session.decoder.tokenizer
     stoppers = {
         divergence: Stopper.fitted(chosen.predictor, divergence, tokenizer, traces, costs, most)
@@ -98,25 +107,22 @@ def stopping_early(
     return EarlyStop(decoding, {divergence: stopper.in_replay() for divergence, stopper in stoppers.items()}, info)
 
 
-def _trained(folder: Path, session: Session, space: Space) -> Predictor:
-    """On tuning problems that do not forecast speed, nor are timed where there is one stream.
-
-    One that was trained on the same is taken as it is.
-    """
+def _train(folder: Path, session: Session, space: Space) -> Predictor:
+    """Trains on tuning problems that forecasts of speed are not made from; reuses one trained on the same traces."""
     if len(space.rules) > 1:
-        raise UsageError(f"rules are {', '.join(space.rules)}; a predictor is for one rule: give one of them")
+        raise UsageError(f"rules are {', '.join(space.rules)}; a predictor is trained for one rule: give one of them")
     problems = session.tuning.problems[TRACED:]
     if len(problems) < LEAST:
         raise UsageError(
-            f"there are {len(session.tuning.problems)} tuning problems; training a predictor takes {TRACED + LEAST} at "
-            "least: give more problems, or a predictor's folder"
+            f"there are {len(session.tuning.problems)} tuning problems; training a predictor takes at least "
+            f"{TRACED + LEAST}: give more problems, or a predictor's folder"
         )
     session.tuned.mark(problems)
     with traces_along_target(session, space.divergences, problems) as traces:
         if (folder / "predictor.json").exists():
             earlier = Predictor.load(folder)
-            made_from = earlier.facts.traces, earlier.facts.rule, earlier.facts.divergences
-            if made_from == (traces.manifest.run, space.rules[0], space.divergences):
+            trained_on = earlier.facts.traces, earlier.facts.rule, earlier.facts.divergences
+            if trained_on == (traces.manifest.run, space.rules[0], space.divergences):
                 return earlier
         return train(
             traces, folder, rule=space.rules[0], divergences=space.divergences, seed=session.decoder.seed,
@@ -124,10 +130,12 @@ def _trained(folder: Path, session: Session, space: Space) -> Predictor:
         )  # fmt: skip
 
 
-def _in_cache(session: Session, space: Space) -> Path:
-    """Where no profile is written. UsageError: nothing is kept at all."""
+def _cache_folder(session: Session, space: Space) -> Path:
+    """For calibrations that write no profile. Raises UsageError where there is no cache either."""
     if session.cache is None:
-        raise UsageError("predictor is 'auto', and there is neither out nor a cache to keep it in; give one of them")
+        raise UsageError(
+            "predictor is 'auto', and there is neither an output folder nor a cache to save it in; give one of them"
+        )
     return session.cache / "predictors" / hashlib.sha256(f"{session.identity} {space}".encode()).hexdigest()[:16]
 
 
@@ -138,12 +146,12 @@ def _check(predictor: Predictor, session: Session, space: Space) -> None:
             predictor.check(decoder.target, decoder.draft, decoder.tokenizer, rule, divergence)
     if predictor.facts.on != decoder.criterion.on:
         raise UsageError(
-            f"the predictor's divergences are on {predictor.facts.on} logits, these on {decoder.criterion.on}; train "
-            "one on such traces"
+            f"the predictor was trained with divergences on {predictor.facts.on} logits, and this calibration has them "
+            f"on {decoder.criterion.on} logits; train one on such traces"
         )
-    now = SamplingInfo.model_validate(decoder.sampling, from_attributes=True)
-    if now != predictor.facts.sampling:
+    sampling = SamplingInfo.model_validate(decoder.sampling, from_attributes=True)
+    if sampling != predictor.facts.sampling:
         raise UsageError(
-            f"the predictor was trained on texts sampled with {predictor.facts.sampling}, these have {now}; train one "
-            "on such texts"
+            f"the predictor was trained on texts sampled with {predictor.facts.sampling}, and this calibration samples "
+            f"with {sampling}; train one on such texts"
         )

@@ -15,11 +15,11 @@ from fsd_calib.calibration.baseline import TRACED, Baseline, measure_baseline, t
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import claim_of
-from fsd_calib.calibration.plan import Effort, Handful, Plan, check_enough, expected_efforts, make_plan
+from fsd_calib.calibration.plan import Handful, Plan, PlannedStep, check_enough, make_plan, planned_steps
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.calibration.run_facts import Costs, RunFacts, Timings, begun
+from fsd_calib.calibration.run_facts import RecordedCosts, RunFacts, Timings, begin_or_resume
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.holdout import TESTS_VERSION
@@ -65,7 +65,7 @@ class Prepared:
     def alone(self) -> Configuration:
         return self.session.configuration("target")
 
-    def costs_of(self, configuration: Configuration) -> Costs:
+    def costs_of(self, configuration: Configuration) -> RecordedCosts:
         """The costs of a round with the configuration's draft."""
         return self.facts.costs[self.space.drafts.index(configuration.draft)]
 
@@ -101,7 +101,7 @@ def prepare(
         name = _name(session, goal, space, chosen)
         if goal.guarantee != "none":
             session = session.certifying(name, () if chosen is None else chosen.trained())
-        facts = begun(folder, name, session.holdout, partial(_timings, session, goal, space))
+        facts = begin_or_resume(folder, name, session.holdout, partial(_timings, session, goal, space))
         level = facts.level(goal.confidence)
         _check_enough(goal, session, session.holdout.problems, level)
         costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
@@ -187,10 +187,10 @@ def _costs(session: Session, goal: Goal) -> CostModel:
     ).model  # fmt: skip
 
 
-def _efforts(session: Session, facts: RunFacts, timed: int, timed_seconds: float) -> tuple[Effort, ...]:
+def _efforts(session: Session, facts: RunFacts, timed: int, timed_seconds: float) -> tuple[PlannedStep, ...]:
     seeds = session.decode.seeds
     tuning, certification = seeds * len(session.tuning.problems), seeds * session.holdout.problems
-    return expected_efforts(
+    return planned_steps(
         tuning=tuning,
         certification=certification,
         searched=_PASSES * tuning,

@@ -1,7 +1,8 @@
-"""What a calibration must find again to come to the same end: its name, its costs, the level of its attempt.
+"""Facts of a run that a resumed calibration needs to reach the same result: its name, costs and attempt number.
 
-It lies in the output folder, one small file a run, and from the attempt on in the ledger too. Timings are measured once
-a run, since they decide which configurations are tried; measured again they would differ, and with them the choice.
+They are kept in a small file per run in the output folder and, once an attempt is made, in the ledger too. Timings are
+measured once per run, since they decide which configurations are tried: measured again they would differ, and the
+choice with them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.parts import Amount, Natural, Part
 
 
-class Costs(Part):
-    """Seconds with one draft, as `CostModel` has them."""
+class RecordedCosts(Part):
+    """A cost model of one draft, in seconds, with the fields of `CostModel`."""
 
     draft_step: Amount
     verify: Amount
@@ -36,53 +37,67 @@ class Costs(Part):
 
 
 class Timings(NamedTuple):
-    """What was timed: the costs of a round where speed is asked for, and a decoding's share of a calibration batch."""
+    """Timings that a run takes at its beginning.
+
+    Attributes:
+        costs: of a round at --serve-batch, one cost model per draft.
+        seconds_each: time of a calibration batch per decoding in it.
+    """
 
     costs: tuple[CostModel, ...]
     seconds_each: float
 
 
 class RunFacts(Part):
-    """`attempt`: the number that an attempt on the certification part would have had when the run began."""
+    """What is recorded of a run.
+
+    Attributes:
+        attempt: the number that an attempt on the certification part would have had when the run began.
+    """
 
     name: str
     started: AwareDatetime
-    costs: tuple[Costs, ...]
+    costs: tuple[RecordedCosts, ...]
     seconds_each: Amount
     attempt: Natural
 
     def level(self, confidence: float) -> float:
-        """That the attempt was going to be tested at."""
+        """The significance level that the attempt is tested at."""
         return attempt_level(confidence, self.attempt)
 
     @property
     def run(self) -> Run:
-        """As the ledger remembers it."""
+        """The run as the ledger records it."""
         return Run(self.name, self.model_dump_json())
 
 
-def begun(folder: Path | None, name: str, holdout: Holdout, measure: Callable[[], Timings]) -> RunFacts:
-    """Of the run `name`, as this folder has it, else as the ledger has it; where neither knows it, it begins now."""
+def begin_or_resume(folder: Path | None, name: str, holdout: Holdout, measure: Callable[[], Timings]) -> RunFacts:
+    """Returns the facts of the run `name`: from the folder, else from the ledger, else of a run that begins now.
 
-    def found() -> RunFacts:
-        return _remembered(holdout, name) or _measured(name, measure, holdout.next_attempt)
+    Args:
+        folder: the output folder; None: nothing is written.
+        measure: takes the timings of a new run.
+    """
+
+    def resume_or_begin() -> RunFacts:
+        return _in_ledger(holdout, name) or _begin(name, measure, holdout.next_attempt)
 
     if folder is None:
-        return found()
+        return resume_or_begin()
     path = folder / f"run-{name}.json"
     with FileLock(path.with_suffix(".lock")):  # of several processes one measures for all
-        return _read(path) or _kept(path, found())
+        return _read(path) or _write(path, resume_or_begin())
 
 
-def _measured(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
+def _begin(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
     started, (costs, seconds_each) = datetime.now(UTC), measure()
     return RunFacts(
-        name=name, started=started, costs=tuple(Costs(**asdict(one)) for one in costs), seconds_each=seconds_each,
-        attempt=attempt,
+        name=name, started=started, costs=tuple(RecordedCosts(**asdict(model)) for model in costs),
+        seconds_each=seconds_each, attempt=attempt,
     )  # fmt: skip
 
 
-def _remembered(holdout: Holdout, name: str) -> RunFacts | None:
+def _in_ledger(holdout: Holdout, name: str) -> RunFacts | None:
     facts = holdout.facts_of(name)
     if facts is None:
         return None
@@ -91,13 +106,13 @@ def _remembered(holdout: Holdout, name: str) -> RunFacts | None:
     except ValidationError as error:
         warnings.warn(
             f"the ledger's facts of the run {name} are of another version ({str(error).splitlines()[0]}); costs are "
-            "measured anew, so that this may be another attempt",
+            "measured again, so this may count as another attempt",
             stacklevel=2,
         )
         return None
 
 
-def _kept(path: Path, facts: RunFacts) -> RunFacts:
+def _write(path: Path, facts: RunFacts) -> RunFacts:
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
     unfinished.replace(path)
@@ -114,7 +129,7 @@ def _read(path: Path) -> RunFacts | None:
         path.replace(aside)
         warnings.warn(
             f"{str(path)!r} is damaged ({str(error).splitlines()[0]}); it is set aside as {aside.name}, and the run "
-            "begins anew with what the cache holds",
+            "starts again with what the cache holds",
             stacklevel=2,
         )
         return None

@@ -1,4 +1,4 @@
-"""The name of a search's study: words for who reads a list of studies, and a hash that keeps other searches apart."""
+"""Names of studies: readable words for lists of studies, and a hash that keeps different searches apart."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront
 from fsd_decoding.profile.parts import ModelInfo
 
-_LONGEST = 200  # characters of the words: databases keep 512 of a name
+_MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
 
 
+_MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
 _KINDS: dict[type, str] = {MaxSpeed: "KeepAccuracy", MaxAccuracy: "ReachSpeed", ParetoFront: "Front"}
 """What objectives are called in studies; never changed, so that an interrupted search of an earlier version goes on."""
 
 
 def study_name(ready: Prepared, objective: Objective) -> str:
-    """Of all that its trials' numbers follow from; so processes that share these share the study.
+    """Returns a name made of everything that the values of a trial depend on, so such processes share the study.
 
-    Beside the run that is the level of its attempt, on which chances depend, and what a round costs, on which
-    forecasts do and where early stops end drafts.
+    Beside the run's name these are the level of its attempt, on which chances of passing depend, and the costs of a
+    round, on which forecasts and the early stop depend.
     """
     facts = [
         ready.facts.name,
@@ -33,9 +34,9 @@ def study_name(ready: Prepared, objective: Objective) -> str:
         objective.description,
         *ready.facts.costs,
     ]
-    which = hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:8]
-    words = ", ".join([ready.session.task.name, _pair(ready), _asked(ready.goal, objective)])
-    return f"{words[:_LONGEST]}, {which}"
+    digest = hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()[:8]
+    words = ", ".join([ready.session.task.name, _pair(ready), _goal(ready.goal, objective)])
+    return f"{words[:_MAX_LENGTH]}, {digest}"
 
 
 def _pair(ready: Prepared) -> str:
@@ -45,11 +46,11 @@ def _pair(ready: Prepared) -> str:
 
 
 def _short(model: ModelInfo) -> str:
-    """Its folder or repository; models that were made in memory have neither."""
+    """The name of its folder or repository; a model that was built in memory has neither."""
     return PurePath(model.id).name or model.fingerprint[:8]
 
 
-def _asked(goal: Goal, objective: Objective) -> str:
+def _goal(goal: Goal, objective: Objective) -> str:
     if goal.min_acc is not None:
         return f"keep {goal.acc} {goal.min_acc:g}"
     if goal.min_speed is None or isinstance(objective, ParetoFront):

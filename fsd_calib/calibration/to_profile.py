@@ -1,20 +1,16 @@
-"""From what a calibration found to the profile that is saved.
-
-Knows where each number of a profile comes from. Computes nothing of its own beyond averages.
-"""
+"""Export of a calibration's findings as a profile."""
 
 from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from fsd_calib.calibration.baseline import Baseline
+from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.prepare import Prepared
-from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.harm import difference_of, harm_of
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
@@ -38,70 +34,19 @@ from fsd_decoding.profile.parts import (
     TokensPerRound,
     Truncation,
 )
-from fsd_decoding.profile.threshold_profile import Outcome, ThresholdProfile
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
 
 
-@dataclass(frozen=True)
-class Findings:
-    """Everything a calibration learned.
-
-    chosen: what passed, even where `sd` suffices, else what is estimated, else `sd`. sd: at its fastest draft length.
-    single: speeds with one stream, beside those of several. steps: decoded for the baseline, the search and the
-    certificate, as far as it came. opened: the certification part, None where nothing was decoded there. evidence: of
-    those tested.
-    """
-
-    ready: Prepared
-    outcome: Outcome
-    chosen: Configuration
-    sd: Configuration
-    baseline: Baseline
-    timed: Timed
-    single: Speeds[Configuration] | None
-    steps: Sequence[Work]
-    opened: HoldoutAttempt | None = None
-    evidence: Mapping[Configuration, Evidence] = field(default_factory=dict)
-    trials: int = 0
-
-    @property
-    def lossy(self) -> bool:
-        return self.outcome in ("certified", "untested")
-
-    @property
-    def followed(self) -> Configuration:
-        """What decoders of the profile run: `chosen` where it may be lossy, else losslessly what `sd` is best at."""
-        return self.chosen if self.lossy else self.sd
-
-    @property
-    def certifying(self) -> tuple[Evidence | None, bool]:
-        """What the certificate rests on, and whether that is of lossless decoding instead of `chosen`."""
-        of_chosen, of_lossless = self.evidence.get(self.chosen), self.evidence.get(self.ready.alone)
-        return of_chosen or of_lossless, of_chosen is None and of_lossless is not None
-
-    def measured(self, configuration: Configuration) -> Measurement:
-        """On the certification part where it was decoded there, else on the tuning part."""
-        for session in ([self.opened] if self.opened else []) + [self.ready.session.tuning]:
-            found = [m for m in session.measured() if m.configuration == configuration]
-            if found:
-                return found[0]
-        raise ValueError(f"{configuration} was measured nowhere")
-
-    def alone(self, like: Measurement) -> Measurement:
-        """The target on the same problems."""
-        session = self.opened if self.opened and like.part == "certification" else self.ready.session.tuning
-        return session.measure(self.ready.alone, like.problems)
-
-
-def to_profile(found: Findings) -> ThresholdProfile:
-    """The profile of a calibration; a threshold only where the wish was granted, or its test waived."""
-    ready, chosen = found.ready, found.chosen
-    decoder = ready.session.draft_of(found.followed)
-    fuzzy = found.measured(chosen)
+def to_profile(findings: Findings) -> ThresholdProfile:
+    """Returns the profile, with a threshold only where the goal was met, or its test waived."""
+    ready, chosen = findings.ready, findings.chosen
+    decoder = ready.session.draft_of(findings.followed)
+    fuzzy = findings.measured(chosen)
     return ThresholdProfile(
         created=ready.facts.started,
-        outcome=found.outcome,
+        outcome=findings.outcome,
         task=ready.session.task.name,
         data=_data(ready),
         target=ModelInfo.of(decoder.target),
@@ -111,32 +56,32 @@ def to_profile(found: Findings) -> ThresholdProfile:
         divergence=chosen.divergence,
         divergence_version=DIVERGENCE_VERSION,
         logits=decoder.criterion.on, within_support=decoder.criterion.within_support,
-        threshold=chosen.threshold if found.lossy else None,
+        threshold=chosen.threshold if findings.lossy else None,
         policy=chosen.info,
         draft_length=chosen.draft_length,
-        sd_draft_length=found.sd.draft_length,
-        sd_draft=_other_draft(found, found.sd),
+        sd_draft_length=findings.sd.draft_length,
+        sd_draft=_other_draft(findings, findings.sd),
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
         seeds=ready.session.decode.seeds,
-        lossy=found.lossy,
-        curve=list(_curve(found)),
-        certificate=_certificate(found),
-        accuracy=Accuracy(target=found.alone(fuzzy).accuracy, chosen=fuzzy.accuracy),
+        lossy=findings.lossy,
+        curve=list(_curve(findings)),
+        certificate=_certificate(findings),
+        accuracy=Accuracy(target=findings.alone(fuzzy).accuracy, chosen=fuzzy.accuracy),
         tokens_per_round=TokensPerRound(
-            sd=found.measured(found.sd).tokens_per_round, chosen=fuzzy.tokens_per_round
+            sd=findings.measured(findings.sd).tokens_per_round, chosen=fuzzy.tokens_per_round
         ),
-        speed=_speed(found),
-        estimate=_estimate(found, fuzzy),
-        costs=CostInfo(**ready.costs_of(found.followed).model_dump(), batch=ready.goal.serve_batch),
-        numerical_churn=found.baseline.numerical_churn,
-        truncation=_truncation(ready.session.task.max_new_tokens, found.alone(fuzzy), fuzzy),
-        acceptance=_acceptance(fuzzy) if found.lossy else None,  # of what decoders of the profile run
+        speed=_speed(findings),
+        estimate=_estimate(findings, fuzzy),
+        costs=CostInfo(**ready.costs_of(findings.followed).model_dump(), batch=ready.goal.serve_batch),
+        numerical_churn=findings.baseline.numerical_churn,
+        truncation=_truncation(ready.session.task.max_new_tokens, findings.alone(fuzzy), fuzzy),
+        acceptance=_acceptance(fuzzy) if findings.lossy else None,  # of what decoders of the profile run
         other_drafts=tuple(
             ModelInfo.of(other.draft) for other in ready.session.drafts.values() if other.draft is not decoder.draft
         ),
         early_stop=ready.early_stop,
-        effort=_effort(found),
+        effort=_effort(findings),
         device=str(decoder.device),
         dtype=str(decoder.dtype).removeprefix("torch."),
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
@@ -144,19 +89,19 @@ def to_profile(found: Findings) -> ThresholdProfile:
 
 
 def _data(ready: Prepared) -> DataInfo:
-    given = any(problem.part is not None for problem in ready.session.task.problems)
+    by_source = any(problem.part is not None for problem in ready.session.task.problems)
     return DataInfo(
         source=ready.session.task.source,
         fingerprint=ready.session.task.fingerprint,
-        split="given" if given else "content-hash",
+        split="given" if by_source else "content-hash",
         tuning=len(ready.session.tuning.problems),
         certification=ready.session.holdout.problems,
     )
 
 
-def _certificate(found: Findings) -> Certificate:
-    """Of the chosen configuration; without counts where nothing was decoded on the certification part."""
-    goal, opened, (evidence, lossless) = found.ready.goal, found.opened, found.certifying
+def _certificate(findings: Findings) -> Certificate:
+    """Without counts where nothing was decoded on the certification part."""
+    goal, opened, (evidence, lossless) = findings.ready.goal, findings.opened, findings.certifying
     shown = {} if evidence is None else {
         "retention": evidence.paired.retention if evidence.paired.target.any() else None,
         "lower_bound": evidence.lower_bound,
@@ -165,14 +110,14 @@ def _certificate(found: Findings) -> Certificate:
         "problems": evidence.paired.problems,
         "lossless": lossless,
         **asdict(evidence.outcomes),
-        **({} if lossless or opened is None else _beside(evidence.paired, opened, goal.confidence)),
+        **({} if lossless or opened is None else _harm_and_difference(evidence.paired, opened, goal.confidence)),
     }  # fmt: skip
     nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
     return Certificate.model_validate(
         {
-            **nothing, **shown, "certified": found.outcome == "certified", "wanted": goal.min_acc, "acc": goal.acc,
-            "confidence": goal.confidence, "guarantee": goal.guarantee, "seeds": found.ready.session.decode.seeds,
-            "method": _method(found),
+            **nothing, **shown, "certified": findings.outcome == "certified", "wanted": goal.min_acc, "acc": goal.acc,
+            "confidence": goal.confidence, "guarantee": goal.guarantee, "seeds": findings.ready.session.decode.seeds,
+            "method": _method(findings),
             "attempt": opened.attempt.number if opened else None,
             "delta": opened.delta if opened else None,
             "frozen": len(opened.frozen) if opened else None,
@@ -180,9 +125,12 @@ def _certificate(found: Findings) -> Certificate:
     )  # fmt: skip
 
 
-def _beside(paired: Paired, opened: HoldoutAttempt, confidence: float) -> dict[str, Any]:
-    """Beside retention and accuracy. Of a difference no interval holds where outcomes ended the decoding early, and
-    none is needed of a dataset."""
+def _harm_and_difference(paired: Paired, opened: HoldoutAttempt, confidence: float) -> dict[str, Any]:
+    """Fields of `Certificate`.
+
+    The difference has no interval where outcomes ended the decoding early, since none would hold, nor where the whole
+    data set was decoded, since none is needed.
+    """
     claim = opened.claim
     harm, difference = harm_of(paired, claim, opened.delta), difference_of(paired, confidence)
     sample = claim.guarantee == "population" and paired.problems == claim.problems
@@ -199,101 +147,101 @@ def _truncation(limit: int, target: Measurement, chosen: Measurement) -> Truncat
     return Truncation(max_new_tokens=limit, texts=chosen.correct.size, target=reached[0], chosen=reached[1])
 
 
-def _method(found: Findings) -> str:
-    if found.opened is None:
+def _method(findings: Findings) -> str:
+    if findings.opened is None:
         return "not tested"
-    return "simultaneous bounds (Bonferroni)" if found.outcome == "front" else found.opened.claim.method
+    return "simultaneous bounds (Bonferroni)" if findings.outcome == "front" else findings.opened.claim.method
 
 
-def _speed(found: Findings) -> Speed:
-    goal, timed, single = found.ready.goal, found.timed, found.single
+def _speed(findings: Findings) -> Speed:
+    goal, timed, single = findings.ready.goal, findings.timed, findings.single
     load = {} if timed.load is None else {"load": timed.load.average, "cores": timed.load.cores}
     return Speed.model_validate(
         {
-            **_figures(found, timed.speeds), **load, "batch": goal.serve_batch, "wanted": goal.min_speed,
-            "part": timed.part, "processes": timed.speeds.processes, "forecast": _forecasts(found),
-            "single": None if single is None else _figures(found, single),
+            **_figures(findings, timed.speeds), **load, "batch": goal.serve_batch, "wanted": goal.min_speed,
+            "part": timed.part, "processes": timed.speeds.processes, "forecast": _forecasts(findings),
+            "single": None if single is None else _figures(findings, single),
         }
     )  # fmt: skip
 
 
-def _forecasts(found: Findings) -> dict[str, float]:
+def _forecasts(findings: Findings) -> dict[str, float]:
     """Fields of `Forecasts`."""
-    settings = {"target": found.ready.alone, "sd": found.sd, "chosen": found.chosen}
-    return {name: found.ready.timer.foretold(configuration) for name, configuration in settings.items()}
+    settings = {"target": findings.ready.alone, "sd": findings.sd, "chosen": findings.chosen}
+    return {name: findings.ready.timer.forecast_of(configuration) for name, configuration in settings.items()}
 
 
-def _figures(found: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
+def _figures(findings: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
     """Fields of `SpeedFigures`."""
-    chosen, sd, alone = found.chosen, found.sd, found.ready.alone
-    made = {"target": speeds.of(alone), "sd": speeds.of(sd), "chosen": speeds.of(chosen)}
-    told = {name: speed.value for name, speed in made.items()} | {"timed": speeds.problems}
+    chosen, sd, alone = findings.chosen, findings.sd, findings.ready.alone
+    intervals = {"target": speeds.of(alone), "sd": speeds.of(sd), "chosen": speeds.of(chosen)}
+    figures = {name: speed.value for name, speed in intervals.items()} | {"timed": speeds.problems}
     if not speeds.timed:
-        return told
-    made |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
-    ends = {name: (speed.low, speed.high) for name, speed in made.items()}
-    return told | {"intervals": {**ends, "confidence": found.ready.goal.confidence}}
+        return figures
+    intervals |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
+    ends = {name: (speed.low, speed.high) for name, speed in intervals.items()}
+    return figures | {"intervals": {**ends, "confidence": findings.ready.goal.confidence}}
 
 
-def _estimate(found: Findings, fuzzy: Measurement) -> Estimate | None:
-    if found.lossy or found.chosen.threshold is None:
+def _estimate(findings: Findings, fuzzy: Measurement) -> Estimate | None:
+    if findings.lossy or findings.chosen.threshold is None:
         return None
-    evidence = found.evidence.get(found.chosen)
+    evidence = findings.evidence.get(findings.chosen)
     return Estimate(
-        threshold=found.chosen.threshold,
-        retention=Paired(found.alone(fuzzy).correct, fuzzy.correct).retention,
+        threshold=findings.chosen.threshold,
+        retention=Paired(findings.alone(fuzzy).correct, fuzzy.correct).retention,
         lower_bound=evidence.lower_bound if evidence else None,
-        draft=_other_draft(found, found.chosen),
+        draft=_other_draft(findings, findings.chosen),
     )
 
 
 def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
-    """One text a problem: those of several seeds are alike."""
+    """By one text per problem: texts of several seeds are not independent."""
     shares = [first.accepted / first.drafted for first, *_ in fuzzy.decodings if first.drafted]
     if not shares:
         return None
     return AcceptanceInfo(texts=len(shares), mean=statistics.fmean(shares), deviation=statistics.pstdev(shares))
 
 
-def _effort(found: Findings) -> Effort:
-    baseline, search, certification = [*found.steps, Work(), Work()][:3]
-    return Effort(baseline=baseline, search=search, certification=certification, trials=found.trials)
+def _effort(findings: Findings) -> Effort:
+    baseline, search, certification = [*findings.steps, Work(), Work()][:3]
+    return Effort(baseline=baseline, search=search, certification=certification, trials=findings.trials)
 
 
-def _curve(found: Findings) -> Iterator[CurvePoint]:
-    """Every configuration on every part it was decoded on, against the target on the same problems of the part."""
-    for session in [found.ready.session.tuning] + ([found.opened] if found.opened else []):
-        for measured in sorted(session.measured(), key=_order):
+def _curve(findings: Findings) -> Iterator[CurvePoint]:
+    """Every configuration on every part it was decoded on, compared with the target on the same problems."""
+    for part in [findings.ready.session.tuning] + ([findings.opened] if findings.opened else []):
+        for measured in sorted(part.measured(), key=_order):
             fuzzy = measured.configuration.threshold is not None
-            yield _point(found, measured, found.evidence.get(measured.configuration) if fuzzy else None)
+            yield _point(findings, measured, findings.evidence.get(measured.configuration) if fuzzy else None)
 
 
 def _order(measured: Measurement) -> tuple[str, str, str, str, int, float]:
     c = measured.configuration
-    bound = -1.0 if c.threshold is None else c.threshold
-    return c.draft or "", c.rule, c.divergence, c.policy or "", c.draft_length, bound
+    threshold = -1.0 if c.threshold is None else c.threshold
+    return c.draft or "", c.rule, c.divergence, c.policy or "", c.draft_length, threshold
 
 
-def _point(found: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
+def _point(findings: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
     configuration = measured.configuration
-    paired = Paired(found.alone(measured).correct, measured.correct)
+    paired = Paired(findings.alone(measured).correct, measured.correct)
     tested = evidence if measured.part == "certification" else None
     return CurvePoint(
-        **asdict(configuration) | {"policy": configuration.info, "draft": _other_draft(found, configuration)},
+        **asdict(configuration) | {"policy": configuration.info, "draft": _other_draft(findings, configuration)},
         accuracy=measured.accuracy,
         retention=paired.retention if paired.target.any() else 0.0,
         lower_bound=tested.lower_bound if tested else None,
         tokens_per_round=measured.tokens_per_round,
-        forecast=found.ready.timer.foretold(configuration),
+        forecast=findings.ready.timer.forecast_of(configuration),
         problems=measured.problems,
         source=measured.part,
         counts=Counts(**asdict(paired.outcomes)) if tested else None,
-        simultaneous=tested is not None and found.outcome == "front",
-        seeds=found.ready.session.decode.seeds,
+        simultaneous=tested is not None and findings.outcome == "front",
+        seeds=findings.ready.session.decode.seeds,
     )
 
 
-def _other_draft(found: Findings, configuration: Configuration) -> str | None:
+def _other_draft(findings: Findings, configuration: Configuration) -> str | None:
     """The draft's id where it is not the profile's own."""
-    own = configuration.draft in (None, found.followed.draft)
+    own = configuration.draft in (None, findings.followed.draft)
     return None if own else configuration.draft

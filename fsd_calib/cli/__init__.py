@@ -1,1 +1,1 @@
-"""The console commands, one file each."""
+"""Console commands, one file each."""

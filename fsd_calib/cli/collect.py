@@ -1,7 +1,6 @@
-"""`fsd-collect`: decodes a task's problems and keeps what both models thought of every token.
+"""`fsd-collect`: decodes a task's problems and records what both models predicted for every token.
 
-Knows options and exit codes. Collecting is `fsd_collectors.collection`'s. Heavy imports stay inside functions: `--help`
-must answer at once.
+Heavy imports are inside functions, so that `--help` prints at once.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ NAME = "fsd-collect"
 _EPILOG = """
 Examples: fsd-collect --task arithmetic --out traces · fsd-collect --task arithmetic --rule fsd --threshold inf
 
-Exit codes: 0 done · 2 bad input · 130 interrupted (the same command goes on where this one stopped)
+Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
 """
 _POLICY = "On-policy only"
 
@@ -52,7 +51,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 
 @app.command(epilog=_EPILOG)
 def command(
-    task: Annotated[str, typer.Option(help=f"Whose problems are decoded: {', '.join(TASKS)}.", rich_help_panel=DATA)],
+    task: Annotated[str, typer.Option(help=f"Task to decode problems of: {', '.join(TASKS)}.", rich_help_panel=DATA)],
     data: DataOption = None,
     limit: LimitOption = None,
     seed: SeedOption = 0,
@@ -63,7 +62,7 @@ def command(
     hidden: Annotated[
         str | None,
         typer.Option(
-            help="Keep the draft's last hidden state too: 'whole', or projected to this many numbers.",
+            help="Record the draft's last hidden state too: 'whole', or projected to this many dimensions.",
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -78,33 +77,34 @@ def command(
     rule: Annotated[
         str | None,
         typer.Option(
-            help="Collect on-policy, where this says when a drafted token is accepted: sd, coupled, fsd, fsd-sd, "
-            "fsd-coupled, typical, ensemble. By default along the target.",
+            help="Collect on-policy, with this acceptance rule: sd, coupled, fsd, fsd-sd, fsd-coupled, typical or "
+            "ensemble. By default along the target.",
             rich_help_panel=_POLICY,
         ),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="The rule's. inf under fsd keeps whatever is drafted.", rich_help_panel=_POLICY),
+        typer.Option(help="The rule's threshold. inf with --rule fsd accepts every token.", rich_help_panel=_POLICY),
     ] = None,
     divergence: Annotated[
         str | None,
         typer.Option(
-            help="What the threshold bounds. By default js; all are kept in any case.", rich_help_panel=_POLICY
+            help="The divergence that the threshold bounds. By default js; all are recorded in any case.",
+            rich_help_panel=_POLICY,
         ),
     ] = None,
     draft_length: Annotated[
-        int | None, typer.Option(help="Tokens drafted a round. By default 5.", rich_help_panel=_POLICY)
+        int | None, typer.Option(help="Tokens drafted per round. By default 5.", rich_help_panel=_POLICY)
     ] = None,
 ) -> None:
-    """Collects traces: for every drafted token what the target and the draft thought of it, as Parquet files.
+    """Collects traces: for every drafted token what the target and the draft predicted, as Parquet files.
 
-    Along the target (the default), the target's own completions are read by both models, which is cheap and answers
-    for every rule and threshold at once. On-policy (with --rule), texts are decoded under that rule, and every drafted
-    token is kept, the rejected ones too. Look at the result with fsd-traces, or read it with load_traces, pandas,
+    Along the target (the default), both models read the target's own completions, which is cheap and serves every
+    rule and threshold at once. On-policy (with --rule), texts are decoded with that rule, and every drafted token is
+    recorded, including the rejected ones. Look at the result with fsd-traces, or read it with load_traces, pandas,
     datasets or DuckDB.
     """
-    task_kind(task)  # refuses an unknown one
+    task_kind(task)  # raises UsageError where it is unknown
     check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
     width = _width(hidden)
     folder = out if out is not None else Path("fsd-traces") / task
@@ -158,4 +158,4 @@ def _on_disk(folder: Path) -> str:
         return f"{folder} holds nothing yet"
     problems = sum(shard.problems for shard in traces.shards)
     wanted = traces.manifest.task.problems
-    return f"{folder} holds {problems} of {wanted} completions; the same command goes on from there"
+    return f"{folder} holds {problems} of {wanted} completions; the same command continues from there"

@@ -1,6 +1,6 @@
-"""What the commands share: an error is one line on stderr and an exit code, never a traceback.
+"""Exit codes, error lines and checks shared by the commands.
 
-Knows exit codes and typer. Knows neither command.
+An error is one line on stderr and an exit code, never a traceback.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130
 
 
 class RunInterruptedError(Exception):
-    """Ctrl-C, and what the user should know of the work so far."""
+    """Raised on Ctrl-C, with what the user should know about the work so far."""
 
 
 def quiet_transformers() -> None:
-    """Its bars for loading weights would stand between a command's own lines; those of downloads, which take
-    minutes, stay. Imports transformers."""
+    """Disables transformers' bars for loading weights, which would come between a command's own lines.
+
+    Bars for downloads, which take minutes, stay. Imports transformers.
+    """
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
@@ -34,18 +36,18 @@ def quiet_transformers() -> None:
 
 
 def say(name: str, message: str) -> None:
-    """One line on stderr, whatever line breaks the message has."""
+    """Prints the message as one line on stderr, whatever line breaks it has."""
     print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
 
 
 def leave(app: typer.Typer, name: str) -> NoReturn:
-    """Runs the process's own arguments and exits; warnings become lines of the command's own."""
+    """Runs the app on the process's arguments and exits; warnings are printed as lines of the command."""
     warnings.showwarning = lambda message, *_, **__: say(name, f"warning: {message}")
     sys.exit(run(app, name))
 
 
 def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Runs a one-command app on `arguments` (None: the process's own) and returns its exit code."""
+    """Runs an app on `arguments` (None: the process's own) and returns its exit code."""
     try:
         code = app(arguments, prog_name=name, standalone_mode=False)
     except UsageError as error:
@@ -57,21 +59,23 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     except RunInterruptedError as reason:
         say(name, f"interrupted; {reason}")
         return INTERRUPTED
-    if code == INTERRUPTED:  # typer's own answer to Ctrl-C
+    if code == INTERRUPTED:  # what typer returns on Ctrl-C
         say(name, "interrupted")
     return int(code or FOUND)
 
 
 def check_at_least_one(values: Mapping[str, int | None]) -> None:
-    """UsageError where an option that was given is below 1."""
+    """Raises UsageError where an option that was given is below 1."""
     for option, value in values.items():
         if value is not None and value < 1:
             raise UsageError(f"{option} is {value}; it must be at least 1")
 
 
 def check_writable(folder: Path, earlier: Sequence[str]) -> None:
-    """UsageError where the folder, or a file of an earlier run in it, cannot be written. Writes there and takes it
-    away again: permission bits alone do not tell."""
+    """Raises UsageError where the folder, or a file of an earlier run in it, cannot be written.
+
+    It tries, with a temporary file: permission bits alone do not tell.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,7 +1,4 @@
-"""`fsd-generate`: continues prompts as a profile says, and tells on stderr how fast that went.
-
-Knows options. Decoding is `SpeculativeDecoder`'s, and how a question is asked is the task's.
-"""
+"""`fsd-generate`: continues prompts as a profile says, and reports the speed on stderr."""
 
 from __future__ import annotations
 
@@ -37,19 +34,19 @@ def command(
     draft: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's.")] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"The most tokens a text may have: the task's, or {_MOST_NEW_TOKENS}."),
+        typer.Option(min=1, help=f"Limit of new tokens per text. By default the task's, or {_MOST_NEW_TOKENS}."),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Instead of the profile's; what it certifies does not hold then.")
+        float | None, typer.Option(help="Replaces the profile's threshold; its certificate no longer holds.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Give prompts as they are, not as the task asks.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Pass prompts as they are, without the task's format.")] = False,
     device: Annotated[str | None, typer.Option(help="cuda, cpu, … By default a GPU where there is one.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own.")] = None,
 ) -> None:
     """Continues prompts with two models and the threshold of a profile.
 
-    Prompts are put as in calibration: what the profile says holds for questions asked so. Texts go to stdout, in the
-    prompts' order with an empty line between, and one line on speed to stderr.
+    Prompts are formatted as in calibration, since that is what the profile holds for. Texts go to stdout, in the order
+    of the prompts and separated by an empty line, and one line on speed goes to stderr.
     """
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -59,9 +56,9 @@ def command(
     decoder = SpeculativeDecoder.from_pretrained(
         target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype
     )
-    asked = task_kind(followed.task) if followed.task in TASKS and not raw else None
-    prompt_of, stop = asked.prompts(decoder.tokenizer) if asked else (str, ())
-    most = max_new_tokens or (asked.max_new_tokens if asked else _MOST_NEW_TOKENS)
+    kind = task_kind(followed.task) if followed.task in TASKS and not raw else None
+    prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else (str, ())
+    most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
     started = time.perf_counter()
     results = decoder.generate(
         [prompt_of(prompt) for prompt in prompts],
@@ -79,12 +76,12 @@ def main() -> None:
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:
-    """Tokens here are those emitted, so an end of text counts, as it does in a profile."""
+    """Returns a line on speed. As in a profile, tokens are those emitted, so an end of text counts."""
     tokens = sum(result.emitted for result in results)
     rounds = sum(result.rounds for result in results)
     drafted = sum(result.drafted for result in results)
     accepted = sum(result.accepted for result in results) / max(drafted, 1)
     return (
-        f"{tokens} tokens in {rounds} rounds, {tokens / rounds:.2f} a round; "
+        f"{tokens} tokens in {rounds} rounds, {tokens / rounds:.2f} per round; "
         f"{accepted:.0%} of {drafted} drafted tokens accepted; {tokens / seconds:.1f} tokens/s"
     )

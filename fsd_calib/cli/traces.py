@@ -1,7 +1,6 @@
-"""`fsd-traces`: whether a folder of traces is sound, what it says, and pictures of it.
+"""`fsd-traces`: verifies, describes and plots a folder of traces.
 
-Knows options and exit codes. Reading, counting and drawing are `fsd_collectors`'. Heavy imports stay inside functions:
-`--help` must answer at once.
+Heavy imports are inside functions, so that `--help` prints at once.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ NAME = "fsd-traces"
 _EPILOG = """
 Example: fsd-traces describe traces/arithmetic
 
-Exit codes: 0 done, and for verify sound · 2 bad input, or damaged traces · 130 interrupted
+Exit codes: 0 done (verify: the traces are sound) · 2 bad input, or damaged traces · 130 interrupted
 """
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that fsd-collect wrote.", show_default=False)]
 
@@ -26,14 +25,14 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Looks at traces: what fsd-collect recorded of two models, token by token.",
+    help="Verifies, describes and plots traces: what fsd-collect recorded of two models, token by token.",
     epilog=_EPILOG,
 )
 
 
 @app.command()
 def verify(folder: _Folder) -> None:
-    """Reads every byte and says what is wrong, a line each on stderr.
+    """Reads every byte and prints each fault as a line on stderr.
 
     Exit code 0: the traces are sound. 2: they are damaged, or there are none.
     """
@@ -50,9 +49,7 @@ def verify(folder: _Folder) -> None:
 
 @app.command()
 def describe(folder: _Folder) -> None:
-    """Says what was collected: models, task, splits, accuracy, how far the draft is from the target, and which
-    thresholds accept how much.
-    """
+    """Prints what was collected: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
     from rich.console import Console
 
     from fsd_collectors.report.summary import summarise
@@ -67,10 +64,10 @@ def describe(folder: _Folder) -> None:
 def plot(
     folder: _Folder,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the pictures and index.html. By default DIR/pictures.")
+        Path | None, typer.Option(help="Folder for the figures and index.html. By default DIR/pictures.")
     ] = None,
 ) -> None:
-    """Draws the divergences' distributions, what thresholds accept, and tokens per round, as PNG and on one page."""
+    """Plots distributions of the divergences, acceptance rates and tokens per round, as PNG files and on one page."""
     from fsd_collectors.report.plot import plot as draw
     from fsd_collectors.store.reading import load_traces
 

@@ -1,7 +1,6 @@
-"""`fsd-train-predictor`: from traces to a predictor of acceptance, with a card that says how good it is.
+"""`fsd-train-predictor`: trains an acceptance predictor on traces and writes it with a card of its quality.
 
-Knows options and exit codes. Training is `fsd_predictors`'. Heavy imports stay inside functions: `--help` must answer
-at once.
+Heavy imports are inside functions, so that `--help` prints at once.
 """
 
 from __future__ import annotations
@@ -35,11 +34,12 @@ def command(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the predictor.", rich_help_panel=DATA)],
     limit: LimitOption = None,
-    seed: Annotated[int, typer.Option(help="Of rows, tuning and models.", rich_help_panel=DATA)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for picking rows, tuning and fitting.", rich_help_panel=DATA)] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="The target's, where it is not where the traces say: hub id or local path.", rich_help_panel=DATA
+            help="The target's tokenizer, where the traces do not name its place: hub id or local path.",
+            rich_help_panel=DATA,
         ),
     ] = None,
     kind: Annotated[
@@ -47,25 +47,28 @@ def command(
     ] = "boosted",
     rule: Annotated[
         str,
-        typer.Option(help="The rule it will serve: fsd-coupled, fsd-sd, fsd, coupled or sd.", rich_help_panel=_MODEL),
+        typer.Option(help="The rule that it is for: fsd-coupled, fsd-sd, fsd, coupled or sd.", rich_help_panel=_MODEL),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
         typer.Option(
-            help="What T bounds; several with commas. One predictor serves every T of each.", rich_help_panel=_MODEL
+            help="The divergence that T bounds, or several, separated by commas. One predictor serves every T of each.",
+            rich_help_panel=_MODEL,
         ),
     ] = "js",
-    trials: Annotated[int, typer.Option(help="Settings tried for each of its two models.", rich_help_panel=_MODEL)] = 8,
+    trials: Annotated[
+        int, typer.Option(help="Hyperparameter trials for each of its two models.", rich_help_panel=_MODEL)
+    ] = 8,
 ) -> None:
     """Trains a predictor of which drafted tokens will be accepted, so that drafting can stop in time.
 
-    Only problems of the tuning part are used, divided by a hash into those that fit the models, those that calibrate
-    them, and those that say how good they are. Writes the models, and card.md, which is to be read before use.
+    Only problems of the tuning part are used, divided by a hash into those that models are fitted on, those they are
+    calibrated on, and those they are evaluated on. Writes the models, and card.md, which should be read before use.
     """
     check_at_least_one({"--limit": limit, "--trials": trials})
     from fsd_collectors.store.reading import load_traces
 
-    given = load_traces(traces)
+    loaded = load_traces(traces)
     check_writable(out, ())
 
     from fsd_calib.progress import stderr_progress
@@ -74,7 +77,7 @@ def command(
 
     try:
         predictor = train(
-            given, out, kind, rule, several("--divergence", divergence), trials=trials, seed=seed, limit=limit,
+            loaded, out, kind, rule, several("--divergence", divergence), trials=trials, seed=seed, limit=limit,
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=stderr_progress(),
         )  # fmt: skip
     except KeyboardInterrupt:

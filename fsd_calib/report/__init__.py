@@ -1,1 +1,1 @@
-"""What a profile says, made into tables and sentences. Every number shown is one that the profile holds."""
+"""Tables and sentences of a profile or a plan. Every number shown is one that it holds."""

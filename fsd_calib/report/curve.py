@@ -1,4 +1,4 @@
-"""The measured curve as tables: all of it, or the points worth choosing among."""
+"""Tables of the measured curve: every point, or the points worth choosing among."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
 def curve_tables(profile: ThresholdProfile) -> list[Table]:
-    """Every point, part by part."""
+    """Returns a table of all points for each part of the problems."""
     parts = [[p for p in profile.curve if p.source == source] for source in ("tuning", "certification")]
-    return [_table(f"the curve on the {points[0].source} part{_each(points)}", points) for points in parts if points]
+    return [_table(f"the curve on the {points[0].source} part{_bounds(points)}", points) for points in parts if points]
 
 
-def _each(points: Sequence[CurvePoint]) -> str:
-    by_itself = any(p.lower_bound is not None and not p.simultaneous for p in points)
-    return ", each bound by itself" if by_itself else ""
+def _bounds(points: Sequence[CurvePoint]) -> str:
+    individual = any(p.lower_bound is not None and not p.simultaneous for p in points)
+    return ", individual bounds" if individual else ""
 
 
 def front_table(profile: ThresholdProfile) -> Table | None:
-    """What to choose among: the points whose bounds hold at once, else what measured well; None: nothing did."""
-    sure = [p for p in profile.curve if p.simultaneous]
-    if sure:
-        return _table("the front, all bounds at once", sorted(sure, key=lambda p: p.retention, reverse=True))
+    """Returns the points to choose among: those with simultaneous bounds, else the nondominated measured ones.
+
+    None: there are neither.
+    """
+    bounded = [p for p in profile.curve if p.simultaneous]
+    if bounded:
+        return _table("the front, simultaneous bounds", sorted(bounded, key=lambda p: p.retention, reverse=True))
     measured = nondominated(corrected(profile.curve))
-    return _table("measured: nothing else is both faster and keeps more", measured) if measured else None
+    return _table("measured points that no other beats in retention and speed", measured) if measured else None
 
 
 def nondominated(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Of points with a forecast those that no other one beats in it and in retention, most faithful first."""
+    """Returns the Pareto front of forecast speed and retention, the highest retention first.
+
+    Points without a forecast are left out.
+    """
     kept: list[CurvePoint] = []
     for point in sorted(points, key=lambda p: (-p.retention, -_speed(p))):
         if _speed(point) > max(map(_speed, kept), default=0.0):
@@ -59,7 +65,7 @@ def _table(title: str, points: Iterable[CurvePoint]) -> Table:
 
 
 def _arm(p: CurvePoint) -> Iterator[str]:
-    """What tells a row apart from one of the same L."""
+    """Rule, divergence, policy and draft: what distinguishes a row from others with the same L."""
     yield p.rule
     if p.threshold is not None:
         yield p.divergence

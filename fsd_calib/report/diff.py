@@ -1,4 +1,4 @@
-"""In what two profiles differ. Knows their fields by name, and no meaning of them."""
+"""Comparison of two profiles, field by field."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fsd_calib.formatting import NONE
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_OF_THE_RUN = {"schema_version", "created", "effort"}  # how and when it was found, not what
+_NOT_COMPARED = {"schema_version", "created", "effort"}  # how and when the profile was made, not what it holds
 _MODELS = {"target", "draft", "tokenizer", "versions"}
 _MEASURED = {"certificate", "accuracy", "tokens_per_round", "speed", "costs", "numerical_churn", "truncation",
              "acceptance"}  # fmt: skip
-_ONLY_ONE = ("retention",)  # shown of a point that one of the two does not have
-_LONGEST = 24  # characters of a value that are shown
+_OF_A_LONE_POINT = ("retention",)  # the field shown of a point that only one of the two has
+_MAX_LENGTH = 24  # characters of a value that are shown
 
 
 class Difference(NamedTuple):
-    """`name` is a field's dotted path; a point of the curve is a section of its own."""
+    """A field with different values. `name` is its dotted path; a point of the curve is a section of its own."""
 
     section: str
     name: str
@@ -31,40 +31,41 @@ class Difference(NamedTuple):
 
 
 def differences(first: ThresholdProfile, second: ThresholdProfile) -> list[Difference]:
-    """In settings, models, certificate (with what was measured beside it) and curve, in this order."""
-    one, other = _sections(first), _sections(second)
-    found = []
-    for section in one | other:
-        a, b = one.get(section, {}), other.get(section, {})
-        names = a | b if a and b else _ONLY_ONE
-        unlike = (name for name in names if a.get(name, NONE) != b.get(name, NONE))
-        found += [Difference(section, name, *_shown(a.get(name, NONE), b.get(name, NONE))) for name in unlike]
-    return found
+    """Returns differences in settings, models, certificate (with its measurements) and curve, in this order."""
+    left, right = _sections(first), _sections(second)
+    differing = []
+    for section in left | right:
+        a, b = left.get(section, {}), right.get(section, {})
+        names = a | b if a and b else _OF_A_LONE_POINT
+        unequal = (name for name in names if a.get(name, NONE) != b.get(name, NONE))
+        differing += [Difference(section, name, *_shown(a.get(name, NONE), b.get(name, NONE))) for name in unequal]
+    return differing
 
 
-def difference_table(found: list[Difference], names: tuple[str, str]) -> Table:
+def difference_table(differing: list[Difference], names: tuple[str, str]) -> Table:
+    """Returns a table with a column for each profile. `names`: what the profiles are called there."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", *names):
         table.add_column(Text(heading), overflow="fold")
     section = None
-    for one in found:
-        if one.section != section:
-            table.add_row(Text(one.section, "bold"))
-        section = one.section
-        table.add_row(*map(Text, (f"  {one.name}", one.first, one.second)))
+    for difference in differing:
+        if difference.section != section:
+            table.add_row(Text(difference.section, "bold"))
+        section = difference.section
+        table.add_row(*map(Text, (f"  {difference.name}", difference.first, difference.second)))
     return table
 
 
 def _sections(profile: ThresholdProfile) -> dict[str, dict[str, Any]]:
     sections: dict[str, dict[str, Any]] = {"settings": {}, "models": {}, "certificate": {}}
-    for field, value in profile.model_dump(mode="json", exclude={"curve", *_OF_THE_RUN}).items():
+    for field, value in profile.model_dump(mode="json", exclude={"curve", *_NOT_COMPARED}).items():
         section = "models" if field in _MODELS else "certificate" if field in _MEASURED else "settings"
         sections[section] |= dict(_leaves(field, value))
     return sections | {_point(p): dict(_leaves("", p.model_dump(mode="json"))) for p in profile.curve}
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The numbers and words in a record, each by its path; what is null is not there."""
+    """Yields the values of a nested record by dotted path, without nulls."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(f"{name}.{key}" if name else key, inner)
@@ -80,13 +81,13 @@ def _point(point: CurvePoint) -> str:
 
 
 def _shown(first: Any, second: Any) -> tuple[str, str]:
-    """Both values, so long that the eye sees the difference."""
-    one, other = _brief(first), _brief(second)
-    return (one, other) if one != other else (str(first), str(second))
+    """Returns both values, in full where they look alike when abbreviated."""
+    left, right = _brief(first), _brief(second)
+    return (left, right) if left != right else (str(first), str(second))
 
 
 def _brief(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"

@@ -1,4 +1,4 @@
-"""What the certification part showed beside the outcome, and how far that goes, in plain sentences."""
+"""Sentences on the evidence: what the certification part showed, and what that does not cover."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ LIKE = {"population": "on problems like these", "dataset": "on these very proble
 
 
 def shown(profile: ThresholdProfile) -> str:
-    """Counts, bounds, and what the bounds leave out."""
+    """Returns counts and bounds on the certification part, and how the bounds are to be read."""
     if profile.outcome == "front":
-        return _attempt(profile)  # its points' bounds stand in its table
-    said = (_counts(profile), _bounds(profile), _harm(profile), _selected(profile), _attempt(profile))
-    return " ".join(filter(None, said))
+        return _attempt(profile)  # the bounds of its points are in its table
+    sentences = (_counts(profile), _bounds(profile), _harm(profile), _selected(profile), _attempt(profile))
+    return " ".join(filter(None, sentences))
 
 
-def reach(profile: ThresholdProfile) -> str:
-    """What the figures do not speak of, and texts that may have been cut short."""
-    return " ".join(filter(None, (_scope(profile), _cut_short(profile))))
+def scope(profile: ThresholdProfile) -> str:
+    """Returns what the figures do not cover, and how many texts may have been cut short."""
+    return " ".join(filter(None, (_tested_scope(profile), _cut_short(profile))))
 
 
 def is_bounded_front(profile: ThresholdProfile) -> bool:
+    """Returns whether points of the curve have simultaneous bounds."""
     return any(point.simultaneous for point in profile.curve)
 
 
 def rounding(profile: ThresholdProfile) -> str:
-    """How often the lossless rule itself flips an outcome."""
+    """Returns how often the lossless rule itself flips an outcome; empty where that was not measured."""
     churn = profile.numerical_churn
     if churn is None:
         return ""
     return (
-        f"Rounding alone (the lossless rule against the target) changed {churn.texts_changed} of {churn.problems} "
-        f"texts and flipped {churn.outcomes_flipped} outcomes, so of all outcomes it flips "
-        f"{Floor.of(churn.outcomes_flipped, churn.problems).below}."
+        f"Rounding alone (the lossless rule compared with the target) changed {churn.texts_changed} of "
+        f"{churn.problems} texts and flipped {churn.outcomes_flipped} outcomes, so it flips "
+        f"{Floor.of(churn.outcomes_flipped, churn.problems).bound_in_words}."
     )
 
 
 def _counts(profile: ThresholdProfile) -> str:
     c = profile.certificate
     if c.guarantee == "none":
-        return ""  # there is no such part
+        return ""  # there is no certification part
     if not c.problems:
-        return _nothing_counted(profile)
+        return _why_no_counts(profile)
     seeds = f", {c.seeds} seeds each" if c.seeds > 1 else ""
     part = f"On the certification part ({c.problems} problems that the search never saw{seeds})"
     if c.lossless:
@@ -52,19 +53,19 @@ def _counts(profile: ThresholdProfile) -> str:
     return f"{part}: both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}."
 
 
-def _nothing_counted(profile: ThresholdProfile) -> str:
+def _why_no_counts(profile: ThresholdProfile) -> str:
     if profile.certificate.attempt is not None:
         return "What was tested on the certification part is not in this profile."
-    why = "no attempt was needed" if profile.met else "nothing found was worth an attempt"
+    why = "no attempt was needed" if profile.met else "no setting was worth an attempt"
     return f"Nothing was decoded on the certification part: {why}."
 
 
 def _bounds(profile: ThresholdProfile) -> str:
-    """Retention and plain accuracy, whichever was asked for."""
+    """Retention and accuracy, whichever of them was requested."""
     c = profile.certificate
-    both = (("retention", c.retention, c.lower_bound), ("accuracy", c.accuracy, c.accuracy_lower_bound))
-    shown = [f"{name} {percent(share)}{_at_least(low)}" for name, share, low in both if share is not None]
-    return f"That is {' and '.join(shown)}." if shown and not c.lossless else ""
+    both = (("a retention", c.retention, c.lower_bound), ("an accuracy", c.accuracy, c.accuracy_lower_bound))
+    figures = [f"{name} of {percent(share)}{_at_least(low)}" for name, share, low in both if share is not None]
+    return f"That is {' and '.join(figures)}." if figures and not c.lossless else ""
 
 
 def _at_least(low: float | None) -> str:
@@ -72,28 +73,28 @@ def _at_least(low: float | None) -> str:
 
 
 def _harm(profile: ThresholdProfile) -> str:
-    """What a net figure hides, and the same difference not as a ratio."""
+    """Right answers lost, which gains hide in a retention, and the difference in accuracy."""
     c = profile.certificate
     if c.harm is None or c.harm_upper_bound is None or c.difference is None:
         return ""
-    sure = ""
+    interval = ""
     if c.difference_interval is not None:
-        sure = f" ({points_between(c.difference_interval)} at {exact(c.confidence)} confidence)"
+        interval = f" ({points_between(c.difference_interval)} at {exact(c.confidence)} confidence)"
     return (
-        f"Of the target's right answers {percent(c.harm)} were lost (at most {at_most(c.harm_upper_bound)}); accuracy "
-        f"changed by {points(c.difference)} percentage points{sure}."
+        f"Of the target's right answers, {percent(c.harm)} were lost (at most {at_most(c.harm_upper_bound)}); accuracy "
+        f"changed by {points(c.difference)} percentage points{interval}."
     )
 
 
 def _selected(profile: ThresholdProfile) -> str:
-    """What each bound leaves out."""
+    """Selection effects that the bounds do not account for."""
     c = profile.certificate
     if not was_selected(profile) or not c.problems:
         return ""
-    several = "several settings" if c.frozen is None else f"{c.frozen} settings"
+    several = "several" if c.frozen is None else c.frozen
     return (
-        f"Each bound (at least, at most) holds by itself at {confidence(c.level)} confidence, not corrected for the "
-        f"choice among the {several} that were frozen."
+        f"Each bound (at least, at most) holds individually at {confidence(c.level)} confidence and is not corrected "
+        f"for the choice among the {several} frozen settings."
     )
 
 
@@ -101,15 +102,15 @@ def _attempt(profile: ThresholdProfile) -> str:
     c = profile.certificate
     if c.attempt is None:
         return ""
-    return f"Attempt {c.attempt} to certify on these problems, tested at level {level(c.level)}."
+    return f"This was attempt {c.attempt} to certify on these problems, tested at level {level(c.level)}."
 
 
-def _scope(profile: ThresholdProfile) -> str:
-    """How far what was tested goes."""
+def _tested_scope(profile: ThresholdProfile) -> str:
+    """The population that tested figures hold for; empty where nothing was tested."""
     c = profile.certificate
     if not c.problems and not is_bounded_front(profile):
         return ""
-    return f"These figures are of one task and one grader, {LIKE[c.guarantee]}; they say nothing of others."
+    return f"These figures hold for one task and one grader, {LIKE[c.guarantee]}; they say nothing about others."
 
 
 def _cut_short(profile: ThresholdProfile) -> str:
@@ -120,5 +121,5 @@ def _cut_short(profile: ThresholdProfile) -> str:
     target, chosen = (percent(count / cut.texts) for count in (cut.target, cut.chosen))
     return (
         f"The limit of {cut.max_new_tokens} new tokens was reached by {target} of the target's texts and {chosen} of "
-        f"{'the fuzzy setting' if fuzzy else 'sd'}'s, {cut.texts:,} each: these may be cut short."
+        f"{'the fuzzy setting' if fuzzy else 'sd'}'s ({cut.texts:,} texts each), which may be cut short."
     )

@@ -1,4 +1,4 @@
-"""The table of a calibration: target alone, `sd`, and what was chosen."""
+"""Summary table of a calibration: the target alone, `sd` and the chosen setting, with notes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _NOT_CHOSEN = {"too-slow": "too slow", "lossless-suffices": "not shown faster"}
 
 
 class _Row(NamedTuple):
-    """Two lines a cell: a number, and below it what bounds it."""
+    """A row of the table. A cell has up to two lines: a number, and its bound or interval below."""
 
     label: str
     accuracy: str = NONE
     retention: str = NONE
     tokens_per_round: str = NONE
-    paces: tuple[str, ...] = ()  # under the headings that `_of_pace` gives
+    paces: tuple[str, ...] = ()  # as many as `_pace_headings` gives
 
 
 def profile_table(profile: ThresholdProfile) -> Table:
-    """Marks say on which part a number was measured; `notes` explain them."""
+    """Returns the table. Marks say on which part a number was measured; `notes` explains them."""
     title = f"{profile.task}: what was measured"
     narrow = profile.speed.single is not None or _is_forecast_beside(profile.speed)  # so that it fits into 80 columns
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", collapse_padding=narrow, pad_edge=not narrow)
     table.add_column("")
-    headings = ("accuracy", "retention", *_of_pace(profile.speed))
+    headings = ("accuracy", "retention", *_pace_headings(profile.speed))
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in _rows(profile):
@@ -44,41 +44,45 @@ def profile_table(profile: ThresholdProfile) -> Table:
 
 
 def notes(profile: ThresholdProfile) -> str:
-    """What the table's marks mean, and under which settings it was measured."""
+    """Returns what the marks of the table mean, and the settings under which it was measured."""
     certificate, speed, temperature = profile.certificate, profile.speed, profile.sampling.temperature
     sampling = f"temperature {temperature:g}" if temperature else "greedy"
     moved = "" if profile.policy is None else f", moved by {profile.policy}"
-    drawn = f", {profile.seeds} seeds a problem" if profile.seeds > 1 else ""
+    seeds = f", {profile.seeds} seeds per problem" if profile.seeds > 1 else ""
     lines = [
         f"{_PART} measured on the {_part(profile)}",
         f"{_TIMED} {timing_note(speed)}",
         busy_note(speed),
         f"{_FORECAST} {FORECAST}" if _is_forecast_beside(speed) else "",
-        f"≥ lower bound at {confidence(certificate.level)} confidence, by itself{_uncorrected(profile)}"
+        f"≥ lower bound at {confidence(certificate.level)} confidence, individually{_uncorrected(profile)}"
         if _has_bounds(profile)
         else "",
-        f"T on {profile.divergence}{moved}, {sampling}{drawn}; speed at batch {speed.batch}, {profile.device}, "
+        f"T bounds {profile.divergence}{moved}; {sampling}{seeds}; speed at batch {speed.batch} on {profile.device} in "
         f"{profile.dtype}",
     ]
     return "\n".join(filter(None, lines))
 
 
 def drafts(profile: ThresholdProfile) -> str:
-    """What a round of the fuzzy rule drafts."""
+    """Returns the draft length of the fuzzy rule: exact, or the longest where drafts end early."""
     return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}"
 
 
 def draft_among(profile: ThresholdProfile, other: str | None) -> str:
-    """Which draft, where several were tried. `other`: the id of one that is not the profile's own."""
+    """Returns the draft's name where several were tried. `other`: the id of one that is not the profile's own."""
     return f", draft {PurePath(other or profile.draft.id).name}" if profile.other_drafts else ""
 
 
 def sd_draft_length(profile: ThresholdProfile) -> int:
+    """Returns the draft length at which `sd` was measured."""
     return profile.draft_length if profile.sd_draft_length is None else profile.sd_draft_length
 
 
 def was_selected(profile: ThresholdProfile) -> bool:
-    """Whether the certificate is of one of several, by what they showed: where none passed it is of the first."""
+    """Returns whether the certified setting may have been chosen among several by their test results.
+
+    Where none passed, the certificate is of the first one, which is no choice.
+    """
     return profile.outcome != "not-certified" and profile.certificate.frozen != 1
 
 
@@ -88,7 +92,7 @@ def _rows(profile: ThresholdProfile) -> list[_Row]:
 
 
 def _is_fuzzy(profile: ThresholdProfile) -> bool:
-    """Whether something beside lossless decoding was chosen, guessed at or tested."""
+    """Returns whether a fuzzy setting was chosen, estimated or tested."""
     lossless = profile.outcome in _NO_CHOICE or profile.certificate.lossless
     return profile.estimate is not None or not lossless
 
@@ -97,8 +101,8 @@ def _uncorrected(profile: ThresholdProfile) -> str:
     return " and not corrected for the choice" if was_selected(profile) else ""
 
 
-def _of_pace(speed: Speed) -> tuple[str, ...]:
-    """Headings, over two lines where there are many; the forecast then stands below what the clock said."""
+def _pace_headings(speed: Speed) -> tuple[str, ...]:
+    """On two lines where there are many; the forecast is then below the timed speed."""
     if not speed.timed:
         return "tokens/round", "forecast"
     forecast = ["forecast"] if _is_forecast_beside(speed) else []
@@ -108,7 +112,7 @@ def _of_pace(speed: Speed) -> tuple[str, ...]:
 
 
 def _is_forecast_beside(speed: Speed) -> bool:
-    """Whether there is one beside what the clock said."""
+    """Returns whether there is a forecast beside timed speeds."""
     return bool(speed.timed) and speed.forecast is not None
 
 
@@ -119,19 +123,19 @@ def _has_bounds(profile: ThresholdProfile) -> bool:
 def _part(profile: ThresholdProfile) -> str:
     alone, counted = _point(profile, "target", 1), profile.certificate.problems
     if _source(profile) == "tuning":
-        return f"tuning part: {alone.problems if alone else profile.data.tuning} problems, which any choice was made on"
+        return f"tuning part: {alone.problems if alone else profile.data.tuning} problems, on which choices were made"
     problems = counted or (alone.problems if alone else profile.data.certification)
-    return f"certification part: {problems} problems, unseen by the search{_sds_own(profile, problems)}"
+    return f"certification part: {problems} problems, unseen by the search{_sd_problems(profile, problems)}"
 
 
-def _sds_own(profile: ThresholdProfile, problems: int) -> str:
-    """`sd` is decoded on as many as its tokens a round take."""
+def _sd_problems(profile: ThresholdProfile, problems: int) -> str:
+    """Of `sd`, which may be decoded on fewer problems: enough for its tokens per round."""
     point = _point(profile, "sd", sd_draft_length(profile))
     return f" (sd on {point.problems})" if point and point.problems != problems else ""
 
 
 def _source(profile: ThresholdProfile) -> str:
-    """Whatever is shown was decoded on the certification part as soon as anything was."""
+    """The part that figures are from: certification, as soon as anything was decoded there."""
     return max((point.source for point in profile.curve), default="tuning", key=lambda part: part == "certification")
 
 
@@ -140,13 +144,13 @@ def _target_row(profile: ThresholdProfile) -> _Row:
     paces = _paces(speed, "target")
     if certificate.lossless:
         return _Row("target alone", _bounded(certificate.accuracy, certificate.accuracy_lower_bound), paces=paces)
-    point = None if certificate.problems else _point(profile, "target", 1)  # of as many problems as `_part` says
+    point = None if certificate.problems else _point(profile, "target", 1)  # on as many problems as `_part` says
     accuracy = point.accuracy if point else profile.accuracy.target
     return _Row("target alone", _marked(percent(accuracy), _PART), paces=paces)
 
 
 def _sd_row(profile: ThresholdProfile) -> _Row:
-    """`sd` loses nothing; its accuracy is shown where it was measured on the same problems all the same."""
+    """`sd` loses nothing, but its accuracy is shown where it was measured on the same problems as the target."""
     point, alone = _point(profile, "sd", sd_draft_length(profile)), _point(profile, "target", 1)
     if point and alone and point.problems != alone.problems:
         point = None
@@ -160,8 +164,8 @@ def _sd_row(profile: ThresholdProfile) -> _Row:
 
 
 def _chosen_row(profile: ThresholdProfile) -> _Row:
-    certificate, guess = profile.certificate, profile.estimate
-    point = guess or _point(profile, profile.rule, profile.draft_length)
+    certificate, estimate = profile.certificate, profile.estimate
+    point = estimate or _point(profile, profile.rule, profile.draft_length)
     measured = point.retention if point and certificate.retention is None else certificate.retention
     return _Row(
         _configuration(profile),
@@ -173,10 +177,10 @@ def _chosen_row(profile: ThresholdProfile) -> _Row:
 
 
 def _point(profile: ThresholdProfile, rule: str, draft_length: int) -> CurvePoint | None:
-    """Of a rule, at the profile's threshold where it has one; at this draft length where it was decoded at several."""
-    sought = (None, None) if rule in ("sd", "target") else (profile.threshold, profile.policy)
+    """The point of a rule at the profile's threshold, where the rule has one, preferably at this draft length."""
+    setting = (None, None) if rule in ("sd", "target") else (profile.threshold, profile.policy)
     points = [p for p in profile.curve if (p.rule, p.source) == (rule, _source(profile))]
-    points = [p for p in points if (p.threshold, p.policy) == sought]
+    points = [p for p in points if (p.threshold, p.policy) == setting]
     return min(points, key=lambda p: p.draft_length != draft_length, default=None)
 
 
@@ -196,7 +200,7 @@ def _bounded(share: float | None, low: float | None) -> str:
 
 
 def _paces(speed: Speed, which: str) -> tuple[str, ...]:
-    """Cells of a row."""
+    """The cells below `_pace_headings`."""
     forecast = [_marked(pace(getattr(speed.forecast, which)), _FORECAST)] if _is_forecast_beside(speed) else []
     if speed.single is None:
         return _speed(speed, which), *forecast

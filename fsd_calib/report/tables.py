@@ -1,4 +1,4 @@
-"""What a profile holds beside its curve, a small table each."""
+"""Tables of a profile's settings, models, certificate, costs, texts and effort."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
 def sheets(profile: ThresholdProfile) -> list[Table]:
-    """Settings, models, certificate, costs and effort, as far as the profile holds them."""
-    made = {
+    """Returns a table for each of these that the profile holds."""
+    contents = {
         "settings": _settings(profile), "models": _models(profile), "certificate": _certificate(profile),
         "costs": _costs(profile), "texts": _texts(profile), "effort": _effort(profile),
     }  # fmt: skip
-    return [_sheet(title, lines) for title, lines in made.items() if lines]
+    return [_sheet(title, lines) for title, lines in contents.items() if lines]
 
 
 def _sheet(title: str, lines: Mapping[str, str]) -> Table:
@@ -47,28 +47,28 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
     return {
         "outcome": p.outcome,
         "rule": f"{p.rule}, T = {threshold(p.threshold)}, {drafts(p)}",
-        "policy": "none: T stays as it is" if p.policy is None else f"T is moved by {p.policy}",
+        "policy": "none: T is constant" if p.policy is None else f"T is moved by {p.policy}",
         "early stop": _early_stop(p),
         "divergence": f"{p.divergence} on {p.logits} logits, definitions version {p.divergence_version}",
         "sampling": ", ".join(
             f"{name} {value}" for name, value in p.sampling.model_dump().items() if value is not None
         ),
-        "noise": f"seed {p.seed}, {p.seeds} a problem",
+        "noise": f"seed {p.seed}, {p.seeds} seed{'s' * (p.seeds > 1)} per problem",
         "task": f"{p.task}: {p.data.source} (split {p.data.split})",
         "problems": f"{p.data.tuning:,} for tuning, {p.data.certification:,} for certification",
-        "made": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
+        "created": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
         "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),
     }
 
 
 def _early_stop(p: ThresholdProfile) -> str:
     if p.early_stop is None:
-        return "none: every draft has its whole length"
+        return "none: every draft has its full length"
     return f"predictor {p.early_stop.predictor!r} ({p.early_stop.fingerprint[:12]})"
 
 
 def _models(p: ThresholdProfile) -> dict[str, str]:
-    others = {"tried too": "\n".join(map(_model, p.other_drafts))} if p.other_drafts else {}
+    others = {"other drafts": "\n".join(map(_model, p.other_drafts))} if p.other_drafts else {}
     return {"target": _model(p.target), "draft": _model(p.draft), **others, "tokenizer": p.tokenizer[:12]}
 
 
@@ -84,13 +84,13 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
         "certified": "yes" if c.certified else "no",
         "guarantee": c.guarantee,
         **wanted,
-        **({"of": "lossless decoding"} if c.lossless else {}),
+        **({"subject": "lossless decoding"} if c.lossless else {}),
         "retention": f"{percent(c.retention)}, lower bound {bound(c.lower_bound)}",
         "accuracy": f"{percent(c.accuracy)}, lower bound {bound(c.accuracy_lower_bound)}",
         "outcomes": f"both right {c.both_right}, lost {c.lost}, gained {c.gained}, both wrong {c.both_wrong}",
         **_harm(c),
         "counted on": f"{c.problems:,} problems, {c.seeds} seed{'s' * (c.seeds > 1)} each",
-        "frozen": "not recorded" if c.frozen is None else f"{c.frozen} to be tested{_caveat(p)}",
+        "frozen": "not recorded" if c.frozen is None else f"{c.frozen} candidate{'s' * (c.frozen != 1)}{_caveat(p)}",
         "confidence": f"{exact(c.confidence)}, tested at level {level(c.level)}",
         "attempt": "not recorded" if c.attempt is None else str(c.attempt),
         "method": c.method,
@@ -104,10 +104,10 @@ def _caveat(p: ThresholdProfile) -> str:
 def _harm(c: Certificate) -> dict[str, str]:
     if c.harm is None or c.harm_upper_bound is None or c.difference is None:
         return {}
-    sure = "" if c.difference_interval is None else f", {points_between(c.difference_interval)}"
+    interval = "" if c.difference_interval is None else f", {points_between(c.difference_interval)}"
     return {
         "harm": f"{percent(c.harm)} of the target's right answers lost, at most {at_most(c.harm_upper_bound)}",
-        "difference": f"{points(c.difference)} percentage points of accuracy{sure}",
+        "difference": f"{points(c.difference)} percentage points of accuracy{interval}",
     }
 
 
@@ -117,40 +117,36 @@ def _costs(p: ThresholdProfile) -> dict[str, str]:
     return {
         "one draft step": milliseconds(p.costs.draft_step),
         "one verification": milliseconds(p.costs.verify),
-        "each position of it": milliseconds(p.costs.position),
+        "one verified position": milliseconds(p.costs.position),
         "measured at batch": str(p.costs.batch),
     }
 
 
 def _texts(p: ThresholdProfile) -> dict[str, str]:
-    """What rounding alone changed, and what drift is held against."""
-    lines, churn, cut, seen = {}, p.numerical_churn, p.truncation, p.acceptance
+    """Churn by rounding, truncation, and the acceptance rate that live decoding is compared with."""
+    lines, churn, cut, acceptance = {}, p.numerical_churn, p.truncation, p.acceptance
     if churn is not None:
         lines["changed by rounding"] = (
             f"{churn.texts_changed} of {churn.problems:,} texts, {churn.outcomes_flipped} outcomes"
         )
     if cut is not None:
-        lines["cut short, perhaps"] = (
-            f"{cut.target} of the target's {cut.texts:,} texts, {cut.chosen} of the chosen setting's: they have "
-            f"{cut.max_new_tokens} tokens"
+        lines["possibly cut short"] = (
+            f"{cut.target} of the target's {cut.texts:,} texts and {cut.chosen} of the chosen setting's reached the "
+            f"limit of {cut.max_new_tokens} tokens"
         )
-    if seen is not None:
-        lines["accepted drafts"] = f"{percent(seen.mean)} ± {percent(seen.deviation)} a text, of {seen.texts:,} texts"
+    if acceptance is not None:
+        mean, deviation = percent(acceptance.mean), percent(acceptance.deviation)
+        lines["accepted drafts"] = f"{mean} ± {deviation} per text, over {acceptance.texts:,} texts"
     return lines
 
 
 def _effort(p: ThresholdProfile) -> dict[str, str]:
-    return {} if p.effort is None else dict(_works(p)) | {"trials": f"{p.effort.trials:,}"}
+    return {} if p.effort is None else dict(_work_lines(p)) | {"trials": f"{p.effort.trials:,}"}
 
 
-def _works(p: ThresholdProfile) -> Iterator[tuple[str, str]]:
+def _work_lines(p: ThresholdProfile) -> Iterator[tuple[str, str]]:
     assert p.effort is not None
     for name in ("baseline", "search", "certification", "total"):
         work = getattr(p.effort, name)
-        yield (
-            name,
-            (
-                f"decoded {work.decoded:,} ({tokens(work.decoded_tokens)}), "
-                f"reused {work.reused:,} ({tokens(work.reused_tokens)})"
-            ),
-        )
+        decoded = f"decoded {work.decoded:,} ({tokens(work.decoded_tokens)})"
+        yield name, f"{decoded}, reused {work.reused:,} ({tokens(work.reused_tokens)})"

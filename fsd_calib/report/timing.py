@@ -1,39 +1,43 @@
-"""How speeds came about, in words: on which problems, in which processes, on how busy a machine."""
+"""Sentences on speeds: how they were timed, on how busy a machine, and how they compare."""
 
 from __future__ import annotations
 
 from fsd_calib.formatting import exact, interval
 from fsd_decoding.profile.costs import Speed, SpeedFigures
 
-FORECAST = "tokens/s by the cost model: the rounds counted on tuning problems, and what a round costs"
+FORECAST = "tokens/s that the cost model predicts from rounds counted on tuning problems and the cost of a round"
 
 
-def of_what(speed: Speed) -> str:
-    """What intervals of speed speak of."""
+def interval_scope(speed: Speed) -> str:
+    """Returns what the intervals of speeds cover: this run alone, or fresh processes."""
     return f"over {speed.processes} fresh processes" if speed.processes else "within this run"
 
 
 def timing_note(speed: Speed) -> str:
-    """How speeds were timed, or that they were not."""
+    """Returns how speeds were timed, or that they were not."""
     if not speed.timed:
-        return f"forecast from rounds decoded on {speed.part} problems and what a round costs; no setting was timed"
+        return f"forecast from rounds decoded on {speed.part} problems and the cost of a round; no setting was timed"
     where = f", in each of {speed.processes} fresh processes" if speed.processes else ""
-    return f"on {_timed(speed)}, each decoded in every way in turn{where}{_sure(speed)}"
+    return f"timed on {_timed(speed)}, each decoded with every setting in turn{where}{_interval_note(speed)}"
 
 
 def busy_note(speed: Speed) -> str:
-    """Empty where the machine was not."""
+    """Returns a warning where the machine was busy, else an empty string."""
     if not speed.busy:
         return ""
-    return f"the machine was busy as timing began (load {speed.load:.1f} on {speed.cores} cores): speeds may be low"
+    cores = f"{speed.cores} core{'s' * (speed.cores != 1)}"
+    return f"the machine was busy when timing began (load {speed.load:.1f} on {cores}): speeds may be low"
 
 
 def gain(speed: Speed) -> str:
-    """How many times as fast the chosen setting is; with one stream too, where several were timed."""
+    """Returns the speed of the chosen setting relative to `sd` and to the target alone.
+
+    With one stream too, where several were timed.
+    """
     if not speed.timed:
         return f"by the cost model's forecast {_times(speed, speed.unit)}"
     single = "" if speed.single is None else f"; with one stream {_times(speed.single, speed.unit)}"
-    return _times(speed, speed.unit, f" {of_what(speed)}") + single
+    return _times(speed, speed.unit, f" {interval_scope(speed)}") + single
 
 
 def _timed(speed: Speed) -> str:
@@ -42,23 +46,23 @@ def _timed(speed: Speed) -> str:
     return f"{speed.timed} {speed.part} problems at batch {speed.batch} and {speed.single.timed} at batch 1"
 
 
-def _sure(speed: Speed) -> str:
+def _interval_note(speed: Speed) -> str:
     if speed.intervals is None:
         return ""
-    sure = f"; interval at {exact(speed.intervals.confidence)}"
+    intervals = f"; {exact(speed.intervals.confidence)} intervals"
     if speed.processes:
-        return f"{sure} over them"
-    return f"{sure} {of_what(speed)}; another run may lie outside (--timing careful)"
+        return f"{intervals} over these processes"
+    return f"{intervals} {interval_scope(speed)}; another run may fall outside (--timing careful)"
 
 
-def over_sd(speed: SpeedFigures, of_what: str = "") -> str:
-    """How many times the speed of sd the chosen setting makes, with its interval where there is one."""
+def over_sd(speed: SpeedFigures, scope: str = "") -> str:
+    """Returns the speed of the chosen setting as a multiple of that of `sd`, with its interval where there is one."""
     times = f"{speed.chosen / speed.sd:.2f}x"
-    return times if speed.intervals is None else f"{times} ({interval(speed.intervals.over_sd, 2)}{of_what})"
+    return times if speed.intervals is None else f"{times} ({interval(speed.intervals.over_sd, 2)}{scope})"
 
 
-def _times(speed: SpeedFigures, unit: str, of_what: str = "") -> str:
+def _times(speed: SpeedFigures, unit: str, scope: str = "") -> str:
     target = f"{speed.chosen / speed.target:.2f}x"
     if speed.intervals is not None:
         target += f" ({interval(speed.intervals.over_target, 2)})"
-    return f"{over_sd(speed, of_what)} its {unit} and {target} those of the target alone"
+    return f"{over_sd(speed, scope)} the {unit} of sd and {target} the {unit} of the target alone"

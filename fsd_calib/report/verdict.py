@@ -1,23 +1,23 @@
-"""What a calibration came to, in plain sentences: the outcome, then what it rests on."""
+"""The verdict on a calibration, in sentences: the outcome first, then the evidence for it."""
 
 from __future__ import annotations
 
 from fsd_calib.formatting import bound, exact, interval, percent, tokens
-from fsd_calib.report.evidence import LIKE, is_bounded_front, reach, rounding, shown
+from fsd_calib.report.evidence import LIKE, is_bounded_front, rounding, scope, shown
 from fsd_calib.report.summary import draft_among, drafts, sd_draft_length
-from fsd_calib.report.timing import gain, of_what, over_sd
+from fsd_calib.report.timing import gain, interval_scope, over_sd
 from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
 def verdict(profile: ThresholdProfile) -> str:
-    """The outcome first, then what it rests on, and how far that goes; a line each."""
-    found = " ".join(filter(None, (_SAID[profile.outcome](profile), _gain(profile), _speed_asked(profile))))
-    return "\n".join(filter(None, (found, shown(profile), reach(profile), rounding(profile))))
+    """Returns the outcome, the evidence, its scope and what rounding alone changes, a line each."""
+    outcome = " ".join(filter(None, (_OUTCOMES[profile.outcome](profile), _gain(profile), _requested_speed(profile))))
+    return "\n".join(filter(None, (outcome, shown(profile), scope(profile), rounding(profile))))
 
 
 def effort_line(profile: ThresholdProfile) -> str:
-    """How much was decoded, and how much that saved; empty where it is not known."""
+    """Returns how much was decoded and how much was reused; empty where that is not known."""
     if profile.effort is None:
         return ""
     work = profile.effort.total
@@ -31,14 +31,15 @@ def _certified(profile: ThresholdProfile) -> str:
 
 
 def _not_certified(profile: ThresholdProfile) -> str:
-    c, who = profile.certificate, "no threshold"
-    said = "Not certified: what was tested has no bound."
+    c, subject = profile.certificate, "no threshold"
+    outcome = "Not certified: what was tested has no bound."
     if c.lossless:
-        who = "not even the target alone, and so no lossless decoding,"
+        subject = "not even the target alone, and so no lossless decoding,"
     if c.wanted is not None:
-        shown = _claim(profile, exact(c.wanted)).replace("keeps", "to keep").replace("solves", "to solve")
-        said = f"Not certified: at {exact(c.confidence)} confidence {who} was shown {shown}."
-    return " ".join(filter(None, (said, _untried(profile), _runs_lossless(profile), _guess(profile), _needed(profile))))
+        claim = _claim(profile, exact(c.wanted), keeps="to keep", reaches="to reach")
+        outcome = f"Not certified: at {exact(c.confidence)} confidence {subject} was shown {claim}."
+    sentences = (outcome, _untried(profile), _runs_lossless(profile), _estimate(profile), _needed(profile))
+    return " ".join(filter(None, sentences))
 
 
 def _untried(profile: ThresholdProfile) -> str:
@@ -49,22 +50,21 @@ def _untried(profile: ThresholdProfile) -> str:
 
 def _lossless_suffices(profile: ThresholdProfile) -> str:
     speed, c = profile.speed, profile.certificate
-    makes = f"{_makes(speed)} {speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)})"
-    than = f"plain sd, which {makes}: nothing need be lost."
-    said = f"No fuzzy setting that keeps the accuracy asked for was found to be faster than {than}"
+    pace = f"{speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)})"
+    than = f"plain sd, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
+    outcome = f"No fuzzy setting that keeps the requested accuracy was found to be faster than {than}"
     if speed.wanted is not None:
-        at = f"(L = {sd_draft_length(profile)})"
-        said = f"Plain sd already makes {speed.sd:.1f} {speed.unit} {at}: nothing need be lost. {_no_faster(profile)}"
+        outcome = f"Plain sd already makes {pace}, so there is no need to lose accuracy. {_no_faster(profile)}"
     elif c.lossless and c.wanted is not None:
-        said = (
+        outcome = (
             f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
             f"{LIKE[c.guarantee]}. No fuzzy setting was shown both to do so and to be faster than {than}"
         )
     elif c.acc == "absolute" and c.guarantee == "none":
-        said += " That plain sd solves as many problems as were asked for is untested (--guarantee none)."
+        outcome += " Whether plain sd reaches the requested accuracy was not tested (--guarantee none)."
     elif profile.estimate is not None:
-        said = f"{_no_faster(profile)} Nothing need be lost."
-    return f"{said.strip()} Decoders that follow this profile run {profile.effective_rule}."
+        outcome = f"{_no_faster(profile)} There is no need to lose accuracy."
+    return f"{outcome.strip()} Decoders that follow this profile run {profile.effective_rule}."
 
 
 def _makes(speed: Speed) -> str:
@@ -72,50 +72,50 @@ def _makes(speed: Speed) -> str:
 
 
 def _no_faster(profile: ThresholdProfile) -> str:
-    """Of the setting that would have been chosen, had it been faster."""
-    guess, c, speed = profile.estimate, profile.certificate, profile.speed
-    if guess is None:
+    """On the setting that would have been chosen, had it been faster."""
+    estimate, c, speed = profile.estimate, profile.certificate, profile.speed
+    if estimate is None:
         return ""
-    tested = "was chosen by how it measured, untested"
-    if guess.lower_bound is not None:
+    tested = "was chosen on the tuning part, untested"
+    if estimate.lower_bound is not None:
         kept = _claim(profile, bound(c.lower_bound) if c.wanted is None else exact(c.wanted))
         tested = f"was tested and {kept} {LIKE[c.guarantee]} ({exact(c.confidence)} confidence)"
     return (
-        f"{_setting(profile, guess.threshold, guess.draft)} {tested}, but was not shown to be faster than plain sd: it "
-        f"{_makes(speed)} {over_sd(speed)} the {speed.unit} of sd, which {_makes(speed)} {speed.sd:.1f} "
+        f"{_setting(profile, estimate.threshold, estimate.draft)} {tested}, but was not shown to be faster than plain "
+        f"sd: it {_makes(speed)} {over_sd(speed)} the {speed.unit} of sd, which {_makes(speed)} {speed.sd:.1f} "
         f"(L = {sd_draft_length(profile)})."
     )
 
 
 def _too_slow(profile: ThresholdProfile) -> str:
-    said = "Too slow: what was chosen by its forecast is slower than was asked when it is timed."
+    outcome = "Too slow: the setting that was chosen by its forecast did not reach the requested speed when timed."
     if profile.certificate.guarantee == "none":
-        said = "Too slow: nothing that was tried makes as many tokens a second as were asked for."
+        outcome = "Too slow: no setting that was tried reaches the requested speed."
     elif not profile.certificate.problems:
-        said = "Too slow: nothing that was tried is forecast to be as fast as was asked, so nothing was tested."
-    return " ".join(filter(None, (said, _runs_lossless(profile), _guess(profile))))
+        outcome = "Too slow: no setting that was tried is forecast to reach the requested speed, so none was tested."
+    return " ".join(filter(None, (outcome, _runs_lossless(profile), _estimate(profile))))
 
 
 def _untested(profile: ThresholdProfile) -> str:
     return (
-        f"Untested: {_chosen(profile)} was chosen by how it measured, and was tested on no other problems "
-        "(--guarantee none). A choice looks better on the problems it was made on than it is."
+        f"Untested: {_chosen(profile)} was chosen on the tuning part and tested on no other problems (--guarantee "
+        "none). A setting looks better on the problems it was chosen on than it is on others."
     )
 
 
 def _front(profile: ThresholdProfile) -> str:
-    said = "No single point was asked for: the front is below, to choose from with ThresholdProfile.at()"
+    outcome = "No single point was requested: choose one from the front below with ThresholdProfile.at()"
     if is_bounded_front(profile):
         confidence = exact(profile.certificate.confidence)
-        said += f". Its bounds hold all at once at {confidence} confidence, so any choice by them stays certified."
+        outcome += f". Its bounds hold simultaneously at {confidence} confidence, so any choice by them is certified."
     elif profile.certificate.guarantee == "none":
-        said += ", where certified=False says that a choice by what merely measured so will do."
+        outcome += ", with certified=False, since its points were measured and not tested."
     else:
-        said = "No fuzzy setting that was tried is expected to be faster than plain sd, so none was bounded."
-    return f"{said} {_runs_lossless(profile)}"
+        outcome = "No fuzzy setting that was tried is expected to be faster than plain sd, so none was bounded."
+    return f"{outcome} {_runs_lossless(profile)}"
 
 
-_SAID = {
+_OUTCOMES = {
     "certified": _certified, "not-certified": _not_certified, "lossless-suffices": _lossless_suffices,
     "too-slow": _too_slow, "untested": _untested, "front": _front,
 }  # fmt: skip
@@ -132,28 +132,29 @@ def _setting(profile: ThresholdProfile, threshold: float, other_draft: str | Non
     return f"{profile.rule} at T = {threshold:.4g} ({profile.divergence}, {drafts(profile)}{by}{among})"
 
 
-def _claim(profile: ThresholdProfile, share: str) -> str:
+def _claim(profile: ThresholdProfile, share: str, keeps: str = "keeps", reaches: str = "reaches") -> str:
+    """What is claimed of a setting, by a verb in the form that the sentence takes."""
     if profile.certificate.acc == "absolute" and profile.certificate.wanted is not None:
-        return f"solves at least {share}"
-    return f"keeps at least {share} of the target's accuracy"
+        return f"{reaches} at least {share} accuracy"
+    return f"{keeps} at least {share} of the target's accuracy"
 
 
 def _runs_lossless(profile: ThresholdProfile) -> str:
     return f"Decoders that follow this profile run the lossless rule {profile.effective_rule}."
 
 
-def _guess(profile: ThresholdProfile) -> str:
-    guess = profile.estimate
-    if guess is None:
+def _estimate(profile: ThresholdProfile) -> str:
+    estimate = profile.estimate
+    if estimate is None:
         return ""
-    low = " on the tuning part" if guess.lower_bound is None else f", lower bound {bound(guess.lower_bound)}"
+    low = " on the tuning part" if estimate.lower_bound is None else f", lower bound {bound(estimate.lower_bound)}"
     by = "" if profile.policy is None else f" moved by {profile.policy}"
-    by += draft_among(profile, guess.draft)
-    return f"The estimate is T = {guess.threshold:.4g}{by}: retention {percent(guess.retention)}{low}."
+    by += draft_among(profile, estimate.draft)
+    return f"The estimate is T = {estimate.threshold:.4g}{by}: retention {percent(estimate.retention)}{low}."
 
 
 def _needed(profile: ThresholdProfile) -> str:
-    """How many problems would have certified what was tested, had they shown the same shares."""
+    """How many problems would certify the tested setting, if they showed the same shares."""
     from fsd_calib.certification.attempt_ledger import attempt_level
     from fsd_calib.certification.power import problems_needed
 
@@ -161,37 +162,38 @@ def _needed(profile: ThresholdProfile) -> str:
     if c.wanted is None or c.retention is None:
         return ""
     solved = (c.both_right + c.gained) / c.total
-    truth = {"accuracy": 1.0, "churn": 1 - solved, "retention": solved}  # absolute: of a target that is always right
+    truth = {"accuracy": 1.0, "churn": 1 - solved, "retention": solved}  # absolute: as if the target were always right
     if c.acc == "retention":
         right, flipped = (c.both_right + c.lost) / c.total, (c.lost + c.gained) / c.total
         truth = {"accuracy": right, "churn": flipped, "retention": c.retention}
     needed = problems_needed(**truth, wanted=c.wanted, delta=attempt_level(c.confidence, (c.attempt or 0) + 1))
     if needed is None:
-        what = "retention" if c.acc == "retention" else "accuracy"
-        return f"At this {what} no number of problems would certify it."
-    part = f"about {needed:,} problems on the certification part"
-    return f"At these shares {part} would certify it 4 times in 5, in the next attempt."
+        return f"At this {c.acc if c.acc == 'retention' else 'accuracy'} no number of problems would certify it."
+    return (
+        f"If these shares hold, about {needed:,} certification problems would certify it with probability 80% in the "
+        "next attempt."
+    )
 
 
 def _gain(profile: ThresholdProfile) -> str:
-    """How much faster what decoders run is, or that it may not be."""
+    """The speed-up of what decoders run, and whether it is certain."""
     if profile.threshold is None:
         return ""
     paces = profile.tokens_per_round
     faster = "" if _is_faster(profile.speed) else " It was not shown to be faster than sd."
-    return f"It makes {paces.chosen / paces.sd:.2f}x the tokens a round of sd, {gain(profile.speed)}.{faster}"
+    return f"It makes {paces.chosen / paces.sd:.2f}x the tokens per round of sd, {gain(profile.speed)}.{faster}"
 
 
 def _is_faster(speed: Speed) -> bool:
     return (speed.chosen / speed.sd if speed.intervals is None else speed.intervals.over_sd[0]) > 1
 
 
-def _speed_asked(profile: ThresholdProfile) -> str:
+def _requested_speed(profile: ThresholdProfile) -> str:
     speed = profile.speed
     if speed.wanted is None:
         return ""
     which = "sd" if profile.outcome == "lossless-suffices" else "chosen"
-    made = getattr(speed, which)
-    compared = "reached" if made >= speed.wanted else "not reached"
-    sure = "" if speed.intervals is None else f" ({interval(getattr(speed.intervals, which))} {of_what(speed)})"
-    return f"At least {speed.wanted:g} {speed.unit} were asked for, {compared}: {made:.1f}{sure}."
+    pace = getattr(speed, which)
+    compared = "reached" if pace >= speed.wanted else "not reached"
+    ends = "" if speed.intervals is None else f" ({interval(getattr(speed.intervals, which))} {interval_scope(speed)})"
+    return f"The requested {speed.wanted:g} {speed.unit} were {compared}: {pace:.1f}{ends}."

@@ -1,4 +1,4 @@
-"""The two commands: what they answer to bad input, and what they do with tiny models.
+"""The two commands: what they reply to bad input, and what they do with tiny models.
 
 Everything runs through `main`'s own path, so exit codes and lines on stderr are what a shell would see.
 """
@@ -210,7 +210,7 @@ def test_generate_prints_texts_and_a_summary(
     assert captured.out.strip()
     summary = captured.err.splitlines()[-1]
     assert re.fullmatch(
-        r"fsd-generate: \d+ tokens in \d+ rounds, \d\.\d\d a round; \d+% of \d+ drafted tokens accepted; "
+        r"fsd-generate: \d+ tokens in \d+ rounds, \d\.\d\d per round; \d+% of \d+ drafted tokens accepted; "
         r"\d+\.\d tokens/s",
         summary,
     )

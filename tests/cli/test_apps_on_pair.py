@@ -53,8 +53,8 @@ def test_calibrate_then_generate_on_the_bundled_pair(tmp_path: Path, capsys: pyt
 
 
 def test_what_cannot_be_certified_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--min-acc", "0.97", "--acc", "absolute", "--confidence", "0.5", "--seed", "3"]
-    assert calibrate(*SOON, *asked, "--limit", "60", "--out", str(tmp_path)) == 3
+    goal = ["--min-acc", "0.97", "--acc", "absolute", "--confidence", "0.5", "--seed", "3"]
+    assert calibrate(*SOON, *goal, "--limit", "60", "--out", str(tmp_path)) == 3
     assert ThresholdProfile.load(tmp_path / "profile.json").threshold is None
     assert "Not certified" in capsys.readouterr().out
 
@@ -66,7 +66,7 @@ def test_too_few_problems_are_said_at_once(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_plan_stops_before_the_long_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(*SOON, "--limit", "150", "--min-acc", "0.9", "--plan", "--out", str(tmp_path)) == 0
-    assert "How long it will take" in capsys.readouterr().out
+    assert "Estimated time" in capsys.readouterr().out
     assert not (tmp_path / "profile.json").exists()
 
 

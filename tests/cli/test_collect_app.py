@@ -1,4 +1,4 @@
-"""`fsd-collect` as a shell sees it: what it answers, what it leaves behind, and that it survives being killed."""
+"""`fsd-collect` as a shell sees it: its output, what it leaves behind, and that it survives being killed."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_ctrl_c_says_what_is_on_disk(tmp_path: Path) -> None:
     assert child.returncode == 130
     last = err.splitlines()[-1]
     found = re.fullmatch(
-        rf"fsd-collect: interrupted; {tmp_path / 'out'} holds (\d+) of 3000 completions; the same command goes on from "
-        "there",
+        rf"fsd-collect: interrupted; {tmp_path / 'out'} holds (\d+) of 3000 completions; the same command continues "
+        "from there",
         last,
     )
     assert found is not None, last

@@ -1,4 +1,4 @@
-"""`fsd-traces` on traces in a folder: what it answers, its exit codes, and the files it draws."""
+"""`fsd-traces` on traces in a folder: its output, its exit codes, and the files it draws."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """Collects what a page refers to and says of its pictures; fails where tags are not closed in order."""
+    """Collects the links and the alt texts of a page; fails where tags are not closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`fsd-train-predictor` as a shell sees it: what it answers and what it leaves behind."""
+"""`fsd-train-predictor` as a shell sees it: its output and what it leaves behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole calibrations of tiny models: what is told apart, what is refused, and what no attempt is spent on."""
+"""Calibrations of tiny models: what counts as another attempt, what is refused, and what spends no attempt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TASK = tiny_calibration.task(300)
 
 
 def planned(cache: Path, spread: float = 0.05, progress: Progress | None = None, **goal: Any) -> Plan:
-    """Its ledger lies in the cache's folder too."""
+    """With the ledger in the folder of the cache."""
     target, draft = related(seed=1, spread=spread)
     config = RunConfig(cache=cache, state=cache, progress=progress or Silent())
     decoding = DecodingConfig(divergence="js", draft_length=(2, 4))
@@ -63,32 +63,32 @@ def attempt(state: Path, **changes: Any) -> int:
 
 
 def marked(state: Path) -> int:
-    """How many of the tuning problems an attempt may not ask."""
+    """How many of the tuning problems may not certify anything."""
     with session(state) as made, AttemptLedger(state / "ledger.sqlite") as ledger:
         family = ModelInfo.of(made.decoder.target).fingerprint
         return int((~ledger.usable(family, made.tuning.problems, "none")).sum())
 
 
 def mark(state: Path, share: float) -> int:
-    """So many of the certification problems, as if they had been tuned on."""
+    """Marks a share of the certification problems as tuned on, and returns how many."""
     with session(state) as made:
-        asked = {*made.holdout.ids}
-        first = [p for p in TASK.problems if p.id in asked][: round(share * len(asked))]
+        ids = {*made.holdout.ids}
+        first = [p for p in TASK.problems if p.id in ids][: round(share * len(ids))]
         made.tuned.mark(first)
         return len(first)
 
 
-def test_repeated_problems_count_once_and_the_user_is_told() -> None:
-    task, told = tiny_calibration.task(60), StringIO()
+def test_repeated_problems_count_once_and_are_noted() -> None:
+    task, log = tiny_calibration.task(60), StringIO()
     again = replace(task.problems[0], id=1, question=f"{task.problems[0].question} ")
     doubled = replace(task, problems=(*task.problems, again))
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=0)
-    with open_session(decoder, doubled, RunConfig(progress=Lines(told))) as session:
+    with open_session(decoder, doubled, RunConfig(progress=Lines(log))) as session:
         kept = [*(problem.id for problem in session.tuning.problems), *session.holdout.ids]
     distinct = {problem.question for problem in task.problems}
     assert len(kept) == len(distinct)
     assert 1 in kept  # the smallest of its ids
-    assert f"{61 - len(distinct)} of 61 problems repeat others" in told.getvalue()
+    assert f"{61 - len(distinct)} of 61 problems repeat others" in log.getvalue()
 
 
 def test_two_drafts_share_a_cache(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_two_drafts_share_a_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wish_is_taken_up_again(tmp_path: Path) -> None:
+def test_the_same_goal_again_is_the_same_attempt(tmp_path: Path) -> None:
     for min_acc in (0.5, 0.4, 0.5):
         profile = tiny_calibration.run_surely(tmp_path / "out", tmp_path / "cache", min_acc=min_acc)
     assert profile.certificate.attempt == 1  # "the same command again is the same attempt"
@@ -125,11 +125,11 @@ def test_a_plan_marks_what_it_decodes_under_a_threshold_and_no_more(tmp_path: Pa
         assert len(made.tuning.problems) > 64
 
 
-def test_what_was_tuned_on_is_left_out_and_the_user_is_told(tmp_path: Path) -> None:
-    told, out = StringIO(), mark(tmp_path, 0.2)
-    plan = planned(tmp_path, progress=Lines(told))
+def test_problems_that_were_tuned_on_are_left_out_and_noted(tmp_path: Path) -> None:
+    log, out = StringIO(), mark(tmp_path, 0.2)
+    plan = planned(tmp_path, progress=Lines(log))
     whole = plan.certification + out
-    assert f"{out} of {whole} certification problems were tuned on before and are left out" in told.getvalue()
+    assert f"{out} of {whole} certification problems were tuned on before and are left out" in log.getvalue()
 
 
 def test_too_few_that_were_never_tuned_on_are_refused_with_the_reason(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
     cache.mkdir()
     earlier_ledgers.write(cache / "attempts.sqlite", [(ids, "frozen", 1, "failed")], ids[:3], target)
     with open_session(made.decoder, TASK, RunConfig(cache=cache)):
-        assert (cache / "attempts.sqlite").exists()  # there is nothing to take it over into
+        assert (cache / "attempts.sqlite").exists()  # there is no ledger to take it over into
     for _ in range(2):
         with open_session(made.decoder, TASK, RunConfig(cache=cache, state=state)) as taking:
             assert taking.holdout.next_attempt == 2
@@ -167,7 +167,7 @@ def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("seeds", "test"), [(1, "betting"), (4, "score")])
 def test_enough_problems_are_enough_for_the_test_that_is_used(seeds: int, test: Any) -> None:
-    """Losing nothing, as the refusal has it."""
+    """The message says "even if nothing is lost", and nothing is lost here."""
     claim, same = Claim(0.98, test=test, problems=200), Paired(*[np.ones((200, seeds), bool)] * 2)
     if claim.p_value(same) > 0.0304:
         with pytest.raises(UsageError, match="takes at least"):
@@ -182,7 +182,7 @@ def test_damaged_traces_are_set_aside(tmp_path: Path) -> None:
         planned(tmp_path)
 
 
-def test_nothing_is_certified_on_so_few_are_enough(tmp_path: Path) -> None:
+def test_without_a_guarantee_any_number_of_problems_is_enough(tmp_path: Path) -> None:
     planned(tmp_path, min_acc=0.98, confidence=0.999, guarantee="none")
 
 

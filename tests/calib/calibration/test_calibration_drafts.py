@@ -18,7 +18,13 @@ from support.tiny_models import word_tokenizer
 from support.tiny_pair import related
 
 SPREADS = {"near": 0.001, "far": 0.2, "farther": 0.3}
-WISH: dict[str, Any] = {"min_acc": 0.95, "draft_length": (2, 4), "divergence": "js", "guarantee": "none", "trials": 12}
+SETTINGS: dict[str, Any] = {
+    "min_acc": 0.95,
+    "draft_length": (2, 4),
+    "divergence": "js",
+    "guarantee": "none",
+    "trials": 12,
+}
 
 
 def models() -> tuple[Any, dict[str, Any]]:
@@ -35,7 +41,7 @@ def run(folder: Path, *names: str, **changes: Any) -> ThresholdProfile:
     target, drafts = models()
     return calibrate(
         tiny_calibration.task(240), target=target, draft=[drafts[name] for name in names], tokenizer=word_tokenizer(),
-        out=folder / "out", cache=folder / "cache", **(WISH | changes),
+        out=folder / "out", cache=folder / "cache", **(SETTINGS | changes),
     )  # fmt: skip
 
 
@@ -119,11 +125,15 @@ def test_drafts_are_told_apart_by_name(tmp_path: Path) -> None:
         lambda: run(tmp_path, "near", "near")
     )
     target, drafts = models()
-    for one in drafts.values():
-        one.config._name_or_path = ""
+    for draft in drafts.values():
+        draft.config._name_or_path = ""
     assert "several drafts are told apart by their names" in usage_error(
         lambda: calibrate(
-            tiny_calibration.task(240), target=target, draft=list(drafts.values()), tokenizer=word_tokenizer(), **WISH
+            tiny_calibration.task(240),
+            target=target,
+            draft=list(drafts.values()),
+            tokenizer=word_tokenizer(),
+            **SETTINGS,
         )
     )
     assert "draft is an empty list" in usage_error(lambda: run(tmp_path))

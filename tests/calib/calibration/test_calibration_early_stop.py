@@ -1,4 +1,4 @@
-"""Calibration with a predictor that ends drafts early, from the wish to a decoder that follows the profile."""
+"""Calibration with a predictor that ends drafts early, from the goal to a decoder that follows the profile."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from support.tiny_models import word_tokenizer
 from support.tiny_pair import related, saved
 
 _PROBLEMS = 900  # about 270 of them tuning: 128 to forecast with, the others to train on
-_WISH: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "guarantee": "none"}
+_SETTINGS: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "guarantee": "none"}
 
 
 def run(folder: Path, predictor: Any, problems: int = 240, **changes: Any) -> ThresholdProfile:
     target, draft = related(seed=1, spread=0.05)
     return calibrate(
         tiny_calibration.task(problems), target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out",
-        cache=folder / "cache", state=folder / "cache", predictor=predictor, **(_WISH | changes),
+        cache=folder / "cache", state=folder / "cache", predictor=predictor, **(_SETTINGS | changes),
     )  # fmt: skip
 
 
@@ -52,20 +52,22 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(state: Path, predictor: Path, problems: tuple[Problem, ...], guarantee: Guarantee) -> str:
-    """What the user is told."""
+    """The notes that the user sees."""
     target, draft = related(seed=1, spread=0.05)
-    task, told = replace(tiny_calibration.task(300), problems=problems), StringIO()
+    task, log = replace(tiny_calibration.task(300), problems=problems), StringIO()
     Calibration(
         task, target, draft, Goal(0.7, guarantee=guarantee),
         DecodingConfig(divergence="js", draft_length=6, stop_policy=predictor),
-        RunConfig(cache=state, state=state, progress=Lines(told)), word_tokenizer(),
+        RunConfig(cache=state, state=state, progress=Lines(log)), word_tokenizer(),
     ).plan()  # fmt: skip
-    return told.getvalue()
+    return log.getvalue()
 
 
 def followed(made: ThresholdProfile, folder: Path) -> CurvePoint:
-    """Writes the profile as if the fuzzy setting measured on most problems had been chosen, whatever it is worth on
-    models this small; gives that setting."""
+    """Saves the profile as if the fuzzy setting measured on most problems had been chosen, and returns that setting.
+
+    Whether it is worth choosing is left to chance on models this small.
+    """
     point = max((p for p in made.curve if p.threshold is not None), key=lambda p: p.problems)
     changes = {"outcome": "untested", "threshold": point.threshold, "lossy": True, "estimate": None,
                "draft_length": point.draft_length}  # fmt: skip
@@ -137,7 +139,7 @@ def test_auto_trains_once_on_problems_that_nothing_else_is_measured_on(tmp_path:
     assert (again.threshold, again.effort.total.decoded) == (first.threshold, 0)
     run(tmp_path, "auto", _PROBLEMS, rule="fsd-sd")
     assert Predictor.load(tmp_path / "out" / "predictor").facts.rule == "fsd-sd"
-    with pytest.raises(UsageError, match="a predictor is for one rule"):
+    with pytest.raises(UsageError, match="a predictor is trained for one rule"):
         run(tmp_path, "auto", _PROBLEMS, rule=("fsd-sd", "fsd-coupled"))
 
 
@@ -148,8 +150,8 @@ def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predicto
     problems = tuple(
         replace(p, part="certification") if p.id in some else p for p in tiny_calibration.task(300).problems
     )
-    told = "20 of 2.. certification problems were tuned or trained on before and are left out"
-    assert re.search(told, planned(tmp_path, predictor, problems, "population"))
+    note = "20 of 2.. certification problems were tuned or trained on before and are left out"
+    assert re.search(note, planned(tmp_path, predictor, problems, "population"))
     assert "tuned on before" not in planned(tmp_path, predictor, problems, "none")  # nothing is to be certified
 
 
@@ -182,9 +184,9 @@ def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Pat
     with pytest.raises(UsageError, match="the predictor's draft is"):
         calibrate(
             tiny_calibration.task(240), target=target, draft=other, tokenizer=word_tokenizer(), cache=tmp_path,
-            predictor=predictor, **_WISH,
+            predictor=predictor, **_SETTINGS,
         )  # fmt: skip
-    with pytest.raises(UsageError, match=r"there are \d+ tuning problems; training a predictor takes 178 at least"):
+    with pytest.raises(UsageError, match=r"there are \d+ tuning problems; training a predictor takes at least 178"):
         run(tmp_path, "auto")
     with pytest.raises(UsageError, match="predictor"):
         run(tmp_path, tmp_path / "nowhere")
@@ -194,11 +196,11 @@ def test_a_predictor_of_something_else_is_refused_before_the_work(predictor: Pat
 def test_fresh_processes_time_drafts_that_end_early_too(
     predictor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They compare the policy's identity, with what it weighs, with that of this process."""
+    """They check that the policy has the identity, costs included, that it has in this process."""
     monkeypatch.setattr("fsd_calib.calibration.timing._PROCESSES", 2)
     target, draft = saved(tmp_path)
     made = calibrate(
-        tiny_calibration.task(240), target=target, draft=draft, predictor=predictor, timing="careful", **_WISH
+        tiny_calibration.task(240), target=target, draft=draft, predictor=predictor, timing="careful", **_SETTINGS
     )
     assert made.early_stop is not None
     assert (made.speed.processes, made.speed.part) == (2, "tuning")

@@ -54,16 +54,16 @@ def test_it_ends_the_same_after_twenty_kills(tmp_path: Path) -> None:
         child.kill()
         child.wait()
     child = start(out, cache)
-    told, errors = child.communicate(timeout=300)
-    assert told == "done\n", errors
+    output, errors = child.communicate(timeout=300)
+    assert output == "done\n", errors
     # An uninterrupted run, with the costs that the killed one had measured: they decide which lengths are tried.
     calm = tmp_path / "calm"
     calm.mkdir()
     (facts,) = out.glob("run-*.json")
     shutil.copy(facts, calm)
     child = start(calm, tmp_path / "cold")
-    told, errors = child.communicate(timeout=300)
-    assert told == "done\n", errors
+    output, errors = child.communicate(timeout=300)
+    assert output == "done\n", errors
     assert untimed(calm) == untimed(out)
     again = decodings(cache)
     assert len(again) == len(set(again))

@@ -1,4 +1,4 @@
-"""Calibration of policies that move T: from the wish to a decoder that follows the profile."""
+"""Calibration of policies that move T: from the goal to a decoder that follows the profile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.tiny_calibration import far_apart
 from support.tiny_models import word_tokenizer
 
 TASK = replace(tiny_calibration.task(240), max_new_tokens=12)
-WISH: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "min_acc": 0.5,
     "draft_length": 4,
     "divergence": "js",
@@ -59,7 +59,7 @@ def run(folder: Path, **changes: Any) -> ThresholdProfile:
     target, draft = far_apart()
     return calibrate(
         TASK, target=target, draft=draft, tokenizer=word_tokenizer(), out=folder / "out", cache=folder / "cache",
-        state=folder / "cache", **(WISH | changes),
+        state=folder / "cache", **(SETTINGS | changes),
     )  # fmt: skip
 
 
@@ -94,10 +94,10 @@ def test_a_decoder_of_the_profile_makes_the_texts_of_the_calibration(made: Thres
     problems = list({p.key: p for p in reversed(TASK.problems)}.values())  # repeats are not decoded
     following = decoder(folder / "out" / "profile.json")
     assert made.policy is not None
-    asked = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
+    configuration = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
     with ResultCache(folder / "cache" / "decodings.sqlite") as store:
         cached = CachedDecoder(following, TASK, store)
-        known = cached(asked, problems)
+        known = cached(configuration, problems)
         assert cached.decoded == 0
     prompts, ids = [p.prompt for p in problems], [p.id for p in problems]
     texts = following.generate(prompts, TASK.max_new_tokens, ids=ids)
@@ -128,9 +128,9 @@ def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Pat
     assert (made.outcome, made.policy.name) == ("certified", policy)
     following = decoder(made)
     texts = following.generate([p.prompt for p in TASK.problems[:40]], 12, ids=[p.id for p in TASK.problems[:40]])
-    asked = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
+    configuration = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
     with ResultCache(tmp_path / "cache" / "decodings.sqlite") as store:
-        known = CachedDecoder(following, TASK, store)(asked, TASK.problems[:40])
+        known = CachedDecoder(following, TASK, store)(configuration, TASK.problems[:40])
     assert [(r.text, r.rounds) for r in texts] == [(d.text, d.rounds) for (d,) in known]
 
 

@@ -1,14 +1,12 @@
-"""What a calibration ends with, and what its profile then says of itself."""
+"""Outcomes of calibrations, and what their profiles and reports say."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.report.console import print_report
@@ -19,6 +17,7 @@ from fsd_decoding.profile.curve import CurvePoint
 from support import tiny_calibration
 from support.fixed_speeds import fix_speeds
 from support.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
+from support.reports import one_line, paper, text_of
 from support.tiny_models import word_tokenizer
 from support.tiny_pair import related, tiny_decoder
 
@@ -91,9 +90,9 @@ def test_the_footnote_counts_what_was_decoded() -> None:
     assert "700 problems" not in notes(profile(few))
 
 
-def test_a_fronts_sentences_do_not_speak_of_one_setting_without_naming_it() -> None:
+def test_sentences_on_a_front_are_not_about_a_single_setting() -> None:
     said = verdict(profile(FRONT))
-    assert "That is retention" not in said
+    assert "That is a retention" not in said
 
 
 # What was tested, and is no faster than lossless decoding
@@ -171,7 +170,7 @@ def test_nothing_tried_is_a_plain_outcome(tmp_path: Path, goal: dict[str, Any]) 
     assert "Nothing was tried" in verdict(made)
 
 
-# An accuracy by itself, which lossless decoding may have
+# An absolute accuracy, which lossless decoding may reach
 
 
 @pytest.mark.slow
@@ -180,7 +179,7 @@ def test_an_accuracy_that_the_target_has_is_certified_of_lossless_decoding(tmp_p
     assert (made.outcome, made.effective_rule, made.certificate.attempt) == ("lossless-suffices", "sd", 1)
     assert made.certificate.lossless
     assert (made.certificate.accuracy_lower_bound or 0.0) >= 0.4
-    assert "lossless decoding solves at least 40%" in verdict(made)
+    assert "lossless decoding reaches at least 40% accuracy" in verdict(made)
 
 
 @pytest.mark.slow
@@ -208,7 +207,7 @@ def test_of_these_very_draws_the_targets_say_nothing_of_sds(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_absolute_wish_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absolute_goal_is_not_met_by_what_is_slower_than_sd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_speeds(monkeypatch, 0.8)
     goal: dict[str, Any] = {"acc": "absolute", "min_acc": 0.4}
     made = tiny_calibration.run(tmp_path / "out", tmp_path / "cache", problems=160, **goal)
@@ -242,7 +241,5 @@ def _named(point: CurvePoint) -> tuple[str, str, int, float | None]:
 
 
 def printed(made: ThresholdProfile) -> str:
-    console = Console(width=80, file=io.StringIO(), force_terminal=False)
-    print_report(made, None, console)
-    assert isinstance(console.file, io.StringIO)
-    return " ".join(console.file.getvalue().split())
+    print_report(made, None, console := paper())
+    return one_line(text_of(console))

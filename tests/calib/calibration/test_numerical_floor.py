@@ -1,4 +1,4 @@
-"""What rounding alone flips: told before a wish is judged, planned with, and finer wishes refused."""
+"""The numerical floor: noted before a goal is judged, used by plans, and finer goals are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import Floor, judge
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.progress import Silent
-from fsd_calib.report.console import seen
+from fsd_calib.report.plan import handful_summary
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
@@ -39,29 +39,29 @@ def said(goal: Goal, flipped: int, problems: int, accuracy: float = 0.9) -> list
 
 
 def coarse_pair(size: float) -> tuple[Any, Any]:
-    """A pair whose target rounds otherwise where it reads several tokens at once, as matrix products in bf16 do."""
+    """A pair whose target rounds differently when it reads several tokens at once, as matrix products in bf16 do."""
     target, draft = related(seed=1, spread=0.05)
     error = size * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target.lm_head.register_forward_hook(lambda module, read, logits: logits + error * (logits.shape[1] > 1))
     return target, draft
 
 
-def test_the_figure_is_told_in_one_line_whatever_is_asked() -> None:
+def test_the_floor_is_noted_in_one_line_for_any_goal() -> None:
     for goal in (Goal(min_acc=0.98), Goal(min_acc=0.98, acc="absolute"), Goal(min_speed=9.0), Goal(pareto=True)):
         assert said(goal, 0, 64) == [
-            "rounding alone (the lossless rule against the target) flipped 0 of 64 outcomes, so it flips at most 4.6% "
-            "(95% confidence); it changed 1 texts"
+            "rounding alone (the lossless rule compared with the target) flipped 0 of 64 outcomes, so it flips at most "
+            "4.6% of outcomes (95% confidence); it changed 1 texts"
         ]
 
 
-def test_one_unlucky_flip_refuses_no_usual_wish() -> None:
+def test_one_unlucky_flip_refuses_no_usual_goal() -> None:
     _, warned = said(Goal(min_acc=0.99), 1, 64)
     assert "leaves room for 0.9% of the outcomes" in warned
-    assert "1.6% were seen" in warned
+    assert "1.6% here" in warned
     assert len(said(Goal(min_acc=0.95), 1, 64)) == 1
 
 
-def test_a_wish_finer_than_the_floor_surely_is_is_refused_with_the_figure() -> None:
+def test_a_goal_that_is_surely_finer_than_the_floor_is_refused_with_the_figure() -> None:
     """Of 9 in 256 the lower end is .01846 (Clopper and Pearson, one-sided 95 %); .98 leaves .018."""
     assert Floor.of(9, 256).least == pytest.approx(beta.ppf(0.05, 9, 248))
     with pytest.raises(UsageError, match=r"9 of 256, at least 1\.8% \(95% confidence\)") as refused:
@@ -93,7 +93,7 @@ def test_what_is_compared_with_nothing_or_claims_nothing_is_not_refused(goal: Go
 def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> None:
     notes = Notes()
 
-    def asked(min_acc: float, size: float) -> Calibration:
+    def calibration(min_acc: float, size: float) -> Calibration:
         target, draft = coarse_pair(size)
         return Calibration(
             tiny_calibration.task(240), target, draft, Goal(min_acc=min_acc),
@@ -102,16 +102,16 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
         )  # fmt: skip
 
     with pytest.raises(UsageError, match="rounding alone flips more than that"):
-        asked(0.97, size=0.5).plan()
+        calibration(0.97, size=0.5).plan()
     assert any("rounding alone" in line for line in notes.lines)
-    plan = asked(0.6, size=0.5).plan()
+    plan = calibration(0.6, size=0.5).plan()
     assert plan.handful.cautious_churn >= plan.handful.numerical_churn > 0
-    assert plan.handful.floor.below in seen(plan)
+    assert plan.handful.floor.bound_in_words in handful_summary(plan)
 
 
 @pytest.mark.slow
-def test_it_is_judged_again_on_more_problems(tmp_path: Path) -> None:
-    """The first 64 leave the wish room for chance, 256 do not."""
+def test_the_goal_is_judged_again_on_more_problems(tmp_path: Path) -> None:
+    """The count on the first 64 leaves the goal possible, the one on 256 does not."""
     target, draft = coarse_pair(0.15)
     notes = Notes()
     with pytest.raises(UsageError, match="of 256"):

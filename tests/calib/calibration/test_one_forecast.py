@@ -1,4 +1,4 @@
-"""Real calibrations of tiny models: study, curve and profile say one forecast of a setting."""
+"""Calibrations of tiny models: study, curve and profile have one and the same forecast of a setting."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return calibrated(folder, problems=160, trials=6)
 
 
-def told(made: Made) -> list[dict[str, Any]]:
+def study_records(made: Made) -> list[dict[str, Any]]:
     """Whatever the study says of settings."""
     study = made[1]
     recounted = [value for name, value in study.user_attrs.items() if name.startswith("recounted ")]
@@ -56,7 +56,7 @@ def points(profile: ThresholdProfile, threshold: float | None, draft_length: int
 def test_the_curve_says_what_the_study_says(made: Made) -> None:
     tuned = [p for p in made[0].curve if p.source == "tuning" and p.threshold is not None]
     agreeing = 0
-    for attributes in told(made):
+    for attributes in study_records(made):
         (point,) = [p for p in tuned if same(p, attributes)]
         if point.problems == attributes["problems"]:
             assert point.forecast == attributes["tokens_per_second"]
@@ -70,7 +70,7 @@ def test_what_is_counted_on_the_whole_part_is_in_the_study_so(made: Made) -> Non
     profile = made[0]
     whole = [p for p in profile.curve if p.source == "tuning" and p.problems == profile.data.tuning]
     for point in (p for p in whole if p.threshold is not None):
-        said = [a for a in told(made) if same(point, a) and a["problems"] == point.problems]
+        said = [a for a in study_records(made) if same(point, a) and a["problems"] == point.problems]
         assert [a["tokens_per_second"] for a in said] == [point.forecast]
 
 

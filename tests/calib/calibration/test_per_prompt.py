@@ -1,4 +1,4 @@
-"""The policy with one scale a text, and its training: it predicts what prompts bear in a world where that is known."""
+"""`PerPrompt` and its training: it predicts the T that prompts tolerate, in a world where that is known."""
 
 from __future__ import annotations
 
@@ -30,13 +30,17 @@ THRESHOLDS = tuple(np.geomspace(0.01, 1.0, 12))
 CONFIGURATION = Configuration("fsd-coupled", "js", 4)
 
 
-def told() -> PerPrompt:
+def learned_policy() -> PerPrompt:
     return PerPrompt(0.1, WEIGHTS, MEANS).knowing(PROMPT_OF_TRACE)
 
 
 @pytest.mark.parametrize(
     "make",
-    [told, lambda: Min(told(), Constant(0.08)), lambda: PerPrompt(0.1, [0.0, 0.0, 50.0, 0.0], MEANS)],
+    [
+        learned_policy,
+        lambda: Min(learned_policy(), Constant(0.08)),
+        lambda: PerPrompt(0.1, [0.0, 0.0, 50.0, 0.0], MEANS),
+    ],
     ids=["per-prompt", "within another", "clamped"],
 )
 class TestPerPrompt(EveryScalePolicy):
@@ -44,7 +48,7 @@ class TestPerPrompt(EveryScalePolicy):
 
 
 def test_a_text_keeps_the_scale_of_its_first_round() -> None:
-    scales = thresholds_of(told(), range(5), scales=True)
+    scales = thresholds_of(learned_policy(), range(5), scales=True)
     assert torch.equal(scales, scales[:1, :, :1].expand_as(scales))
     assert len(scales[0, :, 0].unique()) == 5
 
@@ -84,7 +88,7 @@ def test_a_tokenizer_is_looked_through_once_and_again_when_it_has_grown(monkeypa
 
 
 def test_without_a_tokenizer_it_says_what_to_give() -> None:
-    pair, policy = decoder(), told()
+    pair, policy = decoder(), learned_policy()
     for tokenizer in (pair.tokenizer, None):  # a policy that knew one forgets it
         policy.check([pair.target, pair.draft], tokenizer, pair.rule, pair.divergence)
     with pytest.raises(UsageError, match=r"without a tokenizer; .* fsd_tokenizer"):
@@ -109,8 +113,8 @@ def test_a_trace_of_several_texts_gives_each_its_own_scale() -> None:
         (lambda: policy_named('{"name": "per-prompt", "version": 1, "weights": [1]}'), "which do not describe one"),
         (lambda: PromptFacts()([1, 2]), "without a tokenizer; .* fsd_tokenizer"),
         (
-            lambda: told().traced({"problem": np.array([5]), "position": np.array([0])}),
-            "no facts of the prompt of problem 5",
+            lambda: learned_policy().traced({"problem": np.array([5]), "position": np.array([0])}),
+            "does not know the prompt of problem 5",
         ),
     ],
 )
@@ -119,8 +123,8 @@ def test_what_makes_no_sense_is_refused(ask: Any, says: str) -> None:
         ask()
 
 
-class Bearing:
-    """A world where a problem bears a T up to exp(-fact / 2), give or take. Some are never solved."""
+class Tolerance:
+    """A world where a problem tolerates a T up to exp(-fact / 2), give or take. Some are never solved."""
 
     def __init__(self, count: int) -> None:
         random = np.random.default_rng(0)
@@ -128,29 +132,31 @@ class Bearing:
         drawn = random.normal([40, 5, 1, 0.5], [10, 2, 0.3, 0.1], (count, 4))
         self.facts = {p.id: tuple(fact) for p, fact in zip(self.problems, drawn.tolist(), strict=True)}
         noise = random.normal(0, 0.3, count)
-        self.bears = {p.id: math.exp(-0.5 * self.facts[p.id][1] + e) for p, e in zip(self.problems, noise, strict=True)}
+        self.tolerates = {
+            p.id: math.exp(-0.5 * self.facts[p.id][1] + e) for p, e in zip(self.problems, noise, strict=True)
+        }
 
-    def __call__(self, configuration: Configuration, asked: Sequence[Problem]) -> list[Seeds]:
+    def __call__(self, configuration: Configuration, traced_problems: Sequence[Problem]) -> list[Seeds]:
         threshold = configuration.threshold or 0.0
-        right = [p.id % 7 > 0 and threshold <= self.bears[p.id] for p in asked]
+        right = [p.id % 7 > 0 and threshold <= self.tolerates[p.id] for p in traced_problems]
         return [(Decoding(r, "", 10, 2, 8, 8),) for r in right]
 
 
-def learned(world: Bearing, facts: Mapping[int, Sequence[float]] | None = None) -> list[PerPrompt]:
+def learned(world: Tolerance, facts: Mapping[int, Sequence[float]] | None = None) -> list[PerPrompt]:
     return per_prompt_shapes(world, CONFIGURATION, THRESHOLDS, world.problems, facts or world.facts)
 
 
 def test_it_learns_which_fact_decides_and_by_how_much() -> None:
     # The true weight is -.5. Over 20 worlds its estimates lay at -.493 with a standard deviation of .012, the others'
     # effects (weight times spread) at 0 with one of .02: five of them and more are allowed.
-    *_, shape = learned(Bearing(300))
+    *_, shape = learned(Tolerance(300))
     assert shape.weights[1] == pytest.approx(-0.5, abs=0.07)
     others = np.array(shape.weights)[[0, 2, 3]] * [10, 0.3, 0.1]
     assert abs(others).max() < 0.12
 
 
-def test_prompts_are_ordered_by_what_they_bear() -> None:
-    *_, shape = learned(Bearing(300))
+def test_prompts_are_ordered_by_what_they_tolerate() -> None:
+    *_, shape = learned(Tolerance(300))
     digits = [1.0, 4.0, 9.0]
     prompts = {i: (40.0, d) for i, d in enumerate(digits)}
     columns = {"problem": np.arange(3), "position": np.zeros(3, int)}
@@ -159,15 +165,15 @@ def test_prompts_are_ordered_by_what_they_bear() -> None:
     assert scales[0] > scales[1] > scales[2]
 
 
-def test_where_facts_foretell_nothing_every_prompt_bears_about_the_same() -> None:
-    world, random = Bearing(400), np.random.default_rng(1)
-    world.bears = {i: math.exp(random.normal(0, 1.5)) for i in world.bears}
+def test_where_facts_predict_nothing_every_prompt_has_about_the_same_scale() -> None:
+    world, random = Tolerance(400), np.random.default_rng(1)
+    world.tolerates = {i: math.exp(random.normal(0, 1.5)) for i in world.tolerates}
     *_, shape = learned(world)
     assert abs(np.array(shape.weights) * [10, 2, 0.3, 0.1]).max() < 0.05  # with one ridge for all worlds .11 to .25
 
 
 def test_shapes_follow_the_prediction_by_their_gains_and_know_their_problems() -> None:
-    world = Bearing(200)
+    world = Tolerance(200)
     shapes = learned(world)
     whole = shapes[GAINS.index(1.0)]
     for gain, shape in zip(GAINS, shapes, strict=True):
@@ -176,15 +182,15 @@ def test_shapes_follow_the_prediction_by_their_gains_and_know_their_problems() -
         assert shape.identity is not None
 
 
-def test_what_is_learned_does_not_hang_on_the_last_digits() -> None:
-    """Which are other ones with another BLAS, while the identity must be the same where a run is resumed."""
-    world = Bearing(200)
+def test_what_is_learned_does_not_depend_on_the_last_digits() -> None:
+    """They differ with another BLAS, and the identity must be the same where a run is resumed."""
+    world = Tolerance(200)
     nudged = {i: tuple(fact * (1 + 1e-13) for fact in facts) for i, facts in world.facts.items()}
     assert [s.identity for s in learned(world)] == [s.identity for s in learned(world, nudged)]
 
 
 def test_a_fact_that_hardly_varies_says_next_to_nothing() -> None:
-    world = Bearing(200)
+    world = Tolerance(200)
     same = {i: (*facts[:3], 0.5 + 1e-6 * facts[3]) for i, facts in world.facts.items()}
     *_, shape = learned(world, same)
     assert abs(shape.weights[3] * 0.05) < 0.05
@@ -192,36 +198,36 @@ def test_a_fact_that_hardly_varies_says_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("count", [10, 20])
 def test_too_few_problems_are_refused_with_how_many_it_takes(count: int) -> None:
-    with pytest.raises(UsageError, match=f"lost up to T = 1.*learned from {NEEDED} or more: give some [2-9][0-9]"):
-        learned(Bearing(count))
+    with pytest.raises(UsageError, match=f"lost up to T = 1.*takes {NEEDED} or more: give about [2-9][0-9]"):
+        learned(Tolerance(count))
 
 
-def test_where_nothing_is_lost_larger_thresholds_are_asked_for() -> None:
-    world = Bearing(100)
-    world.bears = dict.fromkeys(world.bears, 9.0)
+def test_where_nothing_is_lost_larger_thresholds_are_requested() -> None:
+    world = Tolerance(100)
+    world.tolerates = dict.fromkeys(world.tolerates, 9.0)
     with pytest.raises(UsageError, match=r"^0 of .* give more, or larger thresholds"):
         learned(world)
 
 
-def test_where_nearly_all_is_lost_smaller_thresholds_are_asked_for() -> None:
-    world = Bearing(100)
-    world.bears = {i: 0.001 if n > 3 else 0.5 for n, i in enumerate(world.bears)}
-    with pytest.raises(UsageError, match=r"^[1-4] of .* bear T = 0.01; .* give smaller thresholds"):
+def test_where_nearly_all_is_lost_smaller_thresholds_are_requested() -> None:
+    world = Tolerance(100)
+    world.tolerates = {i: 0.001 if n > 3 else 0.5 for n, i in enumerate(world.tolerates)}
+    with pytest.raises(UsageError, match=r"^[1-4] of .* are kept at T = 0.01; .* give smaller thresholds"):
         learned(world)
 
 
 def test_facts_come_from_the_prompts_and_from_the_traces_first_tokens() -> None:
-    asked = [Problem(i, "", text, "", "tuning") for i, text in ((3, "w5 w6"), (4, "w5 w6 w7"))]
+    traced_problems = [Problem(i, "", text, "", "tuning") for i, text in ((3, "w5 w6"), (4, "w5 w6 w7"))]
     rows = [[{"problem": i, "draft_entropy": 1.0 + i, "draft_top1": 0.5}] * 2 for i in (3, 4)]
-    found = facts_of(MemoryTraces(rows), decoder(), asked)
+    found = facts_of(MemoryTraces(rows), decoder(), traced_problems)
     assert [found[3][-2:], found[4][-2:]] == [(4.0, 0.5), (5.0, 0.5)]
     assert found[4][0] > found[3][0] > 0
     with pytest.raises(UsageError, match="problem 4 is not in the traces"):
-        facts_of(MemoryTraces(rows[:1]), decoder(), asked)
+        facts_of(MemoryTraces(rows[:1]), decoder(), traced_problems)
 
 
 def test_it_is_a_shape_by_name() -> None:
-    again = policy_named(told().identity or "")
+    again = policy_named(learned_policy().identity or "")
     assert isinstance(again, ScalePolicy)
     assert isinstance(again, PerPrompt)
     assert (again.weights, again.means) == (list(WEIGHTS), list(MEANS))

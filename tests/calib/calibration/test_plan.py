@@ -1,23 +1,23 @@
-"""Plans: chances and numbers against simulated certifications, caution, refusals, and what is printed."""
+"""Plans: probabilities and numbers compared with simulated certifications, caution, refusals, and printed text."""
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
 from scipy.stats import binom
 
-from fsd_calib.calibration.plan import Handful, Plan, Prospect, check_enough, expected_efforts, make_plan
+from fsd_calib.calibration.plan import Handful, Plan, Prospect, check_enough, make_plan, planned_steps
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
 from fsd_calib.certification.score_test import p_values
+from fsd_calib.formatting import duration
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement
-from fsd_calib.report.console import duration, outlook, print_plan
+from fsd_calib.report.console import print_plan
+from fsd_calib.report.plan import outlook
 from fsd_decoding.errors import UsageError
+from support.reports import paper, text_of
 
 DELTA = 0.05 * 6 / np.pi**2  # of a first attempt at 95 %
 HANDFUL = Handful(64, accuracy=60 / 64, numerical_churn=0.0, churn=1 / 64, retention=59 / 60)
@@ -25,7 +25,7 @@ RUNS = 20_000
 
 
 def share_certified(plan: Plan, prospect: Prospect, wanted: float, problems: int) -> float:
-    """Of simulated certifications on so many problems, where the truth is as the prospect has it."""
+    """The share of simulated certifications on `problems` problems that pass, with the truth of the prospect."""
     accuracy, churn = plan.handful.likely_accuracy, plan.handful.cautious_churn
     population: tuple[float, ...] = (prospect.truth, 1 - prospect.truth, 0.0, 0.0)  # beside a perfect target
     if plan.claim.acc == "retention":
@@ -80,14 +80,14 @@ def test_problems_that_are_said_to_be_needed_mostly_are_enough() -> None:
     assert enough >= 0.75
 
 
-WISHES = [
+CLAIMS = [
     *(Claim(share) for share in (None, 0.5, 0.98, 1.2)),
     *(Claim(share, "absolute") for share in (None, 0.5, 0.98)),
 ]
 
 
 @pytest.mark.parametrize(("accuracy", "churn"), [(0.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 0.0), (1.0, 1.0)])
-@pytest.mark.parametrize("claim", WISHES, ids=str)
+@pytest.mark.parametrize("claim", CLAIMS, ids=str)
 def test_every_handful_gives_a_plan_that_can_be_printed(accuracy: float, churn: float, claim: Claim) -> None:
     plan = make_plan(claim, Handful(8, accuracy, 0.0, churn, None), 50, DELTA)
     assert all(0 <= p.bound <= p.truth and (p.chance is None) == (claim.wanted is None) for p in plan.prospects)
@@ -138,21 +138,21 @@ def test_nothing_is_refused_that_needs_no_number() -> None:
 def test_of_a_dataset_nothing_is_left_to_chance() -> None:
     plan = make_plan(Claim(0.98, guarantee="dataset", problems=100), HANDFUL, 100, DELTA)
     assert [(p.chance, p.needed) for p in plan.prospects] == [(1.0, 100), (1.0, 100)]
-    assert "these 100 problems alone" in printed(plan)
+    assert "covers these 100 problems only" in printed(plan)
     assert "level" not in printed(plan)
 
 
-def test_efforts_add_up() -> None:
-    efforts = expected_efforts(
+def test_steps_add_up() -> None:
+    steps = planned_steps(
         tuning=100, certification=50, searched=300, candidates=4, timed=60,
         exact_seconds=0.2, fuzzy_seconds=0.1, timed_seconds=0.5,
     )  # fmt: skip
-    plan = make_plan(Claim(None), HANDFUL, 50, DELTA, efforts)
-    assert [(e.decodings, round(e.seconds, 9)) for e in efforts] == [(200, 40), (300, 30), (250, 30), (60, 30)]
+    plan = make_plan(Claim(None), HANDFUL, 50, DELTA, steps)
+    assert [(step.decodings, round(step.seconds, 9)) for step in steps] == [(200, 40), (300, 30), (250, 30), (60, 30)]
     assert plan.seconds == pytest.approx(130)
     text = printed(plan)
     assert row(text, "search") == ["300", "30", "s"]
-    assert row(text, "all") == ["810", "2", "min"]
+    assert row(text, "total") == ["810", "2", "min"]
 
 
 def test_durations_are_as_precise_as_they_are_known() -> None:
@@ -167,11 +167,10 @@ def test_durations_are_as_precise_as_they_are_known() -> None:
 
 
 def printed(plan: Plan, width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    print_plan(plan, console)
-    assert isinstance(console.file, io.StringIO)
-    assert max(map(len, console.file.getvalue().splitlines())) <= width
-    return console.file.getvalue()
+    print_plan(plan, console := paper(width))
+    text = text_of(console)
+    assert max(map(len, text.splitlines())) <= width
+    return text
 
 
 def row(text: str, label: str) -> list[str]:
@@ -188,18 +187,18 @@ def test_the_table_holds_the_plan() -> None:
         assert needed == f"{prospect.needed:,}"
         assert 0 <= prospect.bound - float(bound.removesuffix("%")) / 100 < 0.001  # never rounded up
     assert "target solved 93.8%" in " ".join(printed(plan).split())
-    assert "Planned with" in printed(plan)
+    assert "the plan assumes" in printed(plan)
 
 
 @pytest.mark.parametrize(
     ("claim", "problems", "said"),
     [
-        (Claim(0.98), 1319, "The 1,319 certification problems can do"),
+        (Claim(0.98), 1319, "The 1,319 certification problems are enough"),
         (Claim(0.98), 300, "The 300 certification problems are probably too few"),
-        (Claim(1.0), 3000, "it must beat the target"),
-        (Claim(1.2), 1319, "No number of problems shows this"),
+        (Claim(1.0), 3000, "the setting must beat the target"),
+        (Claim(1.2), 1319, "No number of problems can show this"),
         (Claim(0.95, "absolute"), 1319, "The target itself solved only 93.8%"),
-        (Claim(None), 1319, "No accuracy is asked for"),
+        (Claim(None), 1319, "No accuracy was requested"),
         (Claim(0.98, test="betting"), 1319, "the betting test needs"),
     ],
 )
@@ -207,9 +206,9 @@ def test_what_follows_is_said(claim: Claim, problems: int, said: str) -> None:
     assert said in outlook(make_plan(claim, HANDFUL, problems, DELTA))
 
 
-def test_the_share_to_ask_for_instead_can_be_shown() -> None:
+def test_the_share_to_request_instead_can_be_shown() -> None:
     plan = make_plan(Claim(0.98), HANDFUL, 300, DELTA)
-    share = float(outlook(plan).split("ask for ")[1].split("%")[0]) / 100
+    share = float(outlook(plan).split("request ")[1].split("%")[0]) / 100
     chance = make_plan(Claim(share), HANDFUL, 300, DELTA).prospects[0].chance
     assert chance is not None
     assert chance >= 0.8

@@ -1,4 +1,4 @@
-"""What is timed: how many problems of which part, in which processes, and what is said of a busy machine."""
+"""Timing: how many problems of which part, in which processes, and notes on a busy machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PARTS: tuple[Part, Part] = ("tuning", "certification")
 FUZZY = Configuration("fsd-coupled", "js", 2, 0.1)
 
 
-class Told(Silent):
+class Notes(Silent):
     """Keeps what is worth knowing."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run", streams: int = 1) -> Iterator[Timer]:
     """Of 60 problems."""
     decoder = SpeculativeDecoder.from_pretrained(*models)
-    with open_session(decoder, task or tiny_calibration.task(60), RunConfig(progress=Told())) as session:
+    with open_session(decoder, task or tiny_calibration.task(60), RunConfig(progress=Notes())) as session:
         yield Timer(
             session, Goal(0.7, serve_batch=streams), TimingRequest(way, Sources(models[0], models[1:])), PerRound()
         )
@@ -115,7 +115,7 @@ def test_of_settings_certified_together_the_clock_takes_the_fastest_on_problems_
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
+def timed_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
     """Streams and problems of what is decoded against the clock, piece by piece."""
     seen, emitted = [], CachedDecoder.emitted
 
@@ -140,17 +140,17 @@ def test_more_problems_are_timed_where_there_are_more(problems: int, streams: in
 
 
 def test_certification_problems_are_timed_once_they_have_decided(
-    models: tuple[Path, Path], asked: list[tuple[int, set[int]]]
+    models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]]
 ) -> None:
     with timer(models) as made:
         before = made.time(settings(made.session))
         assert before.part == "tuning"
-        assert set.union(*(piece for _, piece in asked)) == ids(made.session.tuning.problems[:12])
-        asked.clear()
+        assert set.union(*(piece for _, piece in timed_pieces)) == ids(made.session.tuning.problems[:12])
+        timed_pieces.clear()
         part = decided(made.session)
         after = made.time(settings(made.session), part)
         assert after.part == "certification"
-        assert set.union(*(piece for _, piece in asked)) == ids(part.problems[:12])
+        assert set.union(*(piece for _, piece in timed_pieces)) == ids(part.problems[:12])
         assert (after.speeds.problems, after.speeds.processes) == (11, 0)
 
 
@@ -164,21 +164,23 @@ def test_a_certification_part_too_small_for_it_is_left_alone(models: tuple[Path,
         assert (found.part, found.speeds.problems) == ("tuning", 11)
 
 
-def test_several_streams_are_timed_beside_one(models: tuple[Path, Path], asked: list[tuple[int, set[int]]]) -> None:
+def test_several_streams_are_timed_beside_one(
+    models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]]
+) -> None:
     with timer(models, streams=4) as made:
         several = made.time(settings(made.session)).speeds
-        assert {streams for streams, _ in asked} == {4}
-        asked.clear()
-        single = made.single(settings(made.session), None)
-        assert {streams for streams, _ in asked} == {1}
+        assert {streams for streams, _ in timed_pieces} == {4}
+        timed_pieces.clear()
+        single = made.time_single(settings(made.session), None)
+        assert {streams for streams, _ in timed_pieces} == {1}
         assert single is not None
         assert single.problems < several.problems
     with timer(models) as made:
-        assert made.single(settings(made.session), None) is None
+        assert made.time_single(settings(made.session), None) is None
 
 
 def test_what_is_not_timed_is_forecast_by_its_rounds(
-    models: tuple[Path, Path], asked: list[tuple[int, set[int]]]
+    models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]]
 ) -> None:
     with timer(models, way="none", streams=4) as made:
         for part in (None, decided(made.session)):
@@ -186,22 +188,24 @@ def test_what_is_not_timed_is_forecast_by_its_rounds(
             assert found.part == "tuning"
             assert not found.speeds.timed
             expected = 10 * made.session.tuning.measure(FUZZY).tokens_per_round
-            assert found.speeds.of(FUZZY).value == made.foretold(FUZZY) == expected
+            assert found.speeds.of(FUZZY).value == made.forecast_of(FUZZY) == expected
             assert found.speeds.of(made.session.configuration("target")).value == 10
-        assert made.single(settings(made.session), None) is None
+        assert made.time_single(settings(made.session), None) is None
         assert made.effort(1.0) == (0, 0.0)
-    assert asked == []
+    assert timed_pieces == []
 
 
 @pytest.mark.slow
-def test_what_is_expected_is_what_is_decoded(models: tuple[Path, Path], asked: list[tuple[int, set[int]]]) -> None:
+def test_what_is_expected_is_what_is_decoded(
+    models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]]
+) -> None:
     """Three repeats of four settings, and once of what warms up."""
     with timer(models, tiny_calibration.task(240), streams=4) as made:
         decodings, each = made.effort(1.0)
         four = [*settings(made.session), made.session.configuration("sd", 4)]
         made.time(four)
-        made.single(four, None)
-        done = sum(len(piece) for _, piece in asked)
+        made.time_single(four, None)
+        done = sum(len(piece) for _, piece in timed_pieces)
         assert decodings == pytest.approx(done, rel=0.15)
         assert 1.0 < each < 4.0
 
@@ -216,7 +220,7 @@ def test_a_busy_machine_is_told(models: tuple[Path, Path], busy: bool, monkeypat
     with timer(models) as made:
         found = made.time(settings(made.session))
         progress = made.session.progress
-    assert isinstance(progress, Told)
+    assert isinstance(progress, Notes)
     assert found.load == (cores + (0.4 if busy else 0.0), cores)
     assert ["the machine is busy" in note for note in progress.notes] == [True] * busy
     assert all(f"load {cores}.4 on {cores} cores" in note for note in progress.notes)
@@ -233,7 +237,7 @@ def test_where_the_system_does_not_say_nothing_is_said(missing: str, monkeypatch
 
 @pytest.mark.slow
 def test_careful_timing_is_made_in_fresh_processes(
-    models: tuple[Path, Path], asked: list[tuple[int, set[int]]], monkeypatch: pytest.MonkeyPatch
+    models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two here, to save time. They compare what decides texts with what did here."""
     moved = replace(FUZZY, policy=adaptive.Schedule(0.25, 1.0, over=9).identity)
@@ -245,7 +249,7 @@ def test_careful_timing_is_made_in_fresh_processes(
         interval = speeds.ratio(FUZZY, made.session.configuration("target"))
         assert 0 < interval.low < interval.value < interval.high
         assert speeds.of(moved).value > 0
-    assert asked == []
+    assert timed_pieces == []
 
 
 @pytest.mark.slow
@@ -284,7 +288,7 @@ def test_what_cannot_be_done_is_refused(models: tuple[Path, Path]) -> None:
     TimingRequest("run", Sources(loaded, (loaded,)))
     with pytest.raises(UsageError, match="--timing is 'twice'; it must be one of run, careful, none"):
         TimingRequest("twice", Sources(models[0], models[1:]))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="--min-speed is 60, and whether that is reached is timed"):
+    with pytest.raises(UsageError, match="--min-speed is 60, and only timing shows whether that is reached"):
         TimingRequest("none", Sources(models[0], models[1:])).check(Goal(min_speed=60.0))
     TimingRequest("none", Sources(models[0], models[1:])).check(Goal(0.7))
 

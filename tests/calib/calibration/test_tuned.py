@@ -1,4 +1,4 @@
-"""What chooses by tuning problems before the search does: it is known which they were."""
+"""Tuning problems that influence choices before the search are marked in the ledger."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def session(folder: Path, problems: int) -> Iterator[Session]:
 
 
 def marked(made: Session, folder: Path) -> list[bool]:
-    """Of each tuning problem, whether an attempt may not ask it."""
+    """For each tuning problem whether it may not certify anything."""
     with AttemptLedger(folder / "ledger.sqlite") as ledger:
         usable = ledger.usable(model_fingerprint(made.decoder.target), made.tuning.problems, "none")
         return [not free for free in usable]
 
 
-def test_traces_tell_no_outcome_and_mark_nothing(tmp_path: Path) -> None:
+def test_traces_hold_no_outcome_and_mark_nothing(tmp_path: Path) -> None:
     with session(tmp_path, 60) as made, traces_along_target(made, ("js",), made.tuning.problems):
         made.tuning.measure(made.configuration("target"))
         made.tuning.measure(made.configuration("coupled", 4))

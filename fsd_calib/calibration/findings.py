@@ -1,0 +1,71 @@
+"""Findings of a calibration: what was chosen, measured, timed and tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fsd_calib.calibration.baseline import Baseline
+from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.calibration.timing import Timed
+from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.certification.sequence import Evidence
+from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.measuring.speed import Speeds
+from fsd_decoding.profile.costs import Work
+from fsd_decoding.profile.threshold_profile import Outcome
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything a calibration found.
+
+    Attributes:
+        chosen: what passed, even where `sd` suffices, else what is given as an estimate, else `sd`.
+        sd: `sd` at its fastest draft length.
+        single: speeds with one stream, beside those of several.
+        steps: work for the baseline, the search and the certificate, as far as the calibration came.
+        opened: the certification part; None: nothing was decoded there.
+        evidence: by tested configuration.
+    """
+
+    ready: Prepared
+    outcome: Outcome
+    chosen: Configuration
+    sd: Configuration
+    baseline: Baseline
+    timed: Timed
+    single: Speeds[Configuration] | None
+    steps: Sequence[Work]
+    opened: HoldoutAttempt | None = None
+    evidence: Mapping[Configuration, Evidence] = field(default_factory=dict)
+    trials: int = 0
+
+    @property
+    def lossy(self) -> bool:
+        return self.outcome in ("certified", "untested")
+
+    @property
+    def followed(self) -> Configuration:
+        """What decoders of the profile run: `chosen` where it may be lossy, else `sd`."""
+        return self.chosen if self.lossy else self.sd
+
+    @property
+    def certifying(self) -> tuple[Evidence | None, bool]:
+        """The evidence that the certificate rests on, and whether it is of lossless decoding instead of `chosen`."""
+        of_chosen, of_lossless = self.evidence.get(self.chosen), self.evidence.get(self.ready.alone)
+        return of_chosen or of_lossless, of_chosen is None and of_lossless is not None
+
+    def measured(self, configuration: Configuration) -> Measurement:
+        """Returns its measurement on the certification part where it was decoded there, else on the tuning part."""
+        for part in ([self.opened] if self.opened else []) + [self.ready.session.tuning]:
+            for measurement in part.measured():
+                if measurement.configuration == configuration:
+                    return measurement
+        raise ValueError(f"{configuration} was measured nowhere")
+
+    def alone(self, like: Measurement) -> Measurement:
+        """Returns the target's measurement on the same problems."""
+        part = self.opened if self.opened and like.part == "certification" else self.ready.session.tuning
+        return part.measure(self.ready.alone, like.problems)

@@ -1,0 +1,128 @@
+"""Tables and sentences of a calibration plan: what these problems can show, how many it takes, and how long."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from fsd_calib.calibration.plan import PRECISION, Plan, Prospect
+from fsd_calib.formatting import NONE, bound, duration, exact, level, percent, requirement
+
+
+def handful_summary(plan: Plan) -> str:
+    """Returns what the first problems showed, in two or three sentences."""
+    first = plan.handful
+    summary = (
+        f"The target solved {percent(first.accuracy)} of the first {first.problems} tuning problems. Rounding alone "
+        f"(the lossless rule compared with the target) flipped {percent(first.numerical_churn)} of their outcomes, so "
+        f"it flips {first.floor.bound_in_words}; a fuzzy setting flipped {percent(first.churn)}."
+    )
+    if _depends_on_churn(plan):
+        summary += f" To be cautious, the plan assumes {percent(first.cautious_churn)}."
+    return summary
+
+
+def prospect_table(plan: Plan) -> Table:
+    """Returns for each supposed truth the chance to certify, the problems needed, and the bound that can be shown."""
+    table = Table(title=_title(plan), box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column(f"true {_measure(plan)}")
+    headings = [f"shown by {plan.certification:,} problems"]
+    if plan.claim.wanted is not None:
+        headings = ["chance to certify", "problems for 80%", *headings]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for prospect in plan.prospects:
+        table.add_row(*_row(prospect))
+    return table
+
+
+def _title(plan: Plan) -> str:
+    measure, share = _measure(plan).capitalize(), plan.claim.wanted
+    if share is None:
+        return f"{measure} that is shown with probability 80%"
+    return f"{measure} of at least {exact(share)}: what can be shown"
+
+
+def _row(prospect: Prospect) -> list[str]:
+    cells = [f"≥ {bound(prospect.bound, PRECISION)}"]
+    if prospect.chance is not None:
+        needed = NONE if prospect.needed is None else f"{prospect.needed:,}"
+        cells = [f"{100 * prospect.chance:.0f}%", needed, *cells]
+    return [percent(prospect.truth), *cells]
+
+
+def step_table(plan: Plan) -> Table:
+    """Returns the decodings and the estimated time of each step."""
+    table = Table(title="Estimated time", box=box.SIMPLE_HEAD, title_justify="left", show_footer=True)
+    table.add_column("", "total")
+    table.add_column("decodings", f"{sum(step.decodings for step in plan.steps):,}", justify="right")
+    table.add_column("time", duration(plan.seconds), justify="right")
+    for step in plan.steps:
+        table.add_row(step.name, f"{step.decodings:,}", duration(step.seconds))
+    return table
+
+
+def outlook(plan: Plan) -> str:
+    """Returns what follows from the numbers: whether these problems are enough, and what else could be done."""
+    if plan.claim.guarantee == "dataset":
+        return _dataset_outlook(plan)
+    if plan.claim.wanted is None:
+        return (
+            f"No accuracy was requested: the chosen setting gets a lower bound from {plan.certification:,} problems, "
+            f"about the one in the table, at significance level {level(plan.delta)}."
+        )
+    sentences = [_above_reach(plan), _too_few(plan) if plan.least_truth is None else _enough(plan, plan.least_truth)]
+    return " ".join(filter(None, [*sentences, _betting_note(plan)]))
+
+
+def _above_reach(plan: Plan) -> str:
+    share, accuracy = plan.claim.wanted, plan.handful.accuracy
+    if share is None:
+        return ""
+    if plan.claim.acc == "absolute":
+        return f"The target itself solved only {percent(accuracy)} of the first problems." if share >= accuracy else ""
+    return "Losing nothing is not enough for this: the setting must beat the target." if share >= 1 else ""
+
+
+def _enough(plan: Plan, least_truth: float) -> str:
+    return (
+        f"The {plan.certification:,} certification problems are enough: a setting whose true {_measure(plan)} is "
+        f"{requirement(least_truth, PRECISION)} or more passes with probability 80%."
+    )
+
+
+def _too_few(plan: Plan) -> str:
+    best = plan.prospects[0]
+    if best.needed is None:
+        return (
+            f"No number of problems can show this: even the best true {_measure(plan)} considered, "
+            f"{percent(best.truth)}, is not above it."
+        )
+    return (
+        f"The {plan.certification:,} certification problems are probably too few: even with a true {_measure(plan)} of "
+        f"{percent(best.truth)} it takes about {best.needed:,} to pass with probability 80%. Give more problems, or "
+        f"request {bound(best.bound, PRECISION)}, which these show with that probability."
+    )
+
+
+def _betting_note(plan: Plan) -> str:
+    if plan.claim.test != "betting":
+        return ""
+    return "These figures are for the score test; the betting test needs about two thirds more problems."
+
+
+def _dataset_outlook(plan: Plan) -> str:
+    scope = (
+        f"The guarantee covers these {plan.certification:,} problems only; all of them are decoded, so nothing is left "
+        "to chance"
+    )
+    return f"{scope}." if plan.claim.wanted is None else f"{scope}, and any setting that keeps the accuracy passes."
+
+
+def _depends_on_churn(plan: Plan) -> bool:
+    """Whether churn matters: it does not for absolute accuracy, nor where nothing is left to chance."""
+    return plan.claim.acc == "retention" and plan.claim.guarantee == "population"
+
+
+def _measure(plan: Plan) -> str:
+    return "accuracy" if plan.claim.acc == "absolute" else "retention"

@@ -1,0 +1,81 @@
+"""Speeds in the report: how they were timed, with one stream and several, and forecasts beside them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from support.profiles import NOT_FASTER, UNCERTIFIED, profile
+from support.reports import OUTCOMES, one_line, printed, row
+
+SINGLE: dict[str, Any] = {
+    "target": 1020.25, "sd": 1051.0, "chosen": 1262.5, "timed": 25,
+    "intervals": {"target": [1019.5, 1020.5], "sd": [1050.1, 1051.9], "chosen": [1260.2, 1262.8],
+                  "over_sd": [1.19, 1.25], "over_target": [1.2, 1.3], "confidence": 0.95},
+}  # fmt: skip
+
+
+def test_speeds_over_processes_say_so() -> None:
+    careful = {"speed.processes": 5, "speed.part": "certification"}
+    text = one_line(printed(careful))
+    assert "² timed on 50 certification problems, each decoded with every setting in turn, in each of 5 fresh" in text
+    assert "; 95% intervals over these processes" in text
+    assert "1.21x (1.18–1.23 over 5 fresh processes) the tokens/s of sd" in text
+    assert "this run" not in text
+
+
+@pytest.mark.parametrize("outcome", [{}, NOT_FASTER, UNCERTIFIED])
+def test_what_was_not_timed_is_called_a_forecast(outcome: dict[str, Any]) -> None:
+    text = one_line(printed({**outcome, "speed.timed": 0, "speed.intervals": None}))
+    assert "² forecast from rounds decoded on tuning problems and the cost of a round; no setting was timed" in text
+    assert "this run" not in text
+    assert ("by the cost model's forecast 1.21x the tokens/s of sd" in text) == (outcome == {})
+    assert ("plain sd, which is forecast to make 51.0 tokens/s" in text) == (outcome == NOT_FASTER)
+
+
+def test_a_busy_machine_is_repeated() -> None:
+    said = "the machine was busy when timing began (load 5.3 on 2 cores)"
+    assert said in one_line(printed({"speed.load": 5.26, "speed.cores": 2}))
+    assert "busy" not in printed({"speed.load": 2.0, "speed.cores": 2})
+    assert "busy" not in printed()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("changes", OUTCOMES)
+def test_speeds_of_one_stream_stand_beside_those_of_several(width: int, changes: dict[str, Any]) -> None:
+    text = printed({**changes, "speed.batch": 16, "speed.single": SINGLE}, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert row(text, "sd (lossless)")[0][-2:] == ["51.0²", "1051.0²"]
+    assert row(text, "sd (lossless)")[1] == "L = 4 50.1–51.9 1050.1–1051.9"
+    assert "² timed on 50 tuning problems at batch 16 and 25 at batch 1, each decoded with every setting" in one_line(
+        text
+    )
+    heading = text[: text.index("target alone")]
+    assert re.search("at batch 16 +at batch 1 ", heading)
+    gain = "1.20x (1.19–1.25) the tokens/s of sd and 1.24x (1.20–1.30) the tokens/s of the target alone."
+    assert (f"; with one stream {gain}" in one_line(text)) == (profile(changes).threshold is not None)
+
+
+FORECAST = {"speed.forecast": {"target": 1020.4, "sd": 1052.25, "chosen": 1063.5}}
+
+
+def test_the_forecast_stands_beside_what_the_clock_said() -> None:
+    text = printed(FORECAST, 80)
+    assert row(text, "sd (lossless)")[0][-2:] == ["51.0²", "1052.2³"]
+    assert row(text, "fsd-coupled")[0][-2:] == ["61.5²", "1063.5³"]
+    assert "³" not in printed({**FORECAST, "speed.timed": 0, "speed.intervals": None})  # no clock said anything
+
+
+@pytest.mark.parametrize("several", [{}, {"speed.batch": 16, "speed.single": SINGLE}])
+def test_the_forecast_is_named_explained_and_fits(several: dict[str, Any]) -> None:
+    text = printed(FORECAST | several, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "forecast" in text[: text.index("target alone")]
+    assert {"1020.4³", "1052.2³", "1063.5³"} < set(text.split())
+    assert "³ tokens/s that the cost model predicts from rounds counted on tuning problems and the cost" in one_line(
+        text
+    )

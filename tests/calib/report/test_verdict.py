@@ -1,0 +1,216 @@
+"""The verdict: what it says of each outcome, with which evidence, and what it does not say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from fsd_calib.report.verdict import verdict
+from support.profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
+from support.reports import HARM, one_line, printed, printed_details, row
+
+COUNTS = ("both_right", "lost", "gained", "both_wrong")
+
+
+def test_certified_is_said_with_confidence_counts_and_both_bounds() -> None:
+    said = verdict(profile())
+    assert said.startswith(
+        "Certified at 95% confidence: fsd-coupled at T = 0.0625 (js, L = 5) keeps at least 98% of the target's "
+        "accuracy on problems like these."
+    )
+    speeds = (
+        "1.21x (1.18–1.23 within this run) the tokens/s of sd and 3.08x (2.98–3.17) the tokens/s of the target alone."
+    )
+    assert speeds in said
+    assert "(700 problems that the search never saw): both right 650, lost 3, gained 2, both wrong 45." in said
+    assert "a retention of 99.8% (at least 98.9%) and an accuracy of 93.1% (at least 91.1%)" in said
+    assert "This was attempt 1 to certify on these problems, tested at level 0.0304." in said
+    assert (
+        "changed 1 of 700 texts and flipped 0 outcomes, so it flips at most 0.43% of outcomes (95% confidence)." in said
+    )
+    assert "lossless rule coupled" not in said
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    unknown = {"certificate.attempt": None, "certificate.accuracy": None, "numerical_churn": None,
+               "speed.intervals": None, "effort": None}  # fmt: skip
+    said = verdict(profile(unknown))
+    assert "attempt" not in said
+    assert "Rounding" not in said
+    assert "That is a retention of 99.8% (at least 98.9%)." in said
+    assert "1.21x the tokens/s of sd and" in said
+    assert "decoded" not in printed(unknown).replace("each decoded", "")
+
+
+def test_harm_and_difference_stand_beside_the_number() -> None:
+    said = verdict(profile(HARM))
+    assert (
+        "Of the target's right answers, 0.5% were lost (at most 1.3%); accuracy changed by -0.1 percentage points "
+        "(-0.9 to +0.6 at 95% confidence)."
+    ) in said
+    shown = one_line(printed_details(HARM))
+    assert "0.5% of the target's right answers lost, at most 1.3%" in shown
+    assert "-0.1 percentage points of accuracy, -0.9 to +0.6" in shown
+    early = verdict(profile(HARM | {"certificate.difference_interval": None}))
+    assert "changed by -0.1 percentage points. " in early
+
+
+def test_a_bound_of_what_was_chosen_says_what_it_leaves_out() -> None:
+    caveat = "holds individually at 96.9% confidence and is not corrected for the choice among"
+    assert f"{caveat} the 4 frozen settings." in verdict(profile({"certificate.frozen": 4}))
+    assert "the several frozen settings" in verdict(profile())  # of a file that does not say how many
+    for plain in ({"certificate.frozen": 1}, UNCERTIFIED | {"certificate.frozen": 4}):
+        assert "not corrected" not in printed(plain)  # no other could have been chosen; the first one failed
+        assert "(at least 98.9%)" in verdict(profile(plain))
+
+
+def test_the_certificate_is_of_one_task_and_grader() -> None:
+    scope = "one task and one grader, on problems like these; they say nothing about others"
+    for tested in ({}, UNCERTIFIED, FRONT):
+        assert scope in verdict(profile(tested))
+    assert "one grader, on these very problems" in verdict(profile({"certificate.guarantee": "dataset"}))
+    assert "one task" not in verdict(profile(UNTESTED))
+
+
+def test_texts_cut_short_are_told_of() -> None:
+    cut = {"truncation": {"max_new_tokens": 256, "texts": 700, "target": 0, "chosen": 7}}
+    assert (
+        "The limit of 256 new tokens was reached by 0.0% of the target's texts and 1.0% of the fuzzy setting's (700 "
+        "texts each), which may be cut short."
+    ) in verdict(profile(cut))
+    assert "1.0% of sd's" in verdict(profile(cut | NOT_FASTER))
+    assert "limit" not in verdict(profile(cut | {"truncation.chosen": 0}))
+
+
+def test_a_setting_that_was_tested_and_is_no_faster_keeps_its_numbers() -> None:
+    made = NOT_FASTER | {"estimate": UNCERTIFIED["estimate"], "speed.intervals.over_sd": [0.97, 1.04]}
+    said = verdict(profile(made))
+    assert said.startswith(
+        "fsd-coupled at T = 0.0625 (js, L = 5) was tested and keeps at least 98% of the target's accuracy on problems "
+        "like these (95% confidence), but was not shown to be faster than plain sd: it makes 1.21x (0.97–1.04) the "
+        "tokens/s of sd, which makes 51.0 (L = 4). There is no need to lose accuracy. Decoders that follow this "
+        "profile run sd."
+    )
+    assert row(printed(made), "not shown faster")[0] == ["93.1%¹", "99.8%¹", "5.41¹", "61.5²"]
+
+
+def test_what_is_chosen_for_its_accuracy_may_be_no_faster() -> None:
+    assert "not shown to be faster" not in verdict(profile())
+    slow = {"speed.intervals.over_sd": [0.97, 1.23]}
+    assert "It was not shown to be faster than sd." in verdict(profile(slow))
+
+
+def test_a_certificate_of_lossless_decoding_is_called_that() -> None:
+    own = {"certificate.lossless": True, "certificate.acc": "absolute", "certificate.wanted": 0.9,
+           "certificate.both_right": 652, "certificate.lost": 0, "certificate.gained": 0,
+           "certificate.both_wrong": 48, "certificate.retention": 1.0}  # fmt: skip
+    said = verdict(profile(NOT_FASTER | own))
+    assert said.startswith("At 95% confidence lossless decoding reaches at least 90% accuracy on problems like these. ")
+    assert "the target alone solved 93.1% (at least 91.1%)" in said
+    assert "both right" not in said
+    numbers, below = row(printed(NOT_FASTER | own), "target alone")
+    assert (numbers[0], below.split()[1]) == ("93.1%¹", "91.1%")
+    failed = verdict(profile(UNCERTIFIED | own | {"estimate": None, "certificate.wanted": 0.92}))
+    assert "not even the target alone, and so no lossless decoding, was shown to reach at least 92% accuracy" in failed
+
+
+def test_a_front_is_of_the_part_its_target_was_decoded_on() -> None:
+    none: dict[str, Any] = {f"certificate.{name}": 0 for name in ("problems", *COUNTS)}
+    none |= {f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "accuracy_lower_bound")}
+    alone = {**values()["curve"][3], "rule": "target", "draft_length": 1, "problems": 650, "accuracy": 0.925}
+    text = printed(FRONT | none | {"curve": [*FRONT["curve"], alone]})
+    assert "¹ measured on the certification part: 650 problems, unseen by the search (sd on 700)" in " ".join(
+        text.split()
+    )
+    assert row(text, "target alone")[0][0] == "92.5%¹"
+
+
+def test_guarantees_and_absolute_accuracy_are_named() -> None:
+    said = verdict(profile({"certificate.guarantee": "dataset"}))
+    assert "98% of the target's accuracy on these very problems." in said
+    absolute = {"certificate.acc": "absolute", "certificate.wanted": 0.91}
+    assert "reaches at least 91% accuracy on problems like these" in verdict(profile(absolute))
+    missed = verdict(profile(UNCERTIFIED | {"certificate.acc": "absolute"}))
+    assert "no threshold was shown to reach at least 99.5% accuracy." in missed
+    seeds = {"certificate.seeds": 2, "certificate.problems": 350}
+    assert "(350 problems that the search never saw, 2 seeds each)" in verdict(profile(seeds))
+
+
+def test_not_certified_names_the_lossless_rule_the_guess_and_the_frontier() -> None:
+    said = verdict(profile(UNCERTIFIED))
+    assert said.startswith("Not certified: at 95% confidence no threshold was shown to keep at least 99.5% of the")
+    assert "run the lossless rule coupled" in said
+    assert "The estimate is T = 0.0625: retention 99.8%, lower bound 98.9%." in said
+    assert re.search(r"If these shares hold, about [\d,]+ certification problems would certify it", said)
+    text = printed(UNCERTIFIED)
+    assert "measured points that no other beats in retention and speed" in text
+    assert "measured points" not in printed()
+
+
+def test_a_later_attempt_needs_more_problems() -> None:
+    needed = []
+    for attempt in (1, 2):
+        delta = {"certificate.attempt": attempt, "certificate.delta": 0.007}
+        said = verdict(profile(UNCERTIFIED | delta))
+        found = re.search(r"about ([\d,]+) certification problems", said)
+        assert found is not None
+        needed.append(int(found[1].replace(",", "")))
+    assert needed[0] < needed[1]
+
+
+def test_hopeless_goals_are_called_so() -> None:
+    said = verdict(profile(UNCERTIFIED | {"certificate.wanted": 1.1}))
+    assert "At this retention no number of problems would certify it." in said
+    absolute = UNCERTIFIED | {"certificate.acc": "absolute", "certificate.wanted": 0.94}
+    assert "At this accuracy no number of problems would certify it." in verdict(profile(absolute))
+    absolute["certificate.wanted"] = 0.92
+    assert re.search(r"If these shares hold, about [\d,]+ certification problems", verdict(profile(absolute)))
+
+
+def test_a_wanted_speed_is_compared() -> None:
+    reached = verdict(profile({"certificate.wanted": None, "speed.wanted": 60.0}))
+    assert "keeps at least 98.9% of the target's accuracy" in reached
+    assert "The requested 60 tokens/s were reached: 61.5 (60.2–62.8 within this run)." in reached
+    missed = verdict(profile(TOO_SLOW))
+    assert missed.startswith(
+        "Too slow: the setting that was chosen by its forecast did not reach the requested speed when"
+    )
+    assert "The requested 90 tokens/s were not reached: 61.5 (60.2–62.8 within this run)." in missed
+    assert "measured points that no other beats" in printed(TOO_SLOW)
+
+
+def test_where_sd_suffices_nothing_need_be_lost() -> None:
+    said = verdict(profile(SD_SUFFICES))
+    assert said.startswith("Plain sd already makes 51.0 tokens/s (L = 4), so there is no need to lose accuracy.")
+    assert "The requested 50 tokens/s were reached: 51.0 (50.1–51.9 within this run)." in said
+    other = verdict(profile(NOT_FASTER))
+    assert other.startswith(
+        "No fuzzy setting that keeps the requested accuracy was found to be faster than plain sd, which makes 51.0"
+    )
+    assert "run sd" in other
+
+
+def test_what_was_not_tested_is_called_untested() -> None:
+    said = verdict(profile(UNTESTED))
+    assert said.startswith("Untested: fsd-coupled at T = 0.0625")
+    assert "Certified" not in said
+    assert "certification part" not in said
+
+
+def test_without_decodings_no_counts_are_said() -> None:
+    untested: dict[str, Any] = {
+        f"certificate.{name}": 0 for name in ("problems", "both_right", "lost", "gained", "both_wrong")
+    }
+    untested |= {f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "attempt")}
+    said = verdict(profile(TOO_SLOW | untested))
+    assert "Nothing was decoded on the certification part: no setting was worth an attempt." in said
+    assert "both right" not in said
+
+
+@pytest.mark.parametrize(("bound", "shown"), [(0.97999, "97.9%"), (0.98, "98.0%"), (0.983, "98.3%")])
+def test_a_bound_is_never_rounded_up(bound: float, shown: str) -> None:
+    text = printed({"certificate.lower_bound": bound, "certificate.wanted": None})
+    assert f"≥ {shown}" in text
+    assert f"keeps at least {shown}" in " ".join(text.split())
