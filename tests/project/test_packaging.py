@@ -1,4 +1,4 @@
-"""What an installation holds and what starting costs. Knows files, imports and commands, not behaviour."""
+"""What an installation holds, and what starting a command imports."""
 
 from __future__ import annotations
 

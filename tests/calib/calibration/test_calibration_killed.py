@@ -15,6 +15,7 @@ import pytest
 
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support import tiny_calibration
+from support.paths import environment
 
 KILLS = 20
 TIMED = {"created", "speed", "effort"}  # what differs from run to run by nature
@@ -23,7 +24,7 @@ TIMED = {"created", "speed", "effort"}  # what differs from run to run by nature
 def start(out: Path, cache: Path) -> subprocess.Popen[str]:
     """Returns once the process has imported everything."""
     command = [sys.executable, tiny_calibration.__file__, str(out), str(cache)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     assert child.stdout is not None
     assert child.stdout.readline() == "here\n"
     return child

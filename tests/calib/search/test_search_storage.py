@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from fsd_calib.search.search import SearchResult, freeze, record_recounts, searc
 from fsd_calib.search.space import Space
 from fsd_calib.search.trial import setting_attributes
 from support.messages import usage_error
-from support.paths import ROOT
+from support.paths import ROOT, environment
 from support.postgres import Postgres, start_postgres
 from support.search_worker import GOAL, SPACE, run_search, world
 from support.simulated_worlds import TARGET, Formula, World
@@ -35,12 +34,11 @@ def place(kind: str, folder: Path) -> str:
 
 
 def start(storage: str, seconds: float) -> subprocess.Popen[str]:
-    paths = os.pathsep.join(path for path in sys.path if path)
     return subprocess.Popen(
         [sys.executable, str(WORKER), storage, str(seconds)],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": paths},
+        env=environment(),
     )
 
 
