@@ -20,11 +20,11 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
+from fsd_calib.search.acquisition import Prospects
 from fsd_calib.search.candidates import choose_sequence, measure_candidates
 from fsd_calib.search.forecast import configuration_at
-from fsd_calib.search.prospects import Prospects
 from lib.calibration.pool import TARGET
-from lib.calibration.pooled_calibration import Tuned, level, tune
+from lib.calibration.pooled_calibration import TuningRecord, level, tune
 from lib.common.machine import machine_facts
 from lib.common.results import write_json
 from regret import CONFIDENCE, WANTED, Arena, Half, real_arenas, synthetic_arenas
@@ -39,7 +39,7 @@ class Case:
     """One search, and the outcomes of its settings on the certification part."""
 
     arena: Arena
-    known: Tuned
+    known: TuningRecord
     evaluator: Evaluator
     truth: Half
     wanted: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from fsd_decoding.acceptance.proposal import Logits
-from fsd_decoding.keywords import override
+from fsd_decoding.config_keywords import override
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import Sampling

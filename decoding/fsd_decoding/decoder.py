@@ -11,15 +11,16 @@ import torch
 
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule, rule_named
+from fsd_decoding.argument_checks import check_count, check_settings, check_whole
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords, StopPolicyLike
+from fsd_decoding.config_keywords import override, refuse_rest, rename_former
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import Engine, Settings
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels.dispatch import probe_triton
-from fsd_decoding.keywords import override, refuse_rest, rename_former
 from fsd_decoding.loading import (
     as_dtype,
     check_device,
@@ -37,7 +38,6 @@ from fsd_decoding.profile.drift import Drift, watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.requests import Prompt, requests_for
 from fsd_decoding.text import StopStrings, TextStream
-from fsd_decoding.validation import check_count, check_settings, check_whole
 
 DEFAULT_DIVERGENCE, DEFAULT_THRESHOLD, DEFAULT_DRAFT_LENGTH = "js", 0.1, 5
 

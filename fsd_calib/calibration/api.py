@@ -23,9 +23,9 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.registry import load_task
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
+from fsd_decoding.config_keywords import override, refuse_rest, rename_former
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
-from fsd_decoding.keywords import override, refuse_rest, rename_former
 from fsd_decoding.loading import shared_tokenizer
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -131,7 +131,7 @@ class Calibration:
                 )
 
     def plan(self) -> Plan:
-        """What the goal takes and what these problems can show, from a first handful of them."""
+        """What the goal takes and what these problems can show, from a pilot on the first of them."""
         with self._prepared() as ready:
             return ready.plan
 

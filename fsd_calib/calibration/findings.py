@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fsd_calib.calibration.baseline import Baseline
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.timing import Timed
+from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.certification.sequence import Evidence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds

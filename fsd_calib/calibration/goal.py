@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
+from fsd_decoding.config_keywords import override
 from fsd_decoding.errors import UsageError
-from fsd_decoding.keywords import override
 
 MAX_MIN_ACC = 1.2
 

@@ -35,7 +35,7 @@ def chance_of(goal: Goal, problems: int, delta: float) -> Chance:
     return chance
 
 
-def bar_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> PassModel:
+def pass_model_of(goal: Goal, problems: int, delta: float, alone: Measurement) -> PassModel:
     """Returns the bar that unmeasured settings must clear: `chance_of` in normal approximation.
 
     Args:

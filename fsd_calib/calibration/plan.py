@@ -1,4 +1,4 @@
-"""Plan of a calibration: what it can be expected to show and how long it takes, from a first handful of problems.
+"""Plan of a calibration: what it can be expected to show and how long it takes, from a pilot on the first problems.
 
 A plan is a forecast; the test itself uses none of it.
 """
@@ -28,7 +28,7 @@ _BISECTIONS = 20  # of an interval at most 1 long: to PRECISION
 
 
 @dataclass(frozen=True)
-class Handful:
+class Pilot:
     """Counts on the first tuning problems: the target, the lossless rule, and one plausible fuzzy setting."""
 
     problems: int
@@ -38,8 +38,8 @@ class Handful:
     retention: float | None  # of the fuzzy setting; None: the target solved nothing
 
     @classmethod
-    def of(cls, target: Measurement, lossless: Measurement, fuzzy: Measurement) -> Handful:
-        """Returns the handful of three measurements on the same problems.
+    def of(cls, target: Measurement, lossless: Measurement, fuzzy: Measurement) -> Pilot:
+        """Returns the pilot of three measurements on the same problems.
 
         With several seeds all shares but the numerical churn are of (problem, seed) pairs.
         """
@@ -58,7 +58,7 @@ class Handful:
 
     @property
     def likely_accuracy(self) -> float:
-        """The target's accuracy as the mean under Jeffreys' prior: never 0 or 1, which a handful cannot show."""
+        """The target's accuracy as the mean under Jeffreys' prior: never 0 or 1, which a pilot cannot show."""
         return (self.problems * self.accuracy + 0.5) / (self.problems + 1)
 
     @property
@@ -98,7 +98,7 @@ class Plan:
     claim: Claim
     delta: float  # the significance level of the test
     certification: int  # problems of the certification part
-    handful: Handful
+    pilot: Pilot
     prospects: tuple[Prospect, ...]  # the best truth first
     least_truth: float | None  # the lowest that passes with probability CHANCE; None: even the best truth does not
     steps: tuple[PlannedStep, ...]
@@ -109,14 +109,14 @@ class Plan:
 
 
 def make_plan(
-    claim: Claim, handful: Handful, certification: int, delta: float, steps: tuple[PlannedStep, ...] = ()
+    claim: Claim, pilot: Pilot, certification: int, delta: float, steps: tuple[PlannedStep, ...] = ()
 ) -> Plan:
     """Returns what `certification` problems can show at level `delta`, by the score test with one seed per problem."""
-    odds = _odds(claim, handful, delta)
-    best, middle = _truths(claim, handful)
+    odds = _odds(claim, pilot, delta)
+    best, middle = _truths(claim, pilot)
     prospects = tuple(odds.prospect(truth, certification) for truth in (best, middle))
     least = odds.least_truth(best, certification)
-    return Plan(claim, delta, certification, handful, prospects, least, steps)
+    return Plan(claim, delta, certification, pilot, prospects, least, steps)
 
 
 def planned_steps(
@@ -232,18 +232,18 @@ class _Odds:
         return {"accuracy": self.accuracy, "churn": max(least, min(self.churn, most)), "retention": truth}
 
 
-def _odds(claim: Claim, handful: Handful, delta: float) -> _Odds:
+def _odds(claim: Claim, pilot: Pilot, delta: float) -> _Odds:
     if claim.acc == "absolute":
         return _Odds(claim, 1.0, 0.0, delta)
-    return _Odds(claim, handful.likely_accuracy, handful.cautious_churn, delta)
+    return _Odds(claim, pilot.likely_accuracy, pilot.cautious_churn, delta)
 
 
-def _truths(claim: Claim, handful: Handful) -> tuple[float, float]:
+def _truths(claim: Claim, pilot: Pilot) -> tuple[float, float]:
     """The best truth and a middle one: nothing lost, and half of the losses that the goal allows.
 
     For a goal that losing nothing does not meet: a little above the goal, or the highest there can be.
     """
-    unlost, most = (handful.likely_accuracy, 1.0) if claim.acc == "absolute" else (1.0, 1 / handful.likely_accuracy)
+    unlost, most = (pilot.likely_accuracy, 1.0) if claim.acc == "absolute" else (1.0, 1 / pilot.likely_accuracy)
     if claim.wanted is None:
         return unlost, 0.95 * unlost
     best = unlost if claim.wanted < unlost else min(claim.wanted + _ABOVE, most)

@@ -1,4 +1,4 @@
-"""Preparation of a calibration: traces, costs, a first handful of problems, and the plan that follows from them."""
+"""Preparation of a calibration: traces, costs, a pilot on the first problems, and the plan that follows from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fsd_calib.calibration.baseline import TRACED, Baseline, measure_baseline, t
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import claim_of
-from fsd_calib.calibration.plan import Handful, Plan, PlannedStep, check_enough, make_plan, planned_steps
+from fsd_calib.calibration.plan import Pilot, Plan, PlannedStep, check_enough, make_plan, planned_steps
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
 from fsd_calib.calibration.run_config import RunConfig
@@ -33,7 +33,7 @@ from fsd_collectors.replay import CostModel, sweep
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.profile.parts import EarlyStopInfo
 
-_HANDFUL = 64  # problems
+_PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
 _PASSES, _CANDIDATES = 3, 6  # what a search takes, and a certificate at most, in passes over their parts
@@ -83,18 +83,18 @@ def prepare(
     config: RunConfig,
     timing: TimingRequest,
 ) -> Prepared:
-    """Reads traces, measures costs and a first handful of problems, and plans.
+    """Reads traces, measures costs and a pilot on the first problems, and plans.
 
     Raises:
         UsageError: these problems are too few for the goal, whatever the outcomes.
     """
     folder = config.path("out")
-    _check_enough(goal, session, *session.holdout.at_best(goal.confidence))
+    _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
     timing.check_enough(session, goal.serve_batch)
     chosen = None if predictor is None else choose(predictor, session, space, folder)
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
-        baseline = measure_baseline(session, session.configuration(_LOSSLESS, _USUAL_LENGTH, first), _HANDFUL)
+        baseline = measure_baseline(session, session.configuration(_LOSSLESS, _USUAL_LENGTH, first), _PILOT)
         judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         shaped = shapes(policies, session, space, traces[first])
         space = replace(space, policies=tuple(shaped))
@@ -110,20 +110,20 @@ def prepare(
         sds = _fastest_for_sd(session, traces, costs, 1 if timing.way == "none" else 2)
     if early is not None:
         session = session.stopping_early(early.policies)
-    handful = Handful.of(baseline.alone, baseline.lossless, _first_fuzzy(session, space, forecast))
-    _check_enough(goal, session, session.holdout.problems, level, handful.accuracy)
+    pilot = Pilot.of(baseline.alone, baseline.lossless, _first_fuzzy(session, space, forecast))
+    _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     timer = Timer(session, goal, timing, forecast, stops)
     efforts = _efforts(session, facts, *timer.effort(_seconds_each(session, goal, baseline, forecast)))
-    plan = make_plan(claim_of(goal, session.holdout.problems), handful, session.holdout.problems, level, efforts)
+    plan = make_plan(claim_of(goal, session.holdout.problems), pilot, session.holdout.problems, level, efforts)
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, early.info if early else None)
 
 
 def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:
-    """The handful under a fuzzy setting that plausibly keeps most accuracy."""
+    """The pilot under a fuzzy setting that plausibly keeps most accuracy."""
     family = space.families[0]
     fuzzy = family[len(family) // 2]
-    return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _HANDFUL)
+    return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _PILOT)
 
 
 def _seconds_each(session: Session, goal: Goal, baseline: Baseline, forecast: Forecast) -> float:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from fsd_calib.calibration.baseline import Baseline, measure_baseline
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.numerical_floor import judge
-from fsd_calib.calibration.pass_probability import bar_of, chance_of, claim_of
+from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.calibration.to_profile import to_profile
+from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.certification.sequence import Evidence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Interval, Speeds
@@ -51,7 +51,7 @@ def find(ready: Prepared) -> ThresholdProfile:
     """Returns the profile, after the long work. The certification part is decoded only after candidates are frozen."""
     meter = Meter(ready)
     baseline = measure_baseline(ready.session, ready.lossless, _BASELINE)
-    if baseline.alone.problems > ready.plan.handful.problems:  # otherwise it was judged already
+    if baseline.alone.problems > ready.plan.pilot.problems:  # otherwise it was judged already
         judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed
     if wanted is not None:
@@ -146,7 +146,7 @@ def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objec
     if goal.min_acc is not None:
         level = ready.facts.level(goal.confidence)
         words = f"keeping {goal.acc} {goal.min_acc:g}, {goal.guarantee}, {problems} at {level:.6g}"
-        bar = bar_of(goal, problems, level, alone)
+        bar = pass_model_of(goal, problems, level, alone)
         return MaxSpeed(_chance(ready), words, bar, ready.forecast.measured(baseline.lossless))
     return MaxAccuracy(goal.min_speed) if goal.min_speed is not None else ParetoFront()
 

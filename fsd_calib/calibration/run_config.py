@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from fsd_calib.progress import Progress, Silent
-from fsd_decoding.validation import check_count
+from fsd_decoding.argument_checks import check_count
 
 Timing = Literal["run", "careful", "none"]
 """Where speeds are timed: within the calibration's own process, in fresh ones, or nowhere."""

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
-from fsd_calib.certification.holdout import Holdout, Tuned
+from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Task
-from fsd_calib.tasks.parts import parts_of
+from fsd_calib.tasks.split import parts_of
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
@@ -41,7 +41,7 @@ class Session:
     decode: CachedDecoder
     identity: str
     tuning: Evaluator
-    tuned: Tuned
+    tuned: TuningRecord
     holdout: Holdout
     batch_size: int
     cache: Path | None
@@ -114,7 +114,7 @@ def open_session(
         decode = CachedDecoder(decoder, task, store, config.batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         identity = " and ".join(_identity(decoder, decode, name) for name in names)
-        tuned = Tuned(ledger, family)
+        tuned = TuningRecord(ledger, family)
         holdout = Holdout(Evaluator(decode, parts.certification, "certification"), ledger, family, identity)
         yield Session(
             decoder, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,

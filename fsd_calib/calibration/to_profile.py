@@ -11,10 +11,10 @@ from typing import Any
 
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.harm import difference_of, harm_of
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.sequence import Evidence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds

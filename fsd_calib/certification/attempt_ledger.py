@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_calib.certification import earlier_ledger
+from fsd_calib.certification import ledger_migration
 from fsd_calib.certification.ledger_file import Entry, LedgerFile, Numbered, Numbers, Run, as_set, known, numbers
 from fsd_calib.storage.sqlite_file import DamageError
 from fsd_decoding.errors import UsageError
@@ -53,7 +53,7 @@ class AttemptLedger:
 
     def take_over(self, path: Path) -> bool:
         """See `earlier_ledger.take_over`."""
-        return earlier_ledger.take_over(path, self._file)
+        return ledger_migration.take_over(path, self._file)
 
     def tuned_on(self, family: str, problems: Iterable[Numbered]) -> None:
         """Records problems that influenced a choice: no later attempt of the family may certify on them."""
@@ -119,7 +119,7 @@ class AttemptLedger:
                 return known(requested, entry.problems)
             return ~known(requested, self._file.tuned(family))
 
-    def at_best(self, family: str, problems: Iterable[Numbered], confidence: float) -> tuple[int, float]:
+    def best_case(self, family: str, problems: Iterable[Numbered], confidence: float) -> tuple[int, float]:
         """Returns the most problems and the highest level that an attempt on these problems can have.
 
         It may be a new attempt, or a decided one that is repeated.

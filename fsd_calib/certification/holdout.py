@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, astuple
 
 from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger
+from fsd_calib.certification.certificate import Evidence, Verdict, bound_together, certify_sequence
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.ledger_file import Run
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.certification.sequence import Evidence, Verdict, bound_together, certify_sequence
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
@@ -53,9 +53,9 @@ class Holdout:
         """The number that a new attempt on these problems would have."""
         return self._ledger.next_number(self._family, self._evaluator.problems)
 
-    def at_best(self, confidence: float) -> tuple[int, float]:
+    def best_case(self, confidence: float) -> tuple[int, float]:
         """Returns the most problems and the highest level of any attempt; see `AttemptLedger.at_best`."""
-        return self._ledger.at_best(self._family, self._evaluator.problems, confidence)
+        return self._ledger.best_case(self._family, self._evaluator.problems, confidence)
 
     def facts_of(self, run: str) -> str | None:
         """Returns the facts that the ledger has of the run of that name; None: none."""
@@ -190,7 +190,7 @@ def _fingerprint(problems: Sequence[Problem]) -> str:
     return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
 
-class Tuned:
+class TuningRecord:
     """Records the tuning problems of one family in the ledger before they are decoded; each problem once."""
 
     def __init__(self, ledger: AttemptLedger, family: str) -> None:

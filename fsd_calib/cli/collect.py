@@ -30,6 +30,7 @@ from fsd_calib.cli.options import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    VersionOption,
     given_or_default,
 )
 from fsd_calib.tasks.registry import TASKS, task_kind
@@ -96,6 +97,7 @@ def command(
     draft_length: Annotated[
         int | None, typer.Option(help="Tokens drafted per round. By default 5.", rich_help_panel=_POLICY)
     ] = None,
+    version: VersionOption = False,
 ) -> None:
     """Collects traces: for every drafted token what the target and the draft predicted, as Parquet files.
 

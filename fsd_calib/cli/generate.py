@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import leave, quiet_transformers, say
+from fsd_calib.cli.options import VersionOption
 from fsd_calib.tasks.registry import TASKS, task_kind
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def command(
     raw: Annotated[bool, typer.Option("--raw", help="Pass prompts as they are, without the task's format.")] = False,
     device: Annotated[str | None, typer.Option(help="cuda, cpu, … By default a GPU where there is one.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own.")] = None,
+    version: VersionOption = False,
 ) -> None:
     """Continues prompts with two models and the threshold of a profile.
 

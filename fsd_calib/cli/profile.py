@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, say
+from fsd_calib.cli.options import VersionOption
 from fsd_decoding.errors import UsageError
 
 NAME = "fsd-profile"
@@ -34,6 +35,11 @@ app = typer.Typer(
     help="Shows, validates and compares profiles: what fsd-calibrate measured, chose and certified.",
     epilog=_EPILOG,
 )
+
+
+@app.callback()
+def common(version: VersionOption = False) -> None:
+    """Options before the command's name."""
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, say
+from fsd_calib.cli.options import VersionOption
 
 NAME = "fsd-traces"
 _EPILOG = """
@@ -28,6 +29,11 @@ app = typer.Typer(
     help="Verifies, describes and plots traces: what fsd-collect recorded of two models, token by token.",
     epilog=_EPILOG,
 )
+
+
+@app.callback()
+def common(version: VersionOption = False) -> None:
+    """Options before the command's name."""
 
 
 @app.command()

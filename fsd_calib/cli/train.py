@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import RunInterruptedError, check_at_least_one, check_writable, leave
-from fsd_calib.cli.options import DATA, LimitOption, several
+from fsd_calib.cli.options import DATA, LimitOption, VersionOption, several
 
 if TYPE_CHECKING:
     from fsd_predictors.predictor import Predictor
@@ -59,6 +59,7 @@ def command(
     trials: Annotated[
         int, typer.Option(help="Hyperparameter trials for each of its two models.", rich_help_panel=_MODEL)
     ] = 8,
+    version: VersionOption = False,
 ) -> None:
     """Trains a predictor of which drafted tokens will be accepted, so that drafting can stop in time.
 

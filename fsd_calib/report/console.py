@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.curve import curve_tables, front_table
-from fsd_calib.report.plan import handful_summary, outlook, prospect_table, step_table
+from fsd_calib.report.plan import outlook, pilot_summary, prospect_table, step_table
 from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
 from fsd_calib.report.verdict import effort_line, verdict
@@ -22,7 +22,7 @@ _WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Prints what the first problems showed, what can be shown with these, and, where known, the estimated time."""
     console = console or Console()
-    _print(console, Text(handful_summary(plan)))
+    _print(console, Text(pilot_summary(plan)))
     if plan.claim.guarantee == "population":
         console.print(prospect_table(plan))
     console.print(Text(outlook(plan)))

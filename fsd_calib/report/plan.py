@@ -9,9 +9,9 @@ from fsd_calib.calibration.plan import PRECISION, Plan, Prospect
 from fsd_calib.formatting import NONE, bound, duration, exact, level, percent, requirement
 
 
-def handful_summary(plan: Plan) -> str:
+def pilot_summary(plan: Plan) -> str:
     """Returns what the first problems showed, in two or three sentences."""
-    first = plan.handful
+    first = plan.pilot
     summary = (
         f"The target solved {percent(first.accuracy)} of the first {first.problems} tuning problems. Rounding alone "
         f"(the lossless rule compared with the target) flipped {percent(first.numerical_churn)} of their outcomes, so "
@@ -76,7 +76,7 @@ def outlook(plan: Plan) -> str:
 
 
 def _above_reach(plan: Plan) -> str:
-    share, accuracy = plan.claim.wanted, plan.handful.accuracy
+    share, accuracy = plan.claim.wanted, plan.pilot.accuracy
     if share is None:
         return ""
     if plan.claim.acc == "absolute":

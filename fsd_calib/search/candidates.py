@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.search import outcome_shifts
+from fsd_calib.search import sensitivity
+from fsd_calib.search.acquisition import Prospects, all_settings, settings_at
 from fsd_calib.search.forecast import Forecast, configuration_at
 from fsd_calib.search.history import FinishedTrial, Observation
 from fsd_calib.search.pass_model import Floats, PassModel
-from fsd_calib.search.prospects import Prospects, all_settings, settings_at
 from fsd_calib.search.space import Point, Space
 
 _CHANCES = (0.97, 0.9, 0.8, 0.65, 0.5, 0.3)  # of passing: for each, the fastest setting that reaches it is measured
@@ -77,7 +77,7 @@ def _most_likely_to_pass(trials: Sequence[FinishedTrial], pass_model: PassModel,
 
 
 def _observation(point: Point, fuzzy: Measurement, target: Measurement) -> Observation:
-    flipped = outcome_shifts.flips(fuzzy, target) / fuzzy.problems
+    flipped = sensitivity.flips(fuzzy, target) / fuzzy.problems
     return Observation(point.arm, point.logit_share, fuzzy.accuracy - target.accuracy, flipped, fuzzy.problems)
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.search import outcome_shifts
+from fsd_calib.search import sensitivity
+from fsd_calib.search.acquisition import Prospects, all_settings, settings_at
 from fsd_calib.search.candidates import choose_sequence, measure_candidates
 from fsd_calib.search.forecast import Forecast, configuration_at
 from fsd_calib.search.history import FinishedTrial, History, Observation
 from fsd_calib.search.objective import Assessment, PairedMeasurement
 from fsd_calib.search.pass_model import PassModel
-from fsd_calib.search.prospects import Prospects, all_settings, settings_at
 from fsd_calib.search.space import Point, Space
 
 Chance = Callable[[Measurement, Measurement], float]
@@ -70,12 +70,12 @@ class MaxSpeed:
     def _is_settled(self, paired: PairedMeasurement, chance: float) -> bool:
         """Whether only an unusually good or bad remainder of the problems could reverse the decision."""
         fuzzy, target = paired.fuzzy, paired.target
-        additional, fewer = outcome_shifts.plausible_flips(
-            outcome_shifts.flips(fuzzy, target), fuzzy.problems, paired.whole, _DEVIATIONS
+        additional, fewer = sensitivity.plausible_flips(
+            sensitivity.flips(fuzzy, target), fuzzy.problems, paired.whole, _DEVIATIONS
         )
         if chance >= self.wanted:
-            return self.chance(outcome_shifts.worse(fuzzy, target, additional), target) >= self.wanted
-        return self.chance(outcome_shifts.better(fuzzy, target, fewer), target) < self.wanted
+            return self.chance(sensitivity.worse(fuzzy, target, additional), target) >= self.wanted
+        return self.chance(sensitivity.better(fuzzy, target, fewer), target) < self.wanted
 
     def freeze(
         self,

@@ -12,7 +12,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress
-from fsd_calib.search import outcome_shifts
+from fsd_calib.search import sensitivity
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement, retention
 from fsd_calib.search.space import Space
@@ -119,7 +119,7 @@ def measured_attributes(fuzzy: Measurement, target: Measurement, forecast: Forec
         "lost": lost,
         "gained": gained,
         "churn": lost + gained,
-        "flipped": outcome_shifts.flips(fuzzy, target) / fuzzy.problems,
+        "flipped": sensitivity.flips(fuzzy, target) / fuzzy.problems,
         "tokens_per_round": fuzzy.tokens_per_round,
         "tokens_per_second": forecast.measured(fuzzy),
     }

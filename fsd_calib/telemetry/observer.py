@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsd_decoding.argument_checks import check_count
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_log import RoundLog
-from fsd_decoding.validation import check_count
 
 if TYPE_CHECKING:
     import pandas as pd

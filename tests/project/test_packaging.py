@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import import_module
 
 import pytest
 
+import fsd_calib
+from fsd_calib.cli.console import run
 from support.paths import ROOT
 from support.sources import package_folders
 
@@ -34,6 +37,23 @@ finally:
     shown, loaded = ran.stdout.split("LOADED")
     assert "Usage" in shown
     assert HEAVY.isdisjoint(loaded.split())
+
+
+COMMANDS = ["fsd-calibrate", "fsd-collect", "fsd-generate", "fsd-profile", "fsd-traces", "fsd-train-predictor"]
+
+
+@pytest.mark.parametrize(("name", "app"), list(zip(COMMANDS, APPS, strict=True)))
+def test_every_command_says_its_version(name: str, app: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = import_module(f"fsd_calib.cli.{app}")
+    assert name == module.NAME
+    assert run(module.app, name, ["--version"]) == 0
+    assert capsys.readouterr().out == f"fsd-calib {fsd_calib.__version__}\n"
+
+
+def test_public_names_are_listed_and_importable() -> None:
+    public = {name for name in dir(fsd_calib) if not name.startswith("__")}
+    assert public == set(fsd_calib.__all__)
+    assert all(getattr(fsd_calib, name) is not None for name in public)
 
 
 def test_readme_tests_everything_and_ci_takes_its_command_from_there() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.pass_probability import bar_of, chance_of
+from fsd_calib.calibration.pass_probability import chance_of, pass_model_of
 from fsd_calib.calibration.run import HOPELESS
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
@@ -80,7 +80,7 @@ def level(confidence: float) -> float:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningRecord:
     """The state after a search, before candidates are frozen. lossless: tokens/s of the lossless rule."""
 
     evaluator: Evaluator
@@ -99,17 +99,17 @@ def tune(
     certification: int,
     wanted: float,
     confidence: float,
-) -> Tuned:
+) -> TuningRecord:
     """Runs the baseline and the search. certification: number of certification problems."""
     evaluator = Evaluator(decode, tuning, "tuning")
     lossless = _lossless(evaluator, space, forecast)
     alone = evaluator.measure(TARGET)
     baseline = Spent.by(decode)
     goal, delta = Goal(min_acc=wanted, confidence=confidence), level(confidence)
-    bar = bar_of(goal, certification, delta, alone)
+    bar = pass_model_of(goal, certification, delta, alone)
     objective = MaxSpeed(chance_of(goal, certification, delta), f"retention {wanted}", bar, lossless)
     searched = search(evaluator, alone, forecast, space, objective, None, "pool", TRIALS, Silent())
-    return Tuned(evaluator, alone, searched, objective, lossless, baseline)
+    return TuningRecord(evaluator, alone, searched, objective, lossless, baseline)
 
 
 def calibrate_on_pool(

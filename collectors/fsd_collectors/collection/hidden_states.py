@@ -10,10 +10,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from fsd_decoding.argument_checks import check_count
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.tracing import in_graph
-from fsd_decoding.validation import check_count
 
 Width = int | Literal["whole"]
 

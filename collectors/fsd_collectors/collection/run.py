@@ -22,13 +22,13 @@ from fsd_collectors.split import Part, check_ids, tuning_and_certification
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.writing import TraceWriter
 from fsd_decoding.acceptance.proposal import Logits
+from fsd_decoding.argument_checks import check_count
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.engine.result import attach_finished
 from fsd_decoding.errors import UnfinishedError, UsageError
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.validation import check_count
 
 
 def collect_traces(

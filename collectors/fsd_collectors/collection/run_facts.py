@@ -12,13 +12,13 @@ from fsd_collectors.collection.hidden_states import HiddenStates
 from fsd_collectors.collection.protocols import Problem, Task
 from fsd_collectors.manifest import Manifest, Policy, TaskInfo
 from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.argument_checks import check_settings
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
-from fsd_decoding.validation import check_settings
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "pyarrow")
 _ROWS = 250_000  # rows of a shard, at most, if every text has the maximum length

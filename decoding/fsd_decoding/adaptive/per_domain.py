@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.adaptive.budget import check_criterion
+from fsd_decoding.argument_checks import number
 from fsd_decoding.batch import Request
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundState
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.settings import warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.validation import number
 
 _MEMORY = "threshold"
 _SHARED = ("rule", "divergence", "logits", "within_support", "draft_length")

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.adaptive.budget import MOSTLY, ProfileCheck, Tally, learned_from, state_of
+from fsd_decoding.argument_checks import amount, check_count
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.curve import CurvePoint, arm_of
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.validation import amount, check_count
 
 _LOSSLESS = -1e-9  # T: accepts nothing, as D is never negative
 _STEP = 1e-3  # tokens a round, added between two T that measured the same, so that the curve can be inverted

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsd_decoding.argument_checks import number
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.scale import Shape
 from fsd_decoding.policies.threshold import Array
-from fsd_decoding.validation import number
 
 
 class Constant(Shape):

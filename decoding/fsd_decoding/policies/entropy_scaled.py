@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsd_decoding.argument_checks import number
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import RoundOutcome, RoundState
 from fsd_decoding.policies.scale import Shape
 from fsd_decoding.policies.threshold import Array
-from fsd_decoding.validation import number
 
 Signal = Literal["target", "draft", "last"]
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsd_decoding.argument_checks import number
 from fsd_decoding.divergence import entropy, log_softmax
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundState
 from fsd_decoding.policies.scale import Shape
 from fsd_decoding.policies.threshold import Array
 from fsd_decoding.text import per_tokenizer
-from fsd_decoding.validation import number
 
 PROMPT_FACTS = ("prompt tokens", "prompt tokens with a digit")
 

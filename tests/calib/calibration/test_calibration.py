@@ -119,7 +119,7 @@ def test_a_plan_marks_what_it_decodes_under_a_threshold_and_no_more(tmp_path: Pa
     with pytest.raises(UsageError, match="takes at least"):
         planned(tmp_path, min_acc=0.98, confidence=0.999)
     assert marked(tmp_path) == 0
-    assert planned(tmp_path).handful.problems == 64
+    assert planned(tmp_path).pilot.problems == 64
     assert marked(tmp_path) == 64
     with session(tmp_path) as made:
         assert len(made.tuning.problems) > 64

@@ -15,7 +15,7 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.numerical_floor import Floor, judge
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.progress import Silent
-from fsd_calib.report.plan import handful_summary
+from fsd_calib.report.plan import pilot_summary
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
@@ -105,8 +105,8 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
         calibration(0.97, size=0.5).plan()
     assert any("rounding alone" in line for line in notes.lines)
     plan = calibration(0.6, size=0.5).plan()
-    assert plan.handful.cautious_churn >= plan.handful.numerical_churn > 0
-    assert plan.handful.floor.bound_in_words in handful_summary(plan)
+    assert plan.pilot.cautious_churn >= plan.pilot.numerical_churn > 0
+    assert plan.pilot.floor.bound_in_words in pilot_summary(plan)
 
 
 @pytest.mark.slow

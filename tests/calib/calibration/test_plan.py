@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fsd_calib.calibration.plan import Handful, Plan, Prospect, check_enough, make_plan, planned_steps
+from fsd_calib.calibration.plan import Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
@@ -20,13 +20,13 @@ from fsd_decoding.errors import UsageError
 from support.reports import paper, text_of
 
 DELTA = 0.05 * 6 / np.pi**2  # of a first attempt at 95 %
-HANDFUL = Handful(64, accuracy=60 / 64, numerical_churn=0.0, churn=1 / 64, retention=59 / 60)
+HANDFUL = Pilot(64, accuracy=60 / 64, numerical_churn=0.0, churn=1 / 64, retention=59 / 60)
 RUNS = 20_000
 
 
 def share_certified(plan: Plan, prospect: Prospect, wanted: float, problems: int) -> float:
     """The share of simulated certifications on `problems` problems that pass, with the truth of the prospect."""
-    accuracy, churn = plan.handful.likely_accuracy, plan.handful.cautious_churn
+    accuracy, churn = plan.pilot.likely_accuracy, plan.pilot.cautious_churn
     population: tuple[float, ...] = (prospect.truth, 1 - prospect.truth, 0.0, 0.0)  # beside a perfect target
     if plan.claim.acc == "retention":
         population = cells(accuracy, max(churn, abs(1 - prospect.truth) * accuracy), prospect.truth)
@@ -63,7 +63,7 @@ def test_the_least_truth_passes_four_times_in_five() -> None:
 @pytest.mark.parametrize("churn", [0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2])
 def test_the_planned_churn_is_cautious_about_four_times_in_five(churn: float) -> None:
     """Summed over all handfuls of 64, so without chance; counts make it uneven."""
-    bounds = [Handful(64, 0.9, 0.0, flipped / 64, 1.0).cautious_churn for flipped in range(65)]
+    bounds = [Pilot(64, 0.9, 0.0, flipped / 64, 1.0).cautious_churn for flipped in range(65)]
     cautious = binom.pmf(np.arange(65), 64, churn)[np.array(bounds) >= churn].sum()
     assert cautious >= 0.7
 
@@ -73,7 +73,7 @@ def test_problems_that_are_said_to_be_needed_mostly_are_enough() -> None:
     """In a population with 4 % churn and retention 1, summed over handfuls of 64, so without chance."""
     enough = 0.0
     for flipped in range(9):
-        needed = make_plan(Claim(0.95), Handful(64, 0.9, 0.0, flipped / 64, 1.0), 0, DELTA).prospects[0].needed
+        needed = make_plan(Claim(0.95), Pilot(64, 0.9, 0.0, flipped / 64, 1.0), 0, DELTA).prospects[0].needed
         assert needed is not None
         there = power(problems=needed, accuracy=0.9, churn=0.04, retention=1.0, wanted=0.95, delta=DELTA)
         enough += float(binom.pmf(flipped, 64, 0.04)) * (there >= 0.76)
@@ -89,7 +89,7 @@ CLAIMS = [
 @pytest.mark.parametrize(("accuracy", "churn"), [(0.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 0.0), (1.0, 1.0)])
 @pytest.mark.parametrize("claim", CLAIMS, ids=str)
 def test_every_handful_gives_a_plan_that_can_be_printed(accuracy: float, churn: float, claim: Claim) -> None:
-    plan = make_plan(claim, Handful(8, accuracy, 0.0, churn, None), 50, DELTA)
+    plan = make_plan(claim, Pilot(8, accuracy, 0.0, churn, None), 50, DELTA)
     assert all(0 <= p.bound <= p.truth and (p.chance is None) == (claim.wanted is None) for p in plan.prospects)
     assert printed(plan)
 
@@ -100,8 +100,8 @@ def test_a_handful_is_counted_on_the_same_problems() -> None:
         return Measurement(Configuration("fsd", "js", 5), "tuning", decodings)
 
     target = measured(1, 1, 1, 0)
-    assert Handful.of(target, measured(1, 1, 1, 1), measured(0, 1, 1, 1)) == Handful(4, 0.75, 0.25, 0.5, 1.0)
-    assert Handful.of(measured(0, 0), measured(0, 0), measured(0, 1)) == Handful(2, 0.0, 0.0, 0.5, None)
+    assert Pilot.of(target, measured(1, 1, 1, 1), measured(0, 1, 1, 1)) == Pilot(4, 0.75, 0.25, 0.5, 1.0)
+    assert Pilot.of(measured(0, 0), measured(0, 0), measured(0, 1)) == Pilot(2, 0.0, 0.0, 0.5, None)
 
 
 def test_too_few_problems_are_refused_with_the_number() -> None:

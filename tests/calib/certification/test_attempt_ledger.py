@@ -193,9 +193,9 @@ def test_the_facts_and_problems_of_a_run_are_recorded(ledger: AttemptLedger) -> 
 
 def test_the_best_case_of_an_attempt(ledger: AttemptLedger) -> None:
     problems = problems_with(range(10))
-    assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)
+    assert ledger.best_case(OURS, problems, 0.95) == (10, FIRST)
     ledger.open(OURS, problems, "a").decide("failed")
-    assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)  # the same attempt, repeated
+    assert ledger.best_case(OURS, problems, 0.95) == (10, FIRST)  # the same attempt, repeated
     ledger.tuned_on(OURS, problems_with(range(3)))
-    assert ledger.at_best(OURS, problems, 0.95) == (10, FIRST)
-    assert ledger.at_best(OURS, problems[:5], 0.95) == (2, FIRST / 4)
+    assert ledger.best_case(OURS, problems, 0.95) == (10, FIRST)
+    assert ledger.best_case(OURS, problems[:5], 0.95) == (2, FIRST / 4)

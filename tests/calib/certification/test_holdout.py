@@ -14,7 +14,7 @@ import pytest
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
-from fsd_calib.certification.holdout import Holdout, Tuned
+from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.certification.ledger_file import ById, Run
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
@@ -152,7 +152,7 @@ def test_problems_decoded_under_a_threshold_are_marked_before() -> None:
                 assert not ledger.usable("family", problems, "").any()
             return table(configuration, problems)
 
-        tuning = Evaluator(Tuned(ledger, "family").before(decode), PROBLEMS, "tuning")
+        tuning = Evaluator(TuningRecord(ledger, "family").before(decode), PROBLEMS, "tuning")
         tuning.measure(ALONE)
         for measured, marked in ((0, 0), (64, 64), (128, 128), (64, 128)):
             tuning.measure(SAFE, measured)

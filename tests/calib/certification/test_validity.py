@@ -14,11 +14,11 @@ import pytest
 from scipy.stats import binom
 
 from fsd_calib.certification import betting_test
+from fsd_calib.certification.certificate import certify_sequence
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.multi_seed import fitted_p_values
 from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.score_test import p_values
-from fsd_calib.certification.sequence import certify_sequence
 from lib.validity.seeds import law, retention
 from lib.validity.world import WANTED, WORLDS, Counts, Law, World, fixed_sequence, freeze, naive
 from support.paired_gradings import Portions, paired

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.search.acquisition import Prospects, Settings
 from fsd_calib.search.candidates import choose_sequence, expected_speed, simulate_passes
 from fsd_calib.search.history import Observation
 from fsd_calib.search.pass_model import PassModel
-from fsd_calib.search.prospects import Prospects, Settings
 
 PASS_MODEL = PassModel(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
 LOSSLESS = 100.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.tasks.base import Example, TaskKind
 from fsd_calib.tasks.near_duplicates import BOUND, near_duplicates
-from fsd_calib.tasks.parts import Parts, parts_of
+from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.split import content_key
 from support.paths import GSM8K
 

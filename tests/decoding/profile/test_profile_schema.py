@@ -12,7 +12,7 @@ import pytest
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.io import SCHEMA_VERSION, upgrade
-from fsd_decoding.profile.schema import schema_text
+from fsd_decoding.profile.json_schema import schema_text
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.json_schema import schema_errors
 from support.paths import FILES
@@ -40,7 +40,7 @@ def not_granted(wanted_speed: float | None) -> dict[str, Any]:
 
 def test_the_committed_schema_is_the_current_one() -> None:
     assert json.loads(committed(SCHEMA_VERSION)) == json.loads(schema_text()), (
-        "regenerate it: python -m fsd_decoding.profile.schema > decoding/fsd_decoding/schemas/"
+        "regenerate it: python -m fsd_decoding.profile.json_schema > decoding/fsd_decoding/schemas/"
         f"profile-{SCHEMA_VERSION}.json; if files written before would no longer load, increase SCHEMA_VERSION"
     )
 

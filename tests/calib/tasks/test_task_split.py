@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fsd_calib.tasks import Problem, Task, load_task
 from fsd_calib.tasks.answers import same_answer
 from fsd_calib.tasks.base import Example, TaskKind
-from fsd_calib.tasks.parts import Parts, parts_of
+from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.split import Part, content_key
 from fsd_decoding.errors import UsageError
 from support.paths import GSM8K

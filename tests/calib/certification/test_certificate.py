@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
 
+from fsd_calib.certification.certificate import bound_together, certify_sequence, is_futile
 from fsd_calib.certification.claim import Acc, Claim, Guarantee, Test
 from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.score_test import lower_bound, p_value
-from fsd_calib.certification.sequence import bound_together, certify_sequence, is_futile
 from fsd_decoding.errors import UsageError
 from support.paired_gradings import Portions, first, paired
 

@@ -2,7 +2,7 @@
 
 `schemas/profile-N.json` holds one for every schema version so far. The current one is regenerated with
 
-    python -m fsd_decoding.profile.schema > decoding/fsd_decoding/schemas/profile-3.json
+    python -m fsd_decoding.profile.json_schema > decoding/fsd_decoding/schemas/profile-3.json
 
 It describes the fields and their values. Contradictions between fields are found only by loading a profile.
 """
