@@ -31,7 +31,7 @@ install_cpu_torch() {
 }
 
 case "${1-}" in
-    "") what="." ;;
+    "") what=".[report]" ;;
     test | dev) what=".[$1]" ;;
     *) fail "unknown extra '$1': give none, 'test' or 'dev'" ;;
 esac

@@ -37,13 +37,13 @@ Family = Callable[[Session, Space, Traces], Sequence[ScalePolicy | None]]
 def check_policies(choices: Sequence[PolicyChoice]) -> None:
     """Raises UsageError where one is neither a family's name nor a policy that a profile can hold."""
     if not choices:
-        raise UsageError(f"policy is empty; give one or more of {', '.join(FAMILIES)}")
+        raise UsageError(f"threshold_policy is empty; give one or more of {', '.join(FAMILIES)}")
     for choice in choices:
         if isinstance(choice, ThresholdPolicy):
             _identity(choice)
             _check_replayed(choice)
         elif not isinstance(choice, str) or choice not in FAMILIES:
-            raise UsageError(f"policy is {choice!r:.60}; it must be one of {', '.join(FAMILIES)}")
+            raise UsageError(f"threshold_policy is {choice!r:.60}; it must be one of {', '.join(FAMILIES)}")
 
 
 def moves(choice: PolicyChoice) -> bool:

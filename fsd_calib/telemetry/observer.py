@@ -66,13 +66,15 @@ class Telemetry(RoundLog):
         Its size does not grow with the run, as long runs are drawn in 300 steps. Returns the path.
 
         Raises:
-            UsageError: no round was recorded, or the file cannot be written.
+            UsageError: no round was recorded, the file cannot be written, or matplotlib is not installed.
         """
         from fsd_calib.telemetry.figures import draw_run
         from fsd_calib.telemetry.tables import remarks, summary_table
         from fsd_collectors.report.page import page
+        from fsd_collectors.report.panels import require_drawing
         from fsd_collectors.report.plot import write
 
+        require_drawing()
         table = self.frame()
         if table.empty:
             raise UsageError("the telemetry recorded no round; pass it to generate(observer=…) before you save it")

@@ -108,7 +108,10 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: target"),
         (["--rule", "sd"], "rule 'sd' has no threshold"),
         (["--timing", "twice"], "--timing is 'twice'; it must be one of run, careful, none"),
-        (["--policy", "poetry"], "policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
+        (
+            ["--policy", "poetry"],
+            "threshold_policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt",
+        ),
         (["--policy", "constant,schedule", "--predictor", "x"], "policy constant, schedule judges them by another"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--top-k", "0"], "top_k is 0"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fsd_collectors.report.tables import unit_of
+from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,6 +147,17 @@ def _ticks(axes: Axes) -> None:
 def _with_unit(name: str) -> str:
     unit = unit_of(name)
     return f"{name} ({unit})" if unit else name
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed, which only pictures need."""
+    return find_spec("matplotlib") is not None
+
+
+def require_drawing() -> None:
+    """Raises UsageError where matplotlib is not installed."""
+    if not can_draw():
+        raise UsageError("pictures need matplotlib, which is not installed: pip install 'fsd-calib[report]'")
 
 
 def _settings(theme: Theme) -> dict[Any, Any]:

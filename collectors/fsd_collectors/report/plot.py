@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsd_collectors.report.figures import LENGTHS, pictures, thresholds
 from fsd_collectors.report.page import Drawn, page
-from fsd_collectors.report.panels import DARK, LIGHT, png
+from fsd_collectors.report.panels import DARK, LIGHT, png, require_drawing
 from fsd_collectors.report.summary import Summary, TraceSource, summarise
 from fsd_collectors.report.tables import sheets
 from fsd_decoding.errors import UsageError
@@ -26,8 +26,9 @@ def plot(traces: TraceSource, folder: Path) -> list[Path]:
     """Writes the pictures and the page into `folder` and returns the paths of the files.
 
     Raises:
-        UsageError: the traces hold no rows, or the folder cannot be written.
+        UsageError: the traces hold no rows, the folder cannot be written, or matplotlib is not installed.
     """
+    require_drawing()
     summary = summarise(traces)
     drawn = pictures(summary, _swept(traces, summary))
     files = {f"{picture.name}.png": png(picture.draw(LIGHT)) for picture in drawn}

@@ -172,10 +172,10 @@ class Nameless(ScalePolicy):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("poetry", "policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
-        (("schedule", 3), "policy is 3; it must be one of constant, schedule"),
-        ([["entropy"]], "policy is ['entropy']; it must be one of constant, schedule"),
-        ((), "policy is empty; give one or more of constant"),
+        ("poetry", "threshold_policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt"),
+        (("schedule", 3), "threshold_policy is 3; it must be one of constant, schedule"),
+        ([["entropy"]], "threshold_policy is ['entropy']; it must be one of constant, schedule"),
+        ((), "threshold_policy is empty; give one or more of constant"),
         (EntropyScaled(0.1, 2.0, "last"), "EntropyScaled(of='last') cannot be replayed"),
         (Switch.after_sentence(Constant(0.1), Constant(0.2)), "Switch cannot be replayed"),
         (PER_PROMPT, "PerPrompt does not know this task's prompts"),

@@ -58,7 +58,7 @@ def test_keywords_go_before_the_objects_fields() -> None:
     [
         ({"threshold": 0.1}, "threshold is 0.1; a calibration finds T itself"),
         ({"stop_policy": lambda state: state.going}, "stop_policy is a function; a calibration takes the folder"),
-        ({"threshold_policy": "slow"}, "policy is 'slow'; it must be one of"),
+        ({"threshold_policy": "slow"}, "threshold_policy is 'slow'; it must be one of"),
         ({"min_speed": 3.0}, "exactly one says what to look for"),
     ],
 )
@@ -71,7 +71,7 @@ def test_the_former_keyword_works_and_warns_its_caller() -> None:
     models = tiny_calibration.far_apart()
     with (
         pytest.warns(DeprecationWarning, match="policy= is now called threshold_policy=") as caught,
-        pytest.raises(UsageError, match="policy is 'slow'"),
+        pytest.raises(UsageError, match="threshold_policy is 'slow'"),
     ):
         calibrate(tiny_calibration.task(60), *models, min_acc=0.5, policy="slow")
     assert caught[0].filename == __file__

@@ -114,7 +114,7 @@ def test_a_trace_of_several_texts_gives_each_its_own_scale() -> None:
         (lambda: PromptFacts()([1, 2]), "without a tokenizer; .* fsd_tokenizer"),
         (
             lambda: learned_policy().traced({"problem": np.array([5]), "position": np.array([0])}),
-            "does not know the prompt of problem 5",
+            "has no facts of the prompt of problem 5",
         ),
     ],
 )
