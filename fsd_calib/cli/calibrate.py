@@ -1,6 +1,6 @@
-"""`fsd-calibrate`: finds the threshold of a task, certifies it, and writes a profile.
+"""`fsd-calibrate`: finds the threshold for a task, certifies it, and writes a profile.
 
-Heavy imports stay inside functions, so that `--help` answers at once.
+Heavy imports are inside functions, so that `--help` prints at once.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ NAME = "fsd-calibrate"
 _EPILOG = """
 Examples: fsd-calibrate --task arithmetic --min-acc 0.98 · fsd-calibrate --task gsm8k --min-acc 0.98 --plan
 
-Exit codes: 0 found what was asked · 2 bad input · 3 could not be certified, or the speed not
-reached (the profile then holds what was tested as an estimate, and decoders run losslessly) · 130 interrupted
+Exit codes: 0 goal met · 2 bad input · 3 could not be certified, or the speed was not reached (the profile
+then holds an uncertified estimate, and decoders run losslessly) · 130 interrupted
 """
 _GOAL, _DATA, _DECODING = "Goal", DATA, DECODING
-_EARLIER = ("profile.json", "study.log")  # files of an earlier run, which this one goes on with
+_EARLIER = ("profile.json", "study.log")  # files of an earlier run, which this one continues
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -57,36 +57,36 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 def command(
     task: Annotated[
         str,
-        typer.Option(help=f"What the models are to be good at: {', '.join(TASKS)}.", rich_help_panel=_GOAL),
+        typer.Option(help=f"Task to calibrate on: {', '.join(TASKS)}.", rich_help_panel=_GOAL),
     ],
     min_acc: Annotated[
         float | None,
         typer.Option(
-            help="Keep at least this share of the target's accuracy (0.98: 98 %), as fast as that allows.",
+            help="Find the fastest setting that keeps at least this share of the target's accuracy (0.98: 98 %).",
             rich_help_panel=_GOAL,
         ),
     ] = None,
     acc: Annotated[
         str,
         typer.Option(
-            help="What --min-acc is: retention (a share of the target's accuracy) or absolute (an accuracy by itself).",
+            help="Meaning of --min-acc: retention (a share of the target's accuracy) or absolute (plain accuracy).",
             rich_help_panel=_GOAL,
         ),
     ] = "retention",
     min_speed: Annotated[
         float | None,
         typer.Option(
-            help="Make at least this many tokens/s a stream, as accurately as that allows.", rich_help_panel=_GOAL
+            help="Find the most accurate setting with at least this many tokens/s per stream.", rich_help_panel=_GOAL
         ),
     ] = None,
     serve_batch: Annotated[
-        int, typer.Option(help="Streams decoded at once where speed is measured.", rich_help_panel=_GOAL)
+        int, typer.Option(help="Streams decoded at once when speed is measured.", rich_help_panel=_GOAL)
     ] = 1,
     timing: Annotated[
         str,
         typer.Option(
-            help="run: speeds are timed within this process. careful: in five fresh ones, so that intervals cover "
-            "what differs between them.",
+            help="run: time speeds in this process. careful: time them in five fresh processes, so that intervals "
+            "include the variation between processes.",
             rich_help_panel=_GOAL,
         ),
     ] = "run",
@@ -94,29 +94,33 @@ def command(
         bool,
         typer.Option(
             "--no-timing",
-            help="Time no setting: speeds are forecast from rounds and what a round costs.",
+            help="Do not time any setting; forecast speeds from the number of rounds and the cost of a round.",
             rich_help_panel=_GOAL,
         ),
     ] = False,
     pareto: Annotated[
         bool,
         typer.Option(
-            "--pareto", help="Find the whole front of accuracy and speed, to choose from later.", rich_help_panel=_GOAL
+            "--pareto",
+            help="Find the whole Pareto front of accuracy and speed, to choose from later.",
+            rich_help_panel=_GOAL,
         ),
     ] = False,
-    confidence: Annotated[float, typer.Option(help="How sure the certificate is to be.", rich_help_panel=_GOAL)] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence level of the certificate.", rich_help_panel=_GOAL)
+    ] = 0.95,
     guarantee: Annotated[
         str,
         typer.Option(
-            help="What the certificate speaks of: population (problems like these), dataset (these very ones), none "
-            "(search only, test nothing).",
+            help="What the certificate covers: population (problems like these), dataset (exactly these problems), "
+            "or none (search only, test nothing).",
             rich_help_panel=_GOAL,
         ),
     ] = "population",
     test: Annotated[
         str,
         typer.Option(
-            help="score decides on all certification problems at once, betting as soon as it can.",
+            help="score: decide once, on all certification problems. betting: decide as soon as the evidence suffices.",
             rich_help_panel=_GOAL,
         ),
     ] = "score",
@@ -124,7 +128,8 @@ def command(
         bool,
         typer.Option(
             "--plan",
-            help="Say how many problems the goal needs, what these can show and how long it takes, and stop.",
+            help="Print how many problems the goal needs, what the given ones can show and how long the run will take, "
+            "then exit.",
             rich_help_panel=_GOAL,
         ),
     ] = False,
@@ -145,7 +150,7 @@ def command(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of all decodings and traces, shared by all runs. By default $FSD_CALIB_CACHE, else "
+            help="Folder for cached decodings and traces, shared by all runs. By default $FSD_CALIB_CACHE, else "
             "~/.cache/fsd-calib.",
             rich_help_panel=_DATA,
         ),
@@ -153,33 +158,36 @@ def command(
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the ledger of attempts, which is not to be deleted; machines that work together share it. "
-            "By default $FSD_CALIB_STATE, else the user's state folder, on Linux ~/.local/state/fsd-calib.",
+            help="Folder for the ledger of attempts, which must not be deleted; machines that work on the same "
+            "problems should share it. By default $FSD_CALIB_STATE, else the user's state folder, on Linux "
+            "~/.local/state/fsd-calib.",
             rich_help_panel=_DATA,
         ),
     ] = None,
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Optuna storage of the search: a file, or a URL (postgresql://…) that several processes share. By "
-            "default study.log in the output folder.",
+            help="Optuna storage for the search: a file, or a URL (postgresql://…) that several processes can share. "
+            "By default study.log in the output folder.",
             rich_help_panel=_DATA,
         ),
     ] = None,
     show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="Print the first prompt and stop.", rich_help_panel=_DATA)
+        bool, typer.Option("--show-prompt", help="Print the first prompt and exit.", rich_help_panel=_DATA)
     ] = False,
     rule: Annotated[
         str,
         typer.Option(
-            help="When a drafted token is accepted: fsd, fsd-sd, fsd-coupled, or several.", rich_help_panel=_DECODING
+            help="Acceptance rule: fsd, fsd-sd, fsd-coupled, or several, separated by commas.",
+            rich_help_panel=_DECODING,
         ),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
         typer.Option(
-            help="What the threshold bounds, between the two models: js, ag, kl_qp, kl_pq, tv, hellinger, doubt, or "
-            "several; js@50 and so on look at 50 tokens.",
+            help="Divergence between the two models that the threshold bounds: js, ag, kl_qp, kl_pq, tv, hellinger, "
+            "doubt, or several, separated by commas. js@50 uses only the target's 50 likeliest tokens and one bucket "
+            "for the rest.",
             rich_help_panel=_DECODING,
         ),
     ] = "js,doubt",
@@ -188,26 +196,27 @@ def command(
         typer.Option(
             "--threshold-policy",
             "--policy",
-            help="How T moves over a text: constant (the default), schedule (stricter at the beginning, or towards "
-            "the end), entropy (looser where the target is unsure), per-prompt (by what the prompt and the draft's "
-            "first token say, learned on the tuning part, before --plan answers too), or several; the option may be "
-            "repeated. Each has a handful of shapes; how loose a shape may be is searched for and certified as a "
-            "constant T is.",
+            help="How T changes over a text: constant (the default), schedule (stricter at the beginning, or towards "
+            "the end), entropy (looser where the target is unsure), per-prompt (predicted from the prompt and the "
+            "draft's first token; learned on the tuning part, even with --plan), or several, separated by commas or by "
+            "repeating the option. Each policy has a handful of shapes; how loose a shape may be is searched and "
+            "certified like a constant T.",
             rich_help_panel=_DECODING,
         ),
     ] = None,
     draft_length: Annotated[
         str | None,
         typer.Option(
-            help="Tokens drafted a round: 5, or a choice: 2-8, or 4,6,8. By default 1-12, or at most 16 with "
-            "--predictor.",
+            help="Tokens drafted per round: a number such as 5, or several to search over, such as 2-8 or 4,6,8. By "
+            "default 1-12, or at most 16 with --predictor.",
             rich_help_panel=_DECODING,
         ),
     ] = None,
     predictor: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of fsd-train-predictor, which then ends drafts early; auto trains one on the tuning part.",
+            help="Folder of a predictor from fsd-train-predictor, which ends drafts early; auto trains one on the "
+            "tuning part.",
             rich_help_panel=_DECODING,
         ),
     ] = None,
@@ -217,7 +226,7 @@ def command(
     seeds: Annotated[
         int,
         typer.Option(
-            help="Noise seeds a problem is decoded with, where a temperature is given.", rich_help_panel=_DECODING
+            help="Noise seeds to decode each problem with when the temperature is above 0.", rich_help_panel=_DECODING
         ),
     ] = 1,
     batch_size: Annotated[
@@ -225,14 +234,15 @@ def command(
     ] = 32,
     version: VersionOption = False,
 ) -> None:
-    """Finds how fuzzy speculative decoding may be on a task: the threshold that is fastest while it keeps
-    the accuracy you ask for (or most accurate at the speed you ask for).
+    """Finds how lossy speculative decoding can be on a task: the fastest threshold that keeps the accuracy
+    you ask for (or the most accurate one at the speed you ask for).
 
-    A small draft model proposes tokens and the target checks them. Accepting more than an exact check does
-    makes decoding faster and may cost accuracy. This command measures how much, certifies the choice on
-    problems that had no say in it, and writes profile.json, which fsd-generate and SpeculativeDecoder follow.
+    A small draft model proposes tokens and the target checks them. Accepting more tokens than an exact check
+    would makes decoding faster and may cost accuracy. This command measures that cost, certifies its choice on
+    problems that were not used to make it, and writes profile.json, which fsd-generate and SpeculativeDecoder
+    follow.
     """
-    task_kind(task)  # refuses an unknown one
+    task_kind(task)  # raises UsageError if it is unknown
     if show_prompt:
         print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
         return
@@ -290,9 +300,9 @@ def main() -> None:
 
 
 def _way(timing: str, no_timing: bool) -> Any:
-    """How to time, as `calibrate` has it. UsageError: two ways at once."""
+    """Returns the `timing` of `RunConfig`. UsageError: both options are given."""
     if no_timing and timing != "run":
-        raise UsageError(f"--timing {timing} and --no-timing are two ways at once; leave one of them out")
+        raise UsageError(f"--timing {timing} and --no-timing contradict each other; leave one of them out")
     return "none" if no_timing else timing
 
 
@@ -304,7 +314,7 @@ def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, ta
 
 
 def _models(task: str, target: str | None, drafts: list[str] | None) -> tuple[str, list[str]]:
-    """Target and drafts, each once: what was given, and the task's own where nothing was."""
+    """Target and drafts, without repeats: those given, or the task's defaults."""
     large, small = given_or_default(task, target, drafts[0] if drafts else None)
     return large, list(dict.fromkeys(drafts or [small]))
 

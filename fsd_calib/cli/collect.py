@@ -52,7 +52,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 
 @app.command(epilog=_EPILOG)
 def command(
-    task: Annotated[str, typer.Option(help=f"Task to decode problems of: {', '.join(TASKS)}.", rich_help_panel=DATA)],
+    task: Annotated[
+        str, typer.Option(help=f"Task whose problems are decoded: {', '.join(TASKS)}.", rich_help_panel=DATA)
+    ],
     data: DataOption = None,
     limit: LimitOption = None,
     seed: SeedOption = 0,
@@ -63,7 +65,7 @@ def command(
     hidden: Annotated[
         str | None,
         typer.Option(
-            help="Record the draft's last hidden state too: 'whole', or projected to this many dimensions.",
+            help="Also record the draft's last hidden state: 'whole', or a number of dimensions to project it to.",
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -79,7 +81,7 @@ def command(
         str | None,
         typer.Option(
             help="Collect on-policy, with this acceptance rule: sd, coupled, fsd, fsd-sd, fsd-coupled, typical or "
-            "ensemble. By default along the target.",
+            "ensemble. By default, traces are collected along the target.",
             rich_help_panel=_POLICY,
         ),
     ] = None,
@@ -90,7 +92,7 @@ def command(
     divergence: Annotated[
         str | None,
         typer.Option(
-            help="The divergence that the threshold bounds. By default js; all are recorded in any case.",
+            help="The divergence that the threshold bounds. By default js; all divergences are recorded either way.",
             rich_help_panel=_POLICY,
         ),
     ] = None,
@@ -99,14 +101,14 @@ def command(
     ] = None,
     version: VersionOption = False,
 ) -> None:
-    """Collects traces: for every drafted token what the target and the draft predicted, as Parquet files.
+    """Collects traces: the predictions of the target and the draft for every token, as Parquet files.
 
-    Along the target (the default), both models read the target's own completions, which is cheap and serves every
-    rule and threshold at once. On-policy (with --rule), texts are decoded with that rule, and every drafted token is
-    recorded, including the rejected ones. Look at the result with fsd-traces, or read it with load_traces, pandas,
+    Along the target (the default), both models read the target's own completions; this is cheap, and one trace serves
+    every rule and threshold. On-policy (with --rule), texts are decoded with that rule, and every drafted token is
+    recorded, including rejected ones. Inspect the result with fsd-traces, or read it with load_traces, pandas,
     datasets or DuckDB.
     """
-    task_kind(task)  # raises UsageError where it is unknown
+    task_kind(task)  # raises UsageError if it is unknown
     check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
     width = _width(hidden)
     folder = out if out is not None else Path("fsd-traces") / task

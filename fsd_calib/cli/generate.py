@@ -1,4 +1,4 @@
-"""`fsd-generate`: continues prompts as a profile says, and reports the speed on stderr."""
+"""`fsd-generate`: completes prompts with the settings of a profile, and reports the speed on stderr."""
 
 from __future__ import annotations
 
@@ -31,24 +31,29 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 def command(
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts, each in quotes.")],
     profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote.")],
-    target: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's.")] = None,
+    target: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's target.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's draft.")] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Limit of new tokens per text. By default the task's, or {_MOST_NEW_TOKENS}."),
+        typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {_MOST_NEW_TOKENS}."),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Replaces the profile's threshold; its certificate no longer holds.")
+        float | None,
+        typer.Option(help="Use this threshold instead of the profile's; the certificate then does not apply."),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Pass prompts as they are, without the task's format.")] = False,
-    device: Annotated[str | None, typer.Option(help="cuda, cpu, … By default a GPU where there is one.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cuda, cpu, … By default a GPU if there is one.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.")
+    ] = None,
     version: VersionOption = False,
 ) -> None:
-    """Continues prompts with two models and the threshold of a profile.
+    """Completes prompts with the models, threshold and settings of a profile.
 
-    Prompts are formatted as in calibration, since that is what the profile holds for. Texts go to stdout, in the order
-    of the prompts and separated by an empty line, and one line on speed goes to stderr.
+    Prompts are formatted as in calibration, because the certificate covers only such prompts. Texts are printed to
+    stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr.
     """
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -65,7 +70,7 @@ def command(
     results = decoder.generate(
         [prompt_of(prompt) for prompt in prompts],
         max_new_tokens=most,
-        rule=None if threshold is None else followed.rule,  # an uncertified profile follows another rule
+        rule=None if threshold is None else followed.rule,  # an uncertified profile would run a lossless rule
         threshold=threshold,
         stop=stop,
     )
@@ -78,7 +83,7 @@ def main() -> None:
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:
-    """Returns a line on speed. As in a profile, tokens are those emitted, so an end of text counts."""
+    """Returns one line about speed. As in a profile, all emitted tokens count, including the end of text."""
     tokens = sum(result.emitted for result in results)
     rounds = sum(result.rounds for result in results)
     drafted = sum(result.drafted for result in results)

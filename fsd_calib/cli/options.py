@@ -1,4 +1,4 @@
-"""Options that several commands take, and the pair of models where none is named."""
+"""Options shared by several commands, and the default pair of models."""
 
 from __future__ import annotations
 
@@ -15,38 +15,50 @@ _LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
 TargetOption = Annotated[
     str | None,
     typer.Option(
-        help=f"The large model: hub id or local path. By default the bundled one for arithmetic, else "
+        help=f"The large model: hub id or local path. By default the bundled model for arithmetic, else "
         f"{_LARGE_PAIR[0]}.",
         rich_help_panel=MODELS,
     ),
 ]
-_DRAFT = f"The small model, with the same tokenizer. By default the bundled one for arithmetic, else {_LARGE_PAIR[1]}."
+_DRAFT = (
+    f"The small model, with the target's tokenizer. By default the bundled model for arithmetic, else {_LARGE_PAIR[1]}."
+)
 DraftOption = Annotated[str | None, typer.Option(help=_DRAFT, rich_help_panel=MODELS)]
 DraftsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"{_DRAFT} Several (--draft A --draft B) are tried in one search and certified in one attempt; the "
-        "profile is of the chosen one.",
+        help=f"{_DRAFT} Several (--draft A --draft B) are compared in one search and certified in one attempt; the "
+        "profile names the chosen one.",
         rich_help_panel=MODELS,
     ),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option(help="cuda, cpu, … By default a GPU where there is one.", rich_help_panel=MODELS)
+    str | None, typer.Option(help="cuda, cpu, … By default a GPU if there is one.", rich_help_panel=MODELS)
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option(help="float32, bfloat16 or float16. By default the models' own.", rich_help_panel=MODELS),
+    typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.", rich_help_panel=MODELS),
 ]
 DataOption = Annotated[
-    Path | None, typer.Option(help="A file of problems, instead of the task's own.", rich_help_panel=DATA)
+    Path | None,
+    typer.Option(help="Read problems from this file instead of the task's own source.", rich_help_panel=DATA),
 ]
 LimitOption = Annotated[int | None, typer.Option(help="Use at most this many problems.", rich_help_panel=DATA)]
 SeedOption = Annotated[
-    int, typer.Option(help="Of generated or picked problems, and of sampling.", rich_help_panel=DATA)
+    int, typer.Option(help="Seed for generating or picking problems, and for sampling.", rich_help_panel=DATA)
 ]
-TemperatureOption = Annotated[float, typer.Option(help="0 is greedy decoding.", rich_help_panel=DECODING)]
-TopKOption = Annotated[int | None, typer.Option(help="Sample from this many tokens.", rich_help_panel=DECODING)]
-TopPOption = Annotated[float | None, typer.Option(help="Sample from this much probability.", rich_help_panel=DECODING)]
+TemperatureOption = Annotated[
+    float, typer.Option(help="Sampling temperature; 0 is greedy decoding.", rich_help_panel=DECODING)
+]
+TopKOption = Annotated[
+    int | None, typer.Option(help="Sample from this many of the likeliest tokens.", rich_help_panel=DECODING)
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Sample from the likeliest tokens that together have this probability.", rich_help_panel=DECODING
+    ),
+]
 
 
 def _print_version(asked: bool) -> None:
@@ -58,12 +70,12 @@ def _print_version(asked: bool) -> None:
 
 
 VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
 ]
 
 
 def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
-    """Target and draft: what was given, and the task's own where nothing was."""
+    """Target and draft: those given, or the task's defaults."""
     if target is not None and draft is not None:
         return target, draft
     default_target, default_draft = _default_pair(task)
@@ -80,18 +92,18 @@ def _default_pair(task: str) -> tuple[str, str]:
 
 
 def several(option: str, text: str) -> tuple[str, ...]:
-    """Names between commas, each once."""
+    """The names in a comma-separated list, without repeats."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(names):
         raise UsageError(f"{option} is {text!r}; it must be a name, or several with commas between them")
     return names
 
 
-_LONGEST = 1000  # more is a slip of the finger
+_LONGEST = 1000  # more is a typing error
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """Rising numbers from 1 on: "5", "2-8", "4,6,8", or a mixture."""
+    """The numbers in "5", "2-8", "4,6,8" or a mixture, sorted; all at least 1."""
     found: set[int] = set()
     for piece in text.split(","):
         low, dash, high = (end.strip() for end in piece.partition("-"))

@@ -19,12 +19,12 @@ DIFFERENT = 1
 _EPILOG = """
 Example: fsd-profile show fsd-profile/arithmetic/profile.json
 
-Exit codes: 0 done (validate: all files are valid; diff: no differences) · 1 diff found differences · 2 bad input, or
+Exit codes: 0 done (validate: all files are valid; diff: no differences) · 1 diff found differences · 2 bad input or
 an invalid file · 130 interrupted
 """
-_Profile = Annotated[Path, typer.Argument(metavar="PATH", help="A profile.json.", show_default=False)]
-_A = Annotated[Path, typer.Argument(metavar="A", help="One profile.json.", show_default=False)]
-_B = Annotated[Path, typer.Argument(metavar="B", help="The other profile.json.", show_default=False)]
+_Profile = Annotated[Path, typer.Argument(metavar="PATH", help="A profile.json file.", show_default=False)]
+_A = Annotated[Path, typer.Argument(metavar="A", help="The first profile.json.", show_default=False)]
+_B = Annotated[Path, typer.Argument(metavar="B", help="The second profile.json.", show_default=False)]
 _Profiles = Annotated[list[Path], typer.Argument(metavar="PATH…", help="Profile files.", show_default=False)]
 
 app = typer.Typer(
@@ -32,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Shows, validates and compares profiles: what fsd-calibrate measured, chose and certified.",
+    help="Shows, validates and compares the profiles that fsd-calibrate writes.",
     epilog=_EPILOG,
 )
 
@@ -55,7 +55,7 @@ def show(path: _Profile) -> None:
 
 @app.command()
 def validate(paths: _Profiles) -> None:
-    """Prints for each file that it is a valid profile, or on stderr the first fault.
+    """Checks each file, and prints that it is a valid profile or, on stderr, its first fault.
 
     Exit code 0: all are valid. 2: at least one is not.
     """
@@ -76,9 +76,9 @@ def validate(paths: _Profiles) -> None:
 
 @app.command()
 def diff(first: _A, second: _B) -> None:
-    """Shows the differences of two profiles: in settings, models, certificate with its measurements, and curve.
+    """Shows how two profiles differ in settings, models, certificate with its measurements, and curve.
 
-    Their dates and the decoding effort are not compared. Exit code 0: they do not differ. 1: they do.
+    Dates and decoding effort are not compared. Exit code 0: no differences. 1: some differences.
     """
     from rich.console import Console
 

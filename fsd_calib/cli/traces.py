@@ -17,7 +17,7 @@ NAME = "fsd-traces"
 _EPILOG = """
 Example: fsd-traces describe traces/arithmetic
 
-Exit codes: 0 done (verify: the traces are sound) · 2 bad input, or damaged traces · 130 interrupted
+Exit codes: 0 done (verify: the traces are intact) · 2 bad input or damaged traces · 130 interrupted
 """
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that fsd-collect wrote.", show_default=False)]
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Verifies, describes and plots traces: what fsd-collect recorded of two models, token by token.",
+    help="Verifies, describes and plots the traces that fsd-collect writes.",
     epilog=_EPILOG,
 )
 
@@ -38,9 +38,9 @@ def common(version: VersionOption = False) -> None:
 
 @app.command()
 def verify(folder: _Folder) -> None:
-    """Reads every byte and prints each fault as a line on stderr.
+    """Reads all files completely and prints each fault as a line on stderr.
 
-    Exit code 0: the traces are sound. 2: they are damaged, or there are none.
+    Exit code 0: the traces are intact. 2: they are damaged or missing.
     """
     from fsd_collectors.store.verifying import notes
     from fsd_collectors.store.verifying import verify as faults_of
@@ -55,7 +55,7 @@ def verify(folder: _Folder) -> None:
 
 @app.command()
 def describe(folder: _Folder) -> None:
-    """Prints what was collected: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
+    """Summarizes the traces: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
     from rich.console import Console
 
     from fsd_collectors.report.summary import summarise
@@ -73,7 +73,7 @@ def plot(
         Path | None, typer.Option(help="Folder for the figures and index.html. By default DIR/pictures.")
     ] = None,
 ) -> None:
-    """Plots distributions of the divergences, acceptance rates and tokens per round, as PNG files and on one page."""
+    """Plots divergence distributions, acceptance rates and tokens per round, as PNG files and one HTML page."""
     from fsd_collectors.report.plot import plot as draw
     from fsd_collectors.store.reading import load_traces
 

@@ -30,41 +30,49 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @app.command(epilog=_EPILOG)
 def command(
     traces: Annotated[
-        Path, typer.Option(help="The folder that fsd-collect wrote, along the target.", rich_help_panel=DATA)
+        Path, typer.Option(help="The folder of traces along the target that fsd-collect wrote.", rich_help_panel=DATA)
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the predictor.", rich_help_panel=DATA)],
+    out: Annotated[Path, typer.Option(help="Folder to write the predictor to.", rich_help_panel=DATA)],
     limit: LimitOption = None,
-    seed: Annotated[int, typer.Option(help="Seed for picking rows, tuning and fitting.", rich_help_panel=DATA)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed for picking rows, hyperparameter search and fitting.", rich_help_panel=DATA)
+    ] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="The target's tokenizer, where the traces do not name its place: hub id or local path.",
+            help="The target's tokenizer, if the traces do not say where it is: hub id or local path.",
             rich_help_panel=DATA,
         ),
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="boosted (LightGBM), logistic, or head (a small network).", rich_help_panel=_MODEL)
+        str,
+        typer.Option(
+            help="Kind of model: boosted (LightGBM), logistic, or head (a small neural network).",
+            rich_help_panel=_MODEL,
+        ),
     ] = "boosted",
     rule: Annotated[
         str,
-        typer.Option(help="The rule that it is for: fsd-coupled, fsd-sd, fsd, coupled or sd.", rich_help_panel=_MODEL),
+        typer.Option(
+            help="Acceptance rule to predict for: fsd-coupled, fsd-sd, fsd, coupled or sd.", rich_help_panel=_MODEL
+        ),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
         typer.Option(
-            help="The divergence that T bounds, or several, separated by commas. One predictor serves every T of each.",
+            help="Divergence that T bounds, or several, separated by commas. One predictor serves them at every T.",
             rich_help_panel=_MODEL,
         ),
     ] = "js",
     trials: Annotated[
-        int, typer.Option(help="Hyperparameter trials for each of its two models.", rich_help_panel=_MODEL)
+        int, typer.Option(help="Hyperparameter trials for each of the predictor's two models.", rich_help_panel=_MODEL)
     ] = 8,
     version: VersionOption = False,
 ) -> None:
-    """Trains a predictor of which drafted tokens will be accepted, so that drafting can stop in time.
+    """Trains a model that predicts which drafted tokens will be accepted, so that drafting can stop early.
 
-    Only problems of the tuning part are used, divided by a hash into those that models are fitted on, those they are
-    calibrated on, and those they are evaluated on. Writes the models, and card.md, which should be read before use.
+    Only problems of the tuning part are used, split by a hash into fitting, calibration and evaluation sets. Writes
+    the models and card.md, which reports their quality; read it before use.
     """
     check_at_least_one({"--limit": limit, "--trials": trials})
     from fsd_collectors.store.reading import load_traces

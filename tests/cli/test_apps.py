@@ -47,7 +47,7 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
     for expected in ("--min-acc", "--min-speed", "--show-prompt", "arithmetic, gsm8k", "Examples: fsd-",
                      "--plan", "--pareto", "--storage", "--cache", "--state",
-                     "0 found", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
+                     "0 goal met", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text
     assert ", ".join(DIVERGENCES) in text
     assert ", ".join(name for name, rule in RULES.items() if rule.bounds_divergence) in text
@@ -90,7 +90,7 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*GOOD, "--draft-length", "2,,4"], "--draft-length is '2,,4'"),
         ([*GOOD, "--divergence", "js,"], "--divergence is 'js,'"),
         ([*GOOD, "--batch-size", "-1"], "--batch-size is -1"),
-        ([*GOOD, "--timing", "careful", "--no-timing"], "--timing careful and --no-timing are two ways at once"),
+        ([*GOOD, "--timing", "careful", "--no-timing"], "--timing careful and --no-timing contradict each other"),
         ([*GOOD, "--surprise"], "No such option: --surprise"),
     ],
 )
