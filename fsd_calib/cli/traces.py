@@ -55,7 +55,7 @@ def verify(folder: _Folder) -> None:
 
 @app.command()
 def describe(folder: _Folder) -> None:
-    """Summarizes the traces: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
+    """Summarises the traces: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
     from rich.console import Console
 
     from fsd_collectors.report.summary import summarise
