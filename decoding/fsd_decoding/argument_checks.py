@@ -1,4 +1,4 @@
-"""Checks of arguments: each raises a `UsageError` that names the argument, its value and the rule it breaks."""
+"""Argument checks; each raises a `UsageError` with the argument's name, its value and the rule it breaks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fsd_decoding.errors import UsageError
 
 
 def number(thing: str, value: object, rule: str = "it must be a number (negative is lossless)") -> float:
-    """UsageError: it is none, or NaN; True is none."""
+    """Returns the value as a float. UsageError: it is not a number (a bool is not), or it is NaN."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UsageError(f"{thing} is {value!r:.60}; {rule}")
     if math.isnan(value):
@@ -19,7 +19,7 @@ def number(thing: str, value: object, rule: str = "it must be a number (negative
 
 
 def amount(thing: str, value: object, *, zero: bool = True) -> float:
-    """UsageError: it is no finite number of 0 or more; or above 0, where that is not allowed."""
+    """Returns the value as a float. UsageError: it is not finite, is negative, or is 0 when `zero` is False."""
     rule = f"it must be a finite number {'of 0 or more' if zero else 'above 0'}"
     found = number(thing, value, rule)
     if not 0 <= found < math.inf or not (found or zero):
@@ -28,7 +28,7 @@ def amount(thing: str, value: object, *, zero: bool = True) -> float:
 
 
 def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]) -> None:
-    """UsageError: a draft length is no whole number of at least 1, or a threshold no number."""
+    """UsageError: a draft length is not a whole number of at least 1, or a threshold is not a number."""
     for length in draft_lengths:
         check_count("draft_length", length, " (rule 'target' drafts nothing)")
     for threshold in thresholds:
@@ -38,12 +38,12 @@ def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]
 
 
 def check_whole(name: str, value: object) -> None:
-    """UsageError where `value` is no whole number; True is none."""
+    """UsageError: `value` is not a whole number (a bool is not)."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UsageError(f"{name} is {value!r}; it must be a whole number")
 
 
 def check_count(name: str, value: object, hint: str = "") -> None:
-    """UsageError where `value` is no whole number of at least 1; True is none."""
+    """UsageError: `value` is not a whole number of at least 1 (a bool is not)."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1{hint}")

@@ -14,33 +14,34 @@ from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import Sampling
 
 StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
-"""A stop policy, or a function that answers as `StopPolicy.goes_on` does."""
+"""A stop policy, or a function with the return values of `StopPolicy.goes_on`."""
 
 Threshold = float | ThresholdPolicy
-"""T, or what moves it."""
+"""T, or a policy that moves it."""
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """Everything that decides a text besides the two models and the prompt.
+    """Everything that determines a text besides the two models and the prompt.
 
-    A decoder takes one value of each field. `fsd_calib.calibrate` searches: a tuple is a choice, and what is None is
-    chosen among its defaults.
+    A decoder takes one value for each field. `fsd_calib.calibrate` also takes tuples and searches over their values;
+    for a field that is None it searches over its own defaults.
 
     Args:
-        rule: acceptance rule, a name of `acceptance.rules.RULES`.
-        divergence: what T bounds, a name of `divergence.DIVERGENCES`, as `js` or `js@50`. None: `js`.
+        rule: acceptance rule, a name in `acceptance.rules.RULES`.
+        divergence: the divergence that T bounds, a name in `divergence.DIVERGENCES`, such as `js` or `js@50`.
+            None: `js`.
         threshold: T; negative is lossless. None: 0.1. A `ThresholdPolicy` here is the same as in `threshold_policy`.
-        draft_length: L, tokens drafted a round. None: 5.
+        draft_length: L, tokens drafted per round. None: 5.
         sampling: how tokens are drawn; greedy by default.
-        seed: of the noise that sampling draws with.
-        stop_policy: ends drafts early, before L tokens. For `calibrate` the folder of an acceptance predictor, or
+        seed: seed of the sampling noise.
+        stop_policy: ends drafts early, before L tokens. For `calibrate`, the folder of an acceptance predictor, or
             "auto", which trains one.
-        threshold_policy: moves T while a text is decoded. For `calibrate` also the name of a family, as "entropy".
+        threshold_policy: moves T while a text is decoded. For `calibrate`, also the name of a family such as "entropy".
         on: the logits that the divergence is computed on: "raw", or "processed" by temperature, top-k and so on.
-        within_support: reject a token that the target's processed distribution gives no probability.
+        within_support: reject tokens to which the target's processed distribution gives no probability.
     """
 
     rule: str | Sequence[str] = "fsd-coupled"
@@ -55,7 +56,7 @@ class DecodingConfig:
     within_support: bool = False
 
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
-        """Returns a copy with the fields, and those of `sampling`, that `keywords` name; removes these from there."""
+        """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used."""
         config = override(self, keywords)
         sampling = {name: keywords.pop(name) for name in _SAMPLING if name in keywords}
         return replace(config, sampling=replace(config.sampling, **sampling)) if sampling else config
@@ -63,12 +64,12 @@ class DecodingConfig:
 
 @dataclass(frozen=True)
 class CallOverrides:
-    """What one call of a decoder does otherwise than the decoder's `DecodingConfig`; None: the same.
+    """Settings of one call that override the decoder's `DecodingConfig`; None keeps the decoder's setting.
 
     Args:
-        temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`. Where any is given, those that are not
-            take their defaults, but for the temperature, which stays the decoder's.
-        threshold, draft_length: one value, or one a prompt.
+        temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`. If any of them is given, the others take
+            their defaults, except for the temperature, which stays the decoder's.
+        threshold, draft_length: one value, or one per prompt.
     """
 
     temperature: float | None = None
@@ -83,7 +84,7 @@ class CallOverrides:
     threshold_policy: ThresholdPolicy | None = None
 
     def sampling(self, usual: Sampling) -> Sampling:
-        """Returns the call's sampling, of a decoder whose own is `usual`."""
+        """Returns the call's sampling, where `usual` is the decoder's."""
         changed = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         kept: dict[str, Any] = {"temperature": usual.temperature, "processors": usual.processors}
         return Sampling(**kept | changed) if changed else usual

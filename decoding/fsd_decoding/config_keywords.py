@@ -1,4 +1,4 @@
-"""Keywords that stand for the fields of a configuration object, so that either may be given."""
+"""Keywords as an alternative to the fields of a configuration object."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _Config = TypeVar("_Config")
 
 
 def override(config: _Config, keywords: dict[str, Any]) -> _Config:
-    """Returns a copy of a dataclass with the fields that `keywords` name; removes these from there."""
+    """Returns a copy of a dataclass with fields replaced by `keywords`; removes those used."""
     names = [f.name for f in fields(config) if f.name in keywords]  # type: ignore[arg-type]
     return replace(config, **{name: keywords.pop(name) for name in names})  # type: ignore[type-var]
 
 
 def rename_former(keywords: Mapping[str, Any], stacklevel: int, former: Mapping[str, str] = _FORMER) -> dict[str, Any]:
-    """Returns the keywords under their present names; warns, at `stacklevel`, of each that has a former one.
+    """Returns the keywords under their current names; warns, at `stacklevel`, about each former name.
 
     Raises:
-        UsageError: one is given under both names.
+        UsageError: a keyword is given under both names.
     """
     present = dict(keywords)
     for old, new in former.items():
@@ -36,6 +36,6 @@ def rename_former(keywords: Mapping[str, Any], stacklevel: int, former: Mapping[
 
 
 def refuse_rest(function: str, keywords: Mapping[str, Any]) -> None:
-    """TypeError, as Python's own: a keyword is nobody's."""
+    """Raises TypeError, as Python does, if any keyword is left: no configuration object has taken it."""
     for name in keywords:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

@@ -1,4 +1,4 @@
-"""SpeculativeDecoder: prompts in, texts out, with two models and an acceptance rule between them."""
+"""`SpeculativeDecoder`: turns prompts into texts with two models and an acceptance rule."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ DEFAULT_DIVERGENCE, DEFAULT_THRESHOLD, DEFAULT_DRAFT_LENGTH = "js", 0.1, 5
 
 
 class SpeculativeDecoder:
-    """A causal LM and a drafter that share a tokenizer, decoding in batches.
+    """Decodes in batches with a causal LM and a drafter that share a tokenizer.
 
     Args:
-        target, draft: loaded models; `from_pretrained` loads them.
-        tokenizer: of both.
+        target, draft: loaded models; use `from_pretrained` to load them.
+        tokenizer: the tokenizer of both models.
         decoding: how tokens are accepted and drawn.
         compile: see `from_pretrained`.
-        drift: warns where texts no longer look like those that a profile was calibrated on.
-        keywords: fields of `DecodingConfig`, over those of `decoding`.
+        drift: detector that warns when acceptance drifts from that of the profile's calibration.
+        keywords: fields of `DecodingConfig`, which take precedence over `decoding`.
     """
 
     def __init__(
@@ -88,22 +88,24 @@ class SpeculativeDecoder:
         """Loads a target and a draft model.
 
         Args:
-            target: hub id, path, or loaded model (then `tokenizer` is needed), on whatever device or devices.
+            target: hub id, path, or loaded model (then `tokenizer` is needed), on any device or devices.
             draft: the same, or `NGram()`, which drafts from the text itself.
-            profile: path of a profile or a `ThresholdProfile`; sets the whole `DecodingConfig`, whatever else is given.
+            profile: path of a profile, or a `ThresholdProfile`; sets the whole `DecodingConfig` and overrides
+                `decoding` and `keywords`.
             decoding: how tokens are accepted and drawn.
-            device: "cuda" where there is one, else "cpu". dtype: the checkpoint's own. Loaded models stay as
-                they are.
-            compile: run rounds as graphs, made anew for every batch size, draft length, rule, sampling and
-                doubling of the longest text. "capture" leaves Python out of a round, after seconds; True compiles
-                kernels too, after half a minute or more. Worth it where thousands of rounds follow. On CUDA they are
-                CUDA graphs, captured where something comes twice, and memory stays taken between calls; see
-                docs/decoding.md.
+            device: by default "cuda" if available, else "cpu". Loaded models are not moved.
+            dtype: by default the checkpoint's own. Loaded models are not converted.
+            tokenizer: the tokenizer of loaded models.
+            compile: run rounds as graphs, which are rebuilt for every batch size, draft length, rule, sampling and
+                doubling of the longest text. "capture" removes Python from a round, after a few seconds of capture;
+                True also compiles kernels, which takes half a minute or more. Either pays off over thousands of
+                rounds. On CUDA these are CUDA graphs, captured at the second use, and memory stays allocated between
+                calls; see docs/decoding.md.
             keywords: fields of `DecodingConfig` and of its sampling (`rule`, `divergence`, `threshold`,
-                `draft_length`, `temperature`, …), over those of `decoding`.
+                `draft_length`, `temperature`, …), which take precedence over `decoding`.
 
         Raises:
-            UsageError: a model cannot be loaded, the tokenizers differ, or the profile is of other models.
+            UsageError: a model cannot be loaded, the tokenizers differ, or the profile is for other models.
         """
         config = _configured("from_pretrained", decoding, keywords)
         place = device or default_device()
@@ -117,10 +119,10 @@ class SpeculativeDecoder:
         return cls(models[0], models[1], shared, config, compile=compile, drift=drift)
 
     def with_config(self, **keywords: Unpack[DecodingKeywords]) -> SpeculativeDecoder:
-        """Returns a decoder under another configuration that shares models, caches and compiled graphs.
+        """Returns a decoder with another configuration that shares models, caches and compiled graphs.
 
         Args:
-            keywords: fields of `DecodingConfig`, over those of this decoder's.
+            keywords: fields of `DecodingConfig`, which take precedence over this decoder's.
         """
         other = copy.copy(self)
         other._configure(_configured("with_config", self.decoding, keywords))
@@ -176,23 +178,24 @@ class SpeculativeDecoder:
         observer: Observer | None = None,
         **keywords: Unpack[CallKeywords],
     ) -> list[Result]:
-        """Decodes prompts, in their order.
+        """Decodes prompts and returns the results in the same order.
 
         Args:
-            prompts: texts, or lists of token ids taken as they are.
-            max_new_tokens: the most a text may have, EOS included; a text also ends with the models' context.
+            prompts: texts, or lists of token ids, which are used as given.
+            max_new_tokens: maximum length of a text, including EOS; a text also ends when the models' context is full.
             temperature, top_k, top_p: see `CallOverrides`; temperature 0 is greedy.
-            ids: one stable integer a prompt, the key of its noise; default: its index.
+            batch_size: prompts decoded at once.
+            ids: one stable integer per prompt, the key of its noise; default: its index.
             stop: strings that end a text; the text is cut before them.
             on_finish: called with a prompt's index and result as soon as it is done.
-            observer: called once a round, see `observers.round_record.Observer`.
-            keywords: fields of `CallOverrides` (`rule`, `threshold`, `draft_length`, `min_p`, …), for this call
-                instead of the decoder's. A stop policy that is for other rules is left out.
+            observer: called once per round, see `observers.round_record.Observer`.
+            keywords: fields of `CallOverrides` (`rule`, `threshold`, `draft_length`, `min_p`, …), which override the
+                decoder's settings for this call. A stop policy that does not support the rule is not used.
 
         Raises:
-            UsageError: an empty prompt or batch, a prompt beyond the context, or a bad setting.
-            NumericalError: a model gave NaN or +inf logits. OutOfMemoryError: the batch is too large.
-                `error.finished` of both has the results until then.
+            UsageError: an empty prompt or batch, a prompt longer than the context, or a bad setting.
+            NumericalError: a model gave NaN or +inf logits.
+            OutOfMemoryError: the batch is too large. For both errors, `error.finished` holds the results so far.
         """
         call = _call("generate", keywords, temperature, top_k, top_p)
         requests = self._requests(call, prompts, max_new_tokens, ids)
@@ -222,9 +225,9 @@ class SpeculativeDecoder:
         stop: Sequence[str] = (),
         **keywords: Unpack[CallKeywords],
     ) -> Iterator[str]:
-        """Decodes one prompt and yields its text round by round; the pieces joined are `generate`'s text.
+        """Decodes one prompt and yields its text round by round; the joined pieces equal the text of `generate`.
 
-        Arguments and errors are those of `generate`.
+        Arguments and errors are as for `generate`.
         """
         call = _call("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
@@ -252,7 +255,7 @@ class SpeculativeDecoder:
         threshold: float | Sequence[float] | None = None,
         draft_length: int | Sequence[int] | None = None,
     ) -> list[Request]:
-        """What `generate` makes of its prompts; None: the decoder's own setting."""
+        """Returns the requests that `generate` makes from its prompts; None keeps the decoder's setting."""
         if threshold is not None and rule is None and not rule_named(self.rule).fuzzy:
             raise UsageError(f"threshold is given, but the decoder's rule {self.rule!r} has none; give rule= too")
         chosen = rule_named(rule or self.rule)
@@ -268,10 +271,10 @@ class SpeculativeDecoder:
     def settings(
         self, call: CallOverrides | None = None, stop: Sequence[str] = (), observer: Observer | None = None
     ) -> Settings:
-        """How a call decodes its requests.
+        """Returns the engine settings for one call.
 
         Raises:
-            UsageError: a stop string is empty, or see `policies`.
+            UsageError: a stop string is empty; see also `policies`.
         """
         call = call or CallOverrides()
         if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(s and isinstance(s, str) for s in stop):
@@ -283,10 +286,11 @@ class SpeculativeDecoder:
         return Settings(rule, self.criterion, sampling, self.eos, self.seed, stops, *policies, observer)
 
     def policies(self, call: CallOverrides | None = None) -> tuple[StopPolicy | None, ThresholdPolicy | None]:
-        """The stop policy and the threshold policy of a call.
+        """Returns the stop policy and the threshold policy of a call.
 
         Raises:
-            UsageError: the rule follows no threshold policy, or the stop policy reads a T that the other one moves.
+            UsageError: the rule has no threshold that a policy could move, or the stop policy needs a constant T and
+                the threshold policy moves it.
         """
         call = call or CallOverrides()
         rule = rule_named(call.rule or self.rule)
@@ -309,7 +313,7 @@ class SpeculativeDecoder:
         return policy if policy is None or policy.rules is None or rule.name in policy.rules else None
 
     def _threshold_policy(self, call: CallOverrides, rule: Rule) -> ThresholdPolicy | None:
-        """The call's own policy, or the decoder's where the call gives neither a policy nor a T."""
+        """The call's policy, or the decoder's if the call gives neither a policy nor a T."""
         threshold, policy = _threshold_and_policy(call.threshold, call.threshold_policy)
         if policy is not None:
             _check_movable(policy, rule)
@@ -320,18 +324,18 @@ class SpeculativeDecoder:
         return policy
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
-        """The loop for these requests, with caches for `batch_size` of them at a time. It runs once."""
+        """Returns an engine for these requests, with caches for `batch_size` at a time. It can run only once."""
         probe_triton(self.device)
         longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
-        longest += max(r.draft_length for r in requests) + 1  # all rows draft the most
+        longest += max(r.draft_length for r in requests) + 1  # every row may draft up to the longest
         models = Models(self.target, self.draft, self._vocabulary)
-        graphs = not settings.sampling.processors  # what those do fits none
+        graphs = not settings.sampling.processors  # custom processors cannot run in graphs
         caches = self._pool.acquire(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
         return Engine(caches, settings)
 
     @property
     def _vocabulary(self) -> int:
-        """What the models share: the tail of the wider one is padding."""
+        """Size of the shared vocabulary: the tail of the larger one is padding."""
         return min(vocabulary_size(m) for m in self._models())
 
     def _models(self) -> list[Any]:
@@ -339,7 +343,7 @@ class SpeculativeDecoder:
 
 
 def _configured(function: str, decoding: DecodingConfig | None, keywords: Mapping[str, Any]) -> DecodingConfig:
-    """The configuration with keywords over it."""
+    """Returns the configuration with fields replaced by keywords."""
     given = rename_former(keywords, stacklevel=4)
     config = (decoding or DecodingConfig()).override(given)
     refuse_rest(function, given)
@@ -374,10 +378,10 @@ def _moving(policy: object) -> ThresholdPolicy | None:
 
 
 def _threshold_and_policy(threshold: Any, policy: ThresholdPolicy | None) -> tuple[Any, ThresholdPolicy | None]:
-    """T, or several, and what moves it, of a `threshold` that may be a policy itself.
+    """Splits a `threshold`, which may itself be a policy, into T (one or several) and the policy that moves it.
 
     Raises:
-        UsageError: there are two policies, or a T beside a policy that sets T itself.
+        UsageError: two policies are given, or a T together with a policy that sets T itself.
     """
     if isinstance(threshold, ThresholdPolicy):
         if policy is not None:
@@ -392,7 +396,7 @@ def _threshold_and_policy(threshold: Any, policy: ThresholdPolicy | None) -> tup
 
 
 def _check_movable(policy: ThresholdPolicy, rule: Rule) -> None:
-    """UsageError: the rule has nothing for a policy to move."""
+    """UsageError: the rule has no threshold that a policy could move."""
     if not rule.bounds_divergence:
         raise UsageError(
             f"rule {rule.name!r} has no threshold on a divergence that {type(policy).__name__} could move; give it "
@@ -401,6 +405,6 @@ def _check_movable(policy: ThresholdPolicy, rule: Rule) -> None:
 
 
 def _doubt(policy: ThresholdPolicy | None, stacklevel: int) -> None:
-    """Warns, at `stacklevel`, of what a policy says could not be held."""
+    """Warns, at `stacklevel`, about targets that a policy could not hold."""
     for doubt in policy.doubts() if policy is not None else ():
         warnings.warn(doubt, stacklevel=stacklevel)

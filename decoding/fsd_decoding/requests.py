@@ -1,4 +1,4 @@
-"""Requests: prompts as token ids, with how far each may go and its own threshold and draft length."""
+"""Requests: prompts as token ids, each with its own length limit, threshold and draft length."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ def requests_for(
     draft_lengths: int | Sequence[int],
     max_new_tokens: int,
 ) -> list[Request]:
-    """One request a prompt; `context` is the most tokens a text may have (None: any number), of `vocabulary` kinds.
+    """Makes one request per prompt.
+
+    Args:
+        context: maximum length of a text in tokens, including the prompt; None: no limit.
+        vocabulary: size of the shared vocabulary.
 
     Raises:
-        UsageError: an empty prompt or batch, a prompt beyond the context or the vocabulary, or a bad setting.
+        UsageError: an empty prompt or batch, a prompt longer than the context, a token outside the vocabulary, or a bad
+            setting.
     """
     if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
         raise UsageError(f"prompts is {prompts!r:.40}; it must be a list of at least one prompt")
@@ -46,11 +51,11 @@ def requests_for(
 
 
 def _keys(ids: Any, prompts: Sequence[Prompt]) -> list[int]:
-    """One whole number a prompt; by default its place."""
+    """One whole number per prompt; by default its index."""
     if ids is None:
         return list(range(len(prompts)))
     if isinstance(ids, (str, Real)):
-        raise UsageError(f"ids is {ids!r}; it must be a list of whole numbers, one a prompt")
+        raise UsageError(f"ids is {ids!r}; it must be a list of whole numbers, one per prompt")
     keys = _one_each("ids", ids, prompts)
     for key in keys:
         check_whole("an entry of ids", key)
@@ -68,7 +73,7 @@ def _one_each(name: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
 
 def _encode(tokenizer: Any, vocabulary: int, prompt: Prompt, index: int) -> list[int]:
     if isinstance(prompt, str):
-        # A chat template has put the BOS there already.
+        # A chat template may already have added the BOS.
         begun = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
         prompt = tokenizer(prompt, add_special_tokens=not begun)["input_ids"]
     ids: Any = prompt
@@ -80,12 +85,12 @@ def _encode(tokenizer: Any, vocabulary: int, prompt: Prompt, index: int) -> list
         raise UsageError(f"prompt {index} is empty; it must hold at least one token")
     for token in tokens:
         if not 0 <= token < vocabulary:
-            raise UsageError(f"prompt {index} holds token {token}; the models know 0 to {vocabulary - 1}")
+            raise UsageError(f"prompt {index} holds token {token}; the vocabulary has tokens 0 to {vocabulary - 1}")
     return tokens
 
 
 def _limit(context: int | None, prompt: list[int], index: int, max_new_tokens: int) -> int:
-    """How many new tokens a prompt may have: as asked, or to the end of the models' context."""
+    """Limit on new tokens for a prompt: as requested, but at most what the models' context leaves."""
     left = max_new_tokens if context is None else context - len(prompt)
     if left < 1:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""calibrate(): from a task, two models and a goal to a threshold profile."""
+"""`calibrate`: makes a threshold profile for a task, two models and a goal."""
 
 from __future__ import annotations
 
@@ -52,29 +52,31 @@ def calibrate(
     tokenizer: Any = None,
     **keywords: Unpack[CalibrationKeywords],
 ) -> ThresholdProfile:
-    """Finds the fastest setting that keeps `min_acc` of the target's accuracy, the most accurate one that makes
-    `min_speed` tokens/s, or the whole Pareto front, and tests it on problems that had no say in the choice.
+    """Finds the fastest setting that keeps `min_acc` of the target's accuracy, the most accurate one that reaches
+    `min_speed` tokens/s, or the whole Pareto front, and tests it on problems that were not used to choose it.
 
     Args:
         task: a task's name, or a `Task` whose prompts suit the target.
-        target, draft: hub ids, paths, or loaded models (then `tokenizer` is needed). Several drafts, as a list, are
-            searched and certified together, in one attempt; the profile is of the one that is chosen, or,
-            where nothing is granted, of the one that `sd` is best with.
-        goal: what is wanted, and how sure it is to be.
-        decoding: what is searched and how tokens are drawn. A tuple is a choice; by default the search chooses among
-            the divergences `js` and `doubt` and 1 to 12 drafted tokens, or up to 16 with a predictor. T itself is
-            always searched for. `threshold_policy` may be a family of `policy_families.FAMILIES`, all of whose
-            shapes are searched, a policy of your own, whose T does not matter, or several.
-        run: how the calibration is run, and where its files lie.
-        keywords: fields of the three (`min_acc=0.98`, `divergence="js"`, `temperature=0.6`, `limit=1500`, …), over
-            those of the objects. `predictor` is the same as `stop_policy`.
+        target: hub id, path, or loaded model (then `tokenizer` is needed).
+        draft: the same, or a list of drafts. Several drafts are searched and certified together, in one attempt; the
+            profile names the chosen draft, or, if nothing is certified, the one with which `sd` is fastest.
+        goal: the accuracy or speed to reach, and the confidence of the certificate.
+        decoding: the search space, and how tokens are drawn. The search chooses among the values of a tuple. By
+            default it chooses between the divergences `js` and `doubt`, and among 1 to 12 drafted tokens (up to 16
+            with a predictor). T itself is always searched. `threshold_policy` may be the name of a family in
+            `policy_families.FAMILIES`, which searches all of its shapes; a policy object, whose T is ignored; or a
+            tuple of these.
+        run: how the calibration is run, and where its files are stored.
+        tokenizer: the tokenizer of loaded models.
+        keywords: fields of the three objects (`min_acc=0.98`, `divergence="js"`, `temperature=0.6`, `limit=1500`, …),
+            which take precedence over the objects. `predictor` is the same as `stop_policy`.
 
     Returns:
-        the profile; `profile.met` says whether the goal was.
+        the profile; `profile.met` tells whether the goal was met.
 
     Raises:
-        UsageError: bad input, models that cannot be used together, a target that solves nothing, or fewer problems
-            than could show what is wanted.
+        UsageError: bad input, models that cannot be used together, a target that solves no problem, or too few
+            problems to certify the goal.
     """
     given = rename_former(keywords, 3, {"policy": "threshold_policy"})
     if "predictor" in given:
@@ -92,10 +94,10 @@ class Calibration:
 
     Args:
         task, target, draft, goal, decoding, tokenizer: see `calibrate`.
-        config: how it is run.
+        config: how the calibration is run.
 
     Raises:
-        UsageError: the configuration is none that a calibration can search, or contradicts itself.
+        UsageError: the configuration cannot be searched, or contradicts itself.
     """
 
     task: str | Task
@@ -131,12 +133,12 @@ class Calibration:
                 )
 
     def plan(self) -> Plan:
-        """What the goal takes and what these problems can show, from a pilot on the first of them."""
+        """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them."""
         with self._prepared() as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
-        """The profile, saved where `out` says; `show_plan` receives the plan before the long work."""
+        """Returns the profile and saves it in `out`, if given; `show_plan` receives the plan before the long work."""
         with self._prepared() as ready:
             show_plan(ready.plan)
             profile = find(ready)
@@ -181,7 +183,7 @@ class Calibration:
 
     @property
     def _space(self) -> Space:
-        """What is searched; the policies' shapes join it once the task's texts are known."""
+        """The search space; the policies' shapes are added once the task's texts are known."""
         lengths = self.decoding.draft_length
         if lengths is None:
             lengths = DRAFT_LENGTHS if self._predictor is None else (LONGEST_DRAFT,)
@@ -216,9 +218,9 @@ def _drafts(draft: Any) -> tuple[Any, ...]:
 
 
 def _named(decoders: Sequence[SpeculativeDecoder]) -> dict[str, SpeculativeDecoder]:
-    """Several decoders by their drafts' names, sorted, because the order in which drafts are given must not matter.
+    """Several decoders by their drafts' names, sorted, because the order of the drafts must not matter.
 
-    UsageError: two are the same model or have the same name, or one has none.
+    UsageError: two drafts are the same model or have the same name, or one has no name.
     """
     if len(decoders) == 1:
         return {}

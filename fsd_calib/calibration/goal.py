@@ -1,4 +1,4 @@
-"""The goal of a calibration: what a user wants of speed and accuracy, and how sure."""
+"""The goal of a calibration: the wanted accuracy or speed, and the confidence of the certificate."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ Test = Literal["score", "betting"]
 
 @dataclass(frozen=True)
 class Goal:
-    """What a calibration is to reach: an accuracy to keep, a speed (tokens/s of one stream) or the Pareto front.
+    """The goal of a calibration: an accuracy to keep, a speed to reach, or the Pareto front.
 
     Args:
-        min_acc, min_speed, pareto: exactly one of the three.
-        acc: what `min_acc` is: "retention", a share of the target's accuracy on the same problems, or "absolute".
-        confidence: of the certificate.
-        guarantee: what the certificate is about: "population", problems like these; "dataset", these very problems;
+        min_acc: accuracy to keep, see `acc`.
+        min_speed: speed to reach, in tokens/s of one stream.
+        pareto: find the whole Pareto front. Give exactly one of `min_acc`, `min_speed` and `pareto`.
+        acc: meaning of `min_acc`: "retention", a share of the target's accuracy on the same problems, or "absolute".
+        confidence: confidence level of the certificate.
+        guarantee: scope of the certificate: "population", problems like these; "dataset", exactly these problems;
             "none", nothing is tested.
-        test: "score" decides on all certification problems at once, "betting" may stop before.
-        serve_batch: streams decoded at once where speed is measured.
+        test: "score" decides once, on all certification problems; "betting" may decide earlier.
+        serve_batch: streams decoded at once when speed is measured.
     """
 
     min_acc: float | None = None
@@ -41,14 +43,14 @@ class Goal:
 
     @classmethod
     def of(cls, goal: Goal | None, keywords: dict[str, Any]) -> Goal:
-        """The goal with the fields that `keywords` name, or the one that they alone make; removes these from there."""
+        """Returns `goal` with fields replaced by `keywords`, or a new goal from `keywords`; removes those used."""
         if goal is not None:
             return override(goal, keywords)
         return cls(**{f.name: keywords.pop(f.name) for f in fields(cls) if f.name in keywords})
 
     def __post_init__(self) -> None:
         if [self.min_acc is not None, self.min_speed is not None, self.pareto].count(True) != 1:
-            raise UsageError("give --min-acc, --min-speed or --pareto: exactly one says what to look for")
+            raise UsageError("give exactly one of --min-acc, --min-speed and --pareto")
         _check_choice("--acc", self.acc, get_args(Acc))
         _check_choice("--guarantee", self.guarantee, get_args(Guarantee))
         _check_choice("--test", self.test, get_args(Test))
@@ -57,7 +59,7 @@ class Goal:
         if self.min_speed is not None and not 0 < self.min_speed < math.inf:
             raise UsageError(f"--min-speed is {self.min_speed}; it must be a number of tokens/s above 0")
         if not 0 < self.confidence < 1:
-            raise UsageError(f"--confidence is {self.confidence}; it must lie between 0 and 1, as 0.95 does")
+            raise UsageError(f"--confidence is {self.confidence}; it must be between 0 and 1, such as 0.95")
         if self.serve_batch < 1:
             raise UsageError(f"--serve-batch is {self.serve_batch}; it must be at least 1")
 

@@ -36,18 +36,18 @@ from fsd_decoding.profile.parts import EarlyStopInfo
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
-_PASSES, _CANDIDATES = 3, 6  # what a search takes, and a certificate at most, in passes over their parts
-_LOSSLESS = "coupled"  # its text is the target's own under any sampling: what differs is rounding
+_PASSES, _CANDIDATES = 3, 6  # cost of a search, and the most a certificate can cost, in passes over their parts
+_LOSSLESS = "coupled"  # gives the target's own text under any sampling, except for rounding
 _SD_LENGTHS = range(1, 13)
-_USUAL_LENGTH = 5  # tokens drafted where a batch's time is taken
+_USUAL_LENGTH = 5  # tokens drafted when a batch is timed
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the search, the certificate and the timing start from.
+    """The measurements that the search, the certificate and the timing start from.
 
     Args:
-        sds: lossless decoding with the draft lengths and drafts that replay finds fastest, the best first.
+        sds: the `sd` configurations (draft length and draft) that are fastest in replay, the fastest first.
     """
 
     session: Session
@@ -66,7 +66,7 @@ class Prepared:
         return self.session.configuration("target")
 
     def costs_of(self, configuration: Configuration) -> RecordedCosts:
-        """The costs of a round with the configuration's draft."""
+        """Returns the costs of a round with the configuration's draft."""
         return self.facts.costs[self.space.drafts.index(configuration.draft)]
 
     @property
@@ -83,10 +83,10 @@ def prepare(
     config: RunConfig,
     timing: TimingRequest,
 ) -> Prepared:
-    """Reads traces, measures costs and a pilot on the first problems, and plans.
+    """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
 
     Raises:
-        UsageError: these problems are too few for the goal, whatever the outcomes.
+        UsageError: there are too few problems for the goal, whatever the outcomes.
     """
     folder = config.path("out")
     _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
@@ -120,20 +120,20 @@ def prepare(
 
 
 def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:
-    """The pilot under a fuzzy setting that plausibly keeps most accuracy."""
+    """Measures the pilot problems under a fuzzy setting that plausibly keeps most of the accuracy."""
     family = space.families[0]
     fuzzy = family[len(family) // 2]
     return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _PILOT)
 
 
 def _seconds_each(session: Session, goal: Goal, baseline: Baseline, forecast: Forecast) -> float:
-    """What decoding one problem losslessly takes, as it will be timed."""
+    """Seconds to decode one problem losslessly, at the batch size used for timing."""
     tokens = baseline.alone.tokens / (baseline.alone.problems * session.decode.seeds)
     return tokens / forecast.measured(baseline.lossless) / goal.serve_batch
 
 
 def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None) -> str:
-    """A hash of everything that decides how a calibration goes, so that the same command resumes the same run."""
+    """A hash of everything that determines a calibration's course, so that the same command resumes the same run."""
     problems = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
     facts = {"identity": session.identity, "wish": asdict(goal), "space": asdict(space), "problems": problems,
              "tests": TESTS_VERSION}  # fmt: skip
@@ -162,7 +162,7 @@ def _forecast(
     early: EarlyStop | None,
     shaped: Shaped,
 ) -> Forecast:
-    """The forecast of all drafts, each by its own traces and costs."""
+    """The forecast for all drafts, each from its own traces and costs."""
     stops = early.replayed if early else None
     return DraftForecasts({
         draft: ReplayForecast(seen, replace(space, drafts=(draft,)), costs[draft], stops=stops, shapes=shaped)
@@ -203,7 +203,7 @@ def _efforts(session: Session, facts: RunFacts, timed: int, timed_seconds: float
 
 
 def _check_enough(goal: Goal, session: Session, problems: int, level: float, accuracy: float = 1.0) -> None:
-    """UsageError: so many problems cannot show what is wanted. Not checked where nothing is tested."""
+    """UsageError: there are too few problems to certify the goal. Not checked if nothing is tested."""
     if goal.guarantee != "none":
         out = session.holdout.whole - problems
         check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out)
@@ -212,9 +212,9 @@ def _check_enough(goal: Goal, session: Session, problems: int, level: float, acc
 def _fastest_for_sd(
     session: Session, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel], count: int
 ) -> tuple[Configuration, ...]:
-    """The fastest lossless settings over all drafts and draft lengths, by replay, the best first.
+    """The fastest `sd` settings over all drafts and draft lengths, by replay, the fastest first.
 
-    Costs are known to a few per cent only, so where speeds are timed, two are.
+    Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
     """
     speeds: dict[Configuration, float] = {}
     for draft, seen in traces.items():

@@ -1,4 +1,4 @@
-"""How a calibration is run: what changes its course, its cost and where its files lie, but not what is asked for."""
+"""How a calibration is run: settings for its course, cost and files, separate from its goal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fsd_calib.progress import Progress, Silent
 from fsd_decoding.argument_checks import check_count
 
 Timing = Literal["run", "careful", "none"]
-"""Where speeds are timed: within the calibration's own process, in fresh ones, or nowhere."""
+"""Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
 
 _Path = str | os.PathLike[str]
 
@@ -22,20 +22,22 @@ class RunConfig:
 
     Args:
         batch_size: problems decoded at once.
-        device: "cuda" where there is one, else "cpu". dtype: the checkpoints' own.
-        limit: use at most so many problems. data: a file of problems, instead of the task's own.
-        seeds: noise seeds a problem is decoded with; greedy decoding has no noise and takes one.
-        trials: settings tried on the tuning part, at most.
-        timing: "run" times speeds in this process; "careful" in five fresh ones, which load the models by their paths
-            or ids; "none" not at all: then speeds are what the cost model forecasts.
-        out: folder for `profile.json`, and for what an interrupted run goes on with; None writes none of them.
-        cache: folder of decodings and traces, shared by all runs; None is the user's own.
-        state: folder of the ledger of attempts, which must not be deleted; None is the user's own.
-        storage: Optuna's, a file or a URL; None is `study.log` in `out`.
-        progress: receives what a long step has done; silent by default.
+        device: by default "cuda" if available, else "cpu".
+        dtype: by default the checkpoints' own.
+        limit: use at most this many problems.
+        data: a file to read problems from, instead of the task's own source.
+        seeds: noise seeds to decode each problem with; greedy decoding has no noise and uses one.
+        trials: maximum number of settings tried on the tuning part.
+        timing: "run" times speeds in this process; "careful" in five fresh processes, which load the models by their
+            paths or ids; "none" does not time them, and the cost model forecasts them.
+        out: folder for `profile.json` and for the files from which an interrupted run resumes; None writes neither.
+        cache: folder of decodings and traces, shared by all runs; None: the user's cache folder.
+        state: folder of the ledger of attempts, which must not be deleted; None: the user's state folder.
+        storage: Optuna storage, a file or a URL; None: `study.log` in `out`.
+        progress: receives progress reports of long steps; silent by default.
 
     Raises:
-        UsageError: a count is no whole number of at least 1.
+        UsageError: a count is not a whole number of at least 1.
     """
 
     batch_size: int = 32
@@ -57,13 +59,13 @@ class RunConfig:
             check_count(name, getattr(self, name))
 
     def path(self, name: Literal["data", "out", "cache", "state"]) -> Path | None:
-        """One of the fields that name a file or a folder."""
+        """Returns a field that names a file or a folder, as a `Path`."""
         value: _Path | None = getattr(self, name)
         return None if value is None else Path(value)
 
     @property
     def study_storage(self) -> str | None:
-        """Where Optuna keeps the study; None: in memory."""
+        """The Optuna storage of the study; None: in memory."""
         out = self.path("out")
         return self.storage or (None if out is None else str(out / "study.log"))
 

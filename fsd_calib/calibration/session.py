@@ -1,4 +1,4 @@
-"""What a calibration works with: decoders, the two parts of a task, the cache of decodings and the attempt ledger."""
+"""The resources of a calibration: decoders, the two parts of a task, the cache of decodings and the attempt ledger."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
 
 @dataclass(frozen=True)
 class Session:
-    """What the steps of a calibration share.
+    """The resources shared by the steps of a calibration.
 
     Args:
-        decoder: of the first draft.
-        identity: what decides texts beside prompts and the searched settings: models, sampling, seeds, versions.
-        cache: folder of decodings and traces; None keeps nothing.
-        drafts: the decoders by their drafts' names, where there are several drafts.
+        decoder: the decoder with the first draft.
+        identity: what determines texts besides prompts and the searched settings: models, sampling, seeds, versions.
+        cache: folder of decodings and traces; None stores nothing.
+        drafts: the decoders by the names of their drafts, if there are several drafts.
     """
 
     decoder: SpeculativeDecoder
@@ -60,7 +60,7 @@ class Session:
         return self.with_draft(configuration.draft).decoder
 
     def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Session:
-        """Returns a copy in which fuzzy rules end drafts by their divergence's stop policy; nothing is measured yet."""
+        """Returns a copy in which fuzzy rules end drafts by their divergence's stop policy, before any measurement."""
         decode, names = self.decode.stopping_early(policies), {d: policy.identity for d, policy in policies.items()}
         how = f"stopping drafts by {json.dumps(names, sort_keys=True)} "
         return replace(
@@ -69,7 +69,7 @@ class Session:
         )  # fmt: skip
 
     def certifying(self, run: str, trained: Collection[int]) -> Session:
-        """Returns a copy whose holdout is what the run of that name may use, see `Holdout.of_run`."""
+        """Returns a copy whose holdout is limited to the problems that this run may use, see `Holdout.of_run`."""
         holdout = self.holdout.of_run(run, trained)
         out = self.holdout.problems - holdout.problems
         if out:
@@ -91,12 +91,12 @@ def open_session(
     config: RunConfig,
     drafts: Mapping[str, SpeculativeDecoder] | None = None,
 ) -> Iterator[Session]:
-    """A session whose files are closed in the end.
+    """Opens a session and closes its files on exit.
 
     Args:
-        decoder: of the first draft.
-        config: whose `cache` and `state` are the folders of decodings and of the ledger; None keeps none.
-        drafts: where there are several, the decoders of all of them by name, the first included.
+        decoder: the decoder with the first draft.
+        config: its `cache` and `state` are the folders of decodings and of the ledger; None stores nothing.
+        drafts: if there are several drafts, the decoders of all of them by name, including the first.
 
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.

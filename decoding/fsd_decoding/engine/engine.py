@@ -1,6 +1,6 @@
 """The decoding loop: draft, verify, accept, emit, refill.
 
-This is the host's side of it, rows and rounds. What the device does in a round is in `draft.py` and `verify.py`.
+This is the host side: rows and rounds. The device side of a round is in `draft.py` and `verify.py`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from fsd_decoding.tensors import to_device
 
 FinishReason = Literal["eos", "stop", "length"]
 ENGINE_VERSION = 1
-"""Raised when a text, its rounds or its interval may come out otherwise than before; cache keys hold it."""
+"""Incremented when a text, its rounds or its interval may differ from before; part of cache keys."""
 
 
 @dataclass
 class Row:
-    """A request being decoded: its new tokens and counts, on the host."""
+    """A request being decoded, with its new tokens and counts, on the host."""
 
     request: Request
-    lo: float  # every T in [lo, hi) gives this text and this number of rounds (docs/decoding.md)
+    lo: float  # every T in [lo, hi) gives the same text and number of rounds (docs/decoding.md)
     hi: float
     tokens: list[int] = field(default_factory=list)  # new ones, without EOS
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
-    bonus: int = 0  # tokens the target added to a draft accepted whole
+    bonus: int = 0  # tokens the target added to fully accepted drafts
     finish_reason: FinishReason | None = None
-    memory: Any = None  # what the stop policy keeps of this row's rounds
+    memory: Any = None  # state that the stop policy keeps for this row
 
     @property
     def length(self) -> int:
@@ -65,15 +65,15 @@ class Settings:
     eos: frozenset[int]
     seed: int
     stops: Callable[[Request, list[int], int], int | None] | None = None
-    """(request, its new tokens, how many of them are of this round) -> the number of tokens up to the one that ends the
-    text, or None where none does."""
+    """(request, its new tokens, how many of them are from this round) -> the number of tokens up to the one that ends
+    the text, or None if the text goes on."""
     stop_policy: StopPolicy | None = None
     threshold_policy: ThresholdPolicy | None = None
     observer: Observer | None = None
 
 
 class Engine:
-    """Decodes any number of requests in a fixed number of rows, refilling a row when it finishes."""
+    """Decodes any number of requests in a fixed number of rows, refilling each row when it finishes."""
 
     def __init__(self, caches: PooledCaches, settings: Settings) -> None:
         self._caches, self._settings = caches, settings
@@ -85,7 +85,7 @@ class Engine:
         self._threshold_control = (
             ThresholdControl(settings.threshold_policy, self._batch) if settings.threshold_policy else None
         )
-        # Length of the longest prompt where all rows are new: their first verification then reads the prompts too.
+        # Length of the longest prompt if all rows are new: the first verification then also prefills the prompts.
         self._pending_prompt_tokens = 0
 
     def run(self, requests: Sequence[Request]) -> Iterator[Row]:
@@ -95,11 +95,11 @@ class Engine:
 
     @torch.inference_mode()
     def rounds(self, requests: Sequence[Request]) -> Iterator[list[Row]]:
-        """Yields, after every round, the rows that took part in it, those that finished included.
+        """Yields, after every round, the rows that took part in it, including those that finished.
 
         Raises:
-            NumericalError: a row's logits were NaN or +inf. ThresholdError: its T was NaN. Both after the rows of the
-                round were yielded.
+            NumericalError: a row's logits were NaN or +inf.
+            ThresholdError: a row's T was NaN. Both are raised after the rows of the round have been yielded.
         """
         waiting = list(reversed(requests))
         with self._caches.used():
@@ -137,7 +137,7 @@ class Engine:
         return True
 
     def _initial_interval(self, threshold: float) -> tuple[float, float]:
-        """The interval of T at the start: T alone where a stop policy reads it, empty where a policy sets it."""
+        """The initial interval of T: T alone if a stop policy reads it, empty if a policy sets it."""
         stopping, moving = self._settings.stop_policy, self._settings.threshold_policy
         if not (moving is None or isinstance(moving, ScalePolicy)):
             return threshold, threshold
@@ -146,7 +146,7 @@ class Engine:
         return self._settings.rule.initial_interval(threshold)
 
     def _shrink(self) -> None:
-        """Drops empty rows, which cost as much as others, once they are half of all."""
+        """Drops empty rows, which cost as much as occupied ones, once they are at least half of all rows."""
         taken = [i for i, row in enumerate(self._rows) if row is not None]
         if not self._call.can_reshape or 2 * len(taken) > len(self._rows):
             return
@@ -160,7 +160,7 @@ class Engine:
             self._threshold_control.keep(rows)
 
     def _round(self) -> Decided:
-        """Drafts, verifies and judges one round of all rows; one copy to the host at its end."""
+        """Drafts, verifies and judges one round for all rows, with one copy to the host at its end."""
         most = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
         reach = self._call.size(max(row.length for row in self._rows if row) + most)
         began = time.perf_counter()
@@ -171,7 +171,7 @@ class Engine:
         return Decided.of(self._judge(draft, logits, drafted - began, verified - drafted), len(draft.logits))
 
     def _judge(self, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float) -> Tensor:
-        """Accepts and rejects the drafts, for `Decided.of`; observers and the threshold policy see the outcome."""
+        """Accepts or rejects drafted tokens, for `Decided.of`; observers and the threshold policy get the outcome."""
         settings, batch, control = self._settings, self._batch, self._threshold_control
         proposing = (settings.criterion, settings.sampling)
         if settings.observer is None and control is None:
@@ -230,7 +230,7 @@ class Engine:
         return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who)
 
     def _settle(self, decided: Decided) -> list[UnfinishedError]:
-        """Emits every row's tokens and frees rows that finished. Returns the errors of rows that broke."""
+        """Emits every row's tokens and frees finished rows. Returns the errors of rows that failed."""
         errors = []
         kept = [0] * len(self._rows)
         for i, row in enumerate(self._rows):
@@ -248,7 +248,11 @@ class Engine:
         return errors
 
     def _emit(self, row: Row, decided: Decided, i: int) -> int:
-        """Appends a round's tokens to a row, up to its end, and narrows the interval of T. Returns how many."""
+        """Appends a round's tokens to a row, up to the end of its text, and narrows the interval of T.
+
+        Returns:
+            the number of tokens kept.
+        """
         drafted, accepted = decided.drafted[i], decided.accepted[i]
         candidates = decided.emitted[i][: accepted + 1]
         kept, row.finish_reason = self._cut(row, candidates)
@@ -271,7 +275,7 @@ class Engine:
             row.hi = min(row.hi, decided.refused[i][accepted])
 
     def _cut(self, row: Row, candidates: list[int]) -> tuple[int, FinishReason | None]:
-        """How many candidates the row keeps (an EOS counts as kept), and why it ends if it does."""
+        """Returns how many candidates the row keeps (an EOS counts as kept), and why it ends, if it does."""
         settings = self._settings
         left = row.request.max_new_tokens - len(row.tokens)
         kept = candidates[:left]

@@ -1,4 +1,4 @@
-"""Fuzzy speculative decoding behind transformers' own `generate`.
+"""Fuzzy speculative decoding through transformers' own `generate`.
 
 model.generate(**inputs, custom_generate=fsd_generate, draft_model=draft, fsd_profile="profile.json")
 
@@ -42,12 +42,12 @@ _TO_USER = 5  # from a helper of `fsd_generate`, past it, `generate` and torch's
 
 @dataclass
 class FsdGenerateOutput(GenerateDecoderOnlyOutput):
-    """`sequences` as `generate` returns them, and what each row took."""
+    """`sequences` as returned by `generate`, and statistics of each row."""
 
     rounds: Tensor | None = None  # (B,)
     drafted: Tensor | None = None  # (B,)
     accepted: Tensor | None = None  # (B,)
-    intervals: Tensor | None = None  # (B, 2) fp64: every threshold in [lo, hi) gives this very text
+    intervals: Tensor | None = None  # (B, 2) fp64: every threshold in [lo, hi) gives the same text
 
 
 def fsd_generate(
@@ -67,31 +67,31 @@ def fsd_generate(
     synced_gpus: bool = False,
     **model_kwargs: Any,
 ) -> Tensor | FsdGenerateOutput:
-    """Decodes for `model.generate(..., custom_generate=fsd_generate, draft_model=...)`.
+    """Decoding loop for `model.generate(..., custom_generate=fsd_generate, draft_model=...)`.
 
-    What `generate` prepared is honoured: lengths, EOS ids, logits processors, stopping criteria, sampling, left
-    padding, `num_return_sequences`, `streamer`. Sampled texts follow from `torch.manual_seed`. Criteria and
-    processors see one row (1, n) at a time, with its padding as in `generate`. Processors see drafts too, which may
-    come to nothing, so they must not remember; any but the usual warpers and a lone repetition penalty make rows
-    decode one after another. A text also ends with the models' context.
+    The settings that `generate` prepares are respected: lengths, EOS ids, logits processors, stopping criteria,
+    sampling, left padding, `num_return_sequences`, `streamer`. Sampled texts depend on `torch.manual_seed`. Criteria
+    and processors receive one row (1, n) at a time, padded as in `generate`. Processors are also called on drafted
+    tokens that may be rejected, so they must be stateless. Processors other than the usual warpers and a single
+    repetition penalty make rows decode one after another. A text also ends when the models' context is full.
 
-    `generate` loses `tokenizer=` on the way to any callable, and so refuses `stop_strings=`; give
+    `generate` does not pass `tokenizer=` on to a custom callable and therefore rejects `stop_strings=`; use
     `stopping_criteria=[StopStringCriteria(tokenizer, ["…"])]` instead. ZeRO-3 and FSDP are not supported.
 
     Args:
         draft_model: a loaded causal LM with the target's tokenizer, or another `DraftSource`.
-        fsd_profile: path of a profile or a `ThresholdProfile`; sets rule, divergence, threshold and draft length,
-            and is held against both models at every call. Sampling stays `generate`'s: a warning says where it
-            is not the profile's, whose certificate then says nothing.
-        fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: without a profile; as in `SpeculativeDecoder`.
-        fsd_tokenizer: held against the profile's. Without it the tokenizer goes unchecked.
+        fsd_profile: path of a profile, or a `ThresholdProfile`; sets rule, divergence, threshold and draft length,
+            and is checked against both models at every call. Sampling remains that of `generate`; if it differs from
+            the profile's, the certificate does not apply, and a warning says so.
+        fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`; only without a profile.
+        fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
 
     Returns:
-        (B, prompt + new) token ids, EOS included, padded on the right; with `return_dict_in_generate` these and
-        each row's statistics.
+        (B, prompt + new) token ids, including EOS, padded on the right; with `return_dict_in_generate`, an
+        `FsdGenerateOutput`, which adds each row's statistics.
 
     Raises:
-        UsageError: something `generate` offers and this does not, such as beams, scores or the caller's own cache.
+        UsageError: a feature of `generate` that is not supported here, such as beams, scores or a user-supplied cache.
         NumericalError: a model gave NaN or +inf logits.
     """
     streamer = streamer or argument_of_generate("streamer")
@@ -116,7 +116,7 @@ def fsd_generate(
 def _config(
     given: Mapping[str, Any], profile: Any, model: Any, draft: Any, tokenizer: Any, sampling: Sampling
 ) -> tuple[DecodingConfig, Drift | None]:
-    """What decodes: the profile's configuration, or the one given. UsageError: of other models, or both are given."""
+    """The profile's configuration, or the given one. UsageError: both are given, or the profile is for other models."""
     settings = {name: value for name, value in given.items() if value is not None}
     if profile is None:
         return DecodingConfig(**settings), None
@@ -125,22 +125,22 @@ def _config(
     config, drift = profile_config(profile, (model, draft), tokenizer, stacklevel=_TO_USER + 1)
     if config.sampling != sampling:
         warnings.warn(
-            f"the profile was calibrated with {config.sampling}, generate runs {sampling}: its certificate says "
-            "nothing of this",
+            f"the profile was calibrated with {config.sampling}, but generate uses {sampling}: its certificate does "
+            "not apply",
             stacklevel=_TO_USER,
         )
     return config, drift
 
 
 def _pad(config: GenerationConfig, stops: StopsOfGenerate, requests: list[Request]) -> int:
-    """What fills rows up. UsageError: nothing does, and rows may differ in length."""
+    """Returns the token that pads rows. UsageError: there is none, and rows may differ in length."""
     token = config._pad_token_tensor
     if token is not None:
         return int(token)
     ragged = stops.may_stop or len({request.max_new_tokens for request in requests}) > 1
     if ragged and len(requests) > 1:
         raise UsageError(
-            f"{len(requests)} sequences may differ in length and there is no pad token; give pad_token_id="
+            f"{len(requests)} sequences may differ in length, and there is no pad token; give pad_token_id="
         )
     return 0  # never used
 
@@ -148,7 +148,7 @@ def _pad(config: GenerationConfig, stops: StopsOfGenerate, requests: list[Reques
 def _runs(
     decoder: SpeculativeDecoder, requests: list[Request], sampling: Sampling, stops: StopsOfGenerate, input_ids: Tensor
 ) -> Iterator[tuple[Settings, list[Request]]]:
-    """All rows at once, or one by one where processors must know which row it is and how it was padded."""
+    """Yields all rows at once, or one by one if processors need to know the row and its padding."""
     seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, ()))
     settings = Settings(
         rule_named(decoder.rule), decoder.criterion, sampling, frozenset(), seed, stops, *decoder.policies()
@@ -162,7 +162,7 @@ def _runs(
 
 
 def _decoded(decoder: SpeculativeDecoder, runs: Iterable[tuple[Settings, list[Request]]], streamer: Any) -> list[Row]:
-    """The finished rows in their order; new tokens go to the streamer round by round."""
+    """Returns the finished rows in order; new tokens go to the streamer round by round."""
     finished: dict[int, Any] = {}
     shown = 0
     for settings, requests in runs:
@@ -179,7 +179,7 @@ def _decoded(decoder: SpeculativeDecoder, runs: Iterable[tuple[Settings, list[Re
 
 
 def _sequences(input_ids: Tensor, rows: list[Row], pad: int) -> Tensor:
-    """Prompts as they came, new tokens behind them: (B, P + N)."""
+    """The prompts as given, followed by the new tokens: (B, P + N)."""
     longest = max(len(row.tokens) for row in rows)
     new = torch.tensor([row.tokens + [pad] * (longest - len(row.tokens)) for row in rows])
     return torch.cat([input_ids, new.to(input_ids)], 1)

@@ -21,12 +21,12 @@ _drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a 
 def profile_config(
     source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int
 ) -> tuple[DecodingConfig, Drift | None]:
-    """The configuration that a profile, or the file of one, sets, and what watches for drift under it.
+    """Returns the configuration that a profile (or its file) sets, and the drift detector for decoding under it.
 
-    Warns, at `stacklevel`, where its threshold is missing or untested.
+    Warns, at `stacklevel`, if its threshold is missing or untested.
 
     Raises:
-        UsageError: the profile is of other models, or its threshold policy is unknown here.
+        UsageError: the profile is for other models, or this version does not know its threshold policy.
     """
     profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
     profile.check(models[0], models[1], tokenizer)
@@ -45,7 +45,7 @@ def profile_config(
 
 
 def warning_of(profile: ThresholdProfile) -> str | None:
-    """What to warn of who decodes by it: its threshold is missing or untested."""
+    """Returns a warning for decoding with this profile if its threshold is missing or untested, else None."""
     runs = f"decoding runs the lossless rule {profile.effective_rule!r}"
     if profile.outcome == "untested":
         return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
@@ -57,7 +57,7 @@ def warning_of(profile: ThresholdProfile) -> str | None:
 
 
 def _drift(profile: ThresholdProfile, target: Any, config: DecodingConfig) -> Drift | None:
-    """One for a target and profile, however often it is followed: `generate` follows it anew at every call."""
+    """Returns one detector per target and profile, however often it is loaded: `generate` loads it at every call."""
     if profile.acceptance is None:
         return None
     watched: dict[str, Any] = {

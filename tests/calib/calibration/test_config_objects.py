@@ -59,7 +59,7 @@ def test_keywords_go_before_the_objects_fields() -> None:
         ({"threshold": 0.1}, "threshold is 0.1; a calibration finds T itself"),
         ({"stop_policy": lambda state: state.going}, "stop_policy is a function; a calibration takes the folder"),
         ({"threshold_policy": "slow"}, "threshold_policy is 'slow'; it must be one of"),
-        ({"min_speed": 3.0}, "exactly one says what to look for"),
+        ({"min_speed": 3.0}, "give exactly one of --min-acc, --min-speed and --pareto"),
     ],
 )
 def test_what_a_calibration_cannot_search_is_refused(keywords: dict[str, Any], message: str) -> None:
