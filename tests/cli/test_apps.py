@@ -66,8 +66,8 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "Missing option '--task'"),
         (["--task", "poetry", "--min-acc", "0.9"], "unknown task 'poetry': the known tasks are arithmetic, gsm8k"),
-        (["--task", "arithmetic"], "give --min-acc, --min-speed or --pareto"),
-        ([*GOOD, "--min-speed", "60"], "give --min-acc, --min-speed or --pareto: exactly one"),
+        (["--task", "arithmetic"], "give exactly one of --min-acc, --min-speed and --pareto"),
+        ([*GOOD, "--min-speed", "60"], "give exactly one of --min-acc, --min-speed and --pareto"),
         ([*GOOD, "--pareto"], "give exactly one of --min-acc, --min-speed and --pareto"),
         ([*GOOD, "--acc", "plain"], "--acc is 'plain'; it must be one of retention, absolute"),
         (["--task", "gsm8k", "--min-acc", "1.1", "--acc", "absolute"], "above 0 and at most 1 (0.98"),

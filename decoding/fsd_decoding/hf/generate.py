@@ -140,7 +140,7 @@ def _pad(config: GenerationConfig, stops: StopsOfGenerate, requests: list[Reques
     ragged = stops.may_stop or len({request.max_new_tokens for request in requests}) > 1
     if ragged and len(requests) > 1:
         raise UsageError(
-            f"{len(requests)} sequences may differ in length, and there is no pad token; give pad_token_id="
+            f"{len(requests)} sequences may differ in length and there is no pad token; give pad_token_id="
         )
     return 0  # never used
 
