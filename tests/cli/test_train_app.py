@@ -16,7 +16,7 @@ from fsd_calib.cli.console import run
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from support.messages import error_line
-from support.tiny_traces import TOKENIZER, tiny_traces
+from support.traces.tiny_traces import TOKENIZER, tiny_traces
 
 TRAIN = [sys.executable, "-c", "from fsd_calib.cli.train import main; main()"]
 

@@ -18,7 +18,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_difference, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.profiles import UNCERTIFIED, profile
+from support.calibration.profiles import UNCERTIFIED, profile
 
 WORDS = ["Ann has 12 red apples and 34 green pears.", "How many apples does Ann have now?"]
 
