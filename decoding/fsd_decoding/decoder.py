@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Unpack
 
 import torch
 
-from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule, rule_named
-from fsd_decoding.argument_checks import check_count, check_settings, check_whole
+from fsd_decoding.argument_checks import check_count
 from fsd_decoding.batch import Request
-from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords, StopPolicyLike
-from fsd_decoding.config_keywords import override, refuse_rest, rename_former
+from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
+from fsd_decoding.config_resolution import call_overrides, check_movable, configured, resolve, threshold_and_policy
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import Engine, Settings
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
@@ -33,13 +32,11 @@ from fsd_decoding.loading import (
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.drift import Drift, watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.requests import Prompt, requests_for
 from fsd_decoding.text import StopStrings, TextStream
-
-DEFAULT_DIVERGENCE, DEFAULT_THRESHOLD, DEFAULT_DRAFT_LENGTH = "js", 0.1, 5
 
 
 class SpeculativeDecoder:
@@ -65,7 +62,7 @@ class SpeculativeDecoder:
         drift: Drift | None = None,
         **keywords: Unpack[DecodingKeywords],
     ) -> None:
-        config = _configured("SpeculativeDecoder", decoding, keywords)
+        config = configured("SpeculativeDecoder", decoding, keywords)
         self._pool = KVCachePool(compile)
         check_pair(target, draft)
         self.target, self.draft, self.tokenizer, self.drift = target, draft, tokenizer, drift
@@ -107,7 +104,7 @@ class SpeculativeDecoder:
         Raises:
             UsageError: a model cannot be loaded, the tokenizers differ, or the profile is for other models.
         """
-        config = _configured("from_pretrained", decoding, keywords)
+        config = configured("from_pretrained", decoding, keywords)
         place = device or default_device()
         check_device(place)
         as_dtype(dtype)
@@ -125,23 +122,15 @@ class SpeculativeDecoder:
             keywords: fields of `DecodingConfig`, which take precedence over this decoder's.
         """
         other = copy.copy(self)
-        other._configure(_configured("with_config", self.decoding, keywords))
+        other._configure(configured("with_config", self.decoding, keywords))
         return other
 
     def _configure(self, config: DecodingConfig) -> None:
-        self.decoding = config
-        rule = rule_named(_single("rule", config.rule))
-        threshold, self.threshold_policy = _threshold_and_policy(config.threshold, _moving(config.threshold_policy))
-        if self.threshold_policy is not None:
-            _check_movable(self.threshold_policy, rule)
-        self.rule, self.seed, self.sampling = rule.name, config.seed, config.sampling
-        self.threshold: float = _or(threshold, DEFAULT_THRESHOLD)
-        self.draft_length: int = _or(config.draft_length, DEFAULT_DRAFT_LENGTH)
-        divergence = _single("divergence", _or(config.divergence, DEFAULT_DIVERGENCE))
-        self.criterion = Criterion(divergence, config.on, config.within_support)
-        self.stop_policy = None if config.stop_policy is None else as_policy(cast(StopPolicyLike, config.stop_policy))
-        check_settings([self.draft_length], [self.threshold])
-        check_whole("seed", config.seed)
+        resolved = resolve(config)
+        self.decoding, self.rule, self.criterion = config, resolved.rule.name, resolved.criterion
+        self.threshold, self.draft_length = resolved.threshold, resolved.draft_length
+        self.sampling, self.seed = config.sampling, config.seed
+        self.stop_policy, self.threshold_policy = resolved.stop_policy, resolved.threshold_policy
 
     @property
     def divergence(self) -> str:
@@ -197,7 +186,7 @@ class SpeculativeDecoder:
             NumericalError: a model gave NaN or +inf logits.
             OutOfMemoryError: the batch is too large. For both errors, `error.finished` holds the results so far.
         """
-        call = _call("generate", keywords, temperature, top_k, top_p)
+        call = call_overrides("generate", keywords, temperature, top_k, top_p)
         requests = self._requests(call, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
@@ -229,7 +218,7 @@ class SpeculativeDecoder:
 
         Arguments and errors are as for `generate`.
         """
-        call = _call("stream", keywords, temperature, top_k, top_p)
+        call = call_overrides("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
         with attach_finished({}, 1):
@@ -305,7 +294,7 @@ class SpeculativeDecoder:
     def _requests(
         self, call: CallOverrides, prompts: Sequence[Prompt], max_new_tokens: int, ids: Sequence[int] | None
     ) -> list[Request]:
-        threshold, _ = _threshold_and_policy(call.threshold, call.threshold_policy)
+        threshold, _ = threshold_and_policy(call.threshold, call.threshold_policy)
         return self.requests(prompts, max_new_tokens, ids, call.rule, threshold, call.draft_length)
 
     def _stop_policy(self, call: CallOverrides, rule: Rule) -> StopPolicy | None:
@@ -314,9 +303,9 @@ class SpeculativeDecoder:
 
     def _threshold_policy(self, call: CallOverrides, rule: Rule) -> ThresholdPolicy | None:
         """The call's policy, or the decoder's if the call gives neither a policy nor a T."""
-        threshold, policy = _threshold_and_policy(call.threshold, call.threshold_policy)
+        threshold, policy = threshold_and_policy(call.threshold, call.threshold_policy)
         if policy is not None:
-            _check_movable(policy, rule)
+            check_movable(policy, rule)
         elif threshold is None and rule.bounds_divergence:
             policy = self.threshold_policy
         if policy is not None:
@@ -340,68 +329,6 @@ class SpeculativeDecoder:
 
     def _models(self) -> list[Any]:
         return [self.target] if isinstance(self.draft, DraftSource) else [self.target, self.draft]
-
-
-def _configured(function: str, decoding: DecodingConfig | None, keywords: Mapping[str, Any]) -> DecodingConfig:
-    """Returns the configuration with fields replaced by keywords."""
-    given = rename_former(keywords, stacklevel=4)
-    config = (decoding or DecodingConfig()).override(given)
-    refuse_rest(function, given)
-    return config
-
-
-def _call(
-    function: str, keywords: Mapping[str, Any], temperature: float | None, top_k: int | None, top_p: float | None
-) -> CallOverrides:
-    given = rename_former(keywords, stacklevel=4)
-    call = override(CallOverrides(temperature, top_k, top_p), given)
-    refuse_rest(function, given)
-    return call
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
-def _single(name: str, value: str | Sequence[str]) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{name} is {value!r}; a decoder takes one name (calibrate() chooses among several)")
-    return value
-
-
-def _moving(policy: object) -> ThresholdPolicy | None:
-    if policy is None or isinstance(policy, ThresholdPolicy):
-        return policy
-    raise UsageError(
-        f"threshold_policy is {policy!r:.60}; a decoder takes a ThresholdPolicy (calibrate() searches the families)"
-    )
-
-
-def _threshold_and_policy(threshold: Any, policy: ThresholdPolicy | None) -> tuple[Any, ThresholdPolicy | None]:
-    """Splits a `threshold`, which may itself be a policy, into T (one or several) and the policy that moves it.
-
-    Raises:
-        UsageError: two policies are given, or a T together with a policy that sets T itself.
-    """
-    if isinstance(threshold, ThresholdPolicy):
-        if policy is not None:
-            names = f"{type(threshold).__name__} and {type(policy).__name__}"
-            raise UsageError(f"threshold and threshold_policy are {names}; only one policy can move T, give one")
-        threshold, policy = None, threshold
-    if policy is None:
-        return threshold, None
-    if threshold is not None and not isinstance(policy, ScalePolicy):
-        raise UsageError(f"threshold is {threshold!r:.40}, and {type(policy).__name__} sets T itself; give one of them")
-    return (policy.threshold if threshold is None else threshold), policy
-
-
-def _check_movable(policy: ThresholdPolicy, rule: Rule) -> None:
-    """UsageError: the rule has no threshold that a policy could move."""
-    if not rule.bounds_divergence:
-        raise UsageError(
-            f"rule {rule.name!r} has no threshold on a divergence that {type(policy).__name__} could move; give it "
-            "a number, or another rule"
-        )
 
 
 def _doubt(policy: ThresholdPolicy | None, stacklevel: int) -> None:

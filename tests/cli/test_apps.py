@@ -25,8 +25,8 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION, DIVERGENCES
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
+from support.calibration.profiles import UNCERTIFIED, profile
 from support.messages import error_line
-from support.profiles import UNCERTIFIED, profile
 
 GOOD = ["--task", "arithmetic", "--min-acc", "0.98"]
 

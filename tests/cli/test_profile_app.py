@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fsd_calib.cli import profile as profile_app
 from fsd_calib.cli.console import run
 from fsd_calib.report.diff import differences
+from support.calibration.profiles import FRONT, UNCERTIFIED, profile, values
 from support.paths import FILES
-from support.profiles import FRONT, UNCERTIFIED, profile, values
 
 OLD = FILES / "profile-1.json"
 

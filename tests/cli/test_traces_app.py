@@ -12,7 +12,7 @@ from PIL import Image
 
 from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
-from support.traces import ON_POLICY, manifest, write
+from support.traces.rows import ON_POLICY, manifest, write
 
 VOID = {"meta", "source", "img"}
 

@@ -16,7 +16,7 @@ from fsd_calib.cli.console import run
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from support.messages import error_line
-from support.tiny_traces import TOKENIZER, tiny_traces
+from support.traces.tiny_traces import TOKENIZER, tiny_traces
 
 TRAIN = [sys.executable, "-c", "from fsd_calib.cli.train import main; main()"]
 
@@ -63,7 +63,7 @@ def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pyte
         (["--rule", "coupled"], "rule 'coupled' has no threshold"),
         (["--divergence", "doubt"], "hold no divergence 'doubt', only js, tv"),
         (["--divergence", "js,,tv"], "--divergence is 'js,,tv'"),
-        (["--tokenizer", "./no/such/folder"], "no local folder"),
+        (["--tokenizer", "./no/such/folder"], "is not a local folder"),
         (["--traces", "./no/such/folder"], "manifest.json cannot be read"),
     ],
 )

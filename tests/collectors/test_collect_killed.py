@@ -19,9 +19,9 @@ import torch
 
 from fsd_calib import collect_traces, load_traces
 from fsd_collectors.store.verifying import verify
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related
-from support.tiny_task import tiny_task
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
+from support.models.tiny_task import tiny_task
 
 WAYS: dict[str, dict[str, Any]] = {
     "along the target": {"temperature": 1.0},

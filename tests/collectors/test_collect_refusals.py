@@ -10,9 +10,9 @@ import torch
 
 from fsd_calib import NGram
 from fsd_decoding.errors import NumericalError, UsageError
-from support.collecting import Frame, collect
-from support.tiny_pair import related
-from support.tiny_task import TinyProblem, TinyTask, tiny_task
+from support.models.tiny_pair import related
+from support.models.tiny_task import TinyProblem, TinyTask, tiny_task
+from support.traces.collecting import Frame, collect
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ from fsd_collectors.store.verifying import verify
 from fsd_data import pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.loading import load_model, load_tokenizer
-from support.collecting import NAMES, TOKENIZER, WAYS, Frame, by_problem, collect, contexts
-from support.reference_columns import Array, accepted_by_sd, chosen, divergences_of, logits_after, shape_of
-from support.tiny_models import CONTEXT, EOS, FAMILIES, VOCABULARY, random_model
-from support.tiny_pair import related
-from support.tiny_task import TinyTask, tiny_task
+from support.models.tiny_models import CONTEXT, EOS, FAMILIES, VOCABULARY, random_model
+from support.models.tiny_pair import related
+from support.models.tiny_task import TinyTask, tiny_task
+from support.traces.collecting import NAMES, TOKENIZER, WAYS, Frame, by_problem, collect, contexts
+from support.traces.reference_columns import Array, accepted_by_sd, chosen, divergences_of, logits_after, shape_of
 
 
 @pytest.fixture(scope="module")

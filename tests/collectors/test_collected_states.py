@@ -16,10 +16,10 @@ from fsd_collectors.collection.on_policy import OnPolicy
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
-from support.collecting import TOKENIZER, WAYS, by_problem, collect, contexts
-from support.reference_columns import Array
-from support.tiny_pair import related
-from support.tiny_task import tiny_task
+from support.models.tiny_pair import related
+from support.models.tiny_task import tiny_task
+from support.traces.collecting import TOKENIZER, WAYS, by_problem, collect, contexts
+from support.traces.reference_columns import Array
 
 
 @pytest.fixture(scope="module")

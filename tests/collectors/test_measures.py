@@ -23,7 +23,7 @@ from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
-from support.reference_columns import shape_of
+from support.traces.reference_columns import shape_of
 
 VOCABULARY = 40
 NAMES = [*DIVERGENCES, "js@5"]

@@ -28,8 +28,8 @@ from fsd_decoding.divergence import divergence
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import DraftState
-from support.memory_traces import MemoryManifest, MemoryTraces
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
+from support.traces.memory_traces import MemoryManifest, MemoryTraces
 
 Row = dict[str, Any]
 EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}

@@ -29,8 +29,8 @@ from fsd_collectors.replay.stop_policy import LengthPolicy
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
-from support.memory_traces import MemoryTraces, trace_texts
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
+from support.traces.memory_traces import MemoryTraces, trace_texts
 
 Row = dict[str, Any]
 EXACT = {"sd": "sd_accepts", "fsd-sd": "sd_accepts", "coupled": "same_token", "fsd-coupled": "same_token", "fsd": None}

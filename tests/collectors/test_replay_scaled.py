@@ -19,9 +19,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.sampling import Sampling
-from support.memory_traces import MemoryManifest, MemoryTraces, trace_texts
 from support.messages import usage_error
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
+from support.traces.memory_traces import MemoryManifest, MemoryTraces, trace_texts
 
 NEW = 24
 Row = dict[str, Any]

@@ -26,7 +26,7 @@ from fsd_collectors.store.reading import load_traces
 from fsd_collectors.store.verifying import notes, verify
 from fsd_collectors.store.writing import TraceWriter
 from support.messages import usage_error
-from support.traces import ON_POLICY, manifest, portion, write
+from support.traces.rows import ON_POLICY, manifest, portion, write
 
 MANY = manifest(256, portion=4, **ON_POLICY)  # 64 portions, more than 20 kills let pass
 FEW = manifest(8, portion=4, **ON_POLICY)  # 2 portions
@@ -187,7 +187,7 @@ ON_A_SMALL_DISK = """
 import subprocess, sys
 from pathlib import Path
 from fsd_collectors.store.verifying import notes, verify
-from support.traces import manifest, refusal, write
+from support.traces.rows import manifest, refusal, write
 
 path, run = Path(sys.argv[1]), manifest(80)
 remount = lambda options: subprocess.run(["mount", "-o", "remount," + options, path], check=True)

@@ -20,7 +20,7 @@ from fsd_collectors.store.shard_file import checksum
 from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.verifying import notes, verify
 from support.messages import usage_error
-from support.traces import ON_POLICY, manifest, portion, replace_column, write
+from support.traces.rows import ON_POLICY, manifest, portion, replace_column, write
 
 ALONG = manifest(hidden=4)
 ON = manifest(hidden=4, **ON_POLICY)

@@ -22,7 +22,7 @@ from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.verifying import notes, verify
 from fsd_collectors.store.writing import TraceWriter
 from support.messages import usage_error
-from support.traces import ON_POLICY, VALUES, manifest, portion, replace_column, write
+from support.traces.rows import ON_POLICY, VALUES, manifest, portion, replace_column, write
 
 ALONG = manifest(hidden=4)
 ON = manifest(hidden=4, **ON_POLICY)

@@ -22,7 +22,7 @@ from fsd_collectors.report.panels import LIGHT, png
 from fsd_collectors.report.summary import ENTROPIES, DivergenceSummary, summarise
 from fsd_collectors.report.tables import ACCEPTED, Sheet, print_sheets, sheets
 from fsd_decoding.errors import UsageError
-from support.traces import ON_POLICY, manifest
+from support.traces.rows import ON_POLICY, manifest
 
 NAMES = ("js", "ag")
 SMALLEST = 2.0**-126  # of a float32 whose precision is whole

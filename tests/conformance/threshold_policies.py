@@ -28,8 +28,8 @@ from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState, RowMemory
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy, check_output
 from fsd_decoding.sampling import Sampling
-from support.tiny_models import VOCABULARY, word_tokenizer
-from support.tiny_pair import ragged_prompts, related
+from support.models.tiny_models import VOCABULARY, word_tokenizer
+from support.models.tiny_pair import ragged_prompts, related
 
 DRAFTS, ROUNDS, SLOTS, NEW = 3, 4, 64, 14
 FULL_STOPS = range(4, VOCABULARY, 4)  # tokens that end a sentence

@@ -17,7 +17,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import NumericalError, OutOfMemoryError, UsageError
-from support.tiny_models import VOCABULARY, llama, word_tokenizer
+from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 
 NEW = 24
 ENDLESS = 2**47  # more tokens than a process can address, at 8 bytes per id

@@ -15,8 +15,8 @@ from fsd_decoding.policies.constant import Constant
 from fsd_decoding.policies.entropy_scaled import EntropyScaled
 from fsd_decoding.policies.schedule import Schedule
 from fsd_decoding.sampling import Sampling
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
 
 PROMPTS, NEW = ["w1 w2", "w3 w4 w5"], 12
 

@@ -30,9 +30,9 @@ from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.sampling import Sampling
+from support.models.tiny_models import EOS, word_tokenizer
+from support.models.tiny_pair import ragged_prompts, related, tiny_decoder
 from support.paths import BENCHMARKS
-from support.tiny_models import EOS, word_tokenizer
-from support.tiny_pair import ragged_prompts, related, tiny_decoder
 
 # --- the distribution over all continuations ---------------------------------------------------------
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from support.tiny_models import llama, word_tokenizer
-from support.tiny_pair import ragged_prompts, related
+from support.models.tiny_models import llama, word_tokenizer
+from support.models.tiny_pair import ragged_prompts, related
 
 NEW = 16
 PROMPTS = ragged_prompts(12)

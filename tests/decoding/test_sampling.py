@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, NoRepeatNGramLogitsP
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
-from support.tiny_models import EOS, VOCABULARY, llama, word_tokenizer
+from support.models.tiny_models import EOS, VOCABULARY, llama, word_tokenizer
 
 NEW = 12
 

@@ -16,7 +16,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.text import StopStrings, TextStream
-from support.tiny_models import VOCABULARY, llama, random_model, word_tokenizer
+from support.models.tiny_models import VOCABULARY, llama, random_model, word_tokenizer
 
 NEW = 24
 STOPS = ["w5", "w12 w"]

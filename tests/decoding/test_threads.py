@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig
 
 from fsd_decoding.models.attention import NAME, use_grouped_attention
-from support.tiny_models import SMALL, llama, random_model
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_models import SMALL, llama, random_model
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
 THREADS, NEW = 4, 12
 

@@ -16,8 +16,8 @@ from fsd_collectors.collection.measures import Measures, Positions
 from fsd_decoding.sampling import Sampling
 from fsd_predictors.features.draft_distribution import MEASURED, measure
 from fsd_predictors.features.token_kinds import KINDS, TokenKinds
-from support.reference_columns import shape_of
-from support.tiny_models import EOS, VOCABULARY, word_tokenizer
+from support.models.tiny_models import EOS, VOCABULARY, word_tokenizer
+from support.traces.reference_columns import shape_of
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(2, 60), st.floats(0.1, 30.0))

@@ -34,9 +34,9 @@ from fsd_predictors.features.features import (
 from fsd_predictors.features.from_traces import COLUMNS, updated_history
 from fsd_predictors.features.share_scale import ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from support.memory_traces import MemoryTraces, trace_texts
-from support.tiny_models import EOS, VOCABULARY
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_models import EOS, VOCABULARY
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
+from support.traces.memory_traces import MemoryTraces, trace_texts
 
 number = st.floats(-50, 50)
 a_token = st.builds(Drafted, *[number] * 7)

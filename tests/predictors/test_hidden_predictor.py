@@ -33,10 +33,10 @@ from fsd_predictors.stopping.of_predictor import Stopper
 from fsd_predictors.stopping.rule import Answer, Round, StoppingRule
 from fsd_predictors.training.api import train
 from fsd_predictors.training.evaluation import survival_forecasts
-from support.stopping_inputs import KINDS
-from support.tiny_pair import ragged_prompts, related
-from support.tiny_task import tiny_task
-from support.tiny_traces import TOKENIZER, tiny_traces
+from support.models.tiny_pair import ragged_prompts, related
+from support.models.tiny_task import tiny_task
+from support.traces.stopping_inputs import KINDS
+from support.traces.tiny_traces import TOKENIZER, tiny_traces
 
 NEW, MOST, WIDTH, COSTS = 24, 6, 8, CostModel(0.3, 3.0, 0.05)
 States = dict[tuple[int, ...], Any]  # by the text that they are behind

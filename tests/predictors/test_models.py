@@ -19,7 +19,7 @@ from fsd_predictors.models.head import Head
 from fsd_predictors.models.logistic import Logistic
 from fsd_predictors.models.metrics import auc, calibration_error, falls
 from fsd_predictors.models.registry import MODELS
-from support.acceptance_rows import FEATURES, SHARE, SHARES, Array, Labels, rows
+from support.traces.acceptance_rows import FEATURES, SHARE, SHARES, Array, Labels, rows
 
 HIDDEN = 8
 FIT, MEND, JUDGE = 20_000, 10_000, 10_000  # rows

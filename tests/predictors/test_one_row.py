@@ -14,7 +14,7 @@ from lightgbm import basic
 
 from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.one_row import FastRow, one_row
-from support.acceptance_rows import SHARE, rows
+from support.traces.acceptance_rows import SHARE, rows
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from fsd_predictors.features.share_scale import Knots, ShareScale
 from fsd_predictors.models.calibration import fit_calibration
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related
-from support.traces import manifest
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
+from support.traces.rows import manifest
 
 MODELS_IN_HAND = related(seed=1, spread=0.05)
 TOKENIZER = word_tokenizer()

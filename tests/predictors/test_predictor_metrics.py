@@ -15,7 +15,7 @@ from fsd_predictors.models.base import AcceptanceModel, Parts
 from fsd_predictors.models.metrics import BINS, auc, bins, calibration_error, falls
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.models.tuning import tune, validation_rows
-from support.acceptance_rows import SHARE, Array, rows
+from support.traces.acceptance_rows import SHARE, Array, rows
 
 forecasts = st.lists(
     st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.booleans()), min_size=1, max_size=60

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fsd_decoding.errors import UsageError
 from fsd_predictors.features.share_scale import MOST, NEVER, ShareScale
-from support.memory_traces import MemoryManifest, MemoryTraces
+from support.traces.memory_traces import MemoryManifest, MemoryTraces
 
 
 def traces_of(**columns: list[float]) -> MemoryTraces:

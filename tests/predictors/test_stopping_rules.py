@@ -27,8 +27,8 @@ from fsd_predictors.stopping.oracle import oracle
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import Round, StoppingRule
 from fsd_predictors.stopping.throughput import Throughput
-from support.memory_traces import MemoryTraces
-from support.stopping_inputs import UNENDING, Linear, random_round, row_of
+from support.traces.memory_traces import MemoryTraces
+from support.traces.stopping_inputs import UNENDING, Linear, random_round, row_of
 
 COSTS = CostModel(0.5, 3.5, 0.1)
 RATES = Rates((0.2, 0.8), (0.5, 1.5), COSTS)

@@ -24,9 +24,9 @@ from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
 from fsd_predictors.training.evaluation import Forecasts, evaluate, survival_forecasts
 from fsd_predictors.training.importances import importance
-from support.tiny_models import word_tokenizer
-from support.tiny_traces import TOKENIZER, tiny_traces
-from support.traces import ON_POLICY, manifest, write
+from support.models.tiny_models import word_tokenizer
+from support.traces.rows import ON_POLICY, manifest, write
+from support.traces.tiny_traces import TOKENIZER, tiny_traces
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from fsd_predictors.features.features import FEATURES, NO_HISTORY, Drafted, Roun
 from fsd_predictors.features.from_traces import COLUMNS, updated_history
 from fsd_predictors.features.share_scale import NEVER, ShareScale
 from fsd_predictors.features.token_kinds import TokenKinds
-from support.memory_traces import MemoryManifest, MemoryTraces
+from support.traces.memory_traces import MemoryManifest, MemoryTraces
 
 Row = dict[str, Any]
 ENDS = 3  # the token that ends texts

@@ -11,9 +11,9 @@ from fsd_calib import Telemetry
 from fsd_collectors.report.plot import plot
 from fsd_decoding.errors import UsageError
 from fsd_predictors.training import train
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import tiny_decoder
-from support.tiny_traces import tiny_traces
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import tiny_decoder
+from support.traces.tiny_traces import tiny_traces
 
 MESSAGE = r"pictures need matplotlib, which is not installed: pip install 'fsd-calib\[report\]'"
 

@@ -28,9 +28,10 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.sampling import Sampling
-from support import earlier_ledgers, tiny_calibration
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related
+from support.calibration import earlier_ledgers
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
 
 TASK = tiny_calibration.task(300)
 

@@ -11,11 +11,11 @@ import pytest
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
 from fsd_calib.report.verdict import verdict
 from fsd_decoding.models.fingerprint import model_fingerprint
-from support import tiny_calibration
-from support.fixed_speeds import fix_speeds
+from support.calibration.fixed_speeds import fix_speeds
 from support.messages import usage_error
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
 
 SPREADS = {"near": 0.001, "far": 0.2, "farther": 0.3}
 SETTINGS: dict[str, Any] = {

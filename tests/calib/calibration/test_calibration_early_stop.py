@@ -24,9 +24,9 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
-from support import tiny_calibration
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related, saved
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related, saved
 
 _PROBLEMS = 900  # about 270 of them tuning: 128 to forecast with, the others to train on
 _SETTINGS: dict[str, Any] = {"min_acc": 0.7, "draft_length": 6, "divergence": "js", "guarantee": "none"}

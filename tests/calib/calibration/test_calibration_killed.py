@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support import tiny_calibration
+from support.models import tiny_calibration
 from support.paths import environment
 
 KILLS = 20

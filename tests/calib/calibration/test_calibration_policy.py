@@ -23,10 +23,10 @@ from fsd_decoding.adaptive import Constant, EntropyScaled, Max, Min, PerPrompt, 
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
-from support import tiny_calibration
 from support.messages import usage_error
-from support.tiny_calibration import far_apart
-from support.tiny_models import word_tokenizer
+from support.models import tiny_calibration
+from support.models.tiny_calibration import far_apart
+from support.models.tiny_models import word_tokenizer
 
 TASK = replace(tiny_calibration.task(240), max_new_tokens=12)
 SETTINGS: dict[str, Any] = {

@@ -14,12 +14,12 @@ from fsd_calib.report.summary import notes
 from fsd_calib.report.verdict import verdict
 from fsd_calib.tasks import Task
 from fsd_decoding.profile.curve import CurvePoint
-from support import tiny_calibration
-from support.fixed_speeds import fix_speeds
-from support.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
-from support.reports import one_line, paper, text_of
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related, tiny_decoder
+from support.calibration.fixed_speeds import fix_speeds
+from support.calibration.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
+from support.calibration.reports import one_line, paper, text_of
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related, tiny_decoder
 
 _NOTHING_DECODED = {f"certificate.{name}": 0 for name in ("problems", "both_right", "lost", "gained", "both_wrong")} | {
     f"certificate.{name}": None for name in ("retention", "lower_bound", "accuracy", "accuracy_lower_bound")

@@ -13,8 +13,8 @@ from fsd_calib.calibration.api import CalibrationKeywords
 from fsd_calib.calibration.goal import GoalKeywords
 from fsd_calib.calibration.run_config import RunKeywords
 from fsd_decoding.errors import UsageError
-from support import tiny_calibration
-from support.tiny_models import word_tokenizer
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
 
 
 @pytest.mark.parametrize(("config", "keywords"), [(Goal, GoalKeywords), (RunConfig, RunKeywords)])

@@ -19,9 +19,9 @@ from fsd_calib.report.plan import pilot_summary
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
-from support import tiny_calibration
-from support.tiny_models import VOCABULARY, word_tokenizer
-from support.tiny_pair import related
+from support.models import tiny_calibration
+from support.models.tiny_models import VOCABULARY, word_tokenizer
+from support.models.tiny_pair import related
 
 
 class Notes(Silent):

@@ -10,8 +10,8 @@ import pytest
 
 from fsd_calib import ThresholdProfile
 from fsd_decoding.profile.curve import CurvePoint
-from support import tiny_calibration
-from support.fixed_speeds import fix_costs, fix_speeds
+from support.calibration.fixed_speeds import fix_costs, fix_speeds
+from support.models import tiny_calibration
 
 Made = tuple[ThresholdProfile, optuna.Study]
 

@@ -20,9 +20,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.per_prompt import PROMPT_FACTS, PromptFacts
 from fsd_decoding.policies.threshold import ScalePolicy
-from support.memory_traces import MemoryTraces
-from support.simulated_worlds import problems
-from support.tiny_models import word_tokenizer
+from support.calibration.simulated_worlds import problems
+from support.models.tiny_models import word_tokenizer
+from support.traces.memory_traces import MemoryTraces
 
 WEIGHTS, MEANS = (0.4, 0.0, 0.1, -2.0), (2.5, 0.0, 3.0, 0.3)
 PROMPT_OF_TRACE = {0: (3.0, 0.0)}  # what the conformance tests decode

@@ -17,7 +17,7 @@ from fsd_calib.measuring.measurement import Decoding, Measurement
 from fsd_calib.report.console import print_plan
 from fsd_calib.report.plan import outlook
 from fsd_decoding.errors import UsageError
-from support.reports import paper, text_of
+from support.calibration.reports import paper, text_of
 
 DELTA = 0.05 * 6 / np.pi**2  # of a first attempt at 95 %
 HANDFUL = Pilot(64, accuracy=60 / 64, numerical_churn=0.0, churn=1 / 64, retention=59 / 60)

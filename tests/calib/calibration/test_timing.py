@@ -31,9 +31,9 @@ from fsd_collectors.split import Part
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
-from support import tiny_calibration
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import saved
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import saved
 
 PARTS: tuple[Part, Part] = ("tuning", "certification")
 FUZZY = Configuration("fsd-coupled", "js", 2, 0.1)

@@ -15,8 +15,8 @@ from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.search.space import Space
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import model_fingerprint
-from support import tiny_calibration
-from support.tiny_models import word_tokenizer
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
 
 SPACE = Space(("fsd-coupled",), ("js",), (4,))
 

@@ -16,7 +16,7 @@ from fsd_calib.certification.claim import Acc, Claim, Guarantee, Test
 from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.score_test import lower_bound, p_value
 from fsd_decoding.errors import UsageError
-from support.paired_gradings import Portions, first, paired
+from support.calibration.paired_gradings import Portions, first, paired
 
 DELTA = 0.05
 SAFE, FAIR, BAD = Outcomes(800, 2, 3, 195), Outcomes(790, 12, 9, 189), Outcomes(700, 102, 10, 188)

@@ -14,7 +14,7 @@ from fsd_calib.certification import bounds
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.harm import difference_of, harm_of
 from fsd_calib.certification.outcomes import Outcomes, Paired
-from support.paired_gradings import paired as shuffled
+from support.calibration.paired_gradings import paired as shuffled
 
 DELTA = 0.05
 counts = st.tuples(*[st.integers(0, 40)] * 4).filter(lambda c: sum(c) > 0)

@@ -19,9 +19,9 @@ import pytest
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.ledger_file import Run
 from fsd_decoding.errors import UsageError
+from support.calibration.earlier_ledgers import Attempt, insert, write
+from support.calibration.ledgers import problems_with
 from support.child_processes import kill, start_process
-from support.earlier_ledgers import Attempt, insert, write
-from support.ledgers import problems_with
 from support.paths import FILES
 
 EARLIER = FILES / "attempts-1.sqlite"

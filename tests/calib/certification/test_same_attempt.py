@@ -14,7 +14,7 @@ import pytest
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
 from fsd_decoding.models.fingerprint import model_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.tiny_calibration import far_apart, run_surely, task
+from support.models.tiny_calibration import far_apart, run_surely, task
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from fsd_calib.certification.outcomes import Outcomes, Paired
 from fsd_calib.certification.score_test import p_values
 from lib.validity.seeds import law, retention
 from lib.validity.world import WANTED, WORLDS, Counts, Law, World, fixed_sequence, freeze, naive
-from support.paired_gradings import Portions, paired
+from support.calibration.paired_gradings import Portions, paired
 
 DELTA = 0.05
 RUNS = 4000

@@ -19,10 +19,10 @@ from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.sampling import Sampling
-from support.cached_results import QUERY, key, result
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related, tiny_decoder
-from support.tiny_task import tiny_task
+from support.calibration.cached_results import QUERY, key, result
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related, tiny_decoder
+from support.models.tiny_task import tiny_task
 
 LOOSENING = Schedule(0.25, 1.0, over=8)
 UNSURE = EntropyScaled(1.0, -2.0)

@@ -21,9 +21,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related, tiny_decoder
-from support.tiny_task import TinyTask, tiny_task
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related, tiny_decoder
+from support.models.tiny_task import TinyTask, tiny_task
 
 FUZZY = Configuration("fsd-coupled", "js", 4, 0.1)
 WARM = Sampling(0.9)

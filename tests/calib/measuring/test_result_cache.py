@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.measuring.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
-from support.cached_results import KEY, QUERY, key, result
+from support.calibration.cached_results import KEY, QUERY, key, result
 
 
 def is_hit(threshold: float | None, *, own: float | None, lo: float, hi: float, cache_key: CacheKey = KEY) -> bool:

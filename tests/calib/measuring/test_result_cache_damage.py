@@ -17,7 +17,7 @@ from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
 from fsd_calib.storage.sqlite_file import set_aside
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
-from support.cached_results import KEY, QUERY, result
+from support.calibration.cached_results import KEY, QUERY, result
 from support.child_processes import kill, remaining_messages, start_process
 
 MANY = [CacheQuery(i, f"problem {i}") for i in range(300)]

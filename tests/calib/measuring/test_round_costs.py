@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fsd_calib.measuring.round_costs import RoundClock, fit, measure_costs
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
 DURATIONS = st.floats(1e-5, 1.0)
 

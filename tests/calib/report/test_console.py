@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsd_calib.report.console import usage
-from support.profiles import profile
-from support.reports import printed
+from support.calibration.profiles import profile
+from support.calibration.reports import printed
 
 
 def test_effort_is_one_line() -> None:

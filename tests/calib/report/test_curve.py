@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fsd_calib.report.curve import nondominated
 from fsd_decoding.profile.curve import CurvePoint
-from support.profiles import FRONT, values
-from support.reports import one_line, printed
+from support.calibration.profiles import FRONT, values
+from support.calibration.reports import one_line, printed
 
 
 def test_a_front_is_shown_with_its_bounds() -> None:

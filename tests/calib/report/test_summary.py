@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from support.profiles import TOO_SLOW, UNCERTIFIED, UNTESTED, values
-from support.reports import OUTCOMES, one_line, printed, printed_details, row
+from support.calibration.profiles import TOO_SLOW, UNCERTIFIED, UNTESTED, values
+from support.calibration.reports import OUTCOMES, one_line, printed, printed_details, row
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.profiles import NOT_FASTER, UNCERTIFIED, profile
-from support.reports import OUTCOMES, one_line, printed, row
+from support.calibration.profiles import NOT_FASTER, UNCERTIFIED, profile
+from support.calibration.reports import OUTCOMES, one_line, printed, row
 
 SINGLE: dict[str, Any] = {
     "target": 1020.25, "sd": 1051.0, "chosen": 1262.5, "timed": 25,

@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 
 from fsd_calib.report.verdict import verdict
-from support.profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
-from support.reports import HARM, one_line, printed, printed_details, row
+from support.calibration.profiles import (
+    FRONT,
+    NOT_FASTER,
+    SD_SUFFICES,
+    TOO_SLOW,
+    UNCERTIFIED,
+    UNTESTED,
+    profile,
+    values,
+)
+from support.calibration.reports import HARM, one_line, printed, printed_details, row
 
 COUNTS = ("both_right", "lost", "gained", "both_wrong")
 

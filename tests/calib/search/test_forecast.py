@@ -13,8 +13,8 @@ from fsd_calib.search.forecast import ReplayForecast
 from fsd_calib.search.space import Space
 from fsd_collectors.replay import CostModel, quantiles, replay
 from fsd_collectors.store.reading import Traces, load_traces
-from support.simulated_worlds import Formula, World
-from support.traces import manifest, write
+from support.calibration.simulated_worlds import Formula, World
+from support.traces.rows import manifest, write
 
 SPACE = Space(("fsd-coupled", "fsd"), ("js", "kl_qp"), (1, 3, 6))
 COSTS = CostModel(draft_step=0.002, verify=0.01)

@@ -27,7 +27,7 @@ from fsd_calib.search.pareto import (
 )
 from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Point, Space
-from support.simulated_worlds import HIGHEST, LOWEST, Formula, World
+from support.calibration.simulated_worlds import HIGHEST, LOWEST, Formula, World
 
 SPACE = Space(("fsd-coupled",), ("js", "doubt"), (2, 5, 8, 12))
 SHARES = st.floats(0.3, 1.05)

@@ -19,8 +19,8 @@ from fsd_calib.search.search import SearchResult, freeze, search
 from fsd_calib.search.space import Space, logit, same_family
 from fsd_calib.search.trial import race
 from fsd_decoding.adaptive import Schedule
+from support.calibration.simulated_worlds import HIGHEST, LOWEST, Formula, World, keep_accuracy
 from support.messages import usage_error
-from support.simulated_worlds import HIGHEST, LOWEST, Formula, World, keep_accuracy
 
 ONE = Space(("fsd-coupled",), ("js",), (6,))
 SEVERAL = Space(("fsd-coupled",), ("js", "kl_qp", "tv"), (2, 4, 6, 8, 10))

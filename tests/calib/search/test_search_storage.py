@@ -19,13 +19,13 @@ from fsd_calib.progress import Silent
 from fsd_calib.search.search import SearchResult, freeze, record_recounts, search
 from fsd_calib.search.space import Space
 from fsd_calib.search.trial import setting_attributes
+from support.calibration.search_worker import GOAL, SPACE, run_search, world
+from support.calibration.simulated_worlds import TARGET, Formula, World
 from support.messages import usage_error
 from support.paths import ROOT, environment
 from support.postgres import Postgres, start_postgres
-from support.search_worker import GOAL, SPACE, run_search, world
-from support.simulated_worlds import TARGET, Formula, World
 
-WORKER = ROOT / "tests" / "support" / "search_worker.py"
+WORKER = ROOT / "tests" / "support" / "calibration" / "search_worker.py"
 PLACES = ["journal", "sqlite"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.task_files import load_refusal, write_file
+from support.calibration.task_files import load_refusal, write_file
 
 GOOD = b'{"question": "How many?", "answer": "#### 3"}\n'
 OTHER = b'{"question": "How much?", "answer": "#### 3"}\n'

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.task_files import PROBLEMS
+from support.calibration.task_files import PROBLEMS
 
 
 def run_in_process(code: str, tmp_path: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 from fsd_calib.tasks import load_task
 from fsd_data.problems import part_of
 from fsd_data.tokenizer import build_tokenizer
-from support.task_files import PROBLEMS, QWEN, lines, load_refusal, tokenizer_of, write_file
+from support.calibration.task_files import PROBLEMS, QWEN, lines, load_refusal, tokenizer_of, write_file
 
 GEMMA = (  # rejects system messages, and writes the start token itself
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"

@@ -151,7 +151,7 @@ def test_an_id_of_two_problems_is_refused(change: dict[str, Any]) -> None:
         "reference": "1",
         "part": None,
     } | change
-    with pytest.raises(UsageError, match=r"id 3 .*an id names one problem") as error:
+    with pytest.raises(UsageError, match=r"id 3 .*give each problem an id of its own") as error:
         parts_of(own(*problems, Problem(**facts)))
     assert "\n" not in str(error.value)
 

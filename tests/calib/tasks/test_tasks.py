@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from fsd_calib.tasks import TASKS, Task, load_task
 from fsd_calib.tasks.base import Example, pick
 from fsd_data.problems import GeneratedProblem, generate, part_of
+from support.calibration.task_files import PROBLEMS, QWEN, lines, load_refusal, tokenizer_of, write_file
 from support.paths import GSM8K
-from support.task_files import PROBLEMS, QWEN, lines, load_refusal, tokenizer_of, write_file
 
 
 def test_arithmetic_has_the_generators_held_out_problems() -> None:

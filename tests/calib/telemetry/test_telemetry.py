@@ -23,8 +23,8 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.rounds import RoundOutcome, RoundState
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from support.models.tiny_models import llama, word_tokenizer
 from support.paths import DOCS
-from support.tiny_models import llama, word_tokenizer
 
 PROMPTS = [[5, 9, 2], [30], [8, 8, 3, 2, 11], [4, 6], [12, 13, 14]]
 

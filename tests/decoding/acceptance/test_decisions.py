@@ -19,8 +19,8 @@ from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
 from fsd_decoding.observers.round_record import RoundRecord
-from support.tiny_models import EOS, VOCABULARY
-from support.tiny_pair import tiny_decoder
+from support.models.tiny_models import EOS, VOCABULARY
+from support.models.tiny_pair import tiny_decoder
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 NEW = 16

@@ -15,7 +15,7 @@ import pytest
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
 PROBLEMS, DRAWS, NEW, LENGTH = 100, 50, 14, 4
 ROUNDING = 1e-12

@@ -21,8 +21,8 @@ from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.sampling import Sampling
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import ragged_prompts, related
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import ragged_prompts, related
 
 FALSE_ALARM = 1e-6
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, top_k=4), Sampling(1.3, top_p=0.8)]

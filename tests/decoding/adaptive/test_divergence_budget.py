@@ -19,9 +19,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.profile.policy import PolicyInfo
-from support.profiles import UNCERTIFIED, profile
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import ragged_prompts, related
+from support.calibration.profiles import UNCERTIFIED, profile
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import ragged_prompts, related
 
 Round = tuple[
     int, int, float, float

@@ -22,8 +22,8 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.profiles import profile
-from support.tiny_models import llama
+from support.calibration.profiles import profile
+from support.models.tiny_models import llama
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from lib.policies.budget_world import Law, Point, profile_of, simulate
-from support.profiles import FRONT, UNCERTIFIED, profile
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import ragged_prompts, related
+from support.calibration.profiles import FRONT, UNCERTIFIED, profile
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import ragged_prompts, related
 
 LAW = Law()
 THRESHOLDS = [0.01, 0.03, 0.1, 0.3, 0.6]

@@ -20,8 +20,8 @@ from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.profiles import values
-from support.tiny_models import VOCABULARY, llama, word_tokenizer
+from support.calibration.profiles import values
+from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 
 SLOTS = 40
 LENGTHS = [1, 2, 9, 5]  # of the prompts

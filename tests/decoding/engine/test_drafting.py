@@ -21,7 +21,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.stopping import DraftState
-from support.tiny_models import VOCABULARY, continuations, llama, word_tokenizer
+from support.models.tiny_models import VOCABULARY, continuations, llama, word_tokenizer
 
 NEW = 24
 

@@ -17,8 +17,8 @@ from fsd_decoding.errors import NumericalError, OutOfMemoryError, UsageError
 from fsd_decoding.graphs import capture
 from fsd_decoding.graphs.capture import Captured
 from lib.gpu.tape import Tape
-from support.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, free_caches
-from support.tiny_pair import related, tiny_decoder
+from support.models.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, free_caches
+from support.models.tiny_pair import related, tiny_decoder
 
 
 @pytest.fixture(autouse=True)

@@ -25,9 +25,9 @@ from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.observers.recorder import Recorder
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.sampling import Sampling
-from support.stop_policies import Unsure
-from support.tiny_models import VOCABULARY
-from support.tiny_pair import ragged_prompts, related, tiny_decoder
+from support.models.stop_policies import Unsure
+from support.models.tiny_models import VOCABULARY
+from support.models.tiny_pair import ragged_prompts, related, tiny_decoder
 
 META = torch.device("meta")  # a device without values, which cannot be read or waited for
 

@@ -13,8 +13,8 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Graphs
 from fsd_decoding.observers.round_record import RoundRecord
-from support.tiny_models import FAMILIES, random_model, word_tokenizer
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_models import FAMILIES, random_model, word_tokenizer
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
 
 NEW = 20
 PROMPTS = ragged_prompts(6)

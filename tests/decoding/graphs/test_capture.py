@@ -17,9 +17,9 @@ from fsd_decoding.engine import kv_pool
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from lib.gpu.tape import Tape
-from support.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, count_graphs
-from support.stop_policies import Unsure
-from support.tiny_pair import tiny_decoder
+from support.models.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, count_graphs
+from support.models.stop_policies import Unsure
+from support.models.tiny_pair import tiny_decoder
 
 
 @pytest.fixture(autouse=True)

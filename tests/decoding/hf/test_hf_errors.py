@@ -15,14 +15,14 @@ from transformers import (
 )
 
 from fsd_decoding.errors import NumericalError, UsageError
-from support.hf_pair import (
+from support.models.hf_pair import (
     DRAFT,
     LOSSLESS,
     TARGET,
     fsd,
     one,
 )
-from support.tiny_models import VOCABULARY, llama
+from support.models.tiny_models import VOCABULARY, llama
 
 
 def filled_cache() -> DynamicCache:

@@ -23,7 +23,7 @@ from transformers import (
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.hf.generate import FsdGenerateOutput
-from support.hf_pair import (
+from support.models.hf_pair import (
     DRAFT,
     NEW,
     TARGET,
@@ -38,7 +38,7 @@ from support.hf_pair import (
     plain_batch,
     same,
 )
-from support.tiny_models import EOS, word_tokenizer
+from support.models.tiny_models import EOS, word_tokenizer
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "max_length": {"max_length": 14, "max_new_tokens": None},

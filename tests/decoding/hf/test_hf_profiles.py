@@ -13,7 +13,8 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.generate import fsd_generate
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.hf_pair import (
+from support.calibration.profiles import UNCERTIFIED, profile
+from support.models.hf_pair import (
     DRAFT,
     NEW,
     TARGET,
@@ -24,8 +25,7 @@ from support.hf_pair import (
     plain_batch,
     same,
 )
-from support.profiles import UNCERTIFIED, profile
-from support.tiny_models import VOCABULARY, word_tokenizer
+from support.models.tiny_models import VOCABULARY, word_tokenizer
 
 
 def pair_profile(changes: dict[str, Any] | None = None) -> ThresholdProfile:

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from fsd_decoding.hf.sampling import sampling_for
-from support.hf_pair import (
+from support.models.hf_pair import (
     TARGET,
     Fours,
     Penalty,
@@ -36,7 +36,7 @@ from support.hf_pair import (
     fsd,
     same,
 )
-from support.tiny_models import EOS, VOCABULARY
+from support.models.tiny_models import EOS, VOCABULARY
 
 WARPERS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "temperature": ({"temperature": 2.5}, [TemperatureLogitsWarper(2.5)]),

@@ -28,9 +28,9 @@ from fsd_decoding.divergence import (
 )
 from fsd_decoding.kernels import dispatch
 from fsd_decoding.sampling import Sampling
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
 from support.paths import ROOT
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related
 
 pytest.importorskip("triton", reason="kernels are written in Triton, which is not installed")
 from fsd_decoding.kernels import divergences as divergences_kernel
@@ -305,7 +305,7 @@ def test_where_triton_fails_there_is_one_warning_and_no_kernel(monkeypatch: pyte
 @pytest.mark.slow
 def test_kernels_compile_for_absent_gpus(tmp_path: Path) -> None:
     folders = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    program = ROOT / "tests" / "support" / "compile_kernels.py"
+    program = ROOT / "tests" / "support" / "models" / "compile_kernels.py"
     ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=os.environ | folders)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert len(ran.stdout.splitlines()) == 8

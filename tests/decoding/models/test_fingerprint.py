@@ -18,7 +18,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_difference, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.profiles import UNCERTIFIED, profile
+from support.calibration.profiles import UNCERTIFIED, profile
 
 WORDS = ["Ann has 12 red apples and 34 green pears.", "How many apples does Ann have now?"]
 
@@ -146,7 +146,7 @@ def test_other_models_are_refused(fitting: ThresholdProfile, pair: tuple[Any, An
 def test_another_dtype_or_device_gives_a_warning(
     fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
 ) -> None:
-    with pytest.warns(UserWarning, match="target ran in float32, this one is in bfloat16"):
+    with pytest.warns(UserWarning, match="calibrated with the target in float32, this one is in bfloat16"):
         fitting.check(tiny(0, num_hidden_layers=2).to(torch.bfloat16), pair[1], tokenizer)
     elsewhere = fitting.model_copy(update={"device": "cuda"})
     with pytest.warns(UserWarning, match="calibrated on cuda, decoding runs on cpu"):

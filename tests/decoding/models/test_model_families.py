@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import ModelRunner
-from support.tiny_models import CONTEXT, FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model
+from support.models.tiny_models import CONTEXT, FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model
 
 ROWS, ROUNDS, DRAFT = 3, 50, 5
 SLOTS = CONTEXT + DRAFT + 2  # drafts extend beyond the context; not a multiple of any block size

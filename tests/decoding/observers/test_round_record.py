@@ -14,7 +14,7 @@ from fsd_decoding.divergence import DIVERGENCES, divergence
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.recorder import Recorder
 from fsd_decoding.observers.round_record import RoundRecord
-from support.tiny_models import llama, word_tokenizer
+from support.models.tiny_models import llama, word_tokenizer
 
 PROMPTS = [[5, 9, 2], [30], [8, 8, 3, 2, 11], [4, 6], [12, 13, 14]]
 

@@ -23,9 +23,9 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy, Verified
-from support.tiny_calibration import task
-from support.tiny_models import VOCABULARY, llama, word_tokenizer
-from support.tiny_pair import related
+from support.models.tiny_calibration import task
+from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
+from support.models.tiny_pair import related
 
 NEW = 24
 

@@ -28,7 +28,7 @@ from fsd_decoding.adaptive import (
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.policies.switch import FirstSentenceEnded
-from support.tiny_models import word_tokenizer
+from support.models.tiny_models import word_tokenizer
 
 
 def test_a_switch_after_a_sentence_is_strict_up_to_it_and_loose_after_it() -> None:

@@ -19,7 +19,7 @@ from fsd_decoding.observers.round_record import RoundRecord
 from fsd_decoding.policies.rounds import NewRequests, RoundOutcome, RoundState
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
-from support.tiny_models import EOS
+from support.models.tiny_models import EOS
 
 FUZZY = ("fsd", "fsd-sd", "fsd-coupled")
 

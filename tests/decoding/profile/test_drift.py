@@ -20,9 +20,9 @@ from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
 from fsd_decoding.profile.parts import AcceptanceInfo, ModelInfo
 from fsd_decoding.sampling import Sampling
-from support.profile_decoders import decoder_with_profile, unique_profile
-from support.profiles import FRONT, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED
-from support.tiny_models import llama, word_tokenizer
+from support.calibration.profiles import FRONT, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED
+from support.models.profile_decoders import decoder_with_profile, unique_profile
+from support.models.tiny_models import llama, word_tokenizer
 
 TEXTS = 1_000_000
 STEPS = 400  # shares are multiples of 1 / STEPS, so that the law of a window's mean can be had exactly

@@ -25,10 +25,10 @@ from fsd_predictors.stopping.in_replay import InReplay
 from fsd_predictors.stopping.rates import Rates
 from fsd_predictors.stopping.rule import StoppingRule
 from fsd_predictors.stopping.throughput import Throughput
-from support.memory_traces import MemoryTraces
-from support.stopping_inputs import KINDS, UNENDING, Linear, reference_traces
-from support.tiny_models import continuations, llama, word_tokenizer
-from support.tiny_pair import ragged_prompts, tiny_decoder
+from support.models.tiny_models import continuations, llama, word_tokenizer
+from support.models.tiny_pair import ragged_prompts, tiny_decoder
+from support.traces.memory_traces import MemoryTraces
+from support.traces.stopping_inputs import KINDS, UNENDING, Linear, reference_traces
 
 NEW, MOST = 24, 6
 SCALE = ShareScale({"js": Knots(np.array([0.0, 0.05, 0.3]), np.array([0.0, 1.0, 2.0]))})

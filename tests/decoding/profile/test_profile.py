@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.profiles import (
+from support.calibration.profiles import (
     FRONT,
     NOT_FASTER,
     SD_SUFFICES,

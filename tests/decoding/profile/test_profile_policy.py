@@ -22,10 +22,10 @@ from fsd_decoding.profile.drift import WINDOW
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.policy import PolicyInfo, brief
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.calibration.profiles import TOO_SLOW, profile, values
 from support.messages import usage_error
-from support.profile_decoders import decoder_with_profile
-from support.profiles import TOO_SLOW, profile, values
-from support.tiny_models import llama, word_tokenizer
+from support.models.profile_decoders import decoder_with_profile
+from support.models.tiny_models import llama, word_tokenizer
 
 RISING, FALLING = Schedule(0.5, 2.0, over=4), Schedule(2.0, 0.5, over=4)
 ACCEPTS_ALL = 2.0  # of D at most ln 2, scaled by a quarter at least

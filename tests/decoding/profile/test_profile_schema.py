@@ -14,9 +14,18 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.io import SCHEMA_VERSION, upgrade
 from fsd_decoding.profile.json_schema import schema_text
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.calibration.profiles import (
+    FRONT,
+    NOT_FASTER,
+    SD_SUFFICES,
+    TOO_SLOW,
+    UNCERTIFIED,
+    UNTESTED,
+    profile,
+    values,
+)
 from support.json_schema import schema_errors
 from support.paths import FILES
-from support.profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile, values
 
 OLD = FILES / "profile-1.json"  # as schema 1 wrote it
 EARLIER = FILES / "profile-2.json"  # of a real calibration, before its schema's later fields

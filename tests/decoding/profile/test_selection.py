@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import CurvePoint, arm_of
 from fsd_decoding.profile.selection import Choice, PointSelector
-from support.profiles import FRONT, UNTESTED, profile, values
+from support.calibration.profiles import FRONT, UNTESTED, profile, values
 
 SHARES = st.integers(0, 20).map(lambda twentieths: twentieths / 20)  # few values, so that ties are common
 PACES = st.sampled_from([40.0, 50.0, 55.0, 60.0, 70.0])

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from fsd_decoding.hf.generate import fsd_generate
-from support.tiny_models import VOCABULARY, llama
+from support.models.tiny_models import VOCABULARY, llama
 
 NEW = 16
 LOSSLESS: dict[str, Any] = {"custom_generate": fsd_generate, "fsd_threshold": -1.0}

@@ -16,8 +16,8 @@ from fsd_predictors.features.draft_distribution import MEASURED, measure
 from fsd_predictors.features.features import NO_HISTORY, Array, Drafted, RoundContext
 from fsd_predictors.features.token_kinds import TokenKinds
 from fsd_predictors.stopping.rule import Kept, Round
-from support.memory_traces import MemoryTraces
-from support.tiny_models import EOS, word_tokenizer
+from support.models.tiny_models import EOS, word_tokenizer
+from support.traces.memory_traces import MemoryTraces
 
 KINDS = TokenKinds.of(word_tokenizer(), EOS)
 UNENDING = TokenKinds.of(word_tokenizer(), [])

@@ -10,7 +10,7 @@ import pytest
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine import kv_pool
 from fsd_decoding.graphs.capture import Captured
-from support.tiny_pair import ragged_prompts
+from support.models.tiny_pair import ragged_prompts
 
 NEW = 40
 PROMPTS = ragged_prompts(9)

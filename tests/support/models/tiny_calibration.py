@@ -14,9 +14,9 @@ import torch
 
 from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.tasks import Problem, Task
-from support.tiny_models import llama, word_tokenizer
-from support.tiny_pair import related
-from support.tiny_task import tiny_task
+from support.models.tiny_models import llama, word_tokenizer
+from support.models.tiny_pair import related
+from support.models.tiny_task import tiny_task
 
 
 def even_words(reference: str, text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fsd_decoding.decoder import SpeculativeDecoder
-from support.tiny_models import VOCABULARY, llama, word_tokenizer
+from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 
 
 def related(seed: int, spread: float, **changes: Any) -> tuple[Any, Any]:

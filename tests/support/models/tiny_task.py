@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from fsd_collectors.split import Part
-from support.tiny_models import VOCABULARY
+from support.models.tiny_models import VOCABULARY
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.profiles import profile
-from support.tiny_models import word_tokenizer
+from support.calibration.profiles import profile
+from support.models.tiny_models import word_tokenizer
 
 _seconds = itertools.count()
 

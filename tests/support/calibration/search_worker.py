@@ -12,7 +12,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
 from fsd_calib.search.search import SearchResult, search
 from fsd_calib.search.space import Space
-from support.simulated_worlds import Formula, World, keep_accuracy
+from support.calibration.simulated_worlds import Formula, World, keep_accuracy
 
 SPACE = Space(("fsd-coupled",), ("js", "kl_qp", "tv"), (2, 6, 10))
 

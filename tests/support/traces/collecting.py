@@ -8,7 +8,7 @@ from typing import Any
 
 from fsd_calib import collect_traces
 from fsd_collectors.store.reading import Traces
-from support.tiny_models import word_tokenizer
+from support.models.tiny_models import word_tokenizer
 
 Frame = Any  # a pandas DataFrame, whose stubs know columns by name only
 NAMES = ("js", "ag", "kl_qp", "kl_pq", "tv", "hellinger", "doubt")

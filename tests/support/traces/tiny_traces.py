@@ -10,9 +10,9 @@ from typing import Any
 
 from fsd_calib import collect_traces
 from fsd_collectors.store.reading import Traces
-from support.tiny_models import word_tokenizer
-from support.tiny_pair import related
-from support.tiny_task import tiny_task
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
+from support.models.tiny_task import tiny_task
 
 TOKENIZER = word_tokenizer()
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from fsd_calib.report.console import print_details, print_report
-from support.profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile
+from support.calibration.profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile
 
 HARM: dict[str, Any] = {
     "certificate.harm": 3 / 653, "certificate.harm_upper_bound": 0.01251, "certificate.difference": -1 / 700,

@@ -1,0 +1,109 @@
+"""What a decoder makes of a `DecodingConfig`: defaults filled in, names looked up, contradictions refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fsd_decoding.acceptance.proposal import Criterion
+from fsd_decoding.acceptance.rules import Rule, rule_named
+from fsd_decoding.argument_checks import check_settings, check_whole
+from fsd_decoding.config import CallOverrides, DecodingConfig, StopPolicyLike
+from fsd_decoding.config_keywords import override, refuse_rest, rename_former
+from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.stopping import StopPolicy, as_policy
+from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+
+_DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # where the configuration has None
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """The fields of a `DecodingConfig` as a decoder uses them, one value each."""
+
+    rule: Rule
+    criterion: Criterion
+    threshold: float
+    draft_length: int
+    stop_policy: StopPolicy | None
+    threshold_policy: ThresholdPolicy | None
+
+
+def resolve(config: DecodingConfig) -> ResolvedConfig:
+    """Returns what a decoder uses.
+
+    Raises:
+        UsageError: a field holds several values or none that a decoder can use, or two fields contradict each other.
+    """
+    rule = rule_named(_single("rule", config.rule))
+    threshold, policy = threshold_and_policy(config.threshold, _moving(config.threshold_policy))
+    if policy is not None:
+        check_movable(policy, rule)
+    threshold = _THRESHOLD if threshold is None else threshold
+    draft_length = _DRAFT_LENGTH if config.draft_length is None else config.draft_length
+    divergence = _DIVERGENCE if config.divergence is None else _single("divergence", config.divergence)
+    criterion = Criterion(divergence, config.on, config.within_support)
+    stopping = None if config.stop_policy is None else as_policy(cast(StopPolicyLike, config.stop_policy))
+    check_settings([draft_length], [threshold])
+    check_whole("seed", config.seed)
+    return ResolvedConfig(rule, criterion, threshold, cast(int, draft_length), stopping, policy)
+
+
+def configured(function: str, decoding: DecodingConfig | None, keywords: Mapping[str, Any]) -> DecodingConfig:
+    """Returns the configuration with keywords laid over its fields. function: who is called, for the error message."""
+    given = rename_former(keywords, stacklevel=4)
+    config = (decoding or DecodingConfig()).override(given)
+    refuse_rest(function, given)
+    return config
+
+
+def call_overrides(
+    function: str, keywords: Mapping[str, Any], temperature: float | None, top_k: int | None, top_p: float | None
+) -> CallOverrides:
+    """Returns what a call decodes otherwise than its decoder. function: who is called, for the error message."""
+    given = rename_former(keywords, stacklevel=4)
+    call = override(CallOverrides(temperature, top_k, top_p), given)
+    refuse_rest(function, given)
+    return call
+
+
+def threshold_and_policy(threshold: Any, policy: ThresholdPolicy | None) -> tuple[Any, ThresholdPolicy | None]:
+    """T, or several, and what moves it, of a `threshold` that may be a policy itself.
+
+    Raises:
+        UsageError: there are two policies, or a T beside a policy that sets T itself.
+    """
+    if isinstance(threshold, ThresholdPolicy):
+        if policy is not None:
+            names = f"{type(threshold).__name__} and {type(policy).__name__}"
+            raise UsageError(f"threshold and threshold_policy are {names}; only one policy can move T, give one")
+        threshold, policy = None, threshold
+    if policy is None:
+        return threshold, None
+    if threshold is not None and not isinstance(policy, ScalePolicy):
+        raise UsageError(f"threshold is {threshold!r:.40}, and {type(policy).__name__} sets T itself; give one of them")
+    return (policy.threshold if threshold is None else threshold), policy
+
+
+def check_movable(policy: ThresholdPolicy, rule: Rule) -> None:
+    """UsageError: the rule has nothing for a policy to move."""
+    if not rule.bounds_divergence:
+        raise UsageError(
+            f"rule {rule.name!r} has no threshold on a divergence that {type(policy).__name__} could move; give it "
+            "a number, or another rule"
+        )
+
+
+def _single(name: str, value: str | Sequence[str]) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is {value!r}; a decoder takes one name (calibrate() chooses among several)")
+    return value
+
+
+def _moving(policy: object) -> ThresholdPolicy | None:
+    if policy is None or isinstance(policy, ThresholdPolicy):
+        return policy
+    raise UsageError(
+        f"threshold_policy is {policy!r:.60}; a decoder takes a ThresholdPolicy (calibrate() searches the families)"
+    )

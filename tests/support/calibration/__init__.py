@@ -1,0 +1,1 @@
+"""Simulated calibrations, and what earlier ones left behind."""

@@ -1,0 +1,1 @@
+"""Traces for tests: collected from tiny models, written down, or held in memory."""
