@@ -1,4 +1,4 @@
-"""What a decoder makes of a `DecodingConfig`: defaults filled in, names looked up, contradictions refused."""
+"""Resolution of a `DecodingConfig` for a decoder: fills in defaults, looks up names, rejects contradictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 
-_DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # where the configuration has None
+_DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # defaults for fields that are None
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,11 @@ class ResolvedConfig:
 
 
 def resolve(config: DecodingConfig) -> ResolvedConfig:
-    """Returns what a decoder uses.
+    """Returns the fields as a decoder uses them.
 
     Raises:
-        UsageError: a field holds several values or none that a decoder can use, or two fields contradict each other.
+        UsageError: a field holds several values, or a value that a decoder cannot use, or two fields contradict each
+            other.
     """
     rule = rule_named(_single("rule", config.rule))
     threshold, policy = threshold_and_policy(config.threshold, _moving(config.threshold_policy))
@@ -51,7 +52,7 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
 
 
 def configured(function: str, decoding: DecodingConfig | None, keywords: Mapping[str, Any]) -> DecodingConfig:
-    """Returns the configuration with keywords laid over its fields. function: who is called, for the error message."""
+    """Returns the configuration with fields replaced by keywords; `function` is named in error messages."""
     given = rename_former(keywords, stacklevel=4)
     config = (decoding or DecodingConfig()).override(given)
     refuse_rest(function, given)
@@ -61,7 +62,7 @@ def configured(function: str, decoding: DecodingConfig | None, keywords: Mapping
 def call_overrides(
     function: str, keywords: Mapping[str, Any], temperature: float | None, top_k: int | None, top_p: float | None
 ) -> CallOverrides:
-    """Returns what a call decodes otherwise than its decoder. function: who is called, for the error message."""
+    """Returns the settings of one call that override its decoder's; `function` is named in error messages."""
     given = rename_former(keywords, stacklevel=4)
     call = override(CallOverrides(temperature, top_k, top_p), given)
     refuse_rest(function, given)
@@ -69,10 +70,10 @@ def call_overrides(
 
 
 def threshold_and_policy(threshold: Any, policy: ThresholdPolicy | None) -> tuple[Any, ThresholdPolicy | None]:
-    """T, or several, and what moves it, of a `threshold` that may be a policy itself.
+    """Splits a `threshold`, which may itself be a policy, into T (one or several) and the policy that moves it.
 
     Raises:
-        UsageError: there are two policies, or a T beside a policy that sets T itself.
+        UsageError: two policies are given, or a T together with a policy that sets T itself.
     """
     if isinstance(threshold, ThresholdPolicy):
         if policy is not None:
@@ -87,7 +88,7 @@ def threshold_and_policy(threshold: Any, policy: ThresholdPolicy | None) -> tupl
 
 
 def check_movable(policy: ThresholdPolicy, rule: Rule) -> None:
-    """UsageError: the rule has nothing for a policy to move."""
+    """UsageError: the rule has no threshold that a policy could move."""
     if not rule.bounds_divergence:
         raise UsageError(
             f"rule {rule.name!r} has no threshold on a divergence that {type(policy).__name__} could move; give it "
