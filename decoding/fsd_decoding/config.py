@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
@@ -56,10 +56,23 @@ class DecodingConfig:
     within_support: bool = False
 
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
-        """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used."""
-        config = override(self, keywords)
+        """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
+
+        A `threshold` without a `threshold_policy` replaces the policy too.
+        """
+        if keywords.get("sampling", self.sampling) is None:  # as once was the default
+            del keywords["sampling"]
+        config = override(self._without_replaced(keywords), keywords)
         sampling = {name: keywords.pop(name) for name in _SAMPLING if name in keywords}
-        return replace(config, sampling=replace(config.sampling, **sampling)) if sampling else config
+        return replace(config, sampling=replace(config.sampling, **_without_none(sampling))) if sampling else config
+
+    def _without_replaced(self, keywords: Mapping[str, Any]) -> DecodingConfig:
+        """A T alone replaces a policy, as in a decoder's call, and a policy alone replaces another."""
+        if "threshold" in keywords and "threshold_policy" not in keywords:
+            return replace(self, threshold_policy=None)
+        if "threshold_policy" in keywords and isinstance(self.threshold, ThresholdPolicy):
+            return replace(self, threshold=None)
+        return self
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,11 @@ class CallOverrides:
         changed = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         kept: dict[str, Any] = {"temperature": usual.temperature, "processors": usual.processors}
         return Sampling(**kept | changed) if changed else usual
+
+
+def _without_none(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out what has a default other than None."""
+    return {name: value for name, value in sampling.items() if value is not None or name.startswith(("top", "min"))}
 
 
 class DecodingKeywords(TypedDict, total=False):

@@ -39,3 +39,14 @@ def refuse_rest(function: str, keywords: Mapping[str, Any]) -> None:
     """Raises TypeError, as Python does, if any keyword is left: no configuration object has taken it."""
     for name in keywords:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def check_type(name: str, value: Any, kind: type[_Config]) -> _Config | None:
+    """Returns a configuration object, or None where none is given.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if value is None or isinstance(value, kind):
+        return value
+    raise UsageError(f"{name} is {value!r:.60}; it must be a {kind.__name__}, or give its fields as keywords")

@@ -10,7 +10,7 @@ from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule, rule_named
 from fsd_decoding.argument_checks import check_settings, check_whole
 from fsd_decoding.config import CallOverrides, DecodingConfig, StopPolicyLike
-from fsd_decoding.config_keywords import override, refuse_rest, rename_former
+from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
@@ -38,7 +38,7 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
             other.
     """
     rule = rule_named(_single("rule", config.rule))
-    threshold, policy = threshold_and_policy(config.threshold, _moving(config.threshold_policy))
+    threshold, policy = threshold_and_policy(config.threshold, config.threshold_policy)
     if policy is not None:
         check_movable(policy, rule)
     threshold = _THRESHOLD if threshold is None else threshold
@@ -54,7 +54,7 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
 def configured(function: str, decoding: DecodingConfig | None, keywords: Mapping[str, Any]) -> DecodingConfig:
     """Returns the configuration with fields replaced by keywords; `function` is named in error messages."""
     given = rename_former(keywords, stacklevel=4)
-    config = (decoding or DecodingConfig()).override(given)
+    config = (check_type("decoding", decoding, DecodingConfig) or DecodingConfig()).override(given)
     refuse_rest(function, given)
     return config
 
@@ -69,12 +69,13 @@ def call_overrides(
     return call
 
 
-def threshold_and_policy(threshold: Any, policy: ThresholdPolicy | None) -> tuple[Any, ThresholdPolicy | None]:
+def threshold_and_policy(threshold: Any, given: object) -> tuple[Any, ThresholdPolicy | None]:
     """Splits a `threshold`, which may itself be a policy, into T (one or several) and the policy that moves it.
 
     Raises:
         UsageError: two policies are given, or a T together with a policy that sets T itself.
     """
+    policy = _moving(given)
     if isinstance(threshold, ThresholdPolicy):
         if policy is not None:
             names = f"{type(threshold).__name__} and {type(policy).__name__}"

@@ -23,12 +23,13 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.registry import load_task
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
-from fsd_decoding.config_keywords import override, refuse_rest, rename_former
+from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import shared_tokenizer
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.sampling import Sampling
 
 DIVERGENCES = ("js", "doubt")
 DRAFT_LENGTHS = tuple(range(1, 13))
@@ -80,9 +81,11 @@ def calibrate(
     """
     given = rename_former(keywords, 3, {"policy": "threshold_policy"})
     if "predictor" in given:
+        if "stop_policy" in given:
+            raise UsageError("predictor= and stop_policy= are both given, and they are the same; leave one of them out")
         given["stop_policy"] = given.pop("predictor")
-    config = (decoding or DecodingConfig()).override(given)
-    settings = override(run or RunConfig(), given)
+    config = (check_type("decoding", decoding, DecodingConfig) or DecodingConfig()).override(given)
+    settings = override(check_type("run", run, RunConfig) or RunConfig(), given)
     wanted = Goal.of(goal, given)
     refuse_rest("calibrate", given)
     return Calibration(task, target, draft, wanted, config, settings, tokenizer).run()
@@ -115,6 +118,7 @@ class Calibration:
                 f"threshold is {self.decoding.threshold!r:.40}; a calibration finds T itself, leave it out (a policy "
                 "that moves T goes into threshold_policy)"
             )
+        self._check_sampling()
         drafts = _drafts(self.draft)
         if len(drafts) > 1 and (self._predictor is not None or "per-prompt" in self._policies):
             what = "a predictor" if self._predictor is not None else "policy per-prompt"
@@ -131,6 +135,16 @@ class Calibration:
                 raise UsageError(
                     f"rule {rule!r} has no threshold on a divergence to calibrate; those that have: {bounding}"
                 )
+
+    def _check_sampling(self) -> None:
+        """Traces, from which the target's texts are taken, are collected under these settings only."""
+        sampling, decoding = self.decoding.sampling, self.decoding
+        known = Sampling(sampling.temperature, sampling.top_k, sampling.top_p)
+        if sampling != known or (decoding.on, decoding.within_support) != ("raw", False):
+            raise UsageError(
+                f"a calibration takes temperature, top_k and top_p, and divergences of raw logits; {sampling}, "
+                f"on={decoding.on!r}, within_support={decoding.within_support} ask for more, leave that out"
+            )
 
     def plan(self) -> Plan:
         """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them."""
@@ -156,6 +170,7 @@ class Calibration:
         tokenizer = shared_tokenizer(self.target, first, self.tokenizer)
         for other in others:
             shared_tokenizer(self.target, other, tokenizer)
+        task = self._task(tokenizer)  # before the weights: it may be refused
         decoder = self._decoder(self.target, first, tokenizer)
         drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
         decoder = next(iter(drafts.values()), decoder)
@@ -163,7 +178,7 @@ class Calibration:
         config = replace(
             self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state()
         )
-        with open_session(decoder, self._task(tokenizer), config, drafts) as session:
+        with open_session(decoder, task, config, drafts) as session:
             yield prepare(session, self.goal, space, self._policies, self._predictor, config, self._timing)
 
     def _task(self, tokenizer: Any) -> Task:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal, TypedDict, get_args
 
-from fsd_decoding.config_keywords import override
+from fsd_decoding.config_keywords import check_type, override
 from fsd_decoding.errors import UsageError
 
 MAX_MIN_ACC = 1.2
@@ -44,6 +45,7 @@ class Goal:
     @classmethod
     def of(cls, goal: Goal | None, keywords: dict[str, Any]) -> Goal:
         """Returns `goal` with fields replaced by `keywords`, or a new goal from `keywords`; removes those used."""
+        goal = check_type("goal", goal, cls)
         if goal is not None:
             return override(goal, keywords)
         return cls(**{f.name: keywords.pop(f.name) for f in fields(cls) if f.name in keywords})
@@ -54,6 +56,9 @@ class Goal:
         _check_choice("--acc", self.acc, get_args(Acc))
         _check_choice("--guarantee", self.guarantee, get_args(Guarantee))
         _check_choice("--test", self.test, get_args(Test))
+        for name in ("min_acc", "min_speed", "confidence"):
+            if getattr(self, name) is not None:
+                _check_number(f"--{name.replace('_', '-')}", getattr(self, name))
         if self.min_acc is not None:
             _check_accuracy(self.min_acc, MAX_MIN_ACC if self.acc == "retention" else 1.0)
         if self.min_speed is not None and not 0 < self.min_speed < math.inf:
@@ -75,6 +80,11 @@ class GoalKeywords(TypedDict, total=False):
     guarantee: Guarantee
     test: Test
     serve_batch: int
+
+
+def _check_number(option: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(f"{option} is {value!r}; it must be a number")
 
 
 def _check_choice(option: str, value: str, known: tuple[str, ...]) -> None:

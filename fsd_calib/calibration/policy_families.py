@@ -154,4 +154,4 @@ def _by_prompt(session: Session, space: Space, traces: Traces) -> list[ScalePoli
 FAMILIES: Mapping[str, Family] = {
     CONSTANT: _constant, "schedule": _schedules, "entropy": _by_entropy, "per-prompt": _by_prompt,
 }  # fmt: skip
-"""By the names that `--policy` takes; a new family is added here."""
+"""By the names that `--threshold-policy` takes; a new family is added here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -52,16 +52,23 @@ class RunConfig:
     cache: _Path | None = None
     state: _Path | None = None
     storage: str | None = None
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         for name in ("trials", "seeds", "batch_size"):
             check_count(name, getattr(self, name))
+        if self.limit is not None:
+            check_count("limit", self.limit)
 
     def path(self, name: Literal["data", "out", "cache", "state"]) -> Path | None:
         """Returns a field that names a file or a folder, as a `Path`."""
         value: _Path | None = getattr(self, name)
         return None if value is None else Path(value)
+
+    @property
+    def reporter(self) -> Progress:
+        """Receives the progress; silent where none was given."""
+        return self.progress or Silent()
 
     @property
     def study_storage(self) -> str | None:
@@ -85,4 +92,4 @@ class RunKeywords(TypedDict, total=False):
     cache: _Path | None
     state: _Path | None
     storage: str | None
-    progress: Progress
+    progress: Progress | None

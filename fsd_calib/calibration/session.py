@@ -101,7 +101,7 @@ def open_session(
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
     """
-    cache, state, progress = config.path("cache"), config.path("state"), config.progress
+    cache, state, progress = config.path("cache"), config.path("state"), config.reporter
     seeds = 1 if decoder.sampling.greedy else config.seeds
     parts = parts_of(task)
     for note in parts.notes:

@@ -14,9 +14,6 @@ from fsd_calib.search.pareto import ParetoFront
 from fsd_decoding.profile.parts import ModelInfo
 
 _MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
-
-
-_MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
 _KINDS: dict[type, str] = {MaxSpeed: "KeepAccuracy", MaxAccuracy: "ReachSpeed", ParetoFront: "Front"}
 """What objectives are called in studies; never changed, so that an interrupted search of an earlier version goes on."""
 

@@ -34,7 +34,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SequenceVerdict:
     """The result of a sequence.
 
     Attributes:
@@ -46,7 +46,7 @@ class Verdict:
     tested: tuple[Evidence, ...]
 
 
-def certify_sequence(candidates: Iterable[Iterable[Paired]], claim: Claim, delta: float) -> Verdict:
+def certify_sequence(candidates: Iterable[Iterable[Paired]], claim: Claim, delta: float) -> SequenceVerdict:
     """Tests frozen configurations in order, safest first, each at the full `delta`, until one fails.
 
     Fixed-sequence testing: the probability that any configuration passes whose claim is false is at most `delta`, as
@@ -64,14 +64,14 @@ def certify_sequence(candidates: Iterable[Iterable[Paired]], claim: Claim, delta
     require_level(delta)
     if claim.wanted is None:
         first = [_bounded(_whole(prefixes, claim), claim, delta) for prefixes in islice(candidates, 1)]
-        return Verdict(0 if first else None, tuple(first))
+        return SequenceVerdict(0 if first else None, tuple(first))
     tested, passing = list[Evidence](), 0
     for prefixes in candidates:
         tested.append(_test(prefixes, claim, delta))
         passing = _passing([e.p_value for e in tested if e.p_value is not None], delta)
         if passing < len(tested):
             break
-    return Verdict(passing - 1 if passing else None, tuple(tested))
+    return SequenceVerdict(passing - 1 if passing else None, tuple(tested))
 
 
 def bound_together(configurations: Sequence[Paired], claim: Claim, delta: float) -> tuple[Evidence, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, astuple
 
 from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger
-from fsd_calib.certification.certificate import Evidence, Verdict, bound_together, certify_sequence
+from fsd_calib.certification.certificate import Evidence, SequenceVerdict, bound_together, certify_sequence
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.ledger_file import Run
 from fsd_calib.certification.outcomes import Paired
@@ -154,7 +154,7 @@ class HoldoutAttempt:
     def measured(self) -> list[Measurement]:
         return self._evaluator.measured()
 
-    def decide(self) -> Verdict:
+    def decide(self) -> SequenceVerdict:
         """Tests the sequence in its order, and records the verdict; a second call raises UsageError."""
         candidates = (self._prefixes(configuration) for configuration in self.frozen)
         verdict = certify_sequence(candidates, self.claim, self.delta)

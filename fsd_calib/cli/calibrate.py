@@ -18,6 +18,7 @@ from fsd_calib.cli.console import (
     check_writable,
     leave,
     quiet_transformers,
+    say,
 )
 from fsd_calib.cli.options import (
     DATA,
@@ -195,7 +196,6 @@ def command(
         list[str] | None,
         typer.Option(
             "--threshold-policy",
-            "--policy",
             help="How T changes over a text: constant (the default), schedule (stricter at the beginning, or towards "
             "the end), entropy (looser where the target is unsure), per-prompt (predicted from the prompt and the "
             "draft's first token; learned on the tuning part, even with --plan), or several, separated by commas or by "
@@ -233,6 +233,7 @@ def command(
         int, typer.Option(help="Problems decoded at once while calibrating.", rich_help_panel=_DECODING)
     ] = 32,
     version: VersionOption = False,
+    policy: Annotated[list[str] | None, typer.Option("--policy", hidden=True)] = None,
 ) -> None:
     """Finds how lossy speculative decoding can be on a task: the fastest threshold that keeps the accuracy
     you ask for (or the most accurate one at the speed you ask for).
@@ -252,7 +253,7 @@ def command(
     lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
     folder = out if out is not None else Path("fsd-profile") / task
     check_writable(folder, _EARLIER)
-    policies = several("--threshold-policy", ",".join(threshold_policy)) if threshold_policy else ("constant",)
+    policies = _policies(threshold_policy, policy)
 
     from fsd_decoding.divergence import check_name
     from fsd_decoding.loading import as_dtype, check_device
@@ -297,6 +298,15 @@ def command(
 
 def main() -> None:
     leave(app, NAME)
+
+
+def _policies(present: list[str] | None, former: list[str] | None) -> tuple[str, ...]:
+    """The threshold policies by name. UsageError: the option is given under both of its names."""
+    if former:
+        if present:
+            raise UsageError("--policy and --threshold-policy are the same option; leave --policy, its old name, out")
+        say(NAME, "--policy is now called --threshold-policy")
+    return several("--threshold-policy", ",".join(present or former or ["constant"]))
 
 
 def _way(timing: str, no_timing: bool) -> Any:

@@ -21,7 +21,7 @@ _OF_A_LONE_POINT = ("retention",)  # the field shown of a point that only one of
 _MAX_LENGTH = 24  # characters of a value that are shown
 
 
-class Difference(NamedTuple):
+class ProfileDifference(NamedTuple):
     """A field with different values. `name` is its dotted path; a point of the curve is a section of its own."""
 
     section: str
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
     second: str
 
 
-def differences(first: ThresholdProfile, second: ThresholdProfile) -> list[Difference]:
+def differences(first: ThresholdProfile, second: ThresholdProfile) -> list[ProfileDifference]:
     """Returns differences in settings, models, certificate (with its measurements) and curve, in this order."""
     left, right = _sections(first), _sections(second)
     differing = []
@@ -38,11 +38,13 @@ def differences(first: ThresholdProfile, second: ThresholdProfile) -> list[Diffe
         a, b = left.get(section, {}), right.get(section, {})
         names = a | b if a and b else _OF_A_LONE_POINT
         unequal = (name for name in names if a.get(name, NONE) != b.get(name, NONE))
-        differing += [Difference(section, name, *_shown(a.get(name, NONE), b.get(name, NONE))) for name in unequal]
+        differing += [
+            ProfileDifference(section, name, *_shown(a.get(name, NONE), b.get(name, NONE))) for name in unequal
+        ]
     return differing
 
 
-def difference_table(differing: list[Difference], names: tuple[str, str]) -> Table:
+def difference_table(differing: list[ProfileDifference], names: tuple[str, str]) -> Table:
     """Returns a table with a column for each profile. `names`: what the profiles are called there."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", *names):

@@ -25,7 +25,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
+class SettingGrid:
     """Settings as arrays: arms and logit(u), with forecast speeds in tokens/s."""
 
     arms: Sequence[Configuration]
@@ -38,10 +38,10 @@ class Settings:
     def point(self, index: int) -> Point:
         return Point(self.arms[index], float(self.logit_shares[index]))
 
-    def subset(self, which: NDArray[np.intp]) -> Settings:
-        return Settings([self.arms[i] for i in which.tolist()], self.logit_shares[which], self.speeds[which])
+    def subset(self, which: NDArray[np.intp]) -> SettingGrid:
+        return SettingGrid([self.arms[i] for i in which.tolist()], self.logit_shares[which], self.speeds[which])
 
-    def corrected(self, trials: Sequence[FinishedTrial], forecast: Forecast) -> Settings:
+    def corrected(self, trials: Sequence[FinishedTrial], forecast: Forecast) -> SettingGrid:
         """Returns the settings with speeds multiplied by the mean ratio, measured to forecast, of the trials of the
         same family."""
         ratios: dict[Configuration, list[float]] = {}
@@ -49,18 +49,18 @@ class Settings:
             ratio = t.tokens_per_second / forecast.tokens_per_second(t.configuration)
             ratios.setdefault(t.arm.family, []).append(ratio)
         corrections = np.array([np.mean(ratios.get(arm.family, [1.0])) for arm in self.arms])
-        return Settings(self.arms, self.logit_shares, self.speeds * corrections)
+        return SettingGrid(self.arms, self.logit_shares, self.speeds * corrections)
 
 
-def settings_at(points: Iterable[Point], speeds: Sequence[float] | None = None) -> Settings:
+def settings_at(points: Iterable[Point], speeds: Sequence[float] | None = None) -> SettingGrid:
     """Returns the settings of these points; speeds are 0 where none are given."""
     listed = list(points)
     shares = np.array([point.logit_share for point in listed])
-    return Settings([p.arm for p in listed], shares, np.zeros(len(listed)) if speeds is None else np.array(speeds))
+    return SettingGrid([p.arm for p in listed], shares, np.zeros(len(listed)) if speeds is None else np.array(speeds))
 
 
 @lru_cache(maxsize=4)  # requested before every trial
-def all_settings(space: Space, forecast: Forecast) -> Settings:
+def all_settings(space: Space, forecast: Forecast) -> SettingGrid:
     """Returns all arms on one grid of logit(u). Of shares that give the same threshold, as with few traces, the first
     is kept."""
     shares = np.arange(forecast.lowest, forecast.highest, _STEP).tolist()
@@ -81,7 +81,7 @@ class Prospects:
     """
 
     def __init__(
-        self, settings: Settings, observations: Sequence[Observation], pass_model: PassModel, lossless: float
+        self, settings: SettingGrid, observations: Sequence[Observation], pass_model: PassModel, lossless: float
     ) -> None:
         self.settings, self.lossless, self.observations, self.pass_model = settings, lossless, observations, pass_model
         arms = chain(settings.arms, (s.arm for s in observations))

@@ -109,10 +109,17 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--rule", "sd"], "rule 'sd' has no threshold"),
         (["--timing", "twice"], "--timing is 'twice'; it must be one of run, careful, none"),
         (
-            ["--policy", "poetry"],
+            ["--threshold-policy", "poetry"],
             "threshold_policy is 'poetry'; it must be one of constant, schedule, entropy, per-prompt",
         ),
-        (["--policy", "constant,schedule", "--predictor", "x"], "policy constant, schedule judges them by another"),
+        (
+            ["--policy", "entropy", "--threshold-policy", "constant"],
+            "--policy and --threshold-policy are the same option",
+        ),
+        (
+            ["--threshold-policy", "constant,schedule", "--predictor", "x"],
+            "policy constant, schedule judges them by another",
+        ),
         (["--temperature", "-1"], "temperature is -1"),
         (["--top-k", "0"], "top_k is 0"),
         (["--top-p", "1.5"], "top_p is 1.5"),

@@ -187,14 +187,15 @@ ON_A_SMALL_DISK = """
 import subprocess, sys
 from pathlib import Path
 from fsd_collectors.store.verifying import notes, verify
-from support.traces.rows import manifest, refusal, write
+from support.messages import usage_error
+from support.traces.rows import manifest, write
 
 path, run = Path(sys.argv[1]), manifest(80)
 remount = lambda options: subprocess.run(["mount", "-o", "remount," + options, path], check=True)
-print(refusal(lambda: write(path, run)))
+print(usage_error(lambda: write(path, run)))
 print(verify(path), notes(path), list(path.rglob("*.tmp")))
 remount("ro")
-print(refusal(lambda: write(path, run)))
+print(usage_error(lambda: write(path, run)))
 print(verify(path), notes(path))
 remount("rw,size=10m")
 write(path, run)

@@ -63,6 +63,21 @@ def test_a_threshold_policy_has_its_own_keyword() -> None:
     assert decoder(draft_length=4).generate(PROMPTS, NEW, threshold_policy=policy) == expected
 
 
+def test_a_threshold_alone_replaces_the_policy_wherever_it_is_given() -> None:
+    policy = EntropyScaled(0.2, 1.0)
+    plain = decoder(threshold=0.2, draft_length=4)
+    for moved in (decoder(threshold=policy, draft_length=4), decoder(threshold_policy=policy, draft_length=4)):
+        assert moved.generate(PROMPTS, NEW, threshold=0.2) == plain.generate(PROMPTS, NEW)
+        assert moved.with_config(threshold=0.2).threshold_policy is None
+        other = moved.with_config(threshold_policy=Constant(0.3))
+        assert (other.threshold, type(other.threshold_policy)) == (0.3, Constant)
+
+
+def test_a_policy_of_a_call_must_be_one() -> None:
+    with pytest.raises(UsageError, match="threshold_policy is 'entropy'; a decoder takes a ThresholdPolicy"):
+        decoder().generate(PROMPTS, NEW, threshold_policy="entropy")  # type: ignore[arg-type]
+
+
 def test_a_scale_policy_scales_the_threshold_beside_it() -> None:
     scaled = decoder(threshold=0.2, threshold_policy=EntropyScaled(0.7, 1.0), draft_length=4)
     assert scaled.generate(PROMPTS, NEW) == decoder(threshold=EntropyScaled(0.2, 1.0), draft_length=4).generate(
@@ -82,7 +97,8 @@ def test_a_scale_policy_scales_the_threshold_beside_it() -> None:
             {"threshold": 0.1, "threshold_policy": DivergenceBudget(per_token=0.01)},
             "threshold is 0.1, and DivergenceBudget sets T itself",
         ),
-        ({"stop_policy": "folder"}, "policy is 'folder'; it must be a StopPolicy"),
+        ({"stop_policy": "folder"}, "stop_policy is 'folder'; it must be a StopPolicy"),
+        ({"decoding": {"rule": "fsd"}}, "decoding is .*; it must be a DecodingConfig, or give its fields as keywords"),
         ({"policy": None, "stop_policy": None}, "policy= and stop_policy= are both given"),
     ],
 )

@@ -167,7 +167,9 @@ class PolicyClock:
         self.seconds = 0.0
 
     def __enter__(self) -> PolicyClock:
-        self._originals = {name: getattr(ThresholdControl, name) for name in ("start", "adapt", "judged", "observe")}
+        self._originals = {
+            name: getattr(ThresholdControl, name) for name in ("start", "adapt", "record_verdict", "observe")
+        }
         for name, method in self._originals.items():
             setattr(ThresholdControl, name, self._timed(method))
         return self

@@ -112,7 +112,7 @@ def as_policy(policy: StopPolicy | Callable[[DraftState], Answer]) -> StopPolicy
     if isinstance(policy, StopPolicy):
         return policy
     if not callable(policy):
-        raise UsageError(f"policy is {policy!r:.80}; it must be a StopPolicy, or a function of a DraftState")
+        raise UsageError(f"stop_policy is {policy!r:.80}; it must be a StopPolicy, or a function of a DraftState")
     return FunctionStopPolicy(policy)
 
 

@@ -12,6 +12,7 @@ from fsd_calib import DecodingConfig, Goal, RunConfig, Sampling, calibrate
 from fsd_calib.calibration.api import CalibrationKeywords
 from fsd_calib.calibration.goal import GoalKeywords
 from fsd_calib.calibration.run_config import RunKeywords
+from fsd_data import pair_paths
 from fsd_decoding.errors import UsageError
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -59,12 +60,39 @@ def test_keywords_go_before_the_objects_fields() -> None:
         ({"threshold": 0.1}, "threshold is 0.1; a calibration finds T itself"),
         ({"stop_policy": lambda state: state.going}, "stop_policy is a function; a calibration takes the folder"),
         ({"threshold_policy": "slow"}, "threshold_policy is 'slow'; it must be one of"),
+        ({"sampling": Sampling(0.6, min_p=0.3)}, "a calibration takes temperature, top_k and top_p"),
+        ({"repetition_penalty": 1.2}, "a calibration takes temperature, top_k and top_p"),
+        ({"on": "processed"}, "on='processed', within_support=False ask for more"),
+        ({"predictor": "a", "stop_policy": "b"}, "predictor= and stop_policy= are both given"),
+        ({"goal": 0.98}, "goal is 0.98; it must be a Goal, or give its fields as keywords"),
+        ({"decoding": {"rule": "fsd"}}, "decoding is .*; it must be a DecodingConfig"),
+        ({"run": {}}, "run is {}; it must be a RunConfig"),
+        ({"min_acc": "0.9"}, "--min-acc is '0.9'; it must be a number"),
+        ({"limit": 0}, "limit is 0; it must be a whole number of at least 1"),
         ({"min_speed": 3.0}, "give exactly one of --min-acc, --min-speed and --pareto"),
     ],
 )
 def test_what_a_calibration_cannot_search_is_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         calibrate(tiny_calibration.task(60), *tiny_calibration.far_apart(), **({"min_acc": 0.5} | keywords))
+
+
+def test_none_is_the_default_where_it_once_was() -> None:
+    assert RunConfig(progress=None) == RunConfig()
+    assert DecodingConfig().override({"sampling": None, "temperature": None}) == DecodingConfig()
+
+
+def test_a_task_that_is_refused_is_refused_before_models_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = list[Any]()
+    monkeypatch.setattr("fsd_decoding.decoder.load_model", loaded.append)
+    cases: list[tuple[Any, str]] = [
+        ({"task": "arithmtic"}, "unknown task"),
+        ({"task": "gsm8k", "data": "nope"}, "nope"),
+    ]
+    for keywords, message in cases:
+        with pytest.raises(UsageError, match=message):
+            calibrate(target=str(pair_paths()[0]), draft=str(pair_paths()[1]), min_acc=0.9, **keywords)
+    assert loaded == []
 
 
 def test_the_former_keyword_works_and_warns_its_caller() -> None:

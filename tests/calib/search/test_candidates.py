@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.search.acquisition import Prospects, Settings
+from fsd_calib.search.acquisition import Prospects, SettingGrid
 from fsd_calib.search.candidates import choose_sequence, expected_speed, simulate_passes
 from fsd_calib.search.history import Observation
 from fsd_calib.search.pass_model import PassModel
@@ -27,7 +27,7 @@ def prospects(settings_: list[tuple[str, float, float, float]]) -> Prospects:
         Observation(arm, at, (retention - 1) * PASS_MODEL.accuracy, 0.02, PASS_MODEL.tuning)
         for arm, (_, at, _, retention) in zip(arms, settings_, strict=True)
     ]
-    return Prospects(Settings(arms, shares, speeds), observations, PASS_MODEL, LOSSLESS)
+    return Prospects(SettingGrid(arms, shares, speeds), observations, PASS_MODEL, LOSSLESS)
 
 
 SETTING = st.tuples(
@@ -90,7 +90,7 @@ def test_a_bad_policy_lowers_the_prediction_of_another_only_a_little() -> None:
         Observation(arms[0], 3.0, 0.0, 0.02, PASS_MODEL.tuning),
         [Observation(arms[1], at, -0.2, 0.25, 128) for at in (2.8, 3.0, 3.2)],
     )
-    own = Settings(arms[:1], np.array([3.0]), np.array([150.0]))
+    own = SettingGrid(arms[:1], np.array([3.0]), np.array([150.0]))
     alone, beside = (
         Prospects(own, observations, PASS_MODEL, LOSSLESS).chances[0] for observations in ([good], [good, *bad])
     )

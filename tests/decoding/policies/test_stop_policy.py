@@ -175,7 +175,7 @@ def test_a_decoders_own_policy_is_that_of_its_calls(pair: SpeculativeDecoder, pr
         pair.target, pair.draft, pair.tokenizer, rule="fsd-coupled", threshold=0.2, draft_length=5, stop_policy=Shy()
     )
     assert decoder.generate(prompts, NEW) == pair.generate(prompts, NEW, stop_policy=Shy())
-    with pytest.raises(UsageError, match="policy is 'shy'; it must be a StopPolicy, or a function"):
+    with pytest.raises(UsageError, match="stop_policy is 'shy'; it must be a StopPolicy, or a function"):
         pair.generate(prompts, NEW, stop_policy="shy")  # type: ignore[arg-type]
 
 
