@@ -54,7 +54,8 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
         say(name, f"error: {error}")
         return BAD_INPUT
     except typer.TyperException as error:
-        say(name, f"error: {error.format_message().rstrip('.')} (see {name} --help)")
+        message = error.format_message().rstrip(".") or "a command is missing"  # the help was printed then
+        say(name, f"error: {message} (see {name} --help)")
         return error.exit_code
     except RunInterruptedError as reason:
         say(name, f"interrupted; {reason}")

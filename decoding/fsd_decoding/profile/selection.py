@@ -117,7 +117,7 @@ class PointSelector:
 
     def _measured(self, point: CurvePoint) -> float:
         """Returns a point's measured retention. On the tuning part it is capped by what stricter thresholds of the arm
-        retained on the certification part, since anything above that was luck."""
+        retained on the certification part, since anything above that was chance."""
         stricter = [
             p.retention for p in self._lossy()
             if p.source == "certification" and p.arm == point.arm and (p.threshold or 0.0) <= (point.threshold or 0.0)
