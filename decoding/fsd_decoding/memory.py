@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.graphs.callers import Eager
 from fsd_decoding.loading import as_dtype, is_source, load_config
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
 
@@ -150,8 +151,8 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Work, rows: int, 
     Args:
         device: where it is decoded; on CUDA divergences are computed by kernels, without temporaries.
     """
-    slots = target.slot + max(draft.slot for draft in drafts)
-    caches = rows * work.longest * slots
+    slots = Eager().size(work.longest)  # a caller with graphs allocates more
+    caches = rows * slots * (target.slot + max(draft.slot for draft in drafts))
     logits = rows * _logits(target, work)
     cells = rows * work.draft_length * target.logits
     chunks = min(chunk_elements(device, target.logits), cells) * _TEMPORARIES * _FP32
@@ -218,8 +219,3 @@ def _fields(path: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1 and words[1].isdecimal()}
-
-
-def largest(sizes: Sequence[int], needed: Callable[[int], int], free: int | None) -> int | None:
-    """Returns the first of `sizes`, the largest first, whose need is free; None: none is."""
-    return next((rows for rows in sizes if free is None or needed(rows) <= free), None)
