@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,16 +66,17 @@ def _snapshot(source: str, patterns: Sequence[str], revision: str | None, quiet:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"disable": True})
 
-    options: Any = {"allow_patterns": list(patterns), "tqdm_class": NoBar if quiet else tqdm}
+    bar = NoBar if quiet else tqdm
+    download = partial(snapshot_download, source, allow_patterns=list(patterns), tqdm_class=bar)
     try:
         if not constants.HF_HUB_OFFLINE:  # `snapshot_download` would wait without end for a hub that does not answer
             HfApi().repo_info(source, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception as error:
         try:
-            return snapshot_download(source, local_files_only=True, **options)
+            return str(download(local_files_only=True))
         except Exception:
             raise error from None
-    return snapshot_download(source, revision=revision, **options)
+    return str(download(revision=revision))
 
 
 def _retried(fetch: Callable[[], _T]) -> _T:

@@ -57,6 +57,8 @@ class ModelSize:
         """
         if isinstance(model, DraftSource):
             return cls(0, 0, 0, 0, _FP32, None)
+        if not is_source(model) and getattr(model, "config", None) is None:
+            raise UnknownSizeError(f"{model!r:.40} is not a model")  # a decoder refuses it
         if getattr(model, "hf_device_map", None):
             raise UnknownSizeError(f"{type(model).__name__} is spread over devices by a device map")
         config = load_config(model) if is_source(model) else model.config

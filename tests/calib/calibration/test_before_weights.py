@@ -28,7 +28,7 @@ from fsd_decoding.loading import load_tokenizer
 from support.calibration.reports import paper, text_of
 from support.hub_server import running_hub
 from support.models import tiny_calibration
-from support.models.tiny_models import word_tokenizer
+from support.models.tiny_models import llama, word_tokenizer
 
 TARGET, DRAFT = map(str, pair_paths())
 
@@ -160,3 +160,12 @@ def test_what_cannot_be_estimated_is_said_and_no_refusal(tmp_path: Path) -> None
     ).plan()
     assert plan.memory is None
     assert "memory is not estimated: LlamaForCausalLM is spread over devices by a device map" in log.getvalue()
+
+
+@pytest.mark.parametrize("target", [None, 42, object()])
+def test_what_is_no_model_is_refused_as_by_a_decoder(target: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the target is .*; it must be a causal LM"):
+        calibrate(
+            tiny_calibration.task(240), target, llama(seed=1), tokenizer=word_tokenizer(), min_acc=0.7, cache=tmp_path,
+            state=tmp_path,
+        )  # fmt: skip
