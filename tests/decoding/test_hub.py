@@ -62,7 +62,10 @@ def run(code: str, endpoint: str, home: Path, *sources: str, **changes: str) -> 
 
 
 def answering(status: int, body: bytes = b"{}", **headers: str) -> Fault:
-    return lambda answer: answer.reply(status, body, **headers)
+    def fault(answer: Answer) -> bool:
+        return answer.reply(status, body, announced=None, **headers)
+
+    return fault
 
 
 def on_weights(fault: Fault, *methods: str) -> Fault:
@@ -167,7 +170,11 @@ def test_a_hub_that_nobody_answers_at(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hub_that_never_answers(tmp_path: Path) -> None:
-    with running_hub(PAIR, lambda answer: bool(time.sleep(60)) or True) as hub:
+    def silent(answer: Answer) -> bool:
+        time.sleep(60)
+        return True
+
+    with running_hub(PAIR, silent) as hub:
         ((message, seconds),) = run(LOAD, hub.address, tmp_path, "acme/target")
     assert "no answer in time" in message
     assert seconds < DEFINITE
