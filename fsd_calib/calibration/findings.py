@@ -14,7 +14,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.threshold_profile import Outcome
+from fsd_decoding.profile.content import Outcome
 
 
 @dataclass(frozen=True)

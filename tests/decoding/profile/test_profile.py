@@ -85,7 +85,7 @@ def test_outcomes_say_whether_the_request_was_met() -> None:
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
         ({"outcome": "splendid"}, "Input should be 'certified'"),
         ({"data.split": "random"}, "content-hash"),
-        ({"schema_version": 4}, "Input should be 3"),
+        ({"schema_version": 5}, "Input should be 4"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -187,13 +187,13 @@ def without(key: str) -> str:
         ("{", "is not JSON"),
         ("[1]", "holds no JSON object"),
         (without("schema_version"), "is not a profile: schema_version is None"),
-        (json.dumps(values({"schema_version": 4})), "schema_version 4, but this fsd-calib reads up to 3; upgrade"),
+        (json.dumps(values({"schema_version": 5})), "schema_version 5, but this fsd-calib reads up to 4; upgrade"),
         (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
         (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
         ("[" * 100_000, "is not JSON"),
         (without("rule"), "rule: Field required"),
         (json.dumps(values({"curve.1.accuracy": "high", "rule": 3})), r"rule: .*\(and 1 more\)"),
-        (json.dumps(values({"speed.sd": float("nan")})), "speed.sd: Input should be a finite number"),
+        (json.dumps(values({"speed.sd": float("nan")})), "is not JSON: NaN is not a number of JSON"),
         (json.dumps(values({"lossy": False})), "lossy is False"),
     ],
 )
