@@ -23,8 +23,8 @@ from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
-from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.content import Outcome
+from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _BASELINE = 256  # tuning problems on which target and lossless rule are compared before the search

@@ -22,10 +22,14 @@ Example: fsd-profile show fsd-profile/arithmetic
 Exit codes: 0 done (validate: all files are valid; diff: no differences) · 1 diff found differences · 2 bad input or
 an invalid file · 130 interrupted
 """
-_Profile = Annotated[Path, typer.Argument(metavar="PATH", help="A profile.json file, or a folder that holds one.", show_default=False)]
+_Profile = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A profile.json file, or a folder that holds one.", show_default=False)
+]
 _A = Annotated[Path, typer.Argument(metavar="A", help="The first profile.json, or its folder.", show_default=False)]
 _B = Annotated[Path, typer.Argument(metavar="B", help="The second profile.json, or its folder.", show_default=False)]
-_Profiles = Annotated[list[Path], typer.Argument(metavar="PATH…", help="Profile files, or their folders.", show_default=False)]
+_Profiles = Annotated[
+    list[Path], typer.Argument(metavar="PATH…", help="Profile files, or their folders.", show_default=False)
+]
 
 app = typer.Typer(
     add_completion=False,

@@ -32,7 +32,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 
 def print_report(profile: ThresholdProfile, path: Path | None = None, console: Console | None = None) -> None:
-    """Prints the summary table with its notes, the verdict and the effort; before them, what they may not be trusted for.
+    """Prints the summary table with its notes, the verdict and the effort, and first what makes them doubtful.
 
     Where no single point was granted, the front of measured points follows the verdict.
 
@@ -41,8 +41,8 @@ def print_report(profile: ThresholdProfile, path: Path | None = None, console: C
     """
     console = console or Console()
     front = front_table(profile) if profile.outcome in _WITH_FRONT else None
-    _print(console, _caution(profile), profile_table(profile), Text(notes(profile), "dim"), Text(verdict(profile)), front,
-           Text(effort_line(profile)) if profile.effort else None)  # fmt: skip
+    _print(console, _caution(profile), profile_table(profile), Text(notes(profile), "dim"), Text(verdict(profile)),
+           front, Text(effort_line(profile)) if profile.effort else None)  # fmt: skip
     if path is not None:
         # Not wrapped: these lines are there to be copied.
         console.print(Text(usage(profile, path)), soft_wrap=True)

@@ -9,7 +9,6 @@ from fsd_calib.report.timing import gain, interval_scope, over_sd
 from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-
 EDITED = "edited: not certified"
 
 

@@ -35,8 +35,8 @@ class PerDomain(ThresholdPolicy):
         allow_edited: follow profiles that were changed after their calibration.
 
     Raises:
-        UsageError: `domains` or `tags` are malformed, a tag is unknown, a profile has a policy or is edited, or profiles disagree.
-            In use: the decoder's models or settings are not those of the profiles, or a prompt has no tag.
+        UsageError: `domains` or `tags` are malformed, a tag is unknown, a profile has a policy or is edited, or
+            profiles disagree. In use: the decoder's models or settings are not those of the profiles, or a prompt has no tag.
     """
 
     def __init__(self, domains: Mapping[str, object], tags: Sequence[str], *, allow_edited: bool = False) -> None:
@@ -89,7 +89,11 @@ class PerDomain(ThresholdPolicy):
                 f"the profile of {tag!r} was calibrated with the draft model {profile.draft.id!r}, but this decoder "
                 f"drafts without a model; load that draft model, or set a number as the T of {tag!r}"
             )
-        doubts = [*profile.compare(models[0], models[1], tokenizer), profile.check_digest(allow_edited=True), warning_of(profile)]
+        doubts = [
+            *profile.compare(models[0], models[1], tokenizer),
+            profile.check_digest(allow_edited=True),
+            warning_of(profile),
+        ]
         return [f"domain {tag!r}: {doubt}" for doubt in doubts if doubt is not None]
 
     def _threshold_of(self, request: Request) -> float:

@@ -136,8 +136,8 @@ class SpeedBudget(ThresholdPolicy):
 
     Raises:
         UsageError: `tokens_per_second` is not above 0, or, without `beyond`, faster than the profile's fastest point;
-            the profile has no threshold, without `beyond`, or is edited. In use: the profile is of other models, or of another
-            rule, divergence or draft length.
+            the profile has no threshold, without `beyond`, or is edited. In use: the profile is of other models,
+            or of another rule, divergence or draft length.
     """
 
     budget = True

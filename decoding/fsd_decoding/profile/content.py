@@ -57,7 +57,7 @@ class ProfileContent(Part):
     target: ModelInfo
     """The target model."""
     draft: ModelInfo
-    """The model that decoders of the profile draft with: that of the chosen setting or, without a threshold, of `sd`."""
+    """The model that decoders of the profile draft with: that of the chosen setting; without a threshold, of `sd`."""
     tokenizer: str
     """Fingerprint of the tokenizer, which both models share."""
     rule: str

@@ -39,7 +39,11 @@ TAGS = ["sums", "tales", "lossless"] * 8
 
 
 def domains(fitting: ThresholdProfile, **changes: Any) -> dict[str, object]:
-    return {"sums": fitting, "tales": fitting.model_copy(update={"threshold": 0.05, **changes}).sealed(), "lossless": -1}
+    return {
+        "sums": fitting,
+        "tales": fitting.model_copy(update={"threshold": 0.05, **changes}).sealed(),
+        "lossless": -1,
+    }
 
 
 def test_a_prompts_threshold_is_its_domains(fitting: ThresholdProfile) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import (
     FRONT,
@@ -25,6 +27,7 @@ from support.calibration.profiles import (
     simultaneous,
     values,
 )
+from support.models.tiny_models import VOCABULARY, llama
 
 # The schema
 
@@ -205,6 +208,25 @@ def test_a_bad_file_is_one_line(tmp_path: Path, content: str | None, complaint: 
         ThresholdProfile.load(path)
     assert "\n" not in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+# Models
+
+
+class PackedHead(torch.nn.Linear):
+    """A head whose weights are held as 4-bit numbers, two a byte, in one column, as bitsandbytes does."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        super().__init__(head.in_features, head.out_features, bias=False)
+        packed = torch.zeros(head.weight.numel() // 2, 1, dtype=torch.uint8)
+        self.weight = torch.nn.Parameter(packed, requires_grad=False)
+
+
+def test_packed_weights_do_not_hide_the_vocabulary() -> None:
+    model = llama(0)
+    plain = ModelInfo.of(model).vocab_size
+    model.set_output_embeddings(PackedHead(model.get_output_embeddings()))
+    assert ModelInfo.of(model).vocab_size == plain == VOCABULARY
 
 
 # PointSelector later
