@@ -36,7 +36,8 @@ class PerDomain(ThresholdPolicy):
 
     Raises:
         UsageError: `domains` or `tags` are malformed, a tag is unknown, a profile has a policy or is edited, or
-            profiles disagree. In use: the decoder's models or settings are not those of the profiles, or a prompt has no tag.
+            profiles disagree. In use: the decoder's models or settings are not those of the profiles, or a prompt has
+            no tag.
     """
 
     def __init__(self, domains: Mapping[str, object], tags: Sequence[str], *, allow_edited: bool = False) -> None:

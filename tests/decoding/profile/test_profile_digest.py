@@ -19,7 +19,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, profile, values
 from support.paths import FILES
 
-OLD = [FILES / "profile-1.json", FILES / "profile-2.json"]
+OLD = [FILES / f"profile-{version}.json" for version in (1, 2, 3)]
 FLIPS = 400
 
 

@@ -98,7 +98,7 @@ def test_only_plain_json_is_read(tmp_path: Path, text: str | bytes, complaint: s
     assert complaint in refusal(written(tmp_path, text))
 
 
-@pytest.mark.parametrize("name", ["profile-1.json", "profile-2.json"])
+@pytest.mark.parametrize("name", ["profile-1.json", "profile-2.json", "profile-3.json"])
 def test_older_files_are_read_as_strictly(tmp_path: Path, name: str) -> None:
     content = json.loads((FILES / name).read_text(encoding="utf-8"))
     assert "threshold: Input should be a valid number" in refusal(

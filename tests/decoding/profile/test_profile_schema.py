@@ -28,6 +28,7 @@ from support.json_schema import schema_errors
 from support.paths import FILES
 
 OLD = FILES / "profile-1.json"  # as schema 1 wrote it
+LAST = FILES / "profile-3.json"  # before there was a digest
 EARLIER = FILES / "profile-2.json"  # of a real calibration, before its schema's later fields
 
 
@@ -142,6 +143,13 @@ def test_files_of_schema_2_load_and_mean_the_same() -> None:
     assert (loaded.effective_rule, loaded.effective_draft_length, loaded.lossy) == ("fsd-coupled", 2, True)
     assert (loaded.threshold, loaded.certificate.certified) == (0.9942314547331697, True)
     assert loaded.at(min_acc=0.7).certified
+
+
+def test_files_of_schema_3_load_and_mean_the_same() -> None:
+    content, loaded = json.loads(LAST.read_text(encoding="utf-8")), ThresholdProfile.load(LAST)
+    assert schema_errors(content, json.loads(committed(3))) == []
+    assert _kept(content | {"schema_version": 4}, json.loads(loaded.model_dump_json())) == []
+    assert loaded.digest is None
 
 
 def _kept(before: Any, now: Any, name: str = "$") -> list[str]:
