@@ -10,6 +10,7 @@ It describes the fields and their values. Contradictions between fields are foun
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from fsd_decoding.profile.io import SCHEMA_VERSION
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -23,8 +24,15 @@ def schema_text() -> str:
     """Returns the schema of the current version as JSON."""
     schema = ThresholdProfile.model_json_schema()
     schema["required"] = _ALWAYS_WRITTEN + schema["required"]
+    schema = json.loads(json.dumps(schema), object_hook=_on_one_line)
     head = {"$schema": _DIALECT, "$id": f"{_FOLDER}/profile-{SCHEMA_VERSION}.json"}
     return json.dumps(head | schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _on_one_line(part: dict[str, Any]) -> dict[str, Any]:
+    """Returns a part of the schema whose description has no line breaks of the source."""
+    description = part.get("description")
+    return part | {"description": " ".join(description.split())} if isinstance(description, str) else part
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_another_layout_of_the_same_content_is_no_edit(saved: Path) -> None:
 
 
 def test_no_flipped_bit_loads_as_another_profile(tmp_path: Path) -> None:
-    """400 flips spread over the file, fixed seed. 48 of them used to load."""
+    """400 flips spread over the file, fixed seed. 26 of them used to load as another profile."""
     path = tmp_path / "profile.json"
     original = profile()
     original.save(path)
