@@ -97,6 +97,15 @@ def test_profiles_of_other_models_are_refused_and_what_is_doubtful_is_said(fitti
         assert counted(found) == counted(decode(-1.0))
 
 
+def test_an_edited_profile_is_followed_only_where_that_is_allowed(fitting: ThresholdProfile) -> None:
+    edited = fitting.model_copy(update={"threshold": 0.4})
+    with pytest.raises(UsageError, match="was changed after the calibration"):
+        PerDomain({"sums": edited}, ["sums"])
+    policy = PerDomain({"sums": edited}, ["sums"] * len(PROMPTS), allow_edited=True)
+    with pytest.warns(UserWarning, match="domain 'sums': .* its certificate does not cover this decoding"):
+        assert counted(decode(policy)) == counted(decode(0.4))
+
+
 def test_every_prompt_needs_a_tag_that_is_known() -> None:
     with pytest.raises(UsageError, match="the tag of prompt 1 is 'x'; known: sums, tales"):
         PerDomain({"sums": 0.1, "tales": 0.2}, ["sums", "x"])

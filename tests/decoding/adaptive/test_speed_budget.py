@@ -260,6 +260,16 @@ def test_doubts_about_the_profile_are_warned_of_where_the_decoder_was_called(pai
         assert caught[0].filename == __file__
 
 
+def test_an_edited_profile_is_followed_only_where_that_is_allowed(pair: SpeculativeDecoder) -> None:
+    edited = divergences_of_pair(pair).model_copy(update={"seed": 5})
+    for refused in (lambda: SpeedBudget(1.0, edited), lambda: DivergenceBudget(profile=edited)):
+        with pytest.raises(UsageError, match="was changed after the calibration"):
+            refused()
+    for budget in (SpeedBudget(1.0, edited, allow_edited=True), DivergenceBudget(profile=edited, allow_edited=True)):
+        with pytest.warns(UserWarning, match="its certificate does not cover this decoding"):
+            pair.generate(ragged_prompts(1), 8, threshold=budget)
+
+
 def test_a_call_that_missed_its_speed_warns_at_its_end(pair: SpeculativeDecoder) -> None:
     budget = SpeedBudget(380.0, divergences_of_pair(pair), clock=Steps(1.0))
     with pytest.warns(UserWarning, match="SpeedBudget should hold 380 tokens/s but made"):
