@@ -51,8 +51,8 @@ def print_report(profile: ThresholdProfile, path: Path | None = None, console: C
 def _caution(profile: ThresholdProfile) -> Text | None:
     """Returns what the digest does not show, if anything."""
     if profile.edited:
-        return Text(f"{EDITED}: the profile was changed after the calibration that wrote it, so what follows is what "
-                    "it says now.", "bold")  # fmt: skip
+        changed = "The profile was changed after the calibration that wrote it; what follows is what it says now."
+        return Text(f"{EDITED}. {changed}", "bold")
     doubt = profile.check_digest()
     return None if doubt is None else Text(f"{doubt[0].upper()}{doubt[1:]}.")
 
