@@ -80,6 +80,7 @@ class SpeculativeDecoder:
         dtype: str | torch.dtype | None = None,
         tokenizer: Any = None,
         compile: bool | Literal["capture"] = False,
+        allow_edited: bool = False,
         **keywords: Unpack[DecodingKeywords],
     ) -> SpeculativeDecoder:
         """Loads a target and a draft model.
@@ -98,11 +99,12 @@ class SpeculativeDecoder:
                 True also compiles kernels, which takes half a minute or more. Either pays off over thousands of
                 rounds. On CUDA these are CUDA graphs, captured at the second use, and memory stays allocated between
                 calls; see docs/decoding.md.
+            allow_edited: follow a profile that was changed after its calibration, without a certificate.
             keywords: fields of `DecodingConfig` and of its sampling (`rule`, `divergence`, `threshold`,
                 `draft_length`, `temperature`, …), which take precedence over `decoding`.
 
         Raises:
-            UsageError: a model cannot be loaded, the tokenizers differ, or the profile is for other models.
+            UsageError: a model cannot be loaded, the tokenizers differ, or the profile is for other models or edited.
         """
         config = configured("from_pretrained", decoding, keywords)
         place = device or default_device()
@@ -112,7 +114,7 @@ class SpeculativeDecoder:
         models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
         drift = None
         if profile is not None:
-            config, drift = profile_config(profile, models, shared, stacklevel=3)
+            config, drift = profile_config(profile, models, shared, stacklevel=3, allow_edited=allow_edited)
         return cls(models[0], models[1], shared, config, compile=compile, drift=drift)
 
     def with_config(self, **keywords: Unpack[DecodingKeywords]) -> SpeculativeDecoder:

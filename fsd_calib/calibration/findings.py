@@ -13,8 +13,8 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
+from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.threshold_profile import Outcome
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
+from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.threshold_profile import Outcome, ThresholdProfile
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _BASELINE = 256  # tuning problems on which target and lossless rule are compared before the search
 _SD = 300  # problems of a part on which the tokens per round of `sd` are counted

@@ -85,7 +85,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         device=str(decoder.device),
         dtype=str(decoder.dtype).removeprefix("torch."),
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-    )  # fmt: skip
+    ).sealed()  # fmt: skip
 
 
 def _data(ready: Prepared) -> DataInfo:

@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @app.command(epilog=_EPILOG)
 def command(
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts, each in quotes.")],
-    profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote.")],
+    profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")],
     target: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's target.")] = None,
     draft: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's draft.")] = None,
     max_new_tokens: Annotated[
@@ -48,6 +48,12 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.")
     ] = None,
+    allow_edited: Annotated[
+        bool,
+        typer.Option(
+            "--allow-edited", help="Follow a profile that was changed after its calibration, without a certificate."
+        ),
+    ] = False,
     version: VersionOption = False,
 ) -> None:
     """Completes prompts with the models, threshold and settings of a profile.
@@ -59,10 +65,11 @@ def command(
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     quiet_transformers()
-    followed = ThresholdProfile.load(profile)
+    followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     decoder = SpeculativeDecoder.from_pretrained(
-        target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype
-    )
+        target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype,
+        allow_edited=allow_edited,
+    )  # fmt: skip
     kind = task_kind(followed.task) if followed.task in TASKS and not raw else None
     prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else (str, ())
     most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)

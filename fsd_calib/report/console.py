@@ -13,7 +13,7 @@ from fsd_calib.report.curve import curve_tables, front_table
 from fsd_calib.report.plan import outlook, pilot_summary, prospect_table, step_table
 from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
-from fsd_calib.report.verdict import effort_line, verdict
+from fsd_calib.report.verdict import EDITED, effort_line, verdict
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
@@ -32,7 +32,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 
 def print_report(profile: ThresholdProfile, path: Path | None = None, console: Console | None = None) -> None:
-    """Prints the summary table with its notes, the verdict and the effort.
+    """Prints the summary table with its notes, the verdict and the effort, and first what makes them doubtful.
 
     Where no single point was granted, the front of measured points follows the verdict.
 
@@ -41,11 +41,20 @@ def print_report(profile: ThresholdProfile, path: Path | None = None, console: C
     """
     console = console or Console()
     front = front_table(profile) if profile.outcome in _WITH_FRONT else None
-    _print(console, profile_table(profile), Text(notes(profile), "dim"), Text(verdict(profile)), front,
-           Text(effort_line(profile)) if profile.effort else None)  # fmt: skip
+    _print(console, _caution(profile), profile_table(profile), Text(notes(profile), "dim"), Text(verdict(profile)),
+           front, Text(effort_line(profile)) if profile.effort else None)  # fmt: skip
     if path is not None:
         # Not wrapped: these lines are there to be copied.
         console.print(Text(usage(profile, path)), soft_wrap=True)
+
+
+def _caution(profile: ThresholdProfile) -> Text | None:
+    """Returns what the digest does not show, if anything."""
+    if profile.edited:
+        changed = "The profile was changed after the calibration that wrote it; what follows is what it says now."
+        return Text(f"{EDITED}. {changed}", "bold")
+    doubt = profile.check_digest()
+    return None if doubt is None else Text(f"{doubt[0].upper()}{doubt[1:]}.")
 
 
 def print_details(profile: ThresholdProfile, console: Console | None = None) -> None:

@@ -13,7 +13,12 @@ from fsd_calib.formatting import NONE
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_NOT_COMPARED = {"schema_version", "created", "effort"}  # how and when the profile was made, not what it holds
+_NOT_COMPARED = {
+    "schema_version",
+    "digest",
+    "created",
+    "effort",
+}  # how and when the profile was made, not what it holds
 _MODELS = {"target", "draft", "tokenizer", "versions"}
 _MEASURED = {"certificate", "accuracy", "tokens_per_round", "speed", "costs", "numerical_churn", "truncation",
              "acceptance"}  # fmt: skip

@@ -256,6 +256,20 @@ def test_generate_with_a_threshold_is_fuzzy_even_without_a_certificate(
     assert "100% of" not in capsys.readouterr().err
 
 
+def test_generate_follows_an_edited_profile_only_where_that_is_allowed(
+    tiny_profile: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile(tiny_profile).save(tmp_path / "profile.json")
+    content = json.loads((tmp_path / "profile.json").read_text())
+    (tmp_path / "profile.json").write_text(json.dumps(content | {"threshold": 0.7}))
+    common = ["--profile", str(tmp_path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
+    assert generate(*common) == 2
+    assert "was changed after the calibration" in error_line(capsys)
+    with pytest.warns(UserWarning, match="its certificate does not cover"):
+        assert generate(*common, "--allow-edited") == 0
+    assert "drafted tokens accepted" in capsys.readouterr().err
+
+
 def test_generate_refuses_other_models(
     tiny_profile: dict[str, Any], tiny_pair: tuple[Path, Path], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -63,6 +63,7 @@ def fsd_generate(
     fsd_threshold: float | None = None,
     fsd_draft_length: int | None = None,
     fsd_tokenizer: Any = None,
+    fsd_allow_edited: bool = False,
     streamer: Any = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
@@ -85,6 +86,7 @@ def fsd_generate(
             the profile's, the certificate does not apply, and a warning says so.
         fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`; only without a profile.
         fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
+        fsd_allow_edited: follow a profile that was changed after its calibration, without a certificate.
 
     Returns:
         (B, prompt + new) token ids, including EOS, padded on the right; with `return_dict_in_generate`, an
@@ -101,7 +103,7 @@ def fsd_generate(
     sampling = sampling_for(logits_processor, bool(generation_config.do_sample))
     given = {"rule": fsd_rule, "divergence": fsd_divergence, "threshold": fsd_threshold,
              "draft_length": fsd_draft_length}  # fmt: skip
-    config, drift = _config(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling)
+    config, drift = _config(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling, fsd_allow_edited)
     decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, config, drift=drift)
     prompts = strip_padding(input_ids, model_kwargs.get("attention_mask"))
     requests = decoder.requests(prompts, (stopping_criteria.max_length or 0) - input_ids.shape[1])
@@ -114,15 +116,16 @@ def fsd_generate(
 
 
 def _config(
-    given: Mapping[str, Any], profile: Any, model: Any, draft: Any, tokenizer: Any, sampling: Sampling
-) -> tuple[DecodingConfig, Drift | None]:
+    given: Mapping[str, Any], profile: Any, model: Any, draft: Any, tokenizer: Any, sampling: Sampling,
+    allow_edited: bool,
+) -> tuple[DecodingConfig, Drift | None]:  # fmt: skip
     """The profile's configuration, or the given one. UsageError: both are given, or the profile is for other models."""
     settings = {name: value for name, value in given.items() if value is not None}
     if profile is None:
         return DecodingConfig(**settings), None
     if settings:
         raise UsageError(f"fsd_{next(iter(settings))} is given, but fsd_profile sets it; leave one of them out")
-    config, drift = profile_config(profile, (model, draft), tokenizer, stacklevel=_TO_USER + 1)
+    config, drift = profile_config(profile, (model, draft), tokenizer, _TO_USER + 1, allow_edited)
     if config.sampling != sampling:
         warnings.warn(
             f"the profile was calibrated with {config.sampling}, but generate uses {sampling}: its certificate does "

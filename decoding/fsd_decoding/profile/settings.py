@@ -19,18 +19,21 @@ _drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a 
 
 
 def profile_config(
-    source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int
+    source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int, allow_edited: bool = False
 ) -> tuple[DecodingConfig, Drift | None]:
     """Returns the configuration that a profile (or its file) sets, and the drift detector for decoding under it.
 
-    Warns, at `stacklevel`, if its threshold is missing or untested.
+    Warns, at `stacklevel`, if its threshold is missing or untested, or may not be the certified one.
 
     Raises:
-        UsageError: the profile is for other models, or this version does not know its threshold policy.
+        UsageError: the profile is for other models, or edited without `allow_edited`, or this version does not know
+            its threshold policy.
     """
-    profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
+    loaded = isinstance(source, ThresholdProfile)
+    profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
+    doubts = [profile.check_digest(allow_edited=allow_edited), warning_of(profile)]
     profile.check(models[0], models[1], tokenizer)
-    if (doubt := warning_of(profile)) is not None:
+    for doubt in filter(None, doubts):
         warnings.warn(doubt, stacklevel=stacklevel)
     threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
     if isinstance(threshold, ThresholdPolicy):

@@ -170,7 +170,7 @@ def test_a_decoder_without_a_certified_threshold_is_lossless(
     refused = fitting.model_dump() | profile(UNCERTIFIED).model_dump(
         include={"outcome", "threshold", "lossy", "certificate", "estimate"}
     )
-    uncertified = ThresholdProfile.model_validate(refused)
+    uncertified = ThresholdProfile.model_validate(refused).sealed()
     with pytest.warns(UserWarning, match="lossless"):
         decoder = SpeculativeDecoder.from_pretrained(*pair, tokenizer=tokenizer, profile=uncertified)
     prompts = ["Ann has", "How many pears"]
