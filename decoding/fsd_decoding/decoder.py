@@ -147,10 +147,9 @@ class SpeculativeDecoder:
 
     @property
     def eos(self) -> frozenset[int]:
-        """The tokens that end a text."""
+        """The tokens that end a text: those of the target's generation configuration alone, as for transformers' own loop."""
         configured = self.target.generation_config.eos_token_id
-        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
-        return frozenset(i for i in ids if i is not None)
+        return frozenset() if configured is None else frozenset(torch.as_tensor(configured).flatten().tolist())
 
     def generate(
         self,
