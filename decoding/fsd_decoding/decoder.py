@@ -147,7 +147,7 @@ class SpeculativeDecoder:
 
     @property
     def eos(self) -> frozenset[int]:
-        """The tokens that end a text: those of the target's generation configuration alone, as for transformers' own loop."""
+        """The tokens that end a text: those that end it in transformers, of the generation configuration alone."""
         configured = self.target.generation_config.eos_token_id
         return frozenset() if configured is None else frozenset(torch.as_tensor(configured).flatten().tolist())
 

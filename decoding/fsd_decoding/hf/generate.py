@@ -28,6 +28,7 @@ from fsd_decoding.hf.checks import (
     check_clock,
     check_draft,
     check_inputs,
+    check_pad,
     check_supported,
     strip_padding,
 )
@@ -71,8 +72,9 @@ def fsd_generate(
 
     The settings that `generate` prepares are respected: lengths, EOS ids, logits processors, stopping criteria,
     sampling, left padding, `num_return_sequences`, `streamer`. Sampled texts depend on `torch.manual_seed`. Criteria
-    and processors receive one row (1, n) at a time, padded as in `generate`. Processors are also called on drafted
-    tokens that may be rejected, so they must be stateless. Processors other than the usual warpers and a single
+    are called as in `generate`, once per length with all rows (B, n); those of transformers, which judge a row by
+    itself, are called with one row. Processors receive one row (1, n) at a time, padded as in `generate`. They are also
+    called on drafted tokens that may be rejected, so they must be stateless. Processors other than the usual warpers and a single
     repetition penalty make rows decode one after another. A text also ends when the models' context is full.
 
     `generate` does not pass `tokenizer=` on to a custom callable and therefore rejects `stop_strings=`; use
@@ -105,12 +107,13 @@ def fsd_generate(
     decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, config, drift=drift)
     prompts = strip_padding(input_ids, model_kwargs.get("attention_mask"))
     requests = decoder.requests(prompts, (stopping_criteria.max_length or 0) - input_ids.shape[1])
-    stops = StopsOfGenerate(stopping_criteria, input_ids)
+    pad = generation_config._pad_token_tensor
+    stops = StopsOfGenerate(stopping_criteria, input_ids, 0 if pad is None else int(pad))
     check_clock(stopping_criteria, sampling, len(requests))
-    pad = _pad(generation_config, stops, requests)
+    check_pad(pad, stops.may_stop, requests)
     rows = _decoded(decoder, _runs(decoder, requests, sampling, stops, input_ids), streamer)
-    sequences = _sequences(input_ids, rows, pad)
-    return _output(sequences, rows) if generation_config.return_dict_in_generate else sequences
+    sequences = _sequences(input_ids, [stops.text(row.request.index, row.tokens) for row in rows], stops.pad)
+    return _output(sequences, rows, stops.joint) if generation_config.return_dict_in_generate else sequences
 
 
 def _config(
@@ -130,19 +133,6 @@ def _config(
             stacklevel=_TO_USER,
         )
     return config, drift
-
-
-def _pad(config: GenerationConfig, stops: StopsOfGenerate, requests: list[Request]) -> int:
-    """Returns the token that pads rows. UsageError: there is none, and rows may differ in length."""
-    token = config._pad_token_tensor
-    if token is not None:
-        return int(token)
-    ragged = stops.may_stop or len({request.max_new_tokens for request in requests}) > 1
-    if ragged and len(requests) > 1:
-        raise UsageError(
-            f"{len(requests)} sequences may differ in length and there is no pad token; give pad_token_id="
-        )
-    return 0  # never used
 
 
 def _runs(
@@ -178,18 +168,21 @@ def _decoded(decoder: SpeculativeDecoder, runs: Iterable[tuple[Settings, list[Re
     return [finished[i] for i in range(len(finished))]
 
 
-def _sequences(input_ids: Tensor, rows: list[Row], pad: int) -> Tensor:
+def _sequences(input_ids: Tensor, texts: list[list[int]], pad: int) -> Tensor:
     """The prompts as given, followed by the new tokens: (B, P + N)."""
-    longest = max(len(row.tokens) for row in rows)
-    new = torch.tensor([row.tokens + [pad] * (longest - len(row.tokens)) for row in rows])
+    longest = max(map(len, texts))
+    new = torch.tensor([text + [pad] * (longest - len(text)) for text in texts])
     return torch.cat([input_ids, new.to(input_ids)], 1)
 
 
-def _output(sequences: Tensor, rows: list[Row]) -> FsdGenerateOutput:
+def _output(sequences: Tensor, rows: list[Row], joint: bool) -> FsdGenerateOutput:
+    """The sequences with statistics. `joint`: a row's text may depend on the others', so all must stay the same."""
+    own = [(row.lo, row.hi) for row in rows]
+    shared = max(lo for lo, _ in own), min(hi for _, hi in own)
     return FsdGenerateOutput(
         sequences=sequences,  # type: ignore[arg-type]  # an integer tensor, whatever it is called
         rounds=torch.tensor([row.rounds for row in rows]),
         drafted=torch.tensor([row.drafted for row in rows]),
         accepted=torch.tensor([row.accepted for row in rows]),
-        intervals=torch.tensor([[row.lo, row.hi] for row in rows], dtype=torch.float64),
+        intervals=torch.tensor([shared] * len(rows) if joint else own, dtype=torch.float64),
     )
