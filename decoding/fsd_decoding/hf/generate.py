@@ -19,10 +19,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.config_resolution import configured
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.engine import Row, Settings
 from fsd_decoding.engine.result import attach_finished
-from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.checks import (
     argument_of_generate,
     check_clock,
@@ -34,7 +34,7 @@ from fsd_decoding.hf.checks import (
 )
 from fsd_decoding.hf.sampling import sampling_for, sampling_of_row
 from fsd_decoding.hf.stopping import StopsOfGenerate
-from fsd_decoding.profile.drift import Drift, watch
+from fsd_decoding.profile.drift import watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
 
@@ -83,10 +83,10 @@ def fsd_generate(
 
     Args:
         draft_model: a loaded causal LM with the target's tokenizer, or another `DraftSource`.
-        fsd_profile: path of a profile, or a `ThresholdProfile`; sets rule, divergence, threshold and draft length,
-            and is checked against both models at every call. Sampling remains that of `generate`; if it differs from
-            the profile's, the certificate does not apply, and a warning says so.
-        fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`; only without a profile.
+        fsd_profile: path of a profile, or a `ThresholdProfile`; sets rule, divergence, threshold and draft length
+            where they are not given, and is checked against both models at every call. Sampling remains that of
+            `generate`. Where decoding then differs from what the profile certified, a warning names the difference.
+        fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`.
         fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
 
     Returns:
@@ -104,8 +104,7 @@ def fsd_generate(
     sampling = sampling_for(logits_processor, bool(generation_config.do_sample))
     given = {"rule": fsd_rule, "divergence": fsd_divergence, "threshold": fsd_threshold,
              "draft_length": fsd_draft_length}  # fmt: skip
-    config, drift = _config(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling)
-    decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, config, drift=drift)
+    decoder = _decoder(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling)
     prompts = strip_padding(input_ids, model_kwargs.get("attention_mask"))
     requests = decoder.requests(prompts, (stopping_criteria.max_length or 0) - input_ids.shape[1])
     pad = generation_config._pad_token_tensor
@@ -117,23 +116,19 @@ def fsd_generate(
     return _output(sequences, rows, stops.joint) if generation_config.return_dict_in_generate else sequences
 
 
-def _config(
+def _decoder(
     given: Mapping[str, Any], profile: Any, model: Any, draft: Any, tokenizer: Any, sampling: Sampling
-) -> tuple[DecodingConfig, Drift | None]:
-    """The profile's configuration, or the given one. UsageError: both are given, or the profile is for other models."""
-    settings = {name: value for name, value in given.items() if value is not None}
+) -> SpeculativeDecoder:
+    """The decoder of what is given, or else of the profile. UsageError: the profile is for other models."""
+    keywords = {name: value for name, value in given.items() if value is not None} | {"sampling": sampling}
     if profile is None:
-        return DecodingConfig(**settings), None
-    if settings:
-        raise UsageError(f"fsd_{next(iter(settings))} is given, but fsd_profile sets it; leave one of them out")
-    config, drift = profile_config(profile, (model, draft), tokenizer, stacklevel=_TO_USER + 1)
-    if config.sampling != sampling:
-        warnings.warn(
-            f"the profile was calibrated with {config.sampling}, but generate uses {sampling}: its certificate does "
-            "not apply",
-            stacklevel=_TO_USER,
-        )
-    return config, drift
+        return SpeculativeDecoder(model, draft, tokenizer, DecodingConfig(**keywords))
+    followed = profile_config(profile, (model, draft), tokenizer)
+    decoder = SpeculativeDecoder(model, draft, tokenizer, coverage=followed.coverage, drift=followed.drift)
+    decoder = decoder.reconfigured(configured("fsd_generate", None, keywords, followed.config))
+    if (message := followed.warning(decoder.setting)) is not None:
+        warnings.warn(message, stacklevel=_TO_USER)
+    return decoder
 
 
 def _runs(

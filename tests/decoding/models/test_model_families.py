@@ -31,7 +31,7 @@ GPT_NEO: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_lay
 BART: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
                         "pad_token_id": 0, "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
 GRANITE: dict[str, Any] = {"shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_state": 8}
-FULL = {"layer_types": ["full_attention"] * 2}
+FULL: dict[str, Any] = {"layer_types": ["full_attention"] * 2}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 6.0, 9.0]}
 MORE = {
     "llama, whose window is only in its file": hf.LlamaConfig(**SMALL | {"sliding_window": WINDOW}),
