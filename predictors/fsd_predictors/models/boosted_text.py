@@ -1,7 +1,7 @@
 """Check of a model in LightGBM's text format before LightGBM reads it, which trusts every count and index in it.
 
-Only what `boosted.Boosted` writes is accepted: numerical splits, constant leaves, one output. The format has a header, a
-block per tree, and a tail that predictions do not read.
+Only what `boosted.Boosted` writes is accepted: numerical splits, constant leaves, one output. The format has a header,
+a block per tree, and a tail that predictions do not read.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _check_tree(block: str, number: int, features: int) -> None:
         raise _invalid(f"{where}split_feature names a feature beyond the {features}")
     if not _NUMERICAL.issuperset(numbers["decision_type"]):
         raise _invalid(f"{where}decision_type has a split that is not numerical")
-    _check_children(*([int(each) for each in numbers[f"{side}_child"]] for side in ("left", "right")), where)
+    left, right = ([int(each) for each in numbers[name]] for name in ("left_child", "right_child"))
+    _check_children(left, right, where)
 
 
 def _check_children(left: Sequence[int], right: Sequence[int], where: str) -> None:
