@@ -14,6 +14,7 @@ from fsd_calib.cli.options import VersionOption
 from fsd_calib.tasks.registry import TASKS, task_kind
 
 if TYPE_CHECKING:
+    from fsd_decoding.config import DecodingKeywords
     from fsd_decoding.engine.result import Result
 
 NAME = "fsd-generate"
@@ -39,7 +40,7 @@ def command(
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Use this threshold instead of the profile's; the certificate then does not apply."),
+        typer.Option(help="Use this threshold instead of the profile's, of which the certificate says nothing."),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")
@@ -66,21 +67,17 @@ def command(
 
     quiet_transformers()
     followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
+    # The rule too, as an uncertified profile would run a lossless one.
+    given: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
     decoder = SpeculativeDecoder.from_pretrained(
         target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype,
-        allow_edited=allow_edited,
+        allow_edited=allow_edited, **given,
     )  # fmt: skip
     kind = task_kind(followed.task) if followed.task in TASKS and not raw else None
     prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else (str, ())
     most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
     started = time.perf_counter()
-    results = decoder.generate(
-        [prompt_of(prompt) for prompt in prompts],
-        max_new_tokens=most,
-        rule=None if threshold is None else followed.rule,  # an uncertified profile would run a lossless rule
-        threshold=threshold,
-        stop=stop,
-    )
+    results = decoder.generate([prompt_of(prompt) for prompt in prompts], most, stop=stop)
     print("\n\n".join(result.text for result in results))
     say(NAME, summary(results, time.perf_counter() - started))
 

@@ -74,6 +74,8 @@ class Predictor:
             )  # fmt: skip
         except ValidationError as error:
             raise UsageError(f"predictor {str(path)!r} is not valid: {first_problem(error)}") from error
+        except UsageError as error:
+            raise UsageError(f"predictor {str(path)!r} is not valid: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"predictor {str(path)!r} is not valid: {error!r:.80}; train again") from error
         _check_features(loaded.facts, path)

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,7 @@ def test_generate_with_a_threshold_is_fuzzy_even_without_a_certificate(
     path = tmp_path / "profile.json"
     profile(tiny_profile | UNCERTIFIED).save(path)
     common = ["--profile", str(path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
-    with pytest.warns(UserWarning, match="lossless"):
+    with pytest.warns(UserWarning, match="threshold is 0.7 .* certifies no threshold, so nothing is known"):
         assert generate(*common, "--threshold", "0.7") == 0  # js never exceeds ln 2: all is accepted
     assert "100% of" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="lossless"):
@@ -268,6 +269,18 @@ def test_generate_follows_an_edited_profile_only_where_that_is_allowed(
     with pytest.warns(UserWarning, match="its certificate does not cover"):
         assert generate(*common, "--allow-edited") == 0
     assert "drafted tokens accepted" in capsys.readouterr().err
+
+
+def test_generate_says_where_a_threshold_leaves_the_certificate(tiny_profile: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profile(tiny_profile).save(path)
+    common = ["--profile", str(path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
+    with pytest.warns(UserWarning, match=r"^threshold is 0\.5 instead of .*: the certificate .* does not apply$"):
+        assert generate(*common, "--threshold", "0.5") == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for same in (str(profile(tiny_profile).threshold), "-1"):  # the profile's own, and a lossless one
+            assert generate(*common, "--threshold", same) == 0
 
 
 def test_generate_refuses_other_models(

@@ -178,7 +178,7 @@ def test_decoders_refuse_what_is_edited(saved: Path) -> None:
     edit(saved, threshold=0.9)
     for source in (edited, saved, str(saved)):
         with pytest.raises(UsageError, match="was changed after the calibration"):
-            profile_config(source, (Unread(), Unread()), None, stacklevel=2)
+            profile_config(source, (Unread(), Unread()), None)
         with pytest.raises(UsageError, match="was changed after the calibration"):
             PerDomain({"sums": source}, ["sums"])
     with pytest.raises(UsageError, match="was changed after the calibration"):
