@@ -18,6 +18,7 @@ from fsd_calib.cli.console import (
     check_writable,
     leave,
     quiet_transformers,
+    reply,
     say,
 )
 from fsd_calib.cli.options import (
@@ -245,7 +246,7 @@ def command(
     """
     task_kind(task)  # raises UsageError if it is unknown
     if show_prompt:
-        print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
+        reply(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
         return
     goal = Goal(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
     way = _way(timing, no_timing)
@@ -264,12 +265,11 @@ def command(
     if device is not None:
         check_device(device)
 
-    from rich.console import Console
-
     from fsd_calib.calibration.api import Calibration
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.progress import stderr_progress
     from fsd_calib.report.console import print_plan, print_report
+    from fsd_collectors.report.terminal import LiteralConsole
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.sampling import Sampling
 
@@ -288,7 +288,7 @@ def command(
         if plan:
             print_plan(calibration.plan())
             return
-        profile = calibration.run(lambda planned: print_plan(planned, Console(stderr=True)))
+        profile = calibration.run(lambda planned: print_plan(planned, LiteralConsole(stderr=True)))
     except KeyboardInterrupt:
         raise RunInterruptedError(_on_disk(folder)) from None
     print_report(profile, folder / "profile.json")
