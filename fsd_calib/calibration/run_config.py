@@ -74,7 +74,7 @@ class RunConfig:
     def study_storage(self) -> str | None:
         """The Optuna storage of the study; None: in memory."""
         out = self.path("out")
-        return self.storage or (None if out is None else str(out / "study.log"))
+        return self.storage or (None if out is None else str((out / "study.log").absolute()))
 
 
 class RunKeywords(TypedDict, total=False):

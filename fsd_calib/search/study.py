@@ -23,6 +23,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from fsd_calib.search.sampler import ProposingSampler
+from fsd_calib.search.storage_url import is_url, names_a_file_by_a_password, reason, without_password
 from fsd_decoding.errors import UsageError
 
 _CHECK = "check"
@@ -154,7 +155,7 @@ def _check_identity(study: Study, identity: Mapping[str, str], storage: str | No
             study.set_user_attr(key, value)
         elif stored != value:
             raise UsageError(
-                f"the study {study.study_name!r} in {_without_password(storage)} was made with another {key}: "
+                f"the study {study.study_name!r} in {without_password(storage)} was made with another {key}: "
                 f"{stored}, where this search has {value}; give another study name or storage"
             )
 
@@ -162,17 +163,20 @@ def _check_identity(study: Study, identity: Mapping[str, str], storage: str | No
 def _storage_of(storage: str | None) -> BaseStorage:
     if storage is None:
         return InMemoryStorage()
-    return _database(storage) if "://" in storage else open_journal(Path(storage))
+    return _database(storage) if is_url(storage) else open_journal(Path(storage))
 
 
 def _database(url: str) -> RDBStorage:
+    if names_a_file_by_a_password(url):
+        raise UsageError(
+            f"the study's storage {without_password(url)} names a user, and SQLite has none; it is "
+            "sqlite:////PATH, or the URL of another database"
+        )
     for attempt in range(1, _TRIES + 1):
         try:
             return _connect(url)
-        except (ArgumentError, ImportError) as error:
-            raise UsageError(_refusal(url, error)) from None
-        except SQLAlchemyError as error:
-            if attempt == _TRIES:
+        except Exception as error:  # drivers raise nearly anything
+            if attempt == _TRIES or not isinstance(error, SQLAlchemyError) or isinstance(error, ArgumentError):
                 raise UsageError(_refusal(url, error)) from None
             time.sleep(attempt)
     raise AssertionError("unreachable")
@@ -186,14 +190,7 @@ def _connect(url: str) -> RDBStorage:
 
 
 def _refusal(url: str, error: Exception) -> str:
-    why = str(error).strip().splitlines()[0]
-    name = _without_password(url)
-    return f"the study's storage {name} cannot be opened ({why}); check the URL, and that its driver is installed"
-
-
-def _without_password(storage: str | None) -> str:
-    """Returns the storage's URL without its password."""
-    try:
-        return make_url(storage or "memory").render_as_string(hide_password=True)
-    except ArgumentError:
-        return str(storage)
+    return (
+        f"the study's storage {without_password(url)} cannot be opened ({reason(url, error)}); a URL is "
+        "DIALECT://USER:PASSWORD@HOST/DATABASE with %40 for @ in a password: check it, and that its driver is installed"
+    )
