@@ -14,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from fsd_calib.storage.private_files import make_private_file, make_private_folder, private_lock
 from fsd_decoding.errors import UsageError
 
 _SECONDS = 60.0  # to wait for another process; each holds the file for milliseconds
@@ -43,7 +44,7 @@ class Schema:
 
 def lock(path: Path) -> FileLock:
     """Returns a lock to hold while the file is created, opened or renamed; SQLite itself guards its use."""
-    return FileLock(f"{path}.lock", timeout=_SECONDS)
+    return private_lock(Path(f"{path}.lock"), _SECONDS)
 
 
 def open_database(path: Path | None, schema: Schema) -> sqlite3.Connection:
@@ -56,7 +57,7 @@ def open_database(path: Path | None, schema: Schema) -> sqlite3.Connection:
     with translate_errors(path, schema.what):
         if path is None:
             return _create(":memory:", schema)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         with lock(path):
             if not path.exists():
                 _create_file(path, schema)
@@ -157,6 +158,7 @@ def _create_file(path: Path, schema: Schema) -> None:
     new = path.with_name(f"{path.name}.new")
     for tail in _TAILS:
         Path(f"{new}{tail}").unlink(missing_ok=True)
+    make_private_file(new)  # SQLite gives its logs the mode of the file
     _create(str(new), schema).close()
     os.replace(new, path)
     _sync(path.parent)
