@@ -6,6 +6,7 @@ A damaged journal is renamed and begun anew; the results come from the result ca
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 import zlib
@@ -16,6 +17,7 @@ from typing import Any
 
 import optuna
 from filelock import FileLock
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
@@ -24,9 +26,12 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from fsd_calib.search.sampler import ProposingSampler
 from fsd_calib.search.storage_url import is_url, names_a_file_by_a_password, reason, without_password
+from fsd_calib.storage.system_errors import naming
+from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
 
 _CHECK = "check"
+_JOURNAL = "the study's journal"
 _HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is considered dead
 _LOCKED = 60  # seconds that SQLite waits for another process
 _TRIES = 3  # two processes may create the tables at once, and one of them then fails
@@ -40,7 +45,9 @@ class CheckedBackend(JournalFileBackend):
     """Optuna's journal file with a checksum in every line, a field that optuna's own reader ignores."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(str(path), lock_obj=_Lock(path))  # type: ignore[arg-type]
+        lock = _Lock(path)
+        super().__init__(str(path), lock_obj=lock)  # type: ignore[arg-type]
+        self._mutex = lock.reentrant
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         for log in super().read_logs(log_number_from):
@@ -49,21 +56,28 @@ class CheckedBackend(JournalFileBackend):
             yield log
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        super().append_logs([log | {_CHECK: _checksum(log)} for log in logs])
+        """Appends all of the lines or, on a full disk, none of them."""
+        with naming(_JOURNAL, self._file_path), self._mutex:
+            size = os.path.getsize(self._file_path)
+            try:
+                super().append_logs([log | {_CHECK: _checksum(log)} for log in logs])
+            except OSError:
+                os.truncate(self._file_path, size)
+                raise
 
 
 class _Lock:
     """The operating system's file lock, released when its process ends; optuna's own would remain for half a minute."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = FileLock(f"{path}.lock")
+        self.reentrant = FileLock(f"{path}.lock")
 
     def acquire(self) -> bool:
-        self._lock.acquire()
+        self.reentrant.acquire()
         return True
 
     def release(self) -> None:
-        self._lock.release()
+        self.reentrant.release()
 
 
 def open_journal(path: Path) -> JournalStorage:
@@ -72,13 +86,12 @@ def open_journal(path: Path) -> JournalStorage:
     Raises:
         UsageError: The path cannot be written.
     """
-    try:
+    check_path(_JOURNAL, path)
+    with naming(_JOURNAL, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             _set_aside_if_damaged(path)
             return JournalStorage(CheckedBackend(path))
-    except OSError as error:
-        raise UsageError(f"the study's journal {path} cannot be used: {error.strerror}; give another path") from None
 
 
 def _set_aside_if_damaged(path: Path) -> None:
@@ -141,11 +154,39 @@ def add_attributes(storage: str, name: str, attributes: Mapping[str, Any]) -> No
 def _open_storage(storage: str | None) -> Iterator[BaseStorage]:
     backend = _storage_of(storage)
     try:
-        yield backend
+        with _translated(storage):
+            yield backend
     finally:
         if isinstance(backend, RDBStorage):
             backend.remove_session()
             backend.engine.dispose()
+
+
+@contextmanager
+def _translated(storage: str | None) -> Iterator[None]:
+    """Turns errors of a database into a UsageError, and takes the one out that optuna hides.
+
+    Where a trial's result cannot be stored, optuna raises AssertionError("Should not reach.") in its place.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        raise _failed(storage, error) from error
+    except AssertionError as error:
+        hidden = error.__context__
+        if isinstance(hidden, UsageError):
+            raise hidden from None
+        if isinstance(hidden, SQLAlchemyError | StorageInternalError):
+            raise _failed(storage, hidden) from error
+        raise
+
+
+def _failed(storage: str | None, error: BaseException) -> UsageError:
+    why = reason(storage or "", error.__cause__ or error)
+    return UsageError(
+        f"the study's storage {without_password(storage)} failed ({why}); free or repair it, and the same command "
+        "resumes"
+    )
 
 
 def _check_identity(study: Study, identity: Mapping[str, str], storage: str | None) -> None:

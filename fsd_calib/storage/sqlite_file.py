@@ -139,7 +139,10 @@ def _shorten(message: object) -> str:
 
 
 def _unusable(path: Path | None, what: str, why: str) -> UsageError:
-    return UsageError(f"{what} {str(path)!r} cannot be used ({why}); free or repair it, or give another path")
+    return UsageError(
+        f"{what} {str(path)!r} cannot be used ({why}); free space or repair it, or give another path, and the same "
+        "command resumes"
+    )
 
 
 def _connect(name: str, schema: Schema) -> sqlite3.Connection:

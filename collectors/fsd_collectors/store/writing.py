@@ -28,6 +28,7 @@ from fsd_collectors.store.folder import (
 from fsd_collectors.store.listing import Listing, Shard, has_no_finished_portion, read_manifest
 from fsd_collectors.store.shard_file import check_size, write_file
 from fsd_collectors.store.tables import conform, problems_in, schemas
+from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
 
 
@@ -43,6 +44,7 @@ class TraceWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str], manifest: Manifest) -> None:
+        check_path("the folder of traces", folder)
         self.folder, self.manifest = Path(folder), manifest
         self._schemas = schemas(manifest)
         self._lock = contextlib.ExitStack()
