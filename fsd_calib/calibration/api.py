@@ -131,7 +131,7 @@ class Calibration:
                 "another; leave one of the two out"
             )
         for rule in self._space.rules:
-            if not rule_named(rule).bounds_divergence:
+            if not rule_named(rule, lambda known: known.bounds_divergence).bounds_divergence:
                 bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
                 raise UsageError(
                     f"rule {rule!r} has no threshold on a divergence to calibrate; those that have: {bounding}"

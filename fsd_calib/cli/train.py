@@ -53,9 +53,7 @@ def command(
     ] = "boosted",
     rule: Annotated[
         str,
-        typer.Option(
-            help="Acceptance rule to predict for: fsd-coupled, fsd-sd, fsd, coupled or sd.", rich_help_panel=_MODEL
-        ),
+        typer.Option(help="Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.", rich_help_panel=_MODEL),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
