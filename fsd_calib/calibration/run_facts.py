@@ -20,6 +20,7 @@ from pydantic import AwareDatetime, ValidationError
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import Run
+from fsd_calib.storage.system_errors import naming
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.parts import Amount, Natural, Part
 
@@ -85,7 +86,8 @@ def begin_or_resume(folder: Path | None, name: str, holdout: Holdout, measure: C
     if folder is None:
         return resume_or_begin()
     path = folder / f"run-{name}.json"
-    with FileLock(path.with_suffix(".lock")):  # of several processes one measures for all
+    lock = FileLock(path.with_suffix(".lock"))  # of several processes one measures for all
+    with naming("the run's file", path), lock:
         return _read(path) or _write(path, resume_or_begin())
 
 

@@ -22,6 +22,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import ModelInfo
 
+DECODINGS = "decodings.sqlite"
 _LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
 
 
@@ -107,7 +108,7 @@ def open_session(
     for note in parts.notes:
         progress.note(note)
     family = ModelInfo.of(decoder.target).fingerprint
-    with ResultCache(cache and cache / "decodings.sqlite") as store, AttemptLedger(state and state / _LEDGER) as ledger:
+    with ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / _LEDGER) as ledger:
         if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
             progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
         ledger.tuned_on_repeats(family, parts.repeats)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.console import leave, quiet_transformers, say
+from fsd_calib.cli.console import leave, quiet_transformers, reply, say
 from fsd_calib.cli.options import VersionOption
 from fsd_calib.tasks.registry import TASKS, task_kind
 
@@ -60,7 +60,8 @@ def command(
     """Completes prompts with the models, threshold and settings of a profile.
 
     Prompts are formatted as in calibration, because the certificate covers only such prompts. Texts are printed to
-    stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr.
+    stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr. On a
+    terminal, control characters in a text are shown as escapes; a file or a pipe gets the texts exactly.
     """
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -78,7 +79,7 @@ def command(
     most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
     started = time.perf_counter()
     results = decoder.generate([prompt_of(prompt) for prompt in prompts], most, stop=stop)
-    print("\n\n".join(result.text for result in results))
+    reply("\n\n".join(result.text for result in results))
     say(NAME, summary(results, time.perf_counter() - started))
 
 

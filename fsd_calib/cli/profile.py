@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.console import BAD_INPUT, leave, say
+from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
 from fsd_calib.cli.options import VersionOption
 from fsd_decoding.errors import UsageError
 
@@ -78,7 +78,7 @@ def validate(paths: _Profiles) -> None:
             say(NAME, f"error: {error}")
             valid = False
         else:
-            print(f"{path}: valid")
+            reply(f"{path}: valid")
             if doubt is not None:
                 say(NAME, f"warning: {path}: {doubt}")
     if not valid:
@@ -93,9 +93,8 @@ def diff(first: _A, second: _B) -> None:
 
     Dates and decoding effort are not compared. Exit code 0: no differences. 1: some differences.
     """
-    from rich.console import Console
-
     from fsd_calib.report.diff import difference_table, differences
+    from fsd_collectors.report.terminal import LiteralConsole
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     profiles = [ThresholdProfile.load(path, allow_edited=True) for path in (first, second)]
@@ -104,9 +103,9 @@ def diff(first: _A, second: _B) -> None:
             say(NAME, f"warning: {path} was changed after the calibration that wrote it, so it is not certified")
     differing = differences(*profiles)
     if not differing:
-        print("no difference")
+        reply("no difference")
         return
-    Console().print(difference_table(differing, (str(first), str(second))))
+    LiteralConsole().print(difference_table(differing, (str(first), str(second))))
     raise typer.Exit(DIFFERENT)
 
 

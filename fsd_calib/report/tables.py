@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from fsd_calib.formatting import (
     at_most,
@@ -21,6 +20,7 @@ from fsd_calib.formatting import (
     tokens,
 )
 from fsd_calib.report.summary import drafts, was_selected
+from fsd_collectors.report.terminal import literal
 from fsd_decoding.profile.parts import Certificate, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -39,7 +39,7 @@ def _sheet(title: str, lines: Mapping[str, str]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in lines.items():
-        table.add_row(name, Text(value))  # text: a path may hold brackets, which rich would read
+        table.add_row(name, literal(value))
     return table
 
 

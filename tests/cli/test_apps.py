@@ -106,7 +106,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
     ("arguments", "complaint"),
     [
         (["--divergence", "kl"], "unknown divergence 'kl'; known: js"),
-        (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: target"),
+        (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: fsd, fsd-sd, fsd-coupled"),
         (["--rule", "sd"], "rule 'sd' has no threshold"),
         (["--timing", "twice"], "--timing is 'twice'; it must be one of run, careful, none"),
         (

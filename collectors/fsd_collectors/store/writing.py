@@ -16,10 +16,19 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.store.folder import LISTING, LOCK, MANIFEST, TEMPORARY, atomic_write, sync_folder
+from fsd_collectors.store.folder import (
+    LISTING,
+    LOCK,
+    MANIFEST,
+    TEMPORARY,
+    atomic_write,
+    open_as_private_as_folder,
+    sync_folder,
+)
 from fsd_collectors.store.listing import Listing, Shard, has_no_finished_portion, read_manifest
 from fsd_collectors.store.shard_file import check_size, write_file
 from fsd_collectors.store.tables import conform, problems_in, schemas
+from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
 
 
@@ -35,6 +44,7 @@ class TraceWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str], manifest: Manifest) -> None:
+        check_path("the folder of traces", folder)
         self.folder, self.manifest = Path(folder), manifest
         self._schemas = schemas(manifest)
         self._lock = contextlib.ExitStack()
@@ -80,11 +90,9 @@ class TraceWriter:
         else:
             self._begin()
         for table in self._schemas:
-            (self.folder / table).mkdir(exist_ok=True)
+            (self.folder / table).mkdir(self.folder.stat().st_mode & 0o777, exist_ok=True)
         self._listing = Listing(self.folder, tuple(self._schemas))
-        (
-            self.folder / LISTING
-        ).touch()  # before the first shard: a shard without a listing means that the listing was lost
+        _touch(self.folder / LISTING)  # before the first shard: a shard without one means that the listing was lost
         sync_folder(self.folder)
         for shard in self._listing.shards:
             for entry in shard.files:
@@ -120,12 +128,17 @@ class TraceWriter:
 def _locked(folder: Path) -> Iterator[None]:
     """Holds the folder's lock, which the system releases when this process ends, however it ends."""
     try:
+        _touch(folder / LOCK)
         with FileLock(folder / LOCK, timeout=0):
             yield
     except Timeout as error:
         raise UsageError(
             f"folder {str(folder)!r} is being written by another collector; choose another --out, or wait"
         ) from error
+
+
+def _touch(path: Path) -> None:
+    open(path, "ab", opener=open_as_private_as_folder).close()
 
 
 def _refuse_other_files(folder: Path) -> None:

@@ -68,10 +68,11 @@ def write_atomically(final: Path, text: str) -> None:
         final.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(final)
-    except OSError as error:
-        raise UsageError(f"profile {str(final)!r} cannot be written: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: the path holds a null byte
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"profile {str(final)!r} cannot be written: {why}; free space or give another path") from error
     finally:
-        with contextlib.suppress(OSError):  # the folder is not writable, so there is nothing to remove
+        with contextlib.suppress(OSError, ValueError):  # the folder is not writable, so there is nothing to remove
             unfinished.unlink(missing_ok=True)
 
 
