@@ -97,6 +97,17 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.4g} ms"
 
 
+def gigabytes(size: int) -> str:
+    """Returns a size in bytes as decimal megabytes or gigabytes."""
+    return f"{size / 1e6:.0f} MB" if size < 0.9995e9 else f"{size / 1e9:.1f} GB"
+
+
+def device_hours(seconds: float) -> str:
+    """Returns an estimated time in hours, to two digits."""
+    hours = seconds / 3600
+    return "less than 0.01" if hours < 0.01 else f"{hours:.2g}" if hours < 10 else f"{hours:,.0f}"
+
+
 def duration(seconds: float) -> str:
     """Returns an estimated time in seconds, minutes or hours, no more precise than estimates are."""
     if seconds < 99.5:

@@ -178,11 +178,15 @@ def unchecked_divergences(
     if kernels_support(target_logits, draft_logits) and (fused := _fused(names, target_logits, draft_logits, scans)):
         return fused
     *leading, vocabulary = target_logits.shape
-    chunk = _CPU_CHUNK if target_logits.device.type == "cpu" else _CHUNK
-    rows = max(1, chunk // vocabulary)
+    rows = chunk_elements(target_logits.device.type, vocabulary) // vocabulary
     both = (logits.reshape(-1, vocabulary).split(rows) for logits in (target_logits, draft_logits))
     chunks = [_of_chunk(names, p, q) for p, q in zip(*both, strict=True)]
     return {name: torch.cat([chunk[name] for chunk in chunks]).reshape(leading) for name in names}
+
+
+def chunk_elements(device: str, vocabulary: int) -> int:
+    """Returns the number of logits (rows x V) in a chunk, whose size each temporary of the formulas has."""
+    return max(vocabulary, (_CPU_CHUNK if device.startswith("cpu") else _CHUNK) // vocabulary * vocabulary)
 
 
 def check_name(name: str) -> None:

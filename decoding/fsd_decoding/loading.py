@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
+from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
 from fsd_decoding.models.fingerprint import tokenizer_difference
 
 ModelSource = str | os.PathLike[str]
@@ -66,8 +67,9 @@ def default_device() -> str:
 def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None) -> Any:
     """Loads a causal LM in eval mode onto `device`; dtype None keeps the checkpoint's own."""
     requested = as_dtype(dtype)
+    pinned = _pinned(fetch_weights(os.fspath(source)))
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(_resolved(source), dtype=requested)
+        model: Any = AutoModelForCausalLM.from_pretrained(_resolved(source), dtype=requested, **pinned)
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
     return model.to(device).eval()
@@ -75,10 +77,25 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
 
 def load_tokenizer(source: ModelSource) -> Any:
     """Loads a tokenizer from a path or hub id."""
+    return _load_small("tokenizer", AutoTokenizer, source)
+
+
+def load_config(source: ModelSource) -> Any:
+    """Loads a model's configuration from a path or hub id, without its weights."""
+    return _load_small("configuration", AutoConfig, source)
+
+
+def _load_small(what: str, kind: Any, source: ModelSource) -> Any:
+    pinned = _pinned(fetch_small(what, os.fspath(source)))
     try:
-        return AutoTokenizer.from_pretrained(_resolved(source))
+        return kind.from_pretrained(_resolved(source), **pinned)
     except Exception as error:  # as above
-        raise UsageError(_cannot_load("tokenizer", source, error)) from error
+        raise UsageError(_cannot_load(what, source, error)) from error
+
+
+def _pinned(fetched: Path | None) -> dict[str, str]:
+    """At its commit transformers reads what was fetched, and asks the hub for no file of it again."""
+    return {} if fetched is None else {"revision": fetched.name}
 
 
 def is_source(model: Any) -> bool:
@@ -123,10 +140,7 @@ def _resolved(source: ModelSource) -> str:
 
 
 def _cannot_load(what: str, source: ModelSource, error: Exception) -> str:
+    if not Path(source).exists():
+        return cannot_load(what, os.fspath(source), error)
     reason = str(error).strip().split("\n")[0].rstrip(". ")
-    if Path(source).exists():
-        return f"{what} at {os.fspath(source)!r} cannot be loaded: {reason}"
-    return (
-        f"{what} {os.fspath(source)!r} is not a local folder and cannot be loaded from the hub: {reason}; "
-        "--target and --draft also take paths of local folders"
-    )
+    return f"{what} at {os.fspath(source)!r} cannot be loaded: {reason}"

@@ -8,20 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
+from torch.nn import Module
+
 from fsd_calib.calibration.goal import Goal, GoalKeywords
-from fsd_calib.calibration.plan import Plan
+from fsd_calib.calibration.memory import MemoryPlan, plan_memory
+from fsd_calib.calibration.pass_probability import claim_of
+from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
 from fsd_calib.calibration.prepare import Prepared, prepare
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import RunConfig, RunKeywords
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import TimingRequest
+from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.search.space import Space
 from fsd_calib.storage.system_errors import naming
 from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.registry import load_task
+from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
@@ -172,16 +178,40 @@ class Calibration:
         tokenizer = shared_tokenizer(self.target, first, self.tokenizer)
         for other in others:
             shared_tokenizer(self.target, other, tokenizer)
-        task = self._task(tokenizer)  # before the weights: it may be refused
+        task = self._task(tokenizer)
+        parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
         decoder = self._decoder(self.target, first, tokenizer)
         drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
         decoder = next(iter(drafts.values()), decoder)
         space = replace(self._space, drafts=tuple(drafts) or (None,))
         config = replace(
-            self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state()
-        )
-        with open_session(decoder, task, config, drafts) as session:
-            yield prepare(session, self.goal, space, self._policies, self._predictor, config, self._timing)
+            self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state(),
+            batch_size=memory.batch_size if memory else self.config.batch_size,
+        )  # fmt: skip
+        with open_session(decoder, task, config, drafts, parts) as session:
+            ready = prepare(session, self.goal, space, self._policies, self._predictor, config, self._timing)
+            yield replace(
+                ready, plan=replace(ready.plan, memory=memory, devices=_devices(drafts.values() or [decoder]))
+            )
+
+    def _checked(self, task: Task, tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
+        """The parts and the memory plan.
+
+        UsageError: problems, models' configurations or memory do not suffice, which needs no weights to tell. The
+        ledger, which may count more attempts, is read once the target's fingerprint is known.
+        """
+        parts, goal = parts_of(task), self.goal
+        count = len(parts.certification)
+        if goal.guarantee != "none":
+            seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
+            check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
+        self._timing.check_enough(parts, goal.serve_batch)
+        longest = max(self._space.draft_lengths)
+        memory = plan_memory(
+            self.target, _drafts(self.draft), tokenizer, task, (*parts.tuning, *parts.certification),
+            self.decoding.sampling, longest, goal.serve_batch, self.config,
+        )  # fmt: skip
+        return parts, memory
 
     def _task(self, tokenizer: Any) -> Task:
         if isinstance(self.task, Task):
@@ -252,6 +282,12 @@ def _named(decoders: Sequence[SpeculativeDecoder]) -> dict[str, SpeculativeDecod
                 "(config._name_or_path), so give each a name of its own"
             )
     return dict(sorted(zip(names, decoders, strict=True)))
+
+
+def _devices(decoders: Iterable[SpeculativeDecoder]) -> int:
+    """The number of devices that the weights are on."""
+    models = [model for decoder in decoders for model in (decoder.target, decoder.draft)]
+    return len({weight.device for model in models if isinstance(model, Module) for weight in model.parameters()})
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import beta
 
+from fsd_calib.calibration.memory import MemoryPlan
 from fsd_calib.calibration.numerical_floor import Floor
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
@@ -102,10 +103,17 @@ class Plan:
     prospects: tuple[Prospect, ...]  # the best truth first
     least_truth: float | None  # the lowest that passes with probability CHANCE; None: even the best truth does not
     steps: tuple[PlannedStep, ...]
+    memory: MemoryPlan | None = None  # None: not estimated
+    devices: int = 1  # that the models are on
 
     @property
     def seconds(self) -> float:
         return sum(step.seconds for step in self.steps)
+
+    @property
+    def device_seconds(self) -> float:
+        """The time for which devices are taken, over all of them."""
+        return self.devices * self.seconds
 
 
 def make_plan(

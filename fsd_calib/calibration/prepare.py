@@ -90,7 +90,6 @@ def prepare(
     """
     folder = config.path("out")
     _check_enough(goal, session, *session.holdout.best_case(goal.confidence))
-    timing.check_enough(session, goal.serve_batch)
     chosen = None if predictor is None else choose(predictor, session, space, folder)
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]

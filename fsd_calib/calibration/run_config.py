@@ -13,6 +13,9 @@ from fsd_decoding.argument_checks import check_count, check_path
 Timing = Literal["run", "careful", "none"]
 """Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
 
+MOST_AT_ONCE = 32
+"""The largest batch size that is chosen."""
+
 _Path = str | os.PathLike[str]
 
 
@@ -21,7 +24,7 @@ class RunConfig:
     """How a calibration is run.
 
     Args:
-        batch_size: problems decoded at once.
+        batch_size: problems decoded at once; by default as many as fit in memory: 32, 16, 8, 4, 2 or 1.
         device: by default "cuda" if available, else "cpu".
         dtype: by default the checkpoints' own.
         limit: use at most this many problems.
@@ -40,7 +43,7 @@ class RunConfig:
         UsageError: a count is not a whole number of at least 1, or a path holds a null character.
     """
 
-    batch_size: int = 32
+    batch_size: int | None = None
     device: str | None = None
     dtype: str | None = None
     limit: int | None = None
@@ -55,10 +58,11 @@ class RunConfig:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trials", "seeds", "batch_size"):
+        for name in ("trials", "seeds"):
             check_count(name, getattr(self, name))
-        if self.limit is not None:
-            check_count("limit", self.limit)
+        for name in ("limit", "batch_size"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         for name in ("data", "out", "cache", "state", "storage"):
             check_path(name, getattr(self, name))
 
@@ -82,7 +86,7 @@ class RunConfig:
 class RunKeywords(TypedDict, total=False):
     """The fields of `RunConfig`, as keywords."""
 
-    batch_size: int
+    batch_size: int | None
     device: str | None
     dtype: str | None
     limit: int | None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.measuring.configuration import Configuration
@@ -16,7 +16,7 @@ from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Task
-from fsd_calib.tasks.split import parts_of
+from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
@@ -91,6 +91,7 @@ def open_session(
     task: Task,
     config: RunConfig,
     drafts: Mapping[str, SpeculativeDecoder] | None = None,
+    parts: Parts | None = None,
 ) -> Iterator[Session]:
     """Opens a session and closes its files on exit.
 
@@ -98,13 +99,14 @@ def open_session(
         decoder: the decoder with the first draft.
         config: its `cache` and `state` are the folders of decodings and of the ledger; None stores nothing.
         drafts: if there are several drafts, the decoders of all of them by name, including the first.
+        parts: the task's, where they are known already.
 
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
     """
     cache, state, progress = config.path("cache"), config.path("state"), config.reporter
     seeds = 1 if decoder.sampling.greedy else config.seeds
-    parts = parts_of(task)
+    batch_size, parts = config.batch_size or MOST_AT_ONCE, parts or parts_of(task)
     for note in parts.notes:
         progress.note(note)
     family = ModelInfo.of(decoder.target).fingerprint
@@ -112,14 +114,14 @@ def open_session(
         if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
             progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
         ledger.tuned_on_repeats(family, parts.repeats)
-        decode = CachedDecoder(decoder, task, store, config.batch_size, progress, seeds, drafts)
+        decode = CachedDecoder(decoder, task, store, batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         identity = " and ".join(_identity(decoder, decode, name) for name in names)
         tuned = TuningRecord(ledger, family)
         holdout = Holdout(Evaluator(decode, parts.certification, "certification"), ledger, family, identity)
         yield Session(
             decoder, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
-            config.batch_size, cache, progress, drafts or {},
+            batch_size, cache, progress, drafts or {},
         )  # fmt: skip
 
 

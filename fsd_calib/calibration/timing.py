@@ -18,6 +18,7 @@ from fsd_calib.measuring.speed import ForecastSpeeds, Speeds
 from fsd_calib.measuring.timing_job import Sources, TimingJob, time_in_fresh_processes
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
+from fsd_calib.tasks.split import Parts
 from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import is_source
@@ -65,10 +66,11 @@ class TimingRequest:
                 "forbids; leave one of the two out"
             )
 
-    def check_enough(self, session: Session, streams: int) -> None:
-        """Raises UsageError where there are too few problems for so many streams, before the long work begins."""
+    def check_enough(self, parts: Parts, streams: int) -> None:
+        """Raises UsageError where there are too few problems for so many streams, before models are loaded."""
         if self.way != "none":
-            pieces(session.tuning.problems[: problems_to_time(problems_of(session), streams)], streams)
+            problems = len(parts.tuning) + len(parts.certification)
+            pieces(parts.tuning[: problems_to_time(problems, streams)], streams)
 
 
 def problems_of(session: Session) -> int:

@@ -133,8 +133,8 @@ def command(
         bool,
         typer.Option(
             "--plan",
-            help="Print how many problems the goal needs, what the given ones can show and how long the run will take, "
-            "then exit.",
+            help="Print how many problems the goal needs, what the given ones can show, how long the run will take and "
+            "how much memory, then exit.",
             rich_help_panel=_GOAL,
         ),
     ] = False,
@@ -234,8 +234,12 @@ def command(
         ),
     ] = 1,
     batch_size: Annotated[
-        int, typer.Option(help="Problems decoded at once while calibrating.", rich_help_panel=_DECODING)
-    ] = 32,
+        int | None,
+        typer.Option(
+            help="Problems decoded at once while calibrating. By default as many as fit in memory, at most 32.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
     version: VersionOption = False,
     policy: Annotated[list[str] | None, typer.Option("--policy", hidden=True)] = None,
 ) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.curve import curve_tables, front_table
-from fsd_calib.report.plan import outlook, pilot_summary, prospect_table, step_table
+from fsd_calib.report.plan import device_time, memory_table, outlook, pilot_summary, prospect_table, step_table
 from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
 from fsd_calib.report.verdict import EDITED, effort_line, verdict
@@ -20,7 +20,8 @@ _WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Prints what the first problems showed, what can be shown with these, and, where known, the estimated time."""
+    """Prints what the first problems showed, what can be shown with these, and the estimated time and memory, where
+    they are known."""
     console = console or LiteralConsole()
     _print(console, literal(pilot_summary(plan)))
     if plan.claim.guarantee == "population":
@@ -29,6 +30,10 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if plan.steps:
         console.print()
         console.print(step_table(plan))
+        console.print(literal(device_time(plan)))
+    if plan.memory is not None:
+        console.print()
+        console.print(memory_table(plan.memory))
 
 
 def print_report(profile: ThresholdProfile, path: Path | None = None, console: Console | None = None) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich import box
 from rich.table import Table
 
+from fsd_calib.calibration.memory import NAMES, MemoryPlan
 from fsd_calib.calibration.plan import PRECISION, Plan, Prospect
-from fsd_calib.formatting import NONE, bound, duration, exact, level, percent, requirement
+from fsd_calib.formatting import NONE, bound, device_hours, duration, exact, gigabytes, level, percent, requirement
 from fsd_collectors.report.terminal import TITLE, literal
 
 
@@ -60,6 +63,30 @@ def step_table(plan: Plan) -> Table:
     table.add_column("time", duration(plan.seconds), justify="right")
     for step in plan.steps:
         table.add_row(literal(step.name), f"{step.decodings:,}", duration(step.seconds))
+    return table
+
+
+def device_time(plan: Plan) -> str:
+    """Returns the device-hours of the whole calibration, and those of its certification."""
+    certifying = sum(step.seconds for step in plan.steps if step.name.startswith("certification"))
+    on = "one device" if plan.devices == 1 else f"{plan.devices} devices at once"
+    return (
+        f"In all about {device_hours(plan.device_seconds)} device-hours on {on}, of which certification takes at most "
+        f"{device_hours(plan.devices * certifying)}."
+    )
+
+
+def memory_table(memory: MemoryPlan) -> Table:
+    """Returns what takes how much memory, and what the device has."""
+    title = f"Estimated memory, {memory.rows} problems at a time on {memory.device}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_footer=True)
+    free = "" if memory.free is None else f"of {gigabytes(memory.free)} free"
+    table.add_column("", "total")
+    table.add_column("size", gigabytes(memory.need.total), justify="right")
+    table.add_column("", free)
+    for name, size in asdict(memory.need).items():
+        if size:
+            table.add_row(NAMES[name], gigabytes(size), "")
     return table
 
 

@@ -15,6 +15,7 @@ from fsd_calib.tasks.data_file import read_examples
 from fsd_calib.tasks.prompts import Exemplar
 from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
+from fsd_decoding.hub import explain, hub
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,9 +36,9 @@ def _from_hub() -> list[Example]:
     try:
         splits = load_dataset(_HUB, _CONFIGURATION)
     except Exception as error:  # network, hub, cache or disk: the way out is the same
-        reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"task gsm8k: {_HUB} cannot be loaded from the hub or its local cache ({reason}); "
+            f"task gsm8k: {_HUB} cannot be loaded from {hub()} or its local cache: "
+            f"{explain(_HUB, error, 'hf download --repo-type dataset')}; "
             "--data FILE.jsonl takes a local file in the original form"
         ) from error
     return [

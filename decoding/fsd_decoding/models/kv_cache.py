@@ -65,12 +65,16 @@ class SlotCache(Cache):
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows except these (R,), which are renumbered in this order."""
-        self._stores = {
-            layer: (keys[rows.to(keys.device)], values[rows.to(values.device)])
-            for layer, (keys, values) in self._stores.items()
-        }
+        for layer in self._stores:  # one at a time, so that two copies of only one layer exist at once
+            keys, values = self._stores[layer]
+            self._stores[layer] = keys[rows.to(keys.device)], values[rows.to(values.device)]
         self.rows = len(rows)
         self._begins = self._begins[: self.rows]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values allocated so far."""
+        return sum(tensor.nbytes for pair in self._stores.values() for tensor in pair)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._reach

@@ -1,0 +1,223 @@
+"""Memory that decoding takes, estimated from the models' configurations before any weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from fsd_decoding.divergence import chunk_elements
+from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.graphs.callers import Eager
+from fsd_decoding.loading import as_dtype, is_source, load_config
+from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
+
+_FP32 = 4  # bytes; logits are judged in fp32
+_RESERVE = 0.1  # share of all but the weights, for what is not counted
+_TEMPORARIES = 8  # tensors of a chunk's size that a divergence holds at once: p, q, m and their logarithms
+_HIDDEN, _INNER = 6, 3  # tensors of a layer's width, and of its inner width, that one layer holds at once
+
+
+class UnknownSizeError(Exception):
+    """Raised where a model's memory cannot be estimated; says why."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What one model needs, in bytes.
+
+    Args:
+        weights: parameters and buffers that are still to be loaded; 0 for a loaded model.
+        slot: keys and values of one token in all layers.
+        activations: of one token in the layer that holds the most.
+        logits: width of the vocabulary.
+        element: of one activation.
+        context: the most tokens of a text; None: no limit.
+    """
+
+    weights: int
+    slot: int
+    activations: int
+    logits: int
+    element: int
+    context: int | None
+
+    @classmethod
+    def of(cls, model: Any, dtype: str | torch.dtype | None) -> ModelSize:
+        """Returns the size of a hub id, path or loaded model; of the first two no weight is read.
+
+        Raises:
+            UnknownSizeError: it is spread over several devices, or cannot be built without its weights.
+            UsageError: its configuration cannot be loaded.
+        """
+        if isinstance(model, DraftSource):
+            return cls(0, 0, 0, 0, _FP32, None)
+        if not is_source(model) and getattr(model, "config", None) is None:
+            raise UnknownSizeError(f"{model!r:.40} is not a model")  # a decoder refuses it
+        if getattr(model, "hf_device_map", None):
+            raise UnknownSizeError(f"{type(model).__name__} is spread over devices by a device map")
+        config = load_config(model) if is_source(model) else model.config
+        built = skeleton(config, dtype if is_source(model) else model.dtype)
+        weights = _weights(model, config, built) if is_source(model) else 0
+        text, element = config.get_text_config(), built.dtype.itemsize
+        inner = max(_numbers(text, "intermediate_size", "n_inner", "ffn_dim") or [4 * text.hidden_size])
+        activations = (_HIDDEN * text.hidden_size + _INNER * inner) * element
+        return cls(weights, _slot(built), activations, vocabulary_size(built), element, context_length(built))
+
+
+def skeleton(config: Any, dtype: str | torch.dtype | None) -> Any:
+    """Returns the model of a configuration on torch's meta device: all shapes, no memory.
+
+    Raises:
+        UnknownSizeError: the model cannot be built so.
+    """
+    requested = as_dtype(dtype)
+    if requested == "auto":
+        requested = config.get_text_config().dtype or torch.float32
+    try:
+        with torch.device("meta"):  # experts in a batch: other ways depend on what the router chooses
+            model = AutoModelForCausalLM.from_config(config, dtype=requested, experts_implementation="batched_mm")
+    except Exception as error:  # whatever a model's own code raises without weights
+        raise UnknownSizeError(f"{config.model_type} cannot be built without its weights") from error
+    return model.eval()
+
+
+def _slot(built: Any) -> int:
+    """Bytes of the keys and values of one token, from a step of the model on the meta device."""
+    runner = ModelRunner(built, 1, 1, vocabulary_size(built))
+    token = torch.zeros((1, 1), dtype=torch.int64, device="meta")
+    try:
+        with torch.inference_mode():
+            runner.logits(token, token, 1, keep=1)
+    except Exception as error:  # a model's own code reads values, which the meta device does not have
+        raise UnknownSizeError(f"{built.config.model_type} cannot be run without its weights") from error
+    return runner.cache.nbytes
+
+
+def _weights(source: Any, config: Any, built: Any) -> int:
+    """Bytes of all weights and buffers, tied ones once; of quantised weights the size of their files."""
+    if getattr(config, "quantization_config", None) is None:
+        return sum(tensor.nbytes for tensor in chain(built.parameters(), built.buffers()))
+    files = list(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
+    if not files:
+        raise UnknownSizeError(f"{config.model_type} is quantised, and its files are not in a local folder")
+    return sum(path.stat().st_size for path in files)
+
+
+def _numbers(config: Any, *names: str) -> list[int]:
+    return [value for name in names if isinstance(value := getattr(config, name, None), int)]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is decoded at most.
+
+    Args:
+        longest: tokens of a row: prompt, new tokens, draft and bonus token.
+        prompt: tokens of the longest prompt.
+        draft_length: L.
+        greedy: whether no noise is drawn.
+    """
+
+    longest: int
+    prompt: int
+    draft_length: int
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes needed at some number of rows, by what takes them."""
+
+    target: int
+    drafts: int
+    caches: int
+    logits: int
+    chunks: int
+    activations: int
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+def need(target: ModelSize, drafts: Sequence[ModelSize], work: Work, rows: int, device: str) -> Need:
+    """Returns what decoding `rows` rows takes, with all drafts loaded and one of them in use.
+
+    Args:
+        device: where it is decoded; on CUDA divergences are computed by kernels, without temporaries.
+    """
+    slots = Eager().size(work.longest)  # a caller with graphs allocates more
+    caches = rows * slots * (target.slot + max(draft.slot for draft in drafts))
+    logits = rows * _logits(target, work)
+    cells = rows * work.draft_length * target.logits
+    chunks = min(chunk_elements(device, target.logits), cells) * _TEMPORARIES * _FP32
+    positions = rows * min(work.prompt, PREFILL_CHUNK)
+    widest = max(size.activations for size in (target, *drafts))
+    mask = 2 * target.element * work.longest  # the additive mask of a position, and the condition it is made from
+    activations = positions * (widest + mask)
+    reserve = round(_RESERVE * (caches + logits + chunks + activations))
+    return Need(target.weights, sum(d.weights for d in drafts), caches, logits, chunks, activations, reserve)
+
+
+def _logits(size: ModelSize, work: Work) -> int:
+    """Bytes of one row's logits in a round: the target's L + 1 as computed and in fp32, the draft's L twice (step by
+    step, and joined), and what sampling makes of them."""
+    positions, drafted = work.draft_length + 1, work.draft_length
+    computed = size.element if size.element < _FP32 else 0
+    fp32 = positions + 2 * drafted
+    if not work.greedy:
+        fp32 += 3 * positions + 2 * drafted  # processed logits of both, log-softmax and noise of the target's
+    return size.logits * (positions * computed + fp32 * _FP32)
+
+
+def available(device: str) -> int | None:
+    """Returns the bytes that are free on a device, within the limits of this process's control group; None: unknown."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if kind != "cpu":
+        return None
+    known = [size for source in (_free_memory, _left_in_group) if (size := source()) is not None]
+    return min(known, default=None)
+
+
+def _free_memory() -> int | None:
+    """What /proc/meminfo calls available; None where there is no such file."""
+    fields = _fields(Path("/proc/meminfo"))
+    return None if "MemAvailable:" not in fields else fields["MemAvailable:"] * 1024
+
+
+def _left_in_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What the control group's limit leaves, cached files not counted as used; None where there is no limit."""
+    for limit, usage, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, used = _number(root / limit), _number(root / usage)
+        if most is not None and used is not None:
+            reclaimable = _fields((root / usage).parent / "memory.stat").get(cached, 0)
+            return max(most - used + reclaimable, 0)
+    return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The lines of a file of names and numbers."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1 and words[1].isdecimal()}

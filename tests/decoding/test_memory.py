@@ -1,0 +1,164 @@
+"""Estimates of memory: equal to what the models and the pool of KV caches allocate, without loading a weight."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fsd_data import pair_paths
+from fsd_decoding import memory
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.divergence import chunk_elements
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.engine.kv_pool import Models, PooledCaches
+from fsd_decoding.errors import UsageError
+from fsd_decoding.graphs.callers import Eager
+from fsd_decoding.loading import load_model
+from fsd_decoding.memory import ModelSize, UnknownSizeError, Work, available, need
+from fsd_decoding.models.runner import vocabulary_size
+from support.models.tiny_models import FAMILIES, llama, random_model, word_tokenizer
+
+WORK = Work(longest=100, prompt=40, draft_length=5, greedy=True)
+GIB = 1 << 30
+
+
+def allocated(models: Models, rows: int, slots: int) -> int:
+    """Bytes of both models' KV caches, as the pool allocates them."""
+    caches = PooledCaches.allocate(models, rows, slots, Eager()).reset(drafts=True)
+    assert caches.drafter is not None
+    with torch.inference_mode():
+        every = torch.arange(rows)
+        for prefilled in (caches.target, caches.drafter):
+            prefilled.prefill(every, torch.zeros((rows, 2), dtype=torch.int64), 2)
+    return caches.target.cache.nbytes + caches.drafter._runner.cache.nbytes  # type: ignore[attr-defined]
+
+
+def test_weights_and_caches_of_the_bundled_pair_are_exact() -> None:
+    paths = [str(path) for path in pair_paths()]
+    sizes = [ModelSize.of(path, None) for path in paths]
+    models = [load_model(path, "cpu", None) for path in paths]
+    found = need(sizes[0], sizes[1:], WORK, 7, "cpu")
+    weights = [sum(t.nbytes for t in chain(model.parameters(), model.buffers())) for model in models]
+    assert [found.target, found.drafts] == weights
+    both = Models(models[0], models[1], min(map(vocabulary_size, models)))
+    assert found.caches == allocated(both, 7, Eager().size(WORK.longest))
+
+
+def test_the_dtype_that_is_asked_for_counts() -> None:
+    path = str(pair_paths()[0])
+    whole, half = (ModelSize.of(path, dtype) for dtype in ("float32", "bfloat16"))
+    assert whole.slot == 2 * half.slot
+    assert whole.weights == pytest.approx(2 * half.weights, rel=0.001)  # some buffers stay fp32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_slot_of_every_family_is_as_large_as_what_is_allocated(family: str) -> None:
+    model = random_model(FAMILIES[family], seed=1)
+    size = ModelSize.of(model, None)
+    assert size.weights == 0  # it is loaded already
+    assert 64 * 3 * size.slot * 2 == allocated(Models(model, model, size.logits), 3, 64)
+
+
+def test_a_draft_that_is_no_model_takes_nothing() -> None:
+    alone = need(ModelSize.of(llama(seed=1), None), [ModelSize.of(NGram(), None)], WORK, 4, "cpu")
+    assert alone.drafts == 0
+
+
+def test_more_rows_and_sampling_take_more() -> None:
+    size = ModelSize.of(llama(seed=1), None)
+    one, two = (need(size, [size], WORK, rows, "cpu") for rows in (1, 2))
+    assert 2 * one.caches == two.caches
+    assert one.total < two.total
+    sampled = need(size, [size], Work(**vars(WORK) | {"greedy": False}), 1, "cpu")
+    assert sampled.logits > one.logits
+
+
+def test_logits_are_those_of_a_round() -> None:
+    size = ModelSize.of(llama(seed=1), "float32")
+    assert need(size, [size], WORK, 3, "cpu").logits == 3 * size.logits * 4 * (6 + 2 * 5)
+
+
+@pytest.mark.parametrize("vocabulary", [7, 1 << 14, 1 << 20])
+def test_a_chunk_is_whole_rows(vocabulary: int) -> None:
+    for device in ("cpu", "cuda"):
+        assert chunk_elements(device, vocabulary) % vocabulary == 0
+        assert chunk_elements(device, vocabulary) >= vocabulary
+
+
+def test_models_over_several_devices_are_not_estimated() -> None:
+    model = llama(seed=1)
+    model.hf_device_map = {"": 0}
+    with pytest.raises(UnknownSizeError, match="spread over devices by a device map"):
+        ModelSize.of(model, None)
+
+
+def test_quantised_weights_are_as_large_as_their_files(tmp_path: Path) -> None:
+    model = llama(seed=1)
+    model.save_pretrained(tmp_path)
+    config = (tmp_path / "config.json").read_text(encoding="utf-8")
+    quantised = '{"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true},'
+    (tmp_path / "config.json").write_text(config.replace("{", quantised, 1), encoding="utf-8")
+    assert ModelSize.of(str(tmp_path), None).weights == (tmp_path / "model.safetensors").stat().st_size
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UnknownSizeError, match="is quantised, and its files are not in a local folder"):
+        ModelSize.of(str(tmp_path), None)
+
+
+def test_a_model_that_cannot_be_run_is_refused_without_its_weights(tmp_path: Path) -> None:
+    from transformers import MambaConfig
+
+    MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=40).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="mamba keeps a state that cannot be rolled back"):
+        ModelSize.of(str(tmp_path), None)
+
+
+def test_the_cpu_has_what_the_system_says() -> None:
+    free = available("cpu")
+    assert free is None or 0 < free < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory.max": "max", "memory.current": "5"}, None),
+        ({"memory.max": "100", "memory.current": "60", "memory.stat": "anon 30\ninactive_file 20"}, 60),
+        ({"memory.max": "100", "memory.current": "160", "memory.stat": ""}, 0),
+        ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "30"}, 70),
+        ({}, None),
+    ],
+)
+def test_the_limit_of_a_control_group_counts(files: dict[str, str], left: int | None, tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert memory._left_in_group(tmp_path) == left
+
+
+@pytest.mark.slow
+def test_a_whole_decoding_takes_about_what_is_estimated(tmp_path: Path) -> None:
+    """Peak growth of this process's resident memory; other allocations are small beside 400 MB of KV caches.
+
+    Not exact by nature: the interval is wide, and a factor of two either way would be noticed.
+    """
+    model = llama(seed=1, hidden_size=256, num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=2048)
+    decoder = SpeculativeDecoder(model, model, word_tokenizer(), rule="fsd-coupled", threshold=0.5, draft_length=5)
+    decoder.generate([[1, 2, 3]], 4)
+    requests = decoder.requests([[1] * 600] * 96, 40)
+    size = ModelSize.of(model, None)
+    estimate = need(size, [size], Work(646, 600, 5, True), 96, "cpu").total
+    before = resident()
+    rounds = decoder.engine(decoder.settings(), requests, 96).rounds(requests)
+    next(rounds)
+    peak = resident()
+    rounds.close()
+    assert 0.5 * estimate < peak - before < 1.5 * estimate
+
+
+def resident() -> int:
+    """Bytes of resident memory."""
+    fields: dict[str, Any] = memory._fields(Path("/proc/self/status"))
+    return int(fields["VmRSS:"]) * 1024

@@ -1,0 +1,113 @@
+"""A stand-in for the Hugging Face hub: an HTTP server on this machine that serves folders as repositories."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "1" * 40
+
+Fault = Callable[["Answer"], bool]
+"""Answers a request in its own way, or returns False to let the hub answer."""
+
+
+class Answer(BaseHTTPRequestHandler):
+    """The answer to one request, as the hub gives it: files with ETag and commit, lists of files as JSON."""
+
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.server.requests.append(f"{self.command} {self.route}")
+        if not self.server.fault(self):
+            self._serve()
+
+    do_GET = do_HEAD  # noqa: N815
+
+    @property
+    def route(self) -> str:
+        return unquote(urlsplit(self.path).path)
+
+    def reply(self, status: int, body: bytes = b"", announced: int | None = None, **headers: str) -> bool:
+        """Sends one reply. `announced`: the Content-Length, where it is not the body's."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body) if announced is None else announced))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        self.close_connection = announced is not None
+        return True
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+    def _serve(self) -> None:
+        for name, folder in self.server.repositories.items():
+            for kind in ("", "datasets/"):
+                if self.route.startswith(f"/{kind}{name}/resolve/"):
+                    return self._send_file(folder / self.route.split("/resolve/")[1].partition("/")[2])
+                if self.route.startswith(f"/api/{kind or 'models/'}{name}"):
+                    return self._send_listing(name, folder)
+        self.reply(404, b"{}", X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
+
+    def _send_file(self, path: Path) -> None:
+        if not path.is_file():
+            self.reply(404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", X_Repo_Commit=COMMIT)
+            return
+        body = path.read_bytes()
+        self.reply(200, body, ETag=f'"{hashlib.sha1(body).hexdigest()}"', X_Repo_Commit=COMMIT)
+
+    def _send_listing(self, name: str, folder: Path) -> None:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        if "/tree/" in self.route:
+            within = folder / self.route.split("/tree/")[1].partition("/")[2]
+            entries = [
+                {"type": "file", "oid": "0", "size": f.stat().st_size, "path": f.relative_to(folder).as_posix()}
+                for f in files if f.is_relative_to(within)
+            ]  # fmt: skip
+            if entries:
+                self.reply(200, json.dumps(entries).encode(), Content_Type="application/json")
+            else:
+                self.reply(404, b"{}", X_Error_Code="EntryNotFound", X_Error_Message="Entry not found")
+            return
+        siblings = [{"rfilename": f.relative_to(folder).as_posix(), "size": f.stat().st_size} for f in files]
+        info = {"_id": "0", "id": name, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
+        self.reply(200, json.dumps(info).encode(), Content_Type="application/json")
+
+
+class Hub(ThreadingHTTPServer):
+    """The server. `requests` lists what was requested, as "GET /path".
+
+    Args:
+        repositories: a folder for every repository's id.
+        fault: see `Fault`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, repositories: Mapping[str, Path], fault: Fault) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.repositories, self.fault = repositories, fault
+        self.requests: list[str] = []
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None: ...  # a client that hung up
+
+
+@contextmanager
+def running_hub(repositories: Mapping[str, Path], fault: Fault = lambda answer: False) -> Iterator[Hub]:
+    """Yields a hub that answers until the end of the context."""
+    with Hub(repositories, fault) as hub:
+        Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield hub
+        hub.shutdown()
