@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
+from fsd_decoding.models.checkpoint_files import CheckpointFiles
 from fsd_decoding.models.fingerprint import tokenizer_difference
+from fsd_decoding.models.known_digests import remember_checkpoint
 
 ModelSource = str | os.PathLike[str]
 
@@ -65,12 +67,15 @@ def default_device() -> str:
 
 def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None) -> Any:
     """Loads a causal LM in eval mode onto `device`; dtype None keeps the checkpoint's own."""
-    requested = as_dtype(dtype)
+    requested, files = as_dtype(dtype), CheckpointFiles(_resolved(source))
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(_resolved(source), dtype=requested)
+        model: Any
+        model, info = AutoModelForCausalLM.from_pretrained(_resolved(source), dtype=requested, output_loading_info=True)
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    remember_checkpoint(model, files.key(model, info))
+    return model
 
 
 def load_tokenizer(source: ModelSource) -> Any:
