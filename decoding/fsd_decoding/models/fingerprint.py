@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,6 +64,16 @@ def is_sampled(fingerprint: str) -> bool:
 def fingerprint_like(recorded: str, model: Any) -> str:
     """Returns the model's fingerprint of the version that `recorded` is of, so that the two can be compared."""
     return sampled_fingerprint(model) if is_sampled(recorded) else model_fingerprint(model)
+
+
+def doubt_of_sample(owner: str, recorded: Iterable[str], way_out: str) -> list[str]:
+    """Returns a warning where a recorded fingerprint of a model is of an earlier version."""
+    if not any(map(is_sampled, recorded)):
+        return []
+    return [
+        f"the {owner}'s fingerprints are of an earlier version and cover only {_SAMPLED} elements of each tensor, so "
+        f"models that differ elsewhere pass for the same; {way_out} again to have all weights compared"
+    ]
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
