@@ -40,9 +40,9 @@ def next_number(entries: Sequence[Entry], requested: Numbers) -> int:
 class AttemptLedger:
     """The ledger in a file, or in memory.
 
-    Attempts are grouped by family: the fingerprint of a target. Drafts, divergences, T and the name of the task are
-    choices within a family. Problems are identified by id and content key: a problem is known where an earlier row has
-    either number.
+    Attempts are grouped by family: the sampled fingerprint of a target, which all versions count by. Drafts,
+    divergences, T and the name of the task are choices within a family. Problems are identified by id and content key:
+    a problem is known where an earlier row has either number.
 
     Raises:
         UsageError: The file is damaged or of another version, or cannot be read or written.

@@ -28,7 +28,7 @@ class Holdout:
 
     Args:
         evaluator: Measures on the certification part.
-        family: Attempts of one family are counted together: the target's fingerprint.
+        family: Attempts of one family are counted together: the target's sampled fingerprint.
         identity: All that determines the outcomes besides configurations and problems: models, sampling, seeds. Another
             identity makes another attempt.
         whole: Number of problems before some were left out; None: none were.

@@ -107,6 +107,11 @@ class ResultCache:
         self._on_file(lambda connection: _insert(connection, key, query, cached_text))
         return cached_text
 
+    def holds_key_with(self, text: str) -> bool:
+        """Returns whether a key of any decoding contains this text."""
+        query = "SELECT EXISTS (SELECT 1 FROM keys WHERE instr(key, ?))"
+        return bool(self._on_file(lambda connection: connection.execute(query, (text,)).fetchone()[0]))
+
     def close(self) -> None:
         self._connection.close()
 

@@ -33,7 +33,7 @@ from fsd_decoding.errors import UsageError
 
 
 class TraceWriter:
-    """A context manager that begins or continues the run in `folder`.
+    """A context manager that begins or continues the run in `folder`; then `manifest` is the folder's.
 
     Once `write` has returned, its portion is kept even if the process is killed or the power fails; a portion that was
     interrupted is collected again. Memory is bounded by one portion.
@@ -86,7 +86,8 @@ class TraceWriter:
 
     def _begin_or_continue(self) -> None:
         if (self.folder / MANIFEST).exists() and not has_no_finished_portion(self.folder):
-            self._refuse_another_run()
+            self.manifest = self._same_run()
+            self._schemas = schemas(self.manifest)
         else:
             self._begin()
         for table in self._schemas:
@@ -105,12 +106,19 @@ class TraceWriter:
         with atomic_write(self.folder / MANIFEST) as file:
             file.write(self.manifest.model_dump_json(indent=2).encode() + b"\n")
 
-    def _refuse_another_run(self) -> None:
-        if differs := self.manifest.difference(read_manifest(self.folder)):
+    def _same_run(self) -> Manifest:
+        """Returns the folder's own manifest, which names the models by where they were first loaded from.
+
+        Raises:
+            UsageError: it is of another run.
+        """
+        stored = read_manifest(self.folder)
+        if differs := self.manifest.difference(stored):
             raise UsageError(
                 f"folder {str(self.folder)!r} holds traces of another run: {differs}; choose another --out, or the "
                 "settings of that run"
             )
+        return stored
 
     def _conform(self, portion: int, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         if portion != self.finished:

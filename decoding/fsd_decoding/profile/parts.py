@@ -58,15 +58,19 @@ class ModelInfo(Part):
     """The dtype of its weights, as torch names it."""
 
     @classmethod
-    def of(cls, model: Any) -> ModelInfo:
-        """Describes a loaded causal LM."""
-        from fsd_decoding.models.fingerprint import model_fingerprint
+    def of(cls, model: Any, like: ModelInfo | None = None) -> ModelInfo:
+        """Describes a loaded causal LM.
+
+        Args:
+            like: a record to compare it with: the fingerprint is of the version that this one's is of.
+        """
+        from fsd_decoding.models.fingerprint import fingerprint_like, model_fingerprint
         from fsd_decoding.models.runner import vocabulary_size
 
         return cls(
             id=model.config._name_or_path,
             revision=getattr(model.config, "_commit_hash", None),
-            fingerprint=model_fingerprint(model),
+            fingerprint=model_fingerprint(model) if like is None else fingerprint_like(like.fingerprint, model),
             vocab_size=vocabulary_size(model),
             dtype=str(model.dtype).removeprefix("torch."),
         )

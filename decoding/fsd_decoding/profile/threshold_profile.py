@@ -125,7 +125,8 @@ class ThresholdProfile(ProfileContent):
         """Compares the profile with loaded models and, if there is one, their tokenizer.
 
         Returns:
-            Warnings of differences that change the last bits of logits: another dtype or device.
+            Warnings of differences that change the last bits of logits, another dtype or device, and of fingerprints
+            of an earlier version.
 
         Raises:
             UsageError: weights, configuration, vocabulary, tokenizer or the definition of divergences differ, so the
@@ -133,7 +134,7 @@ class ThresholdProfile(ProfileContent):
         """
         from fsd_decoding.divergence import DIVERGENCE_VERSION
         from fsd_decoding.drafters.base import DraftSource
-        from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+        from fsd_decoding.models.fingerprint import doubt_of_sample, tokenizer_fingerprint
 
         if isinstance(draft_model, DraftSource):
             raise UsageError(
@@ -149,9 +150,9 @@ class ThresholdProfile(ProfileContent):
             raise UsageError(
                 "the profile was calibrated with another tokenizer; load the profile's models, or calibrate again"
             )
-        doubts = []
+        doubts = doubt_of_sample("profile", (self.target.fingerprint, self.draft.fingerprint), "calibrate")
         for role, then, model in (("target", self.target, target_model), ("draft", self.draft, draft_model)):
-            now = ModelInfo.of(model)
+            now = ModelInfo.of(model, like=then)
             _check_same_model(role, then, now)
             if then.dtype != now.dtype:
                 doubts.append(f"the profile was calibrated with the {role} in {then.dtype}, this one is in {now.dtype}")

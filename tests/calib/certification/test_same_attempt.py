@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
-from fsd_decoding.models.fingerprint import model_fingerprint
+from fsd_decoding.models.fingerprint import sampled_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.models.tiny_calibration import far_apart, run_surely, task
 
@@ -49,4 +49,4 @@ def test_another_goal_after_a_success_is_the_second_attempt(tmp_path: Path) -> N
 def _tune_on_certified(state: Path) -> None:
     target, _ = far_apart()
     with AttemptLedger(state / "ledger.sqlite") as ledger:
-        ledger.tuned_on(model_fingerprint(target), task(240).problems)
+        ledger.tuned_on(sampled_fingerprint(target), task(240).problems)
