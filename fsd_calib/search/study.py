@@ -40,6 +40,11 @@ class CheckedBackend(JournalFileBackend):
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), lock_obj=_Lock(path))  # type: ignore[arg-type]
+        self._path = path
+
+    def exclusive(self) -> FileLock:
+        """Returns a lock under which a process reads and then writes; each write by itself has another lock."""
+        return FileLock(f"{self._path}.exclusive.lock")
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         for log in super().read_logs(log_number_from):
@@ -120,7 +125,7 @@ def open_study(
         UsageError: The storage cannot be opened, or the study belongs to another search.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with _open_storage(storage) as backend:
+    with open_storage(storage) as backend:
         study = optuna.create_study(
             storage=backend, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
         )
@@ -130,14 +135,15 @@ def open_study(
 
 def add_attributes(storage: str, name: str, attributes: Mapping[str, Any]) -> None:
     """Adds attributes to the study of that name after a search; attributes of the same names are replaced."""
-    with _open_storage(storage) as backend:
+    with open_storage(storage) as backend:
         study = optuna.load_study(storage=backend, study_name=name)
         for key, value in attributes.items():
             study.set_user_attr(key, value)
 
 
 @contextmanager
-def _open_storage(storage: str | None) -> Iterator[BaseStorage]:
+def open_storage(storage: str | None) -> Iterator[BaseStorage]:
+    """Yields a storage as `open_study` takes it, and closes its connections afterwards."""
     backend = _storage_of(storage)
     try:
         yield backend
