@@ -73,7 +73,7 @@ def _parsed(standing: str) -> dict[str, Any]:
 
 
 def _encode(grades: Gradings) -> str:
-    return base64.b64encode(np.packbits(grades)).decode()
+    return base64.b64encode(np.packbits(grades).tobytes()).decode()
 
 
 def _decode(text: str, problems: int, seeds: int) -> Gradings:

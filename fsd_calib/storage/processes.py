@@ -28,7 +28,8 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
     status = _status(process["process"])
     if status is None:
         return None if _exists(process["process"]) else False
-    return _started(status) == process["started"] is not None
+    started = _started(status)
+    return started is not None and bool(started == process["started"])
 
 
 class Watch:

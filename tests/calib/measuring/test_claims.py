@@ -144,7 +144,7 @@ def decode(pipe: Connection, path: Path, seconds: float = 0.0) -> None:
             time.sleep(seconds)
             return added
 
-        store.add = slow_add  # type: ignore[method-assign]
+        store.add = slow_add  # type: ignore[method-assign, assignment]
         pipe.send("ready")
         pipe.recv()
         texts = [seeds[0].text for seeds in decoder(FUZZY, task().problems)]
@@ -208,7 +208,7 @@ def test_an_error_drops_the_claims(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with ResultCache(path) as store:
-        store.add = fail  # type: ignore[method-assign]
+        store.add = fail  # type: ignore[method-assign, assignment]
         with pytest.raises(KeyboardInterrupt):
             CachedDecoder(tiny_decoder(), task(), store, batch_size=4)(FUZZY, task().problems)
         with sqlite3.connect(path) as file:
