@@ -190,6 +190,7 @@ class SpeculativeDecoder:
         ids: Sequence[int] | None = None,
         stop: Sequence[str] = (),
         on_finish: Callable[[int, Result], None] | None = None,
+        begin: Callable[[int], bool] | None = None,
         observer: Observer | None = None,
         **keywords: Unpack[CallKeywords],
     ) -> list[Result]:
@@ -203,6 +204,8 @@ class SpeculativeDecoder:
             ids: one stable integer per prompt, the key of its noise; default: its index.
             stop: strings that end a text; the text is cut before them.
             on_finish: called with a prompt's index and result as soon as it is done.
+            begin: called with a prompt's index when a row is free for it; where it returns False the prompt is left
+                out, and the results are those of the others.
             observer: called once per round, see `observers.round_record.Observer`.
             keywords: fields of `CallOverrides` (`rule`, `threshold`, `draft_length`, `min_p`, …), which override the
                 decoder's settings for this call. A stop policy that does not support the rule is not used.
@@ -219,14 +222,15 @@ class SpeculativeDecoder:
         _warn([self._departure(_settings_of(settings, requests))], stacklevel=4)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
-            for row in self.engine(settings, requests, batch_size).run(requests):
+            begun = requests if begin is None else (request for request in requests if begin(request.index))
+            for row in self.engine(settings, requests, batch_size).run(begun):
                 index = row.request.index
                 finished[index] = Result.of(row, self.tokenizer, stop)
                 if on_finish is not None:
                     on_finish(index, finished[index])
-        results = [finished[i] for i in range(len(requests))]
+        results = [finished[i] for i in sorted(finished)]
         _warn(_doubts(settings.threshold_policy), stacklevel=4)
-        watch(self.drift, settings, requests, results, stacklevel=3)
+        watch(self.drift, settings, [requests[i] for i in sorted(finished)], results, stacklevel=3)
         return results
 
     def stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
@@ -17,6 +18,8 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.costs import Work
+
+_POLL = 0.2  # seconds between looks at the cache for what other processes decode
 
 Decode = Callable[[Configuration, Sequence[Problem]], Sequence[Seeds]]
 """Decodes and grades problems; returns the decodings in the order of the problems."""
@@ -52,6 +55,9 @@ class Evaluator:
 
 class CachedDecoder:
     """A `Decode` function with a cache: decodes what the cache does not hold, and adds each result once it is finished.
+
+    A problem is claimed in the cache just before it is begun. What another process has claimed is left to it, unless it
+    ends without a result.
 
     Grades are not cached but computed each time, so that a corrected grader takes effect.
 
@@ -122,7 +128,7 @@ class CachedDecoder:
         if total := sum(map(len, missing.values())):
             with self._progress.step(str(configuration), total) as advance:
                 for seed, indices in missing.items():
-                    known[seed] |= self._decode(configuration, keys[seed], seed, queries, indices, advance)
+                    known[seed] |= self._complete(configuration, keys[seed], seed, queries, indices, advance)
         return [
             tuple(self._graded(problem, cached[i]) for cached in known.values()) for i, problem in enumerate(problems)
         ]
@@ -143,6 +149,28 @@ class CachedDecoder:
     def _key(self, configuration: Configuration, seed: int) -> CacheKey:
         return self._keys[configuration.draft].of(configuration, seed)
 
+    def _complete(
+        self,
+        configuration: Configuration,
+        key: CacheKey,
+        seed: int,
+        queries: Sequence[CacheQuery],
+        indices: Sequence[int],
+        advance: Advance,
+    ) -> dict[int, CachedText]:
+        """Returns all these texts: decodes those that no other process decodes, and waits for the others."""
+        done: dict[int, CachedText] = {}
+        while missing := [i for i in indices if i not in done]:
+            decoded = self._decode(configuration, key, seed, queries, missing, advance)
+            left = [i for i in missing if i not in decoded]
+            found = self._cache.find(key, [queries[i] for i in left], configuration.threshold)
+            self._count_reused(list(found.values()))
+            advance(len(found))
+            done |= decoded | {left[place]: text for place, text in found.items()}
+            if not decoded and not found:
+                time.sleep(_POLL)
+        return done
+
     def _decode(
         self,
         configuration: Configuration,
@@ -152,7 +180,11 @@ class CachedDecoder:
         indices: Sequence[int],
         advance: Advance,
     ) -> dict[int, CachedText]:
+        """Decodes, and returns, those of the problems that this process can claim."""
         done: dict[int, CachedText] = {}
+
+        def claim(place: int) -> bool:
+            return self._cache.claim(key, queries[indices[place]], configuration.threshold)
 
         def add_to_cache(place: int, result: Result) -> None:
             index = indices[place]
@@ -161,8 +193,12 @@ class CachedDecoder:
             self.decoded_tokens += done[index].tokens
             advance(1)
 
-        if indices:
-            self._generate(configuration, seed, [queries[i] for i in indices], self._batch_size, add_to_cache)
+        try:
+            if any(map(claim, range(len(indices)))):  # up to the first one
+                asked = [queries[i] for i in indices]
+                self._generate(configuration, seed, asked, self._batch_size, add_to_cache, claim)
+        finally:
+            self._cache.drop_claims()
         return done
 
     def _generate(
@@ -172,11 +208,13 @@ class CachedDecoder:
         queries: Sequence[CacheQuery],
         batch_size: int,
         on_finish: Callable[[int, Result], None] | None = None,
+        begin: Callable[[int], bool] | None = None,
     ) -> list[Result]:
         return self._decoder_for(configuration, seed).generate(
             [query.prompt for query in queries], self._task.max_new_tokens, rule=configuration.rule,
             threshold=configuration.moved, draft_length=configuration.draft_length, batch_size=batch_size,
             ids=[query.id for query in queries], stop=self._task.stop, on_finish=on_finish,
+            begin=begin,
         )  # fmt: skip
 
     def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:

@@ -49,6 +49,10 @@ class CheckedBackend(JournalFileBackend):
         super().__init__(str(path), lock_obj=lock)  # type: ignore[arg-type]
         self._mutex = lock.reentrant
 
+    def exclusive(self) -> FileLock:
+        """Returns the lock of every write, to hold while a process reads and then writes."""
+        return self._mutex
+
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         for log in super().read_logs(log_number_from):
             if not isinstance(log, dict) or log.pop(_CHECK, None) != _checksum(log):
@@ -134,7 +138,7 @@ def open_study(
         UsageError: The storage cannot be opened, or the study belongs to another search.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with _open_storage(storage) as backend:
+    with open_storage(storage) as backend:
         study = optuna.create_study(
             storage=backend, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
         )
@@ -144,14 +148,15 @@ def open_study(
 
 def add_attributes(storage: str, name: str, attributes: Mapping[str, Any]) -> None:
     """Adds attributes to the study of that name after a search; attributes of the same names are replaced."""
-    with _open_storage(storage) as backend:
+    with open_storage(storage) as backend:
         study = optuna.load_study(storage=backend, study_name=name)
         for key, value in attributes.items():
             study.set_user_attr(key, value)
 
 
 @contextmanager
-def _open_storage(storage: str | None) -> Iterator[BaseStorage]:
+def open_storage(storage: str | None) -> Iterator[BaseStorage]:
+    """Yields a storage as `open_study` takes it, and closes its connections afterwards."""
     backend = _storage_of(storage)
     try:
         with _translated(storage):

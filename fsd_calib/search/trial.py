@@ -16,6 +16,7 @@ from fsd_calib.search import sensitivity
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement, retention
 from fsd_calib.search.space import Space
+from fsd_calib.search.workers import heartbeats
 from fsd_decoding.profile.policy import brief
 
 _FIRST = 128  # problems of the first portion; fewer never settle a decision
@@ -72,7 +73,8 @@ class TrialRunner:
     def __call__(self, trial: Trial) -> float:
         configuration = self._configuration(trial)
         _set_attributes(trial, setting_attributes(configuration))
-        with self.progress.step(f"trying {configuration}", len(self.evaluator.problems)) as advance:
+        trying = self.progress.step(f"trying {configuration}", len(self.evaluator.problems))
+        with heartbeats(trial), trying as advance:
             result = race(self.evaluator, configuration, self.target, self.objective, self.forecast, advance)
         self._record(trial, result)
         return result.assessment.value

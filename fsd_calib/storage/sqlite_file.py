@@ -44,6 +44,7 @@ class Schema:
     tables: str  # SQL that creates them
     settings: str  # SQL for every connection
     check: str  # name of the pragma that checks the pages when a file is opened
+    additions: str = ""  # SQL that creates the tables which files of this version may lack
 
 
 def lock(path: Path) -> FileLock:
@@ -194,7 +195,7 @@ def _remove(path: Path) -> None:
 def _create(name: str, schema: Schema) -> sqlite3.Connection:
     connection = _connect(name, schema)
     header = f"PRAGMA application_id = {schema.application}; PRAGMA user_version = {schema.version};"
-    connection.executescript(f"BEGIN; {header} {schema.tables} COMMIT;")
+    connection.executescript(f"BEGIN; {header} {schema.tables} {schema.additions} COMMIT;")
     return connection
 
 
@@ -212,6 +213,7 @@ def _check_file(connection: sqlite3.Connection, schema: Schema) -> sqlite3.Conne
             raise DamageError(_shorten(status))
         # Fails where the file cannot be written; BEGIN alone would not.
         connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {version}; ROLLBACK;")
+        connection.executescript(schema.additions)
     except BaseException:
         connection.close()
         raise
