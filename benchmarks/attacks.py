@@ -102,13 +102,13 @@ class Attacker:
         return folder
 
 
-def attack(attacker: Attacker, only: Sequence[str], out: Path) -> list[Case]:
-    """Runs the attacks; prints each fault when it is found, then a table, and writes the JSON."""
+def attack(attacker: Attacker, only: Sequence[str], out: Path, verbose: bool = False) -> list[Case]:
+    """Runs the attacks; prints each fault (verbose: each case) when it is found, then a table, and writes the JSON."""
     began, machine, cases = time.perf_counter(), machine_facts(), list[Case]()
     for name in only:
         for case in getattr(attacker, name)():
             cases.append(case)
-            if case.is_fault:
+            if case.is_fault or verbose:
                 print(case.line(), file=sys.stderr, flush=True)
     results = {
         "machine": machine, "seed": attacker.seed, "quick": attacker.plan is QUICK, "counts": summary(cases),
@@ -132,6 +132,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="commands that run at the same time")
     parser.add_argument("--scratch", type=Path, help="folder for the attacked files, kept and used again")
+    parser.add_argument("--verbose", action="store_true", help="print every case, not the faults alone")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "attacks.json")
     options = parser.parse_args()
     if options.case is not None and options.only is None:
@@ -140,7 +141,7 @@ def main() -> int:
         scratch = options.scratch or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         plan = QUICK if options.quick else FULL
         attacker = Attacker(plan, options.seed, scratch.absolute(), options.jobs, options.case)
-        cases = attack(attacker, [options.only] if options.only else ATTACKS, options.out)
+        cases = attack(attacker, [options.only] if options.only else ATTACKS, options.out, options.verbose)
     return int(any(case.is_fault for case in cases))
 
 

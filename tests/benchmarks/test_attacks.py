@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,8 +169,6 @@ def test_a_reader_that_takes_the_process_down_is_a_fault_and_the_next_reading_go
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS)))
 def test_every_kind_of_damage_changes_the_files(kind: str, tmp_path: Path) -> None:
-    from random import Random
-
     changed = 0
     for seed in range(10):
         for number in range(3):
@@ -269,6 +268,12 @@ def test_what_a_kill_may_not_change_is_found(change: Any, said: str, tmp_path: P
     verdict, evidence = kills.judge_end(OK, job, reference)
     assert verdict == "lost"
     assert said in evidence
+
+
+def test_an_end_that_cannot_be_read_is_a_loss(tmp_path: Path) -> None:
+    reference, job = finished(tmp_path / "a"), finished(tmp_path / "b")
+    job.profile.write_text("{")
+    assert kills.judge_end(OK, job, reference)[0] == "lost"
 
 
 def test_a_lost_portion_of_traces_is_found(tmp_path: Path) -> None:

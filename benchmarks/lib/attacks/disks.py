@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lib.attacks.cases import Case
 from lib.attacks.commands import Ended, run
-from lib.attacks.jobs import Calibration, Job
+from lib.attacks.jobs import Calibration, Job, saved_so_far
 from lib.attacks.kills import judge_end, undisturbed
 from lib.attacks.material import Material
 
@@ -20,7 +20,7 @@ ATTACK = "disks"
 COMMANDS = ("calibrate", "collect", "train")
 SHARES = (0.0, 0.2, 0.45, 0.7, 0.9)  # of what the undisturbed command left on the disk
 _PAGE = 4096
-_REASONS = ("No space left on device", "disk is full", "File too large", "disk I/O error")
+_REASONS = ("No space left on device", "disk is full", "File too large")
 
 
 def cases() -> list[tuple[str, float]]:
@@ -43,13 +43,13 @@ def attack(number: int, material: Material, scratch: Path, mounted: bool) -> Ite
         if isinstance(job, Calibration) and isinstance(reference, Calibration):
             job.take_facts(reference)
         ended = run(job.name, job.arguments(), None if mounted else size)
-        before = job.saved()
+        before = saved_so_far(job)
         yield Case(ATTACK, number, f"fsd-{command}", damage, *judge_full(ended, folder))
         if mounted:
             subprocess.run(["mount", "-o", "remount,size=100m", folder], check=True)
         ended = run(job.name, job.arguments())
         verdict = judge_end(ended, job, reference)
-        if verdict[0] == "resumed" and (gone := before - job.saved()):
+        if verdict[0] == "resumed" and (gone := before - saved_so_far(job)):
             verdict = ("lost", f"{sum(gone.values())} results that were saved on the full disk are gone")
         yield Case(ATTACK, number, f"fsd-{command} with enough space", damage, *verdict)
 

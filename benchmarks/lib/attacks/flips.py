@@ -22,9 +22,10 @@ Load = Callable[[Path], Any]
 
 
 def flip(path: Path, random: Random) -> str:
-    """Flips one bit of a file; returns which."""
+    """Flips one bit of a file, of a byte that is not zero: databases are mostly free space. Returns which."""
     content = bytearray(path.read_bytes())
-    place, bit = random.randrange(len(content)), random.randrange(8)
+    used = [place for place, byte in enumerate(content) if byte] or range(len(content))
+    place, bit = random.choice(used), random.randrange(8)
     content[place] ^= 1 << bit
     path.write_bytes(content)
     return f"bit {bit} of byte {place} of {len(content)}"

@@ -137,13 +137,21 @@ class Training:
         yield from different(theirs, mine)
 
 
+def saved_so_far(job: Job) -> Counter[Any]:
+    """Returns what a job saved; nothing if its files cannot be read, which the comparison at its end finds."""
+    try:
+        return job.saved()
+    except sqlite3.DatabaseError:
+        return Counter()
+
+
 def litter(job: Job, reference: Job) -> list[str]:
     """Returns files that the undisturbed job did not leave."""
     mine, theirs = (
         {path.relative_to(one.folder).as_posix() for path in one.folder.rglob("*") if path.is_file()}
         for one in (job, reference)
     )
-    return sorted(name for name in mine - theirs if not name.endswith((".lock", "run-.json")))
+    return sorted(name for name in mine - theirs if not name.endswith(".lock"))
 
 
 def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from fsd_decoding.errors import UsageError
 from lib.attacks.cases import Case, random_of
 from lib.attacks.commands import Ended, run, run_and_kill
-from lib.attacks.jobs import Calibration, Job, litter
+from lib.attacks.jobs import Calibration, Job, litter, saved_so_far
 from lib.attacks.material import Material, finish
 
 ATTACK = "kills"
@@ -62,19 +64,22 @@ def attack(chain: Chain, number: int, seed: int, material: Material, scratch: Pa
 
 
 def undisturbed(command: str, material: Material) -> Job:
-    return {"calibrate": material.calibration, "collect": material.collection, "train": material.training}[command]()
+    jobs: dict[str, Callable[[], Job]] = {
+        "calibrate": material.calibration, "collect": material.collection, "train": material.training,
+    }  # fmt: skip
+    return jobs[command]()
 
 
 def _until_it_ends(chain: Chain, job: Job, number: int, random: Random, seconds: float, kills: int) -> Iterator[Case]:
     """Kills the command up to `kills` times; it may come to its end earlier."""
     for _ in range(kills):
-        before, early = job.saved(), random.random() < _EARLY
+        before, early = saved_so_far(job), random.random() < _EARLY
         after = random.uniform(0, _STARTING if early else chain.within * seconds)
         ended = run_and_kill(job.name, job.arguments(), after, begun=not early)
         if ended.code >= 0:
             return
         moment = f"{after:.2f} s after {'its start' if early else 'its first line'}"
-        yield Case(ATTACK, number, f"fsd-{job.name} killed", moment, *_judge_kill(ended, before - job.saved()))
+        yield Case(ATTACK, number, f"fsd-{job.name} killed", moment, *_judge_kill(ended, before - saved_so_far(job)))
 
 
 def _judge_kill(ended: Ended, gone: object) -> tuple[str, str]:
@@ -105,7 +110,11 @@ def judge_end(ended: Ended, job: Job, reference: Job) -> tuple[str, str]:
         return complaint
     if ended.code:
         return "lost", f"it does not finish: exit code {ended.code}: {ended.last_line}"
-    if found := list(job.faults(reference)):
+    try:
+        found = list(job.faults(reference))
+    except (UsageError, OSError, sqlite3.DatabaseError) as error:
+        return "lost", f"what it left cannot be read: {error}"
+    if found:
         return "lost", "; ".join(found)
     left = litter(job, reference)
     return ("lost", f"files are left: {', '.join(left)}") if left else ("resumed", "")
