@@ -13,22 +13,35 @@ from optuna.storages._rdb.models import StudyUserAttributeModel
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import Study
 
+from fsd_calib.search.digests import damaged, digest_of
 from fsd_calib.search.study import CheckedBackend, open_storage
+
+_VALUE, _DIGEST = "value", "digest"
 
 
 def first_recorded(study: Study, key: str, value: Any) -> Any:
-    """Records a value as an attribute of the study, unless it has that attribute; returns the attribute.
+    """Records a value as an attribute of the study, unless it has that attribute; returns the recorded value.
 
     Of processes that record at the same time one is the first, and all return its value. JSON types only.
     """
-    storage = study._storage
+    storage, attribute = study._storage, {_VALUE: value, _DIGEST: digest_of(value)}
     if isinstance(storage, _CachedStorage) and isinstance(storage._backend, RDBStorage):
-        _insert(storage._backend, study._study_id, key, value)
+        _insert(storage._backend, study._study_id, key, attribute)
     else:
         with _exclusive(storage):
             if key not in study.user_attrs:
-                study.set_user_attr(key, value)
-    return study.user_attrs[key]
+                study.set_user_attr(key, attribute)
+    return recorded(study, key)
+
+
+def recorded(study: Study, key: str) -> Any:
+    """Returns the value that was recorded under a key; None: there is none. UsageError: it is damaged."""
+    attribute = study.user_attrs.get(key)
+    if attribute is None:
+        return None
+    if attribute[_DIGEST] != digest_of(attribute[_VALUE]):
+        raise damaged(f"the record {key!r}")
+    return attribute[_VALUE]
 
 
 def agreed(storage: str | None, name: str, key: str, value: Any) -> Any:

@@ -16,6 +16,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.search.digests import require_intact
 from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.space import Point, Space
 from fsd_calib.search.workers import KEY, Workers
@@ -97,6 +98,7 @@ def _point(params: dict[str, Any]) -> Point:
 
 
 def _finished_trial(trial: FrozenTrial) -> FinishedTrial:
+    require_intact(trial)
     point, attributes = _point(trial.params), trial.user_attrs
     assert trial.value is not None
     return FinishedTrial(

@@ -19,7 +19,7 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress
-from fsd_calib.search.agreement import first_recorded
+from fsd_calib.search.agreement import first_recorded, recorded
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.objective import Objective
@@ -137,7 +137,7 @@ def _loop(study: Study, runner: TrialRunner, propose: Propose, workers: Workers,
     reported = 0
     while True:
         fail_dead_trials(study)
-        ended = study.user_attrs.get(end)  # read before the trials, so that these are all among them
+        ended = recorded(study, end)  # read before the trials, so that these are all among them
         trials = study.get_trials(deepcopy=False)
         if ended is not None:
             return history_of([trial for trial in trials if trial.number in ended], workers)

@@ -139,11 +139,21 @@ def open_study(
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with open_storage(storage) as backend:
+        study = _create_or_load(backend, name, sampler, storage)
+        _check_identity(study, identity, storage)
+        yield study
+
+
+def _create_or_load(backend: BaseStorage, name: str, sampler: ProposingSampler, storage: str | None) -> Study:
+    """Returns the study, of which all rows can be read."""
+    try:
         study = optuna.create_study(
             storage=backend, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
         )
-        _check_identity(study, identity, storage)
-        yield study
+        _ = study.get_trials(deepcopy=False), study.user_attrs
+    except (LookupError, TypeError, ValueError) as error:  # what optuna raises where a row is damaged
+        raise _failed(storage, error) from error
+    return study
 
 
 def add_attributes(storage: str, name: str, attributes: Mapping[str, Any]) -> None:

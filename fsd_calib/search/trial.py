@@ -13,6 +13,7 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress
 from fsd_calib.search import sensitivity
+from fsd_calib.search.digests import seal
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement, retention
 from fsd_calib.search.space import Space
@@ -77,6 +78,7 @@ class TrialRunner:
         with heartbeats(trial), trying as advance:
             result = race(self.evaluator, configuration, self.target, self.objective, self.forecast, advance)
         self._record(trial, result)
+        seal(trial, result.assessment.value)
         return result.assessment.value
 
     def _configuration(self, trial: Trial) -> Configuration:

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from fsd_calib.storage.processes import Watch, is_alive
+from fsd_decoding.errors import UsageError
 
 KEY = "worker"
 _BEATS = "heartbeats"
@@ -62,7 +63,7 @@ def heartbeats(trial: Trial, interval: float = _INTERVAL) -> Iterator[None]:
             count += 1
             try:
                 trial.storage.set_trial_system_attr(trial._trial_id, _BEATS, count)
-            except (OptunaError, SQLAlchemyError, OSError):  # the trial's own writes report what is wrong
+            except (OptunaError, SQLAlchemyError, UsageError):  # the trial's own writes report what is wrong
                 return
 
     thread = threading.Thread(target=beat, daemon=True)

@@ -104,6 +104,8 @@ def translate_errors(path: Path | None, what: str) -> Iterator[None]:
         if code & 0xFF in _SYSTEM_ERRORS and code != sqlite3.SQLITE_READONLY_DBMOVED:
             raise _unusable(path, what, _why(path, code & 0xFF, error)) from error
         raise DamageError(_shorten(error)) from error
+    except UnicodeDecodeError as error:  # SQLite's message quotes a damaged schema
+        raise DamageError(_shorten(error)) from error
     except OSError as error:
         raise _unusable(path, what, error.strerror or str(error)) from error
 

@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,9 @@ from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import LedgerFile
 from fsd_calib.measuring.cache_key import CacheKey
 from fsd_calib.measuring.result_cache import CacheQuery, ResultCache
+from fsd_calib.search.sampler import history_of
 from fsd_calib.search.study import open_study
+from fsd_calib.search.workers import Workers
 from fsd_collectors.store.verifying import notes, verify
 from fsd_decoding.errors import UsageError
 from fsd_predictors.predictor import Predictor
@@ -98,12 +100,10 @@ def read_study_database(folder: Path, asked: Asked) -> Content:
 
 
 def _read_study(storage: str, asked: Asked) -> Content:
-    """Returns the trials of a study."""
+    """Returns the finished trials of a study, as the search reads them."""
     with open_study(storage, asked["study"], asked["identity"], cast(Any, None)) as study:
-        return {
-            f"trial {trial.number}": (trial.state.name, trial.params, trial.values, trial.user_attrs)
-            for trial in study.get_trials()
-        }
+        finished = history_of(study.get_trials(), Workers()).trials
+        return {f"trial {trial.configuration} on {trial.problems}": asdict(trial) for trial in finished}
 
 
 def read_ledger(folder: Path, asked: Asked) -> Content:
