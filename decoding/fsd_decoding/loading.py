@@ -69,11 +69,10 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     """Loads a causal LM in eval mode onto `device`; dtype None keeps the checkpoint's own."""
     requested, files = as_dtype(dtype), CheckpointFiles(_resolved(source))
     try:
-        model: Any
-        model, info = AutoModelForCausalLM.from_pretrained(_resolved(source), dtype=requested, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(_resolved(source), dtype=requested, output_loading_info=True)
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
-    model = model.to(device).eval()
+    model, info = loaded[0].to(device).eval(), loaded[1]
     remember_checkpoint(model, files.key(model, info))
     return model
 
