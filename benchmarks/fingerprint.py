@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -52,7 +53,7 @@ def reading(device: str, threads: int, dtype: torch.dtype, gb: float, repeats: i
 
 
 def called() -> Called:
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 300}
+    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 300}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=_LAYERS, **shape)).eval()
     first, *again = [_clocks(lambda: model_fingerprint(model))[1] for _ in range(11)]
     return Called(len(model.state_dict()), first, sorted(again)[len(again) // 2])

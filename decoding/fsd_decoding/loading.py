@@ -72,13 +72,12 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     pinned = _pinned(fetch_weights(os.fspath(source)))
     files = CheckpointFiles(_resolved(source))
     try:
-        model: Any
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             _resolved(source), dtype=requested, output_loading_info=True, **pinned
         )
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
-    model = model.to(device).eval()
+    model, info = loaded[0].to(device).eval(), loaded[1]
     remember_checkpoint(model, files.key(model, info))
     return model
 

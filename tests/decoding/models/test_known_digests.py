@@ -23,8 +23,8 @@ from fsd_decoding.models.weights_digest import weights_digest
 
 def model() -> Any:
     torch.manual_seed(3)
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(**{"vocab_size": 257, **shape})).eval()
+    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=257, num_attention_heads=2, **shape)).eval()
 
 
 @pytest.fixture
