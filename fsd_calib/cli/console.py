@@ -102,10 +102,10 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
         say(name, f"interrupted; {reason}")
         return INTERRUPTED
     except Exception as error:
-        message = explanation(error)
-        if message is None:
+        known = explanation(error)
+        if known is None:
             raise
-        say(name, f"error: {message}")
+        say(name, f"error: {known}")
         return BAD_INPUT
     if code == INTERRUPTED:  # what typer returns on Ctrl-C
         say(name, "interrupted")

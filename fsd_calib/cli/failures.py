@@ -59,10 +59,4 @@ def _detail(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     name = error.filename if isinstance(error, OSError) else None
-    return (
-        "a file or stdout"
-        if name is None
-        else repr(os.fsdecode(name))
-        if isinstance(name, str | bytes)
-        else f"file {name}"
-    )
+    return repr(os.fsdecode(name)) if isinstance(name, str | bytes) else "a file or stdout"

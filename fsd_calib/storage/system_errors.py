@@ -15,12 +15,13 @@ def naming(what: str, path: str | Path) -> Iterator[None]:
 
     Args:
         what: the file in words.
-        path: named where the error names no file: a write that fails, on a full disk, does not know its file.
+        path: its path. A write that fails, on a full disk, does not know its file.
     """
     try:
         yield
     except OSError as error:
+        place = "" if error.filename in (None, str(path)) else f" ({str(error.filename)!r})"
         raise UsageError(
-            f"{what} {str(error.filename or path)!r} cannot be used: {error.strerror or error}; free space or give "
-            "another path, and the same command resumes"
+            f"{what} {str(path)!r} cannot be used: {error.strerror or error}{place}; free space or give another path, "
+            "and the same command resumes"
         ) from error

@@ -16,12 +16,16 @@ from fsd_calib.tasks import load_task
 from fsd_predictors.predictor import Predictor
 from support.calibration.profiles import profile as made_up
 from support.messages import error_line, usage_error
+from support.models.tiny_calibration import task
 from support.models.tiny_models import llama, word_tokenizer
 from support.models.tiny_task import tiny_task
 
 BAD = "a\0b"
 CASES: dict[str, Callable[[], object]] = {
-    **{f"RunConfig {name}": lambda name=name: RunConfig(**{name: BAD}) for name in ("data", "out", "cache", "state")},  # type: ignore[misc]
+    "RunConfig data": lambda: RunConfig(data=BAD),
+    "out": lambda: RunConfig(out=BAD),
+    "cache": lambda: RunConfig(cache=BAD),
+    "state": lambda: RunConfig(state=BAD),
     "storage": lambda: RunConfig(storage=BAD),
     "data": lambda: load_task("gsm8k", data=Path(BAD)),
     "load_traces": lambda: load_traces(BAD),
@@ -33,7 +37,7 @@ CASES: dict[str, Callable[[], object]] = {
     "predictor": lambda: Predictor.load(BAD),
     "target": lambda: SpeculativeDecoder.from_pretrained(BAD, BAD),
     "calibrate's predictor": lambda: calibrate(
-        tiny_task(200), llama(seed=0), llama(seed=0), tokenizer=word_tokenizer(), min_acc=0.5, predictor=BAD
+        task(200), llama(seed=0), llama(seed=0), tokenizer=word_tokenizer(), min_acc=0.5, predictor=BAD
     ),
     "journal": lambda: open_journal(Path(BAD)),
 }
