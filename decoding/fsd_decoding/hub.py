@@ -64,7 +64,7 @@ def _snapshot(source: str, patterns: Sequence[str], revision: str | None, quiet:
 
     class NoBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs | {"disable": True})
+            super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
 
     bar = NoBar if quiet else tqdm
     download = partial(snapshot_download, source, allow_patterns=list(patterns), tqdm_class=bar)

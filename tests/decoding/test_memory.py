@@ -34,7 +34,8 @@ def allocated(models: Models, rows: int, slots: int) -> int:
         every = torch.arange(rows)
         for prefilled in (caches.target, caches.drafter):
             prefilled.prefill(every, torch.zeros((rows, 2), dtype=torch.int64), 2)
-    return caches.target.cache.nbytes + caches.drafter._runner.cache.nbytes  # type: ignore[attr-defined]
+    drafter: Any = caches.drafter
+    return caches.target.cache.nbytes + int(drafter._runner.cache.nbytes)
 
 
 def test_weights_and_caches_of_the_bundled_pair_are_exact() -> None:
@@ -151,7 +152,7 @@ def test_a_whole_decoding_takes_about_what_is_estimated(tmp_path: Path) -> None:
     size = ModelSize.of(model, None)
     estimate = need(size, [size], Work(646, 600, 5, True), 96, "cpu").total
     before = resident()
-    rounds = decoder.engine(decoder.settings(), requests, 96).rounds(requests)
+    rounds: Any = decoder.engine(decoder.settings(), requests, 96).rounds(requests)
     next(rounds)
     peak = resident()
     rounds.close()

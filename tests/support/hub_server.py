@@ -34,7 +34,7 @@ class Answer(BaseHTTPRequestHandler):
     def route(self) -> str:
         return unquote(urlsplit(self.path).path)
 
-    def reply(self, status: int, body: bytes = b"", announced: int | None = None, **headers: str) -> bool:
+    def reply(self, status: int, body: bytes = b"", /, *, announced: int | None = None, **headers: str) -> bool:
         """Sends one reply. `announced`: the Content-Length, where it is not the body's."""
         self.send_response(status)
         for name, value in headers.items():
