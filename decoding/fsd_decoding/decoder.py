@@ -123,7 +123,7 @@ class SpeculativeDecoder:
         decoder = cls(
             models[0], models[1], shared, compile=compile, coverage=followed.coverage, drift=followed.drift
         ).reconfigured(configured("from_pretrained", decoding, given, followed.config))
-        _warn([followed.warning(decoder.setting)], stacklevel=4)
+        _warn([followed.warning(decoder.setting)], stacklevel=3)
         return decoder
 
     def with_config(self, **keywords: Unpack[DecodingKeywords]) -> SpeculativeDecoder:
@@ -136,7 +136,7 @@ class SpeculativeDecoder:
             keywords: fields of `DecodingConfig`, which take precedence over this decoder's.
         """
         other = self.reconfigured(configured("with_config", None, keywords, self.decoding))
-        _warn([self._departure([other.setting])], stacklevel=4)
+        _warn([self._departure([other.setting])], stacklevel=3)
         return other
 
     def reconfigured(self, config: DecodingConfig) -> SpeculativeDecoder:
@@ -214,7 +214,7 @@ class SpeculativeDecoder:
         requests = self._requests(call, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
-        _warn([self._departure(_settings_of(settings, requests))], stacklevel=4)
+        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
             for row in self.engine(settings, requests, batch_size).run(requests):
@@ -223,7 +223,7 @@ class SpeculativeDecoder:
                 if on_finish is not None:
                     on_finish(index, finished[index])
         results = [finished[i] for i in range(len(requests))]
-        _warn(_doubts(settings.threshold_policy), stacklevel=4)
+        _warn(_doubts(settings.threshold_policy), stacklevel=3)
         watch(self.drift, settings, requests, results, stacklevel=3)
         return results
 
@@ -246,7 +246,7 @@ class SpeculativeDecoder:
         call = call_overrides("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
-        _warn([self._departure(_settings_of(settings, requests))], stacklevel=4)
+        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
         with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
@@ -258,7 +258,7 @@ class SpeculativeDecoder:
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
-        _warn(_doubts(settings.threshold_policy), stacklevel=4)
+        _warn(_doubts(settings.threshold_policy), stacklevel=3)
         watch(self.drift, settings, asked, [row], stacklevel=3)
 
     def requests(
