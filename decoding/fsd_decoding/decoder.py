@@ -125,7 +125,7 @@ class SpeculativeDecoder:
         decoder = cls(
             models[0], models[1], shared, compile=compile, coverage=followed.coverage, drift=followed.drift
         ).reconfigured(configured("from_pretrained", decoding, given, followed.config))
-        _warn(followed.warnings(decoder.setting), stacklevel=4)
+        _warn(followed.warnings(decoder.setting), stacklevel=3)
         return decoder
 
     def with_config(self, **keywords: Unpack[DecodingKeywords]) -> SpeculativeDecoder:
@@ -138,7 +138,7 @@ class SpeculativeDecoder:
             keywords: fields of `DecodingConfig`, which take precedence over this decoder's.
         """
         other = self.reconfigured(configured("with_config", None, keywords, self.decoding))
-        _warn([self._departure([other.setting])], stacklevel=4)
+        _warn([self._departure([other.setting])], stacklevel=3)
         return other
 
     def reconfigured(self, config: DecodingConfig) -> SpeculativeDecoder:
@@ -219,7 +219,7 @@ class SpeculativeDecoder:
         requests = self._requests(call, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
-        _warn([self._departure(_settings_of(settings, requests))], stacklevel=4)
+        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
             begun = requests if begin is None else (request for request in requests if begin(request.index))
@@ -229,7 +229,7 @@ class SpeculativeDecoder:
                 if on_finish is not None:
                     on_finish(index, finished[index])
         results = [finished[i] for i in sorted(finished)]
-        _warn(_doubts(settings.threshold_policy), stacklevel=4)
+        _warn(_doubts(settings.threshold_policy), stacklevel=3)
         watch(self.drift, settings, [requests[i] for i in sorted(finished)], results, stacklevel=3)
         return results
 
@@ -252,7 +252,7 @@ class SpeculativeDecoder:
         call = call_overrides("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
-        _warn([self._departure(_settings_of(settings, requests))], stacklevel=4)
+        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
         with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
@@ -264,7 +264,7 @@ class SpeculativeDecoder:
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
-        _warn(_doubts(settings.threshold_policy), stacklevel=4)
+        _warn(_doubts(settings.threshold_policy), stacklevel=3)
         watch(self.drift, settings, asked, [row], stacklevel=3)
 
     def requests(

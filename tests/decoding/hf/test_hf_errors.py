@@ -59,7 +59,6 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
     ("unknown divergence", {"fsd_divergence": "x"}),
     ("threshold is NaN", {"fsd_threshold": float("nan")}),
     ("draft_length is 0", {"fsd_draft_length": 0}),
-    ("fsd_threshold is given, but fsd_profile sets it", {"fsd_profile": "nowhere"}),
     ("profile 'nowhere' cannot be read", {"fsd_profile": "nowhere", "fsd_threshold": None}),
 ]
 

@@ -127,8 +127,9 @@ def test_a_keyword_counts_as_given_whatever_its_value_and_a_field_of_an_object_i
 
 
 def test_a_decoder_is_told_once_and_its_calls_only_of_what_they_change() -> None:
-    with pytest.warns(UserWarning, match="draft_length is 4"):
+    with pytest.warns(UserWarning, match="draft_length is 4") as caught:
         ours = load(draft_length=4)
+    assert caught[0].lineno == load.__code__.co_firstlineno + 1  # the line that called from_pretrained
     decode = ours.generate
     assert warned(decode, prompts=PROMPTS, max_new_tokens=NEW) == []
     assert warned(decode, prompts=PROMPTS, max_new_tokens=NEW, draft_length=4) == []
