@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
 from fsd_calib.measuring.configuration import Configuration
@@ -51,6 +52,15 @@ class Evaluator:
     def measured(self) -> list[Measurement]:
         """Returns all measurements so far, each on the problems decoded of it."""
         return [self.counted(c) for c, done in self._done.items() if done]
+
+
+class _Asked(NamedTuple):
+    """Prompts to decode under one configuration and seed, with the key of their texts."""
+
+    configuration: Configuration
+    key: CacheKey
+    seed: int
+    queries: Sequence[CacheQuery]
 
 
 class CachedDecoder:
@@ -128,7 +138,7 @@ class CachedDecoder:
         if total := sum(map(len, missing.values())):
             with self._progress.step(str(configuration), total) as advance:
                 for seed, indices in missing.items():
-                    known[seed] |= self._complete(configuration, keys[seed], seed, queries, indices, advance)
+                    known[seed] |= self._complete(_Asked(configuration, keys[seed], seed, queries), indices, advance)
         return [
             tuple(self._graded(problem, cached[i]) for cached in known.values()) for i, problem in enumerate(problems)
         ]
@@ -149,21 +159,13 @@ class CachedDecoder:
     def _key(self, configuration: Configuration, seed: int) -> CacheKey:
         return self._keys[configuration.draft].of(configuration, seed)
 
-    def _complete(
-        self,
-        configuration: Configuration,
-        key: CacheKey,
-        seed: int,
-        queries: Sequence[CacheQuery],
-        indices: Sequence[int],
-        advance: Advance,
-    ) -> dict[int, CachedText]:
+    def _complete(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
         """Returns all these texts: decodes those that no other process decodes, and waits for the others."""
         done: dict[int, CachedText] = {}
         while missing := [i for i in indices if i not in done]:
-            decoded = self._decode(configuration, key, seed, queries, missing, advance)
+            decoded = self._decode(asked, missing, advance)
             left = [i for i in missing if i not in decoded]
-            found = self._cache.find(key, [queries[i] for i in left], configuration.threshold)
+            found = self._cache.find(asked.key, [asked.queries[i] for i in left], asked.configuration.threshold)
             self._count_reused(list(found.values()))
             advance(len(found))
             done |= decoded | {left[place]: text for place, text in found.items()}
@@ -171,32 +173,24 @@ class CachedDecoder:
                 time.sleep(_POLL)
         return done
 
-    def _decode(
-        self,
-        configuration: Configuration,
-        key: CacheKey,
-        seed: int,
-        queries: Sequence[CacheQuery],
-        indices: Sequence[int],
-        advance: Advance,
-    ) -> dict[int, CachedText]:
+    def _decode(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
         """Decodes, and returns, those of the problems that this process can claim."""
         done: dict[int, CachedText] = {}
 
         def claim(place: int) -> bool:
-            return self._cache.claim(key, queries[indices[place]], configuration.threshold)
+            return self._cache.claim(asked.key, asked.queries[indices[place]], asked.configuration.threshold)
 
         def add_to_cache(place: int, result: Result) -> None:
             index = indices[place]
-            done[index] = self._cache.add(key, queries[index], configuration.threshold, result)
+            done[index] = self._cache.add(asked.key, asked.queries[index], asked.configuration.threshold, result)
             self.decoded += 1
             self.decoded_tokens += done[index].tokens
             advance(1)
 
         try:
             if any(map(claim, range(len(indices)))):  # up to the first one
-                asked = [queries[i] for i in indices]
-                self._generate(configuration, seed, asked, self._batch_size, add_to_cache, claim)
+                queries = [asked.queries[i] for i in indices]
+                self._generate(asked.configuration, asked.seed, queries, self._batch_size, add_to_cache, claim)
         finally:
             self._cache.drop_claims()
         return done
