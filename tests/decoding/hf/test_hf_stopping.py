@@ -63,7 +63,7 @@ def test_a_criterion_that_remembers_rows_of_the_batch(rows: int, eos: dict[str, 
 @pytest.mark.parametrize("options", [
     {}, {"eos_token_id": None}, {"pad_token_id": 3}, {"max_new_tokens": 1}, {"fsd_draft_length": 1},
     {"logits_processor": LogitsProcessorList([Penalty()])},
-], ids=str)  # fmt: skip
+], ids=lambda options: next(iter(options), "plain"))  # fmt: skip
 def test_a_criterion_is_called_with_all_rows_as_generate_calls_it(options: dict[str, Any]) -> None:
     ours, theirs = Together(), Together()
     own = {name: value for name, value in options.items() if not name.startswith("fsd")}
