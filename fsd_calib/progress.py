@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from fsd_decoding.terminal import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
+    from rich.text import Text
 
 Advance = Callable[[int], None]
 _SECONDS_BETWEEN_LINES = 30.0
@@ -84,7 +87,12 @@ class Lines:
             self.note(f"{title}: done, {time.monotonic() - started:.1f} s")
 
     def note(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        try:
+            print(visible(line), file=self._stream, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:  # a log that cannot grow, on a full disk, must not end hours of work
+            pass
 
 
 class Bars:
@@ -111,18 +119,18 @@ class Bars:
             bars.remove_task(task)
 
     def note(self, line: str) -> None:
-        (self._bars.console if self._bars else self._console or _stderr()).print(line, highlight=False)
+        (self._bars.console if self._bars else self._console or _stderr()).print(_literal(line))
 
     @staticmethod
     def _bar(bars: RichProgress, title: str, total: int) -> tuple[TaskID, Advance]:
-        task = bars.add_task(title, total=total)
+        task = bars.add_task(visible(title), total=total)
         return task, lambda done: bars.advance(task, done)
 
     def _display(self) -> RichProgress:
         from rich import progress
 
         return progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TimeElapsedColumn(),
@@ -132,6 +140,12 @@ class Bars:
 
 
 def _stderr() -> Console:
-    from rich.console import Console
+    from fsd_collectors.report.terminal import LiteralConsole
 
-    return Console(stderr=True)
+    return LiteralConsole(stderr=True)
+
+
+def _literal(line: str) -> Text:
+    from fsd_collectors.report.terminal import literal
+
+    return literal(line)

@@ -9,7 +9,10 @@ from typing import Any, Literal, Self
 from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
+from fsd_decoding.models.fingerprint import is_sampled
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
+
+_WHERE_FROM = {"target": {"id", "revision"}, "draft": {"id", "revision"}}
 
 Way = Literal["along-target", "on-policy"]
 
@@ -74,8 +77,14 @@ class Manifest(Part):
         return -(-self.task.problems // self.portion)
 
     def difference(self, other: Self) -> str | None:
-        """Returns the first fact that differs, in words, or None where all agree."""
-        return _difference(self.model_dump(), other.model_dump())
+        """Returns the first fact that differs, in words, or None where all agree.
+
+        Models are the same where their fingerprints are, whatever folder or commit they were loaded from.
+        """
+        if is_sampled(other.target.fingerprint) and not is_sampled(self.target.fingerprint):
+            return "an earlier version collected it, with fingerprints that cover 64 elements of each tensor"
+        mine, theirs = (one.model_dump(exclude=_WHERE_FROM) for one in (self, other))
+        return _difference(mine, theirs)
 
 
 def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from numbers import Integral, Real
 
@@ -35,6 +36,12 @@ def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]
         if not isinstance(threshold, Real) or math.isnan(threshold):
             shown = "NaN" if isinstance(threshold, Real) else repr(threshold)
             raise UsageError(f"threshold is {shown}; it must be a number (negative is lossless)")
+
+
+def check_path(name: str, value: object) -> None:
+    """UsageError: a path holds a null character, which the system takes as its end."""
+    if isinstance(value, str | os.PathLike) and "\0" in os.fspath(value):
+        raise UsageError(f"{name} is {os.fspath(value)!r:.60}; a path has no null character, leave it out")
 
 
 def check_whole(name: str, value: object) -> None:

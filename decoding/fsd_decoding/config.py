@@ -67,12 +67,13 @@ class DecodingConfig:
         return replace(config, sampling=replace(config.sampling, **_without_none(sampling))) if sampling else config
 
     def _without_replaced(self, keywords: Mapping[str, Any]) -> DecodingConfig:
-        """A T alone replaces a policy, as in a decoder's call, and a policy alone replaces another."""
+        """A T alone replaces a policy, and a policy alone another, or T, as in a decoder's call."""
         if "threshold" in keywords and "threshold_policy" not in keywords:
             return replace(self, threshold_policy=None)
-        if "threshold_policy" in keywords and isinstance(self.threshold, ThresholdPolicy):
-            return replace(self, threshold=None)
-        return self
+        replaced = isinstance(keywords.get("threshold_policy"), ThresholdPolicy) or (
+            "threshold_policy" in keywords and isinstance(self.threshold, ThresholdPolicy)
+        )
+        return replace(self, threshold=None) if replaced else self
 
 
 @dataclass(frozen=True)

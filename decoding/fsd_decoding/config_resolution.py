@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from fsd_decoding.acceptance.proposal import Criterion
@@ -39,8 +39,6 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
     """
     rule = rule_named(_single("rule", config.rule))
     threshold, policy = threshold_and_policy(config.threshold, config.threshold_policy)
-    if policy is not None:
-        check_movable(policy, rule)
     threshold = _THRESHOLD if threshold is None else threshold
     draft_length = _DRAFT_LENGTH if config.draft_length is None else config.draft_length
     divergence = _DIVERGENCE if config.divergence is None else _single("divergence", config.divergence)
@@ -51,12 +49,47 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
     return ResolvedConfig(rule, criterion, threshold, cast(int, draft_length), stopping, policy)
 
 
-def configured(function: str, decoding: DecodingConfig | None, keywords: Mapping[str, Any]) -> DecodingConfig:
-    """Returns the configuration with fields replaced by keywords; `function` is named in error messages."""
-    given = rename_former(keywords, stacklevel=4)
-    config = (check_type("decoding", decoding, DecodingConfig) or DecodingConfig()).override(given)
-    refuse_rest(function, given)
+def configured(
+    function: str,
+    decoding: DecodingConfig | None,
+    keywords: Mapping[str, Any],
+    base: DecodingConfig | None = None,
+) -> DecodingConfig:
+    """Returns the base with what is given in its place: keywords first, then the fields of `decoding`.
+
+    A field of `decoding` that has its default is not given; a keyword is, whatever its value. `function` is named in
+    error messages.
+
+    Raises:
+        UsageError: a T is given and the rule of the base, which has none, stays; or a policy that moves T is given and
+            the rule has no threshold on a divergence. A policy of the base does not apply to such a rule.
+    """
+    named = rename_former(keywords, stacklevel=4)
+    fields_given = _fields_given(check_type("decoding", decoding, DecodingConfig) or DecodingConfig())
+    given = fields_given | named
+    config = (base or DecodingConfig()).override(dict(fields_given)).override(named)
+    refuse_rest(function, named)
+    _check_has_threshold(given, config)
     return config
+
+
+def _fields_given(decoding: DecodingConfig) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    usual = DecodingConfig()
+    values = {field.name: getattr(decoding, field.name) for field in fields(decoding)}
+    return {name: value for name, value in values.items() if value != getattr(usual, name)}
+
+
+def _check_has_threshold(given: Mapping[str, Any], config: DecodingConfig) -> None:
+    """UsageError: a T or a policy is given, but the rule has no such threshold."""
+    if not isinstance(config.rule, str):
+        return  # `resolve` says so
+    rule = rule_named(config.rule)
+    for policy in (given.get("threshold"), given.get("threshold_policy")):
+        if isinstance(policy, ThresholdPolicy):
+            check_movable(policy, rule)
+    if given.get("threshold") is not None and "rule" not in given and not rule.fuzzy:
+        raise UsageError(f"threshold is given, but the decoder's rule {rule.name!r} has none; give rule= too")
 
 
 def call_overrides(

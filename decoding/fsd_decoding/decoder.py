@@ -13,6 +13,7 @@ from fsd_decoding.acceptance.rules import Rule, rule_named
 from fsd_decoding.argument_checks import check_count
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
+from fsd_decoding.config_keywords import rename_former
 from fsd_decoding.config_resolution import call_overrides, check_movable, configured, resolve, threshold_and_policy
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import Engine, Settings
@@ -33,6 +34,7 @@ from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.drift import Drift, watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.requests import Prompt, requests_for
@@ -47,6 +49,7 @@ class SpeculativeDecoder:
         tokenizer: the tokenizer of both models.
         decoding: how tokens are accepted and drawn.
         compile: see `from_pretrained`.
+        coverage: what the profile that the decoder follows certified; what differs from it brings a warning.
         drift: detector that warns when acceptance drifts from that of the profile's calibration.
         keywords: fields of `DecodingConfig`, which take precedence over `decoding`.
     """
@@ -59,13 +62,15 @@ class SpeculativeDecoder:
         decoding: DecodingConfig | None = None,
         *,
         compile: bool | Literal["capture"] = False,
+        coverage: Coverage | None = None,
         drift: Drift | None = None,
         **keywords: Unpack[DecodingKeywords],
     ) -> None:
         config = configured("SpeculativeDecoder", decoding, keywords)
         self._pool = KVCachePool(compile)
         check_pair(target, draft)
-        self.target, self.draft, self.tokenizer, self.drift = target, draft, tokenizer, drift
+        self.target, self.draft, self.tokenizer = target, draft, tokenizer
+        self.coverage, self.drift = coverage, drift
         self._configure(config)
 
     @classmethod
@@ -80,6 +85,7 @@ class SpeculativeDecoder:
         dtype: str | torch.dtype | None = None,
         tokenizer: Any = None,
         compile: bool | Literal["capture"] = False,
+        allow_edited: bool = False,
         **keywords: Unpack[DecodingKeywords],
     ) -> SpeculativeDecoder:
         """Loads a target and a draft model.
@@ -87,9 +93,9 @@ class SpeculativeDecoder:
         Args:
             target: hub id, path, or loaded model (then `tokenizer` is needed), on any device or devices.
             draft: the same, or `NGram()`, which drafts from the text itself.
-            profile: path of a profile, or a `ThresholdProfile`; sets the whole `DecodingConfig` and overrides
-                `decoding` and `keywords`.
-            decoding: how tokens are accepted and drawn.
+            profile: path of a profile, or a `ThresholdProfile`; sets what is not given. What is given goes first, and
+                where decoding then differs from what the profile certified, a warning names the difference.
+            decoding: how tokens are accepted and drawn. Beside a profile, a field that has its default is not given.
             device: by default "cuda" if available, else "cpu". Loaded models are not moved.
             dtype: by default the checkpoint's own. Loaded models are not converted.
             tokenizer: the tokenizer of loaded models.
@@ -98,32 +104,53 @@ class SpeculativeDecoder:
                 True also compiles kernels, which takes half a minute or more. Either pays off over thousands of
                 rounds. On CUDA these are CUDA graphs, captured at the second use, and memory stays allocated between
                 calls; see docs/decoding.md.
+            allow_edited: follow a profile that was changed after its calibration, without a certificate.
             keywords: fields of `DecodingConfig` and of its sampling (`rule`, `divergence`, `threshold`,
-                `draft_length`, `temperature`, …), which take precedence over `decoding`.
+                `draft_length`, `temperature`, …), which take precedence over `decoding`, and are given whatever their
+                value.
 
         Raises:
-            UsageError: a model cannot be loaded, the tokenizers differ, or the profile is for other models.
+            UsageError: a model cannot be loaded, the tokenizers differ, or the profile is for other models or edited.
         """
-        config = configured("from_pretrained", decoding, keywords)
+        given: Any = rename_former(keywords, stacklevel=3)
+        config = configured("from_pretrained", decoding, given)
         place = device or default_device()
         check_device(place)
         as_dtype(dtype)
         shared = shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
         models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
-        drift = None
-        if profile is not None:
-            config, drift = profile_config(profile, models, shared, stacklevel=3)
-        return cls(models[0], models[1], shared, config, compile=compile, drift=drift)
+        if profile is None:
+            return cls(models[0], models[1], shared, config, compile=compile)
+        followed = profile_config(profile, models, shared, allow_edited)
+        decoder = cls(
+            models[0], models[1], shared, compile=compile, coverage=followed.coverage, drift=followed.drift
+        ).reconfigured(configured("from_pretrained", decoding, given, followed.config))
+        _warn(followed.warnings(decoder.setting), stacklevel=3)
+        return decoder
 
     def with_config(self, **keywords: Unpack[DecodingKeywords]) -> SpeculativeDecoder:
         """Returns a decoder with another configuration that shares models, caches and compiled graphs.
 
+        A threshold policy of this decoder does not apply to a rule without a threshold on a divergence. Where the
+        decoder follows a profile and decoding then differs from what that certified, a warning names the difference.
+
         Args:
             keywords: fields of `DecodingConfig`, which take precedence over this decoder's.
         """
-        other = copy.copy(self)
-        other._configure(configured("with_config", self.decoding, keywords))
+        other = self.reconfigured(configured("with_config", None, keywords, self.decoding))
+        _warn([self._departure([other.setting])], stacklevel=3)
         return other
+
+    def reconfigured(self, config: DecodingConfig) -> SpeculativeDecoder:
+        """Returns a decoder with this configuration as a whole, as `with_config` does, without a warning."""
+        other = copy.copy(self)
+        other._configure(config)
+        return other
+
+    @property
+    def setting(self) -> DecodingSetting:
+        """How a text is decoded where a call overrides nothing."""
+        return DecodingSetting.of(self.settings(), self.threshold, self.draft_length)
 
     def _configure(self, config: DecodingConfig) -> None:
         resolved = resolve(config)
@@ -147,10 +174,9 @@ class SpeculativeDecoder:
 
     @property
     def eos(self) -> frozenset[int]:
-        """The tokens that end a text."""
+        """The tokens that end a text: those that end it in transformers, of the generation configuration alone."""
         configured = self.target.generation_config.eos_token_id
-        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
-        return frozenset(i for i in ids if i is not None)
+        return frozenset() if configured is None else frozenset(torch.as_tensor(configured).flatten().tolist())
 
     def generate(
         self,
@@ -164,6 +190,7 @@ class SpeculativeDecoder:
         ids: Sequence[int] | None = None,
         stop: Sequence[str] = (),
         on_finish: Callable[[int, Result], None] | None = None,
+        begin: Callable[[int], bool] | None = None,
         observer: Observer | None = None,
         **keywords: Unpack[CallKeywords],
     ) -> list[Result]:
@@ -177,6 +204,8 @@ class SpeculativeDecoder:
             ids: one stable integer per prompt, the key of its noise; default: its index.
             stop: strings that end a text; the text is cut before them.
             on_finish: called with a prompt's index and result as soon as it is done.
+            begin: called with a prompt's index when a row is free for it; where it returns False the prompt is left
+                out, and the results are those of the others.
             observer: called once per round, see `observers.round_record.Observer`.
             keywords: fields of `CallOverrides` (`rule`, `threshold`, `draft_length`, `min_p`, …), which override the
                 decoder's settings for this call. A stop policy that does not support the rule is not used.
@@ -190,16 +219,18 @@ class SpeculativeDecoder:
         requests = self._requests(call, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
+        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
-            for row in self.engine(settings, requests, batch_size).run(requests):
+            begun = requests if begin is None else (request for request in requests if begin(request.index))
+            for row in self.engine(settings, requests, batch_size).run(begun):
                 index = row.request.index
                 finished[index] = Result.of(row, self.tokenizer, stop)
                 if on_finish is not None:
                     on_finish(index, finished[index])
-        results = [finished[i] for i in range(len(requests))]
-        _doubt(settings.threshold_policy, stacklevel=3)
-        watch(self.drift, settings, requests, results, stacklevel=3)
+        results = [finished[i] for i in sorted(finished)]
+        _warn(_doubts(settings.threshold_policy), stacklevel=3)
+        watch(self.drift, settings, [requests[i] for i in sorted(finished)], results, stacklevel=3)
         return results
 
     def stream(
@@ -221,6 +252,7 @@ class SpeculativeDecoder:
         call = call_overrides("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
+        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
         with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
@@ -232,7 +264,7 @@ class SpeculativeDecoder:
                 piece = text.rest(Result.of(row, self.tokenizer, stop).text) if done else text.push(row.tokens)
                 if piece:
                     yield piece
-        _doubt(settings.threshold_policy, stacklevel=3)
+        _warn(_doubts(settings.threshold_policy), stacklevel=3)
         watch(self.drift, settings, asked, [row], stacklevel=3)
 
     def requests(
@@ -291,6 +323,13 @@ class SpeculativeDecoder:
             )
         return ending, moving
 
+    def _departure(self, settings: Sequence[DecodingSetting]) -> str | None:
+        """A warning where settings differ from what the profile certified; None for those of this decoder itself."""
+        if self.coverage is None:
+            return None
+        own = self.setting.values()
+        return self.coverage.departure(setting for setting in settings if setting.values() != own)
+
     def _requests(
         self, call: CallOverrides, prompts: Sequence[Prompt], max_new_tokens: int, ids: Sequence[int] | None
     ) -> list[Request]:
@@ -331,7 +370,18 @@ class SpeculativeDecoder:
         return [self.target] if isinstance(self.draft, DraftSource) else [self.target, self.draft]
 
 
-def _doubt(policy: ThresholdPolicy | None, stacklevel: int) -> None:
-    """Warns, at `stacklevel`, about targets that a policy could not hold."""
-    for doubt in policy.doubts() if policy is not None else ():
-        warnings.warn(doubt, stacklevel=stacklevel)
+def _settings_of(settings: Settings, requests: Sequence[Request]) -> list[DecodingSetting]:
+    """The different settings of the requests of a call."""
+    pairs = dict.fromkeys((request.threshold, request.draft_length) for request in requests)
+    return [DecodingSetting.of(settings, *pair) for pair in pairs]
+
+
+def _doubts(policy: ThresholdPolicy | None) -> Sequence[str]:
+    """Warnings about targets that a policy could not hold."""
+    return policy.doubts() if policy is not None else ()
+
+
+def _warn(messages: Sequence[str | None], stacklevel: int) -> None:
+    for message in messages:
+        if message is not None:
+            warnings.warn(message, stacklevel=stacklevel)

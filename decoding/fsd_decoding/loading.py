@@ -13,7 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
+from fsd_decoding.models.checkpoint_files import CheckpointFiles
 from fsd_decoding.models.fingerprint import tokenizer_difference
+from fsd_decoding.models.known_digests import remember_checkpoint
 
 ModelSource = str | os.PathLike[str]
 
@@ -68,11 +70,16 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     """Loads a causal LM in eval mode onto `device`; dtype None keeps the checkpoint's own."""
     requested = as_dtype(dtype)
     pinned = _pinned(fetch_weights(os.fspath(source)))
+    files = CheckpointFiles(_resolved(source))
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(_resolved(source), dtype=requested, **pinned)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            _resolved(source), dtype=requested, output_loading_info=True, **pinned
+        )
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
-    return model.to(device).eval()
+    model, info = loaded[0].to(device).eval(), loaded[1]
+    remember_checkpoint(model, files.key(model, info))
+    return model
 
 
 def load_tokenizer(source: ModelSource) -> Any:

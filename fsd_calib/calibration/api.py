@@ -23,6 +23,7 @@ from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.search.space import Space
+from fsd_calib.storage.system_errors import naming
 from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.registry import load_task
@@ -136,7 +137,7 @@ class Calibration:
                 "another; leave one of the two out"
             )
         for rule in self._space.rules:
-            if not rule_named(rule).bounds_divergence:
+            if not rule_named(rule, lambda known: known.bounds_divergence).bounds_divergence:
                 bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
                 raise UsageError(
                     f"rule {rule!r} has no threshold on a divergence to calibrate; those that have: {bounding}"
@@ -171,7 +172,8 @@ class Calibration:
     def _prepared(self) -> Iterator[Prepared]:
         out = self.config.path("out")
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            with naming("the output folder", out):
+                out.mkdir(parents=True, exist_ok=True)
         first, *others = _drafts(self.draft)
         tokenizer = shared_tokenizer(self.target, first, self.tokenizer)
         for other in others:

@@ -12,11 +12,10 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from filelock import FileLock
-
 from fsd_calib.calibration.session import Session
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.storage.private_files import make_private_folder, private_lock
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.collection.run import collect_traces
@@ -102,9 +101,10 @@ def _trace_folder(
     facts += [problem.id for problem in problems]
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     folder = session.cache / "traces" / name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
+    make_private_folder(folder.parent)
+    with private_lock(folder.with_suffix(".lock")):
         _set_aside_if_damaged(folder)
+        make_private_folder(folder)
         yield folder
 
 

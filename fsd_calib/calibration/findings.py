@@ -10,11 +10,12 @@ from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
+from fsd_calib.certification.outcomes import Paired
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
+from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.threshold_profile import Outcome
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,10 @@ class Findings:
         """Returns the target's measurement on the same problems."""
         part = self.opened if self.opened and like.part == "certification" else self.ready.session.tuning
         return part.measure(self.ready.alone, like.problems)
+
+    def paired(self, measured: Measurement) -> Paired:
+        """Returns its grades beside the target's: of a tested configuration those that the verdict rests on."""
+        tested = self.evidence.get(measured.configuration)
+        if tested is not None and measured.part == "certification":
+            return tested.paired
+        return Paired(self.alone(measured).correct, measured.correct)

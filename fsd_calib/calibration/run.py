@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from fsd_calib.calibration.baseline import Baseline, measure_baseline
 from fsd_calib.calibration.findings import Findings
@@ -18,13 +18,15 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Interval, Speeds
+from fsd_calib.search.agreement import agreed
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
+from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.threshold_profile import Outcome, ThresholdProfile
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _BASELINE = 256  # tuning problems on which target and lossless rule are compared before the search
 _SD = 300  # problems of a part on which the tokens per round of `sd` are counted
@@ -166,11 +168,18 @@ def _search(ready: Prepared, objective: Objective, alone: Measurement) -> tuple[
         ready.session.progress.note(line)
     for trial in searched.trials:  # in an earlier process or by another worker too: the curve shows them all
         session.measure(trial.configuration, trial.problems)
-    frozen = freeze(searched, ready.space, session, alone, ready.forecast, objective)
+    own = freeze(searched, ready.space, session, alone, ready.forecast, objective)
+    frozen = _agreed(ready, name, f"frozen after at most {ready.config.trials} trials", own)
     for configuration in frozen:  # whether a test is worth it is judged by the whole part
         session.measure(configuration)
     record_recounts(searched, session, alone, ready.forecast, ready.config.study_storage, name)
     return frozen, len(searched.trials)
+
+
+def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Configuration]) -> list[Configuration]:
+    """Returns what the first process of the study chose, which is this one's choice where that is the first."""
+    recorded = agreed(ready.config.study_storage, study, key, [asdict(configuration) for configuration in own])
+    return [Configuration(**values) for values in recorded]
 
 
 def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline) -> Decision:
@@ -181,7 +190,7 @@ def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Configuratio
         return Decision("front") if untested or not rungs else _bound_front(ready, _spread(ready, rungs))
     if not rungs:
         return _nothing_to_test(ready, objective, frozen, baseline)
-    return Decision(*_outcome(ready, "untested", rungs[-1])) if untested else _test(ready, rungs)
+    return Decision(*_outcome(ready, "untested", rungs[-1])) if untested else _test(ready, objective, rungs)
 
 
 def _nothing_to_test(
@@ -192,14 +201,24 @@ def _nothing_to_test(
     return Decision("too-slow" if isinstance(objective, MaxAccuracy) else "not-certified", next(iter(frozen), None))
 
 
-def _test(ready: Prepared, rungs: Sequence[Configuration]) -> Decision:
+def _test(ready: Prepared, objective: Objective, rungs: Sequence[Configuration]) -> Decision:
     opened = _open_holdout(ready, rungs)
-    verdict = opened.decide()
+    verdict = opened.decide(ready.session.progress)
     evidence = dict(zip(rungs, verdict.tested, strict=False))
     if verdict.passed is None:
         return Decision(*_outcome(ready, "not-certified", rungs[0]), opened, evidence)
-    best = ready.timer.fastest(_fastest(ready, rungs[: verdict.passed + 1]))
+    best = _agreed_fastest(ready, objective, opened, rungs[: verdict.passed + 1])
     return Decision(*_outcome(ready, "certified", best), opened, evidence)
+
+
+def _agreed_fastest(
+    ready: Prepared, objective: Objective, opened: HoldoutAttempt, passed: Sequence[Configuration]
+) -> Configuration:
+    """Returns the fastest of the certified configurations by the clock of the first process that timed them."""
+    own = ready.timer.fastest(_fastest(ready, passed))
+    key = f"fastest of attempt {opened.attempt.number}"
+    (first,) = _agreed(ready, study_name(ready, objective), key, [own])
+    return first if first in passed else own  # a process with another ledger may have certified others
 
 
 def _fastest(ready: Prepared, passed: Sequence[Configuration]) -> list[Configuration]:
@@ -211,7 +230,7 @@ def _fastest(ready: Prepared, passed: Sequence[Configuration]) -> list[Configura
 
 def _bound_front(ready: Prepared, points: Sequence[Configuration]) -> Decision:
     opened = _open_holdout(ready, points)
-    return Decision("front", None, opened, dict(zip(points, opened.bound_all(), strict=True)))
+    return Decision("front", None, opened, dict(zip(points, opened.bound_all(ready.session.progress), strict=True)))
 
 
 def _open_holdout(ready: Prepared, frozen: Sequence[Configuration]) -> HoldoutAttempt:

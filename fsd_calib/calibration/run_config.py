@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from fsd_calib.progress import Progress, Silent
-from fsd_decoding.argument_checks import check_count
+from fsd_decoding.argument_checks import check_count, check_path
 
 Timing = Literal["run", "careful", "none"]
 """Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
@@ -40,7 +40,7 @@ class RunConfig:
         progress: receives progress reports of long steps; silent by default.
 
     Raises:
-        UsageError: a count is not a whole number of at least 1.
+        UsageError: a count is not a whole number of at least 1, or a path holds a null character.
     """
 
     batch_size: int | None = None
@@ -63,6 +63,8 @@ class RunConfig:
         for name in ("limit", "batch_size"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        for name in ("data", "out", "cache", "state", "storage"):
+            check_path(name, getattr(self, name))
 
     def path(self, name: Literal["data", "out", "cache", "state"]) -> Path | None:
         """Returns a field that names a file or a folder, as a `Path`."""
@@ -78,7 +80,7 @@ class RunConfig:
     def study_storage(self) -> str | None:
         """The Optuna storage of the study; None: in memory."""
         out = self.path("out")
-        return self.storage or (None if out is None else str(out / "study.log"))
+        return self.storage or (None if out is None else str((out / "study.log").absolute()))
 
 
 class RunKeywords(TypedDict, total=False):

@@ -1,12 +1,16 @@
 """Facts of a run that a resumed calibration needs to reach the same result: its name, costs and attempt number.
 
-They are kept in a small file per run in the output folder and, once an attempt is made, in the ledger too. Timings are
+They are kept in a small file per run in the output folder, with a digest, and, once an attempt is made, in the ledger
+too. A damaged file is set aside, which costs the time of measuring and searching again, unless the ledger has the
+facts. Timings are
 measured once per run, since they decide which configurations are tried: measured again they would differ, and the
 choice with them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,6 +24,8 @@ from pydantic import AwareDatetime, ValidationError
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import Run
+from fsd_calib.storage.sqlite_file import set_aside
+from fsd_calib.storage.system_errors import naming
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.parts import Amount, Natural, Part
 
@@ -85,7 +91,8 @@ def begin_or_resume(folder: Path | None, name: str, holdout: Holdout, measure: C
     if folder is None:
         return resume_or_begin()
     path = folder / f"run-{name}.json"
-    with FileLock(path.with_suffix(".lock")):  # of several processes one measures for all
+    lock = FileLock(path.with_suffix(".lock"))  # of several processes one measures for all
+    with naming("the run's file", path), lock:
         return _read(path) or _write(path, resume_or_begin())
 
 
@@ -113,23 +120,41 @@ def _in_ledger(holdout: Holdout, name: str) -> RunFacts | None:
 
 
 def _write(path: Path, facts: RunFacts) -> RunFacts:
+    content = {**facts.model_dump(mode="json"), "digest": _digest(facts)}
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(path)
     return facts
 
 
 def _read(path: Path) -> RunFacts | None:
+    """Returns the facts in a file; None where there is none, or where it was damaged and is set aside."""
     try:
-        return RunFacts.model_validate_json(path.read_text(encoding="utf-8"))
+        return _verified(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (ValidationError, ValueError) as error:
-        aside = path.with_suffix(".damaged")
-        path.replace(aside)
+    except ValueError as error:
+        aside = set_aside(path)
         warnings.warn(
             f"{str(path)!r} is damaged ({str(error).splitlines()[0]}); it is set aside as {aside.name}, and the run "
-            "starts again with what the cache holds",
+            "starts again with what the ledger and the cache hold",
             stacklevel=2,
         )
         return None
+
+
+def _verified(text: str) -> RunFacts:
+    """Returns the facts. ValueError: they are not what was written, or an earlier version wrote them, without a
+    digest."""
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    digest = content.pop("digest", None)
+    facts = RunFacts.model_validate(content)
+    if digest != _digest(facts):
+        raise ValueError("its digest is not that of its values" if digest else "it has no digest")
+    return facts
+
+
+def _digest(facts: RunFacts) -> str:
+    return hashlib.blake2b(facts.model_dump_json().encode(), digest_size=16).hexdigest()

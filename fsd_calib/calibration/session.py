@@ -19,9 +19,10 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.parts import ModelInfo
 
+DECODINGS = "decodings.sqlite"
 _LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
 
 
@@ -108,10 +109,15 @@ def open_session(
     batch_size, parts = config.batch_size or MOST_AT_ONCE, parts or parts_of(task)
     for note in parts.notes:
         progress.note(note)
-    family = ModelInfo.of(decoder.target).fingerprint
-    with ResultCache(cache and cache / "decodings.sqlite") as store, AttemptLedger(state and state / _LEDGER) as ledger:
+    family = sampled_fingerprint(decoder.target)
+    with ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / _LEDGER) as ledger:
         if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
             progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
+        if store.holds_key_with(family) and not store.holds_key_with(model_fingerprint(decoder.target)):
+            progress.note(
+                f"decodings that an earlier version left in {cache} are not used, nor are its unfinished calibrations "
+                "continued: its fingerprints covered 64 elements of each tensor of a model, not all weights"
+            )
         ledger.tuned_on_repeats(family, parts.repeats)
         decode = CachedDecoder(decoder, task, store, batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]

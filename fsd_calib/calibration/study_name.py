@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import PurePath
+from typing import Any
 
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.prepare import Prepared
@@ -11,7 +11,6 @@ from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.objective import Objective
 from fsd_calib.search.pareto import ParetoFront
-from fsd_decoding.profile.parts import ModelInfo
 
 _MAX_LENGTH = 200  # characters of the words: databases keep 512 of a name
 _KINDS: dict[type, str] = {MaxSpeed: "KeepAccuracy", MaxAccuracy: "ReachSpeed", ParetoFront: "Front"}
@@ -38,13 +37,15 @@ def study_name(ready: Prepared, objective: Objective) -> str:
 
 def _pair(ready: Prepared) -> str:
     decoders = ready.session.drafts.values() or [ready.session.decoder]
-    drafts = [_short(ModelInfo.of(decoder.draft)) for decoder in decoders]
-    return f"{_short(ModelInfo.of(ready.session.decoder.target))} with {' or '.join(drafts)}"
+    drafts = [_short(decoder.draft) for decoder in decoders]
+    return f"{_short(ready.session.decoder.target)} with {' or '.join(drafts)}"
 
 
-def _short(model: ModelInfo) -> str:
-    """The name of its folder or repository; a model that was built in memory has neither."""
-    return PurePath(model.id).name or model.fingerprint[:8]
+def _short(model: Any) -> str:
+    """Its architecture and size: the same model in another folder shares the study."""
+    parameters = model.num_parameters()
+    unit, size = ("B", 1e9) if parameters >= 1e9 else ("M", 1e6)
+    return f"{model.config.model_type} {parameters / size:.2g}{unit}"
 
 
 def _goal(goal: Goal, objective: Objective) -> str:

@@ -44,6 +44,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
     ready, chosen = findings.ready, findings.chosen
     decoder = ready.session.draft_of(findings.followed)
     fuzzy = findings.measured(chosen)
+    grades = findings.paired(fuzzy)
     return ThresholdProfile(
         created=ready.facts.started,
         outcome=findings.outcome,
@@ -67,7 +68,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         lossy=findings.lossy,
         curve=list(_curve(findings)),
         certificate=_certificate(findings),
-        accuracy=Accuracy(target=findings.alone(fuzzy).accuracy, chosen=fuzzy.accuracy),
+        accuracy=Accuracy(target=grades.target_accuracy, chosen=grades.accuracy),
         tokens_per_round=TokensPerRound(
             sd=findings.measured(findings.sd).tokens_per_round, chosen=fuzzy.tokens_per_round
         ),
@@ -85,7 +86,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         device=str(decoder.device),
         dtype=str(decoder.dtype).removeprefix("torch."),
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-    )  # fmt: skip
+    ).sealed()  # fmt: skip
 
 
 def _data(ready: Prepared) -> DataInfo:
@@ -189,7 +190,7 @@ def _estimate(findings: Findings, fuzzy: Measurement) -> Estimate | None:
     evidence = findings.evidence.get(findings.chosen)
     return Estimate(
         threshold=findings.chosen.threshold,
-        retention=Paired(findings.alone(fuzzy).correct, fuzzy.correct).retention,
+        retention=findings.paired(fuzzy).retention,
         lower_bound=evidence.lower_bound if evidence else None,
         draft=_other_draft(findings, findings.chosen),
     )
@@ -224,16 +225,16 @@ def _order(measured: Measurement) -> tuple[str, str, str, str, int, float]:
 
 def _point(findings: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:
     configuration = measured.configuration
-    paired = Paired(findings.alone(measured).correct, measured.correct)
+    paired = findings.paired(measured)
     tested = evidence if measured.part == "certification" else None
     return CurvePoint(
         **asdict(configuration) | {"policy": configuration.info, "draft": _other_draft(findings, configuration)},
-        accuracy=measured.accuracy,
+        accuracy=paired.accuracy,
         retention=paired.retention if paired.target.any() else 0.0,
         lower_bound=tested.lower_bound if tested else None,
         tokens_per_round=measured.tokens_per_round,
         forecast=findings.ready.timer.forecast_of(configuration),
-        problems=measured.problems,
+        problems=paired.problems,
         source=measured.part,
         counts=Counts(**asdict(paired.outcomes)) if tested else None,
         simultaneous=tested is not None and findings.outcome == "front",

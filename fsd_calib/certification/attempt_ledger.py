@@ -40,9 +40,9 @@ def next_number(entries: Sequence[Entry], requested: Numbers) -> int:
 class AttemptLedger:
     """The ledger in a file, or in memory.
 
-    Attempts are grouped by family: the fingerprint of a target. Drafts, divergences, T and the name of the task are
-    choices within a family. Problems are identified by id and content key: a problem is known where an earlier row has
-    either number.
+    Attempts are grouped by family: the sampled fingerprint of a target, which all versions count by. Drafts,
+    divergences, T and the name of the task are choices within a family. Problems are identified by id and content key:
+    a problem is known where an earlier row has either number.
 
     Raises:
         UsageError: The file is damaged or of another version, or cannot be read or written.
@@ -139,16 +139,17 @@ class AttemptLedger:
             raise DamageError(f"an attempt of run {run} is gone")
         return _decided_first([entries[place] for place in places])
 
-    def _decide(self, attempt: Entry, verdict: str) -> None:
+    def _decide(self, attempt: Entry, verdict: str) -> str:
+        """Records the verdict, unless there is one; returns the one that stands."""
         with self._file.transaction():
             entry = next((e for e in self._file.attempts(attempt.family) if e.place == attempt.place), None)
             if entry is None:
                 raise DamageError(f"attempt {attempt.place} is gone")
             if entry.verdict is not None:
-                _require_same(entry, verdict)
-                return
+                return entry.verdict
             self._require_untuned(entry.family, entry.problems)
             self._file.change_attempt(replace(entry, verdict=verdict))
+            return verdict
 
     def _require_untuned(self, family: str, requested: Numbers) -> None:
         tuned = int(known(requested, self._file.tuned(family)).sum())
@@ -185,26 +186,18 @@ class Attempt:
         """Returns the significance level of its test."""
         return attempt_level(confidence, self.number)
 
-    def decide(self, verdict: str) -> None:
-        """Records the verdict.
+    def decide(self, verdict: str) -> str:
+        """Records the verdict, unless another process or an earlier run has; returns the one that stands, the first.
 
         Raises:
-            UsageError: The attempt was decided before by this object, or otherwise in another run, or its problems were
-                tuned on meanwhile.
+            UsageError: The attempt was decided before by this object, or its problems were tuned on meanwhile.
         """
         if self._decided:
             raise UsageError(f"attempt {self.number} is decided already; another decision needs a new attempt")
-        self._ledger._decide(self._entry, verdict)
-        self._decided, self.verdict = True, verdict
+        self.verdict = self._ledger._decide(self._entry, verdict)
+        self._decided = True
+        return self.verdict
 
 
 def _decided_first(entries: Sequence[Entry]) -> Entry | None:
     return min(entries, key=lambda entry: entry.verdict is None, default=None)
-
-
-def _require_same(entry: Entry, verdict: str) -> None:
-    if entry.verdict != verdict:
-        raise UsageError(
-            f"attempt {entry.number} was decided before as {entry.verdict!r:.200}, and now as {verdict!r:.200}; "
-            "the first verdict stands: change the sequence or the claim for a new attempt"
-        )

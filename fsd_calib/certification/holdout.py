@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
+from typing import Any
 
 from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger
 from fsd_calib.certification.certificate import Evidence, SequenceVerdict, bound_together, certify_sequence
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.ledger_file import Run
 from fsd_calib.certification.outcomes import Paired
+from fsd_calib.certification.verdict import counts_of, standing_grades, verdict_text
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
+from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Problem
 from fsd_decoding.errors import UsageError
 
@@ -28,7 +31,7 @@ class Holdout:
 
     Args:
         evaluator: Measures on the certification part.
-        family: Attempts of one family are counted together: the target's fingerprint.
+        family: Attempts of one family are counted together: the target's sampled fingerprint.
         identity: All that determines the outcomes besides configurations and problems: models, sampling, seeds. Another
             identity makes another attempt.
         whole: Number of problems before some were left out; None: none were.
@@ -154,19 +157,41 @@ class HoldoutAttempt:
     def measured(self) -> list[Measurement]:
         return self._evaluator.measured()
 
-    def decide(self) -> SequenceVerdict:
-        """Tests the sequence in its order, and records the verdict; a second call raises UsageError."""
+    def decide(self, progress: Progress | None = None) -> SequenceVerdict:
+        """Tests the sequence in its order, and records the verdict; a second call raises UsageError.
+
+        Where another process recorded one before, that one stands and is returned, and `progress` receives a note if it
+        rests on other grades.
+        """
         candidates = (self._prefixes(configuration) for configuration in self.frozen)
         verdict = certify_sequence(candidates, self.claim, self.delta)
-        self.attempt.decide(json.dumps({"passed": verdict.passed, "shown": _counts(verdict.tested)}))
-        return verdict
+        standing = self._record("passed", verdict.passed, verdict.tested, progress)
+        if standing is None:
+            return verdict
+        return certify_sequence(([grades] for grades in standing), self.claim, self.delta)
 
-    def bound_all(self) -> tuple[Evidence, ...]:
-        """Returns simultaneous bounds of all frozen configurations, recorded as the attempt's verdict."""
+    def bound_all(self, progress: Progress | None = None) -> tuple[Evidence, ...]:
+        """Returns simultaneous bounds of all frozen configurations, recorded as the attempt's verdict; see `decide`."""
         whole = [self._paired(configuration, None) for configuration in self.frozen]
         bounded = bound_together(whole, self.claim, self.delta)
-        self.attempt.decide(json.dumps({"bounded": _counts(bounded)}))
-        return bounded
+        standing = self._record("bounded", counts_of(bounded), bounded, progress)
+        return bounded if standing is None else bound_together(standing, self.claim, self.delta)
+
+    def _record(
+        self, kind: str, result: Any, evidence: Sequence[Evidence], progress: Progress | None
+    ) -> list[Paired] | None:
+        """Records a verdict; returns the grades of the one that stands where they are not this process's."""
+        own = verdict_text(kind, result, evidence)
+        standing = standing_grades(own, self.attempt.decide(own), kind, self.attempt.number)
+        for configuration, grades in zip(self.frozen, standing or (), strict=False):
+            for measured in (self.target, configuration):  # for its tokens and rounds
+                self._evaluator.measure(measured, grades.problems)
+        if standing is not None and progress is not None:
+            progress.note(
+                f"attempt {self.attempt.number} was decided by another process, whose decodings differ in outcomes; "
+                "its verdict stands, and the certificate has its numbers"
+            )
+        return standing
 
     def _prefixes(self, configuration: Configuration) -> Iterator[Paired]:
         """Yields growing prefixes of the part, so that an early decision saves decoding the rest."""
@@ -177,11 +202,6 @@ class HoldoutAttempt:
     def _paired(self, configuration: Configuration, first: int | None) -> Paired:
         target, fuzzy = (self._evaluator.measure(c, first) for c in (self.target, configuration))
         return Paired(target.correct, fuzzy.correct)
-
-
-def _counts(evidence: Sequence[Evidence]) -> list[list[int]]:
-    """Returns the counts that a verdict rests on; bounds follow from them, up to rounding of another machine."""
-    return [list(astuple(e.outcomes)) for e in evidence]
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

@@ -6,7 +6,7 @@ Heavy imports are inside functions, so that `--help` prints at once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from fsd_calib.cli.console import (
     check_writable,
     leave,
     quiet_transformers,
+    reply,
     say,
 )
 from fsd_calib.cli.options import (
@@ -40,6 +41,9 @@ from fsd_calib.cli.options import (
 )
 from fsd_calib.tasks.registry import TASKS, task_kind
 from fsd_decoding.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.run_config import RunConfig
 
 NAME = "fsd-calibrate"
 _EPILOG = """
@@ -249,7 +253,7 @@ def command(
     """
     task_kind(task)  # raises UsageError if it is unknown
     if show_prompt:
-        print(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
+        reply(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
         return
     goal = Goal(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
     way = _way(timing, no_timing)
@@ -268,12 +272,11 @@ def command(
     if device is not None:
         check_device(device)
 
-    from rich.console import Console
-
     from fsd_calib.calibration.api import Calibration
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.progress import stderr_progress
     from fsd_calib.report.console import print_plan, print_report
+    from fsd_collectors.report.terminal import LiteralConsole
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.sampling import Sampling
 
@@ -292,9 +295,9 @@ def command(
         if plan:
             print_plan(calibration.plan())
             return
-        profile = calibration.run(lambda planned: print_plan(planned, Console(stderr=True)))
+        profile = calibration.run(lambda planned: print_plan(planned, LiteralConsole(stderr=True)))
     except KeyboardInterrupt:
-        raise RunInterruptedError(_on_disk(folder)) from None
+        raise RunInterruptedError(_kept(config)) from None
     print_report(profile, folder / "profile.json")
     if not profile.met:
         raise typer.Exit(NOT_MET)
@@ -333,6 +336,16 @@ def _models(task: str, target: str | None, drafts: list[str] | None) -> tuple[st
     return large, list(dict.fromkeys(drafts or [small]))
 
 
-def _on_disk(folder: Path) -> str:
-    files = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    return f"{folder} holds what was measured: {', '.join(files)}" if files else f"{folder} holds nothing yet"
+def _kept(config: RunConfig) -> str:
+    """Returns what an interrupted calibration keeps."""
+    from fsd_calib.calibration.session import DECODINGS
+    from fsd_calib.search.storage_url import is_url, without_password
+    from fsd_calib.storage.user_folders import default_cache
+
+    cache, storage = config.path("cache") or default_cache(), config.study_storage
+    kept = [f"the decodings in {cache}"] if (cache / DECODINGS).exists() else []
+    if storage is not None and (is_url(storage) or Path(storage).exists()):
+        kept.append(f"the search in {without_password(storage)}")
+    if not kept:
+        return "nothing was measured yet; the same command begins anew"
+    return f"{' and '.join(kept)} are kept; the same command resumes from there"

@@ -16,6 +16,7 @@ from fsd_calib.cli.console import (
     check_writable,
     leave,
     quiet_transformers,
+    reply,
 )
 from fsd_calib.cli.options import (
     DATA,
@@ -130,7 +131,7 @@ def command(
         )  # fmt: skip
     except KeyboardInterrupt:
         raise RunInterruptedError(_on_disk(folder)) from None
-    print(f"{folder} holds {_summary(traces)}")
+    reply(f"{folder} holds {_summary(traces)}")
 
 
 def main() -> None:

@@ -5,6 +5,9 @@ An error is one line on stderr and an exit code, never a traceback.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import signal
 import sys
 import tempfile
 import warnings
@@ -14,7 +17,9 @@ from typing import NoReturn
 
 import typer
 
+from fsd_calib.cli.failures import explanation
 from fsd_decoding.errors import UsageError
+from fsd_decoding.terminal import discard, leave_closed_pipe, visible
 
 FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130
 
@@ -36,19 +41,55 @@ def quiet_transformers() -> None:
 
 
 def say(name: str, message: str) -> None:
-    """Prints the message as one line on stderr, whatever line breaks it has."""
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    """Prints the message as one line on stderr, whatever line breaks and control characters it has."""
+    if sys.stderr is not None:  # None: it is closed, and print would take stdout
+        with contextlib.suppress(OSError):  # stderr is on a full disk: the exit code remains
+            print(f"{name}: {visible(' '.join(message.split()))}", file=sys.stderr)
+
+
+def reply(text: str) -> None:
+    """Prints a result on stdout: on a terminal with visible control characters, into a file or a pipe exactly."""
+    try:
+        print(visible(text) if sys.stdout is not None and sys.stdout.isatty() else text, flush=True)
+    except BrokenPipeError:
+        leave_closed_pipe(sys.stdout)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "stdout") from error
 
 
 def leave(app: typer.Typer, name: str) -> NoReturn:
     """Runs the app on the process's arguments and exits; warnings are printed as lines of the command."""
     warnings.showwarning = lambda message, *_, **__: say(name, f"warning: {message}")
-    sys.exit(run(app, name))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a character that its encoding lacks is no failure
+    try:
+        code = _flushed(name, run(app, name))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: the interpreter's own end is not interrupted
+    except KeyboardInterrupt:
+        say(name, "interrupted")
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def _flushed(name: str, code: int) -> int:
+    """Writes what stdout still holds, and returns the exit code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        leave_closed_pipe(sys.stdout)
+    except OSError as error:
+        discard(sys.stdout)
+        if code == FOUND:
+            say(name, f"error: {explanation(OSError(error.errno, error.strerror, 'stdout'))}")
+            return BAD_INPUT
+    return code
 
 
 def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
     """Runs an app on `arguments` (None: the process's own) and returns its exit code."""
     try:
+        _refuse_null_characters(arguments or ())
         code = app(arguments, prog_name=name, standalone_mode=False)
     except UsageError as error:
         say(name, f"error: {error}")
@@ -60,9 +101,22 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     except RunInterruptedError as reason:
         say(name, f"interrupted; {reason}")
         return INTERRUPTED
+    except Exception as error:
+        known = explanation(error)
+        if known is None:
+            raise
+        say(name, f"error: {known}")
+        return BAD_INPUT
     if code == INTERRUPTED:  # what typer returns on Ctrl-C
         say(name, "interrupted")
     return int(code or FOUND)
+
+
+def _refuse_null_characters(arguments: Sequence[str]) -> None:
+    """Raises UsageError where an argument, mostly a path, holds a character that the system takes as its end."""
+    for argument in arguments:
+        if "\0" in argument:
+            raise UsageError(f"argument {argument!r} holds a null character; leave it out")
 
 
 def check_at_least_one(values: Mapping[str, int | None]) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.console import leave, quiet_transformers, say
+from fsd_calib.cli.console import leave, quiet_transformers, reply, say
 from fsd_calib.cli.options import VersionOption
 from fsd_calib.tasks.registry import TASKS, task_kind
 
 if TYPE_CHECKING:
+    from fsd_decoding.config import DecodingKeywords
     from fsd_decoding.engine.result import Result
 
 NAME = "fsd-generate"
@@ -30,7 +31,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @app.command(epilog=_EPILOG)
 def command(
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts, each in quotes.")],
-    profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote.")],
+    profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")],
     target: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's target.")] = None,
     draft: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's draft.")] = None,
     max_new_tokens: Annotated[
@@ -39,7 +40,7 @@ def command(
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Use this threshold instead of the profile's; the certificate then does not apply."),
+        typer.Option(help="Use this threshold instead of the profile's, of which the certificate says nothing."),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")
@@ -48,33 +49,37 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.")
     ] = None,
+    allow_edited: Annotated[
+        bool,
+        typer.Option(
+            "--allow-edited", help="Follow a profile that was changed after its calibration, without a certificate."
+        ),
+    ] = False,
     version: VersionOption = False,
 ) -> None:
     """Completes prompts with the models, threshold and settings of a profile.
 
     Prompts are formatted as in calibration, because the certificate covers only such prompts. Texts are printed to
-    stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr.
+    stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr. On a
+    terminal, control characters in a text are shown as escapes; a file or a pipe gets the texts exactly.
     """
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     quiet_transformers()
-    followed = ThresholdProfile.load(profile)
+    followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
+    # The rule too, as an uncertified profile would run a lossless one.
+    given: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
     decoder = SpeculativeDecoder.from_pretrained(
-        target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype
-    )
+        target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype,
+        allow_edited=allow_edited, **given,
+    )  # fmt: skip
     kind = task_kind(followed.task) if followed.task in TASKS and not raw else None
     prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else (str, ())
     most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
     started = time.perf_counter()
-    results = decoder.generate(
-        [prompt_of(prompt) for prompt in prompts],
-        max_new_tokens=most,
-        rule=None if threshold is None else followed.rule,  # an uncertified profile would run a lossless rule
-        threshold=threshold,
-        stop=stop,
-    )
-    print("\n\n".join(result.text for result in results))
+    results = decoder.generate([prompt_of(prompt) for prompt in prompts], most, stop=stop)
+    reply("\n\n".join(result.text for result in results))
     say(NAME, summary(results, time.perf_counter() - started))
 
 

@@ -10,22 +10,26 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.console import BAD_INPUT, leave, say
+from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
 from fsd_calib.cli.options import VersionOption
 from fsd_decoding.errors import UsageError
 
 NAME = "fsd-profile"
 DIFFERENT = 1
 _EPILOG = """
-Example: fsd-profile show fsd-profile/arithmetic/profile.json
+Example: fsd-profile show fsd-profile/arithmetic
 
 Exit codes: 0 done (validate: all files are valid; diff: no differences) · 1 diff found differences · 2 bad input or
 an invalid file · 130 interrupted
 """
-_Profile = Annotated[Path, typer.Argument(metavar="PATH", help="A profile.json file.", show_default=False)]
-_A = Annotated[Path, typer.Argument(metavar="A", help="The first profile.json.", show_default=False)]
-_B = Annotated[Path, typer.Argument(metavar="B", help="The second profile.json.", show_default=False)]
-_Profiles = Annotated[list[Path], typer.Argument(metavar="PATH…", help="Profile files.", show_default=False)]
+_Profile = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A profile.json file, or a folder that holds one.", show_default=False)
+]
+_A = Annotated[Path, typer.Argument(metavar="A", help="The first profile.json, or its folder.", show_default=False)]
+_B = Annotated[Path, typer.Argument(metavar="B", help="The second profile.json, or its folder.", show_default=False)]
+_Profiles = Annotated[
+    list[Path], typer.Argument(metavar="PATH…", help="Profile files, or their folders.", show_default=False)
+]
 
 app = typer.Typer(
     add_completion=False,
@@ -44,11 +48,14 @@ def common(version: VersionOption = False) -> None:
 
 @app.command()
 def show(path: _Profile) -> None:
-    """Prints the report, then the rest of the profile: curve, settings, models, certificate, costs and effort."""
+    """Prints the report, then the rest of the profile: curve, settings, models, certificate, costs and effort.
+
+    A file that was changed after its calibration is shown, too, as edited and not certified.
+    """
     from fsd_calib.report.console import print_details, print_report
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-    profile = ThresholdProfile.load(path)
+    profile = ThresholdProfile.load(path, allow_edited=True)
     print_report(profile)
     print_details(profile)
 
@@ -57,6 +64,8 @@ def show(path: _Profile) -> None:
 def validate(paths: _Profiles) -> None:
     """Checks each file, and prints that it is a valid profile or, on stderr, its first fault.
 
+    A file that was changed after its calibration is not valid.
+
     Exit code 0: all are valid. 2: at least one is not.
     """
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -64,12 +73,14 @@ def validate(paths: _Profiles) -> None:
     valid = True
     for path in paths:
         try:
-            ThresholdProfile.load(path)
+            doubt = ThresholdProfile.load(path).check_digest()
         except UsageError as error:
             say(NAME, f"error: {error}")
             valid = False
         else:
-            print(f"{path}: valid")
+            reply(f"{path}: valid")
+            if doubt is not None:
+                say(NAME, f"warning: {path}: {doubt}")
     if not valid:
         raise typer.Exit(BAD_INPUT)
 
@@ -78,18 +89,23 @@ def validate(paths: _Profiles) -> None:
 def diff(first: _A, second: _B) -> None:
     """Shows how two profiles differ in settings, models, certificate with its measurements, and curve.
 
+    Files that were changed after their calibration are compared, too, with a warning.
+
     Dates and decoding effort are not compared. Exit code 0: no differences. 1: some differences.
     """
-    from rich.console import Console
-
     from fsd_calib.report.diff import difference_table, differences
+    from fsd_collectors.report.terminal import LiteralConsole
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-    differing = differences(ThresholdProfile.load(first), ThresholdProfile.load(second))
+    profiles = [ThresholdProfile.load(path, allow_edited=True) for path in (first, second)]
+    for path, profile in zip((first, second), profiles, strict=True):
+        if profile.edited:
+            say(NAME, f"warning: {path} was changed after the calibration that wrote it, so it is not certified")
+    differing = differences(*profiles)
     if not differing:
-        print("no difference")
+        reply("no difference")
         return
-    Console().print(difference_table(differing, (str(first), str(second))))
+    LiteralConsole().print(difference_table(differing, (str(first), str(second))))
     raise typer.Exit(DIFFERENT)
 
 

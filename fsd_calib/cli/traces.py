@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.console import BAD_INPUT, leave, say
+from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
 from fsd_calib.cli.options import VersionOption
 
 NAME = "fsd-traces"
@@ -50,20 +50,19 @@ def verify(folder: _Folder) -> None:
         say(NAME, f"damaged: {fault}")
     if faults:
         raise typer.Exit(BAD_INPUT)
-    print(f"{folder}: sound", *notes(folder), sep="\n")
+    reply("\n".join([f"{folder}: sound", *notes(folder)]))
 
 
 @app.command()
 def describe(folder: _Folder) -> None:
     """Summarises the traces: models, task, splits, accuracy, divergences, and acceptance rates by threshold."""
-    from rich.console import Console
-
     from fsd_collectors.report.summary import summarise
     from fsd_collectors.report.tables import print_sheets, sheets
+    from fsd_collectors.report.terminal import LiteralConsole
     from fsd_collectors.store.reading import load_traces
 
     traces = load_traces(folder)
-    print_sheets(sheets(traces.manifest, summarise(traces)), Console())
+    print_sheets(sheets(traces.manifest, summarise(traces)), LiteralConsole())
 
 
 @app.command()
@@ -78,7 +77,7 @@ def plot(
     from fsd_collectors.store.reading import load_traces
 
     for path in draw(load_traces(folder), out if out is not None else folder / "pictures"):
-        print(path)
+        reply(str(path))
 
 
 def main() -> None:

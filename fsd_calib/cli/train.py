@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.console import RunInterruptedError, check_at_least_one, check_writable, leave
+from fsd_calib.cli.console import RunInterruptedError, check_at_least_one, check_writable, leave, reply
 from fsd_calib.cli.options import DATA, LimitOption, VersionOption, several
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def command(
     ] = "boosted",
     rule: Annotated[
         str,
-        typer.Option(
-            help="Acceptance rule to predict for: fsd-coupled, fsd-sd, fsd, coupled or sd.", rich_help_panel=_MODEL
-        ),
+        typer.Option(help="Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.", rich_help_panel=_MODEL),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
@@ -90,9 +88,11 @@ def command(
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=stderr_progress(),
         )  # fmt: skip
     except KeyboardInterrupt:
-        raise RunInterruptedError(f"{out} holds no new predictor") from None
+        raise RunInterruptedError(
+            f"nothing is kept: {out} holds no new predictor, and the same command begins anew"
+        ) from None
     _print(predictor)
-    print(f"{out} holds the predictor; see {out / 'card.md'}")
+    reply(f"{out} holds the predictor; see {out / 'card.md'}")
 
 
 def main() -> None:
@@ -100,9 +100,8 @@ def main() -> None:
 
 
 def _print(predictor: Predictor) -> None:
-    from rich.console import Console
-
     from fsd_collectors.report.tables import print_sheets
+    from fsd_collectors.report.terminal import LiteralConsole
     from fsd_predictors.training.card import by_threshold
 
-    print_sheets([by_threshold(predictor.facts)], Console())
+    print_sheets([by_threshold(predictor.facts)], LiteralConsole())

@@ -27,16 +27,25 @@ from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.sampling import Sampling
 
-# Numerical noise of D at one position of one text, depending on what else is in the batch: c sqrt(D), since logits move
-# by rounding and D is of second order in them. Largest |difference| / sqrt(D) over 20,000 positions (the bundled pair
-# on a CPU, 60 problems, greedy and at temperature 0.8, 1 at a time compared with 3, 16 and 60, shuffled):
-#               float32   float16   bfloat16
-#   js, tv      1.4e-5    .019      .087
-#   ag, kl      4.0e-5    .079      .22
-# The law holds from D = 1e-9 to 40; a constant margin, or one relative to D, would be far too wide at one end. The
-# constants below are half as large again. In bfloat16 3 % of texts differ anyway, by a rounded argmax: no margin helps.
-_BOUNDED = {"float64": 1e-12, "float32": 2e-5, "float16": 0.03, "bfloat16": 0.13}
-_UNBOUNDED = {"float64": 1e-12, "float32": 6e-5, "float16": 0.12, "bfloat16": 0.33}
+# Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since
+# logits move by rounding and D is of second order in them (tv and hellinger are of first order, but small only where
+# both models are certain, and then rounding moves little). Constants c are half as large again as the largest
+# |difference| / sqrt(D) over 24,900 positions: the bundled pair on a CPU, 60 problems, greedy and at temperature 0.8,
+# 1 at a time compared with 3, 16 and 60, shuffled (benchmarks/margins.py). The form "@50" keeps within them too; there
+# D jumps where two tokens tie for the 50th place, which sets c of kl_qp and doubt in float32. Of 75,000 positions (180
+# problems) none with D < 0.1 lies outside; at larger D a few do, in float16 by up to 8 times: noise has no largest
+# value. A constant margin, or one relative to D, would be far too wide at one end. In bfloat16 3 % of texts differ
+# anyway, by a rounded argmax: no margin helps.
+_DTYPES = ("float64", "float32", "float16", "bfloat16")
+_NOISE = {
+    "js": (1e-12, 3.9e-5, 0.083, 0.11),
+    "ag": (1e-12, 8.0e-5, 0.18, 0.27),
+    "kl_qp": (1e-12, 1.4e-4, 0.24, 0.48),
+    "kl_pq": (1e-12, 1.5e-4, 0.36, 0.71),
+    "tv": (1e-12, 4.5e-5, 0.095, 0.17),
+    "hellinger": (1e-12, 4.1e-5, 0.06, 0.13),
+    "doubt": (1e-12, 7.4e-4, 0.083, 0.15),
+}  # as _DTYPES
 _SCALED_BY = "scaled_by"  # a field of the divergence, present only where a policy moves T
 
 
@@ -83,7 +92,7 @@ class CacheKey:
 
         The noise is c sqrt(D) below or above D: c sqrt(T) + c**2 covers both. Where T is scaled by m, D is compared
         with T m; in T that is c sqrt(T / m) + c**2 / m, largest where m is smallest; and T moves as much as m does.
-        Infinite for dtypes that were not measured.
+        Infinite for dtypes and divergences that were not measured: their results are hits at their own T only.
         """
         bound, policy = max(threshold, 0.0), self._scale_policy
         if policy is None:
@@ -94,9 +103,9 @@ class CacheKey:
     @cached_property
     def _deviation(self) -> float:
         name = str((self.divergence or {}).get("name")).partition("@")[0]
-        deviations = _BOUNDED if name in ("js", "tv") else _UNBOUNDED
+        noise = dict(zip(_DTYPES, _NOISE[name], strict=True)) if name in _NOISE else {}
         models = (self.models["target"], self.models["draft"])
-        return max(deviations.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
+        return max(noise.get(m["dtype"], math.inf) for m in models if isinstance(m, Mapping))
 
     @cached_property
     def _scale_policy(self) -> ScalePolicy | None:

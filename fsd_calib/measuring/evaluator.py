@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
 from fsd_calib.measuring.configuration import Configuration
@@ -17,6 +19,8 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.costs import Work
+
+_POLL = 0.2  # seconds between looks at the cache for what other processes decode
 
 Decode = Callable[[Configuration, Sequence[Problem]], Sequence[Seeds]]
 """Decodes and grades problems; returns the decodings in the order of the problems."""
@@ -50,8 +54,20 @@ class Evaluator:
         return [self.counted(c) for c, done in self._done.items() if done]
 
 
+class _Asked(NamedTuple):
+    """Prompts to decode under one configuration and seed, with the key of their texts."""
+
+    configuration: Configuration
+    key: CacheKey
+    seed: int
+    queries: Sequence[CacheQuery]
+
+
 class CachedDecoder:
     """A `Decode` function with a cache: decodes what the cache does not hold, and adds each result once it is finished.
+
+    A problem is claimed in the cache just before it is begun. What another process has claimed is left to it, unless it
+    ends without a result.
 
     Grades are not cached but computed each time, so that a corrected grader takes effect.
 
@@ -122,7 +138,7 @@ class CachedDecoder:
         if total := sum(map(len, missing.values())):
             with self._progress.step(str(configuration), total) as advance:
                 for seed, indices in missing.items():
-                    known[seed] |= self._decode(configuration, keys[seed], seed, queries, indices, advance)
+                    known[seed] |= self._complete(_Asked(configuration, keys[seed], seed, queries), indices, advance)
         return [
             tuple(self._graded(problem, cached[i]) for cached in known.values()) for i, problem in enumerate(problems)
         ]
@@ -143,26 +159,40 @@ class CachedDecoder:
     def _key(self, configuration: Configuration, seed: int) -> CacheKey:
         return self._keys[configuration.draft].of(configuration, seed)
 
-    def _decode(
-        self,
-        configuration: Configuration,
-        key: CacheKey,
-        seed: int,
-        queries: Sequence[CacheQuery],
-        indices: Sequence[int],
-        advance: Advance,
-    ) -> dict[int, CachedText]:
+    def _complete(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
+        """Returns all these texts: decodes those that no other process decodes, and waits for the others."""
         done: dict[int, CachedText] = {}
+        while missing := [i for i in indices if i not in done]:
+            decoded = self._decode(asked, missing, advance)
+            left = [i for i in missing if i not in decoded]
+            found = self._cache.find(asked.key, [asked.queries[i] for i in left], asked.configuration.threshold)
+            self._count_reused(list(found.values()))
+            advance(len(found))
+            done |= decoded | {left[place]: text for place, text in found.items()}
+            if not decoded and not found:
+                time.sleep(_POLL)
+        return done
+
+    def _decode(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
+        """Decodes, and returns, those of the problems that this process can claim."""
+        done: dict[int, CachedText] = {}
+
+        def claim(place: int) -> bool:
+            return self._cache.claim(asked.key, asked.queries[indices[place]], asked.configuration.threshold)
 
         def add_to_cache(place: int, result: Result) -> None:
             index = indices[place]
-            done[index] = self._cache.add(key, queries[index], configuration.threshold, result)
+            done[index] = self._cache.add(asked.key, asked.queries[index], asked.configuration.threshold, result)
             self.decoded += 1
             self.decoded_tokens += done[index].tokens
             advance(1)
 
-        if indices:
-            self._generate(configuration, seed, [queries[i] for i in indices], self._batch_size, add_to_cache)
+        try:
+            if any(map(claim, range(len(indices)))):  # up to the first one
+                queries = [asked.queries[i] for i in indices]
+                self._generate(asked.configuration, asked.seed, queries, self._batch_size, add_to_cache, claim)
+        finally:
+            self._cache.drop_claims()
         return done
 
     def _generate(
@@ -172,11 +202,13 @@ class CachedDecoder:
         queries: Sequence[CacheQuery],
         batch_size: int,
         on_finish: Callable[[int, Result], None] | None = None,
+        begin: Callable[[int], bool] | None = None,
     ) -> list[Result]:
         return self._decoder_for(configuration, seed).generate(
             [query.prompt for query in queries], self._task.max_new_tokens, rule=configuration.rule,
             threshold=configuration.moved, draft_length=configuration.draft_length, batch_size=batch_size,
             ids=[query.id for query in queries], stop=self._task.stop, on_finish=on_finish,
+            begin=begin,
         )  # fmt: skip
 
     def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+from fsd_calib.storage.system_errors import naming
 from fsd_decoding.errors import UsageError
 
 Argument = TypeVar("Argument")
@@ -34,7 +35,8 @@ def in_fresh_process(work: Callable[[Argument], Returned], argument: Argument) -
     """
     with TemporaryDirectory() as folder:
         request, response = Path(folder, "request"), Path(folder, "response")
-        request.write_bytes(pickle.dumps((work, argument)))
+        with naming("the temporary file", request):
+            request.write_bytes(pickle.dumps((work, argument)))
         command = [sys.executable, "-P", "-c", _SERVE, str(request), str(response)]
         process = subprocess.run(
             command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
+from fsd_calib.measuring import claims
 from fsd_calib.measuring.cache_key import CacheKey
+from fsd_calib.measuring.claims import Claims, Place
 from fsd_calib.storage.sqlite_file import (
     DamageError,
     Schema,
@@ -42,6 +45,7 @@ _SCHEMA = Schema(
     # Once a commit returns it is in the log and survives kill -9; only a loss of power may lose the last ones.
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
     "quick_check",  # 0.8 s per million rows (0.5 GB); the digests of rows are verified when they are read
+    claims.TABLE,  # of no use to earlier versions, which ignore it
 )
 _VALUES = "threshold, lo, hi, text, tokens, rounds, drafted, accepted"
 _FIND = f"""
@@ -91,7 +95,7 @@ class ResultCache:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._path, self._claims = path, Claims()
         self._open()
 
     def find(self, key: CacheKey, prompts: Sequence[CacheQuery], threshold: float | None) -> dict[int, CachedText]:
@@ -104,8 +108,43 @@ class ResultCache:
     def add(self, key: CacheKey, query: CacheQuery, threshold: float | None, result: Result) -> CachedText:
         """Adds the result of decoding at `threshold`; it survives a kill once this returns."""
         cached_text = CachedText.of(result, threshold)
-        self._on_file(lambda connection: _insert(connection, key, query, cached_text))
+
+        def insert(connection: sqlite3.Connection) -> None:
+            with _transaction(connection):
+                _insert(connection, key, query, cached_text)
+                self._claims.drop(connection, _place(key, query))
+
+        self._on_file(insert)
         return cached_text
+
+    def holds_key_with(self, text: str) -> bool:
+        """Returns whether a key of any decoding contains this text."""
+        query = "SELECT EXISTS (SELECT 1 FROM keys WHERE instr(key, ?))"
+        return bool(self._on_file(lambda connection: connection.execute(query, (text,)).fetchone()[0]))
+
+    def claim(self, key: CacheKey, query: CacheQuery, threshold: float | None) -> bool:
+        """Returns whether this process is to decode a prompt now: its text is not cached, and no other process that
+        uses the file decodes it, at this or another threshold."""
+        if self._path is None:
+            return True
+
+        place, at = _place(key, query), _without_negative_zero(threshold)
+
+        def take(connection: sqlite3.Connection) -> bool:
+            if not self._claims.is_free(connection, place):  # without a lock on the file
+                return False
+            with _transaction(connection):
+                free = self._claims.is_free(connection, place) and not _find_rows(connection, key, [query], at)
+                if free:
+                    self._claims.take(connection, place)
+            return free
+
+        return self._on_file(take)
+
+    def drop_claims(self) -> None:
+        """Drops the claims on what this process has not decoded after all."""
+        if self._path is not None:
+            self._on_file(self._claims.drop_own)
 
     def close(self) -> None:
         self._connection.close()
@@ -163,6 +202,18 @@ class ResultCache:
                 )
 
 
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:  # some errors have ended it already
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
 def _find_rows(
     connection: sqlite3.Connection, key: CacheKey, prompts: Sequence[CacheQuery], threshold: float | None
 ) -> dict[int, CachedText]:
@@ -185,7 +236,7 @@ def _insert(connection: sqlite3.Connection, key: CacheKey, query: CacheQuery, ca
     connection.execute(_ADD, (*place, *values, _digest(place, values)))
 
 
-def _place(key: CacheKey, query: CacheQuery) -> tuple[bytes, int, bytes]:
+def _place(key: CacheKey, query: CacheQuery) -> Place:
     return key.hash, query.id, _hash(query.prompt.encode())
 
 
@@ -193,7 +244,7 @@ def _values_of(cached_text: CachedText) -> tuple[Any, ...]:
     return astuple(cached_text)
 
 
-def _verified(place: tuple[bytes, int, bytes], row: tuple[Any, ...]) -> CachedText:
+def _verified(place: Place, row: tuple[Any, ...]) -> CachedText:
     """Returns a row's text.
 
     Raises:
@@ -206,7 +257,7 @@ def _verified(place: tuple[bytes, int, bytes], row: tuple[Any, ...]) -> CachedTe
     return CachedText(threshold, lo, hi, text.decode(), *counts)
 
 
-def _digest(place: tuple[bytes, int, bytes], values: Sequence[Any]) -> bytes:
+def _digest(place: Place, values: Sequence[Any]) -> bytes:
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
     return _hash(repr((place, encoded)).encode())
 

@@ -6,14 +6,14 @@ import shlex
 from pathlib import Path
 
 from rich.console import Console, RenderableType
-from rich.text import Text
 
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.curve import curve_tables, front_table
 from fsd_calib.report.plan import device_time, memory_table, outlook, pilot_summary, prospect_table, step_table
 from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
-from fsd_calib.report.verdict import effort_line, verdict
+from fsd_calib.report.verdict import EDITED, effort_line, verdict
+from fsd_collectors.report.terminal import LiteralConsole, literal
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
@@ -22,40 +22,50 @@ _WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Prints what the first problems showed, what can be shown with these, and the estimated time and memory, where
     they are known."""
-    console = console or Console()
-    _print(console, Text(pilot_summary(plan)))
+    console = console or LiteralConsole()
+    _print(console, literal(pilot_summary(plan)))
     if plan.claim.guarantee == "population":
         console.print(prospect_table(plan))
-    console.print(Text(outlook(plan)))
+    console.print(literal(outlook(plan)))
     if plan.steps:
         console.print()
         console.print(step_table(plan))
-        console.print(Text(device_time(plan)))
+        console.print(literal(device_time(plan)))
     if plan.memory is not None:
         console.print()
         console.print(memory_table(plan.memory))
 
 
 def print_report(profile: ThresholdProfile, path: Path | None = None, console: Console | None = None) -> None:
-    """Prints the summary table with its notes, the verdict and the effort.
+    """Prints the summary table with its notes, the verdict and the effort, and first what makes them doubtful.
 
     Where no single point was granted, the front of measured points follows the verdict.
 
     Args:
         path: of the saved profile; its usage is printed last. None: no usage is printed.
     """
-    console = console or Console()
+    console = console or LiteralConsole()
     front = front_table(profile) if profile.outcome in _WITH_FRONT else None
-    _print(console, profile_table(profile), Text(notes(profile), "dim"), Text(verdict(profile)), front,
-           Text(effort_line(profile)) if profile.effort else None)  # fmt: skip
+    effort = literal(effort_line(profile)) if profile.effort else None
+    _print(console, _caution(profile), profile_table(profile), literal(notes(profile), "dim"),
+           literal(verdict(profile)), front, effort)  # fmt: skip
     if path is not None:
         # Not wrapped: these lines are there to be copied.
-        console.print(Text(usage(profile, path)), soft_wrap=True)
+        console.print(literal(usage(profile, path)), soft_wrap=True)
+
+
+def _caution(profile: ThresholdProfile) -> RenderableType | None:
+    """Returns what the digest does not show, if anything."""
+    if profile.edited:
+        changed = "The profile was changed after the calibration that wrote it; what follows is what it says now."
+        return literal(f"{EDITED}. {changed}", "bold")
+    doubt = profile.check_digest()
+    return None if doubt is None else literal(f"{doubt[0].upper()}{doubt[1:]}.")
 
 
 def print_details(profile: ThresholdProfile, console: Console | None = None) -> None:
     """Prints the rest of the profile: curve, settings, models, certificate, costs and effort."""
-    _print(console or Console(), *curve_tables(profile), *sheets(profile))
+    _print(console or LiteralConsole(), *curve_tables(profile), *sheets(profile))
 
 
 def usage(profile: ThresholdProfile, path: Path) -> str:

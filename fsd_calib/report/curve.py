@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.formatting import bound, pace, percent, threshold
+from fsd_collectors.report.terminal import TITLE, literal
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -54,13 +55,13 @@ def _speed(point: CurvePoint) -> float:
 
 
 def _table(title: str, points: Iterable[CurvePoint]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=0)
+    table = Table(title=literal(title, TITLE), box=box.SIMPLE_HEAD, title_justify="left", padding=0)
     table.add_column("rule")
     headings = ("L", "T", "accuracy", "retention", "≥", "tokens\n/round", "forecast\ntokens/s", "problems")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for point in points:
-        table.add_row(*_cells(point))
+        table.add_row(*map(literal, _cells(point)))
     return table
 
 

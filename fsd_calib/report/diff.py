@@ -7,13 +7,18 @@ from typing import Any, NamedTuple
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from fsd_calib.formatting import NONE
+from fsd_collectors.report.terminal import literal
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_NOT_COMPARED = {"schema_version", "created", "effort"}  # how and when the profile was made, not what it holds
+_NOT_COMPARED = {
+    "schema_version",
+    "digest",
+    "created",
+    "effort",
+}  # how and when the profile was made, not what it holds
 _MODELS = {"target", "draft", "tokenizer", "versions"}
 _MEASURED = {"certificate", "accuracy", "tokens_per_round", "speed", "costs", "numerical_churn", "truncation",
              "acceptance"}  # fmt: skip
@@ -48,13 +53,13 @@ def difference_table(differing: list[ProfileDifference], names: tuple[str, str])
     """Returns a table with a column for each profile. `names`: what the profiles are called there."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", *names):
-        table.add_column(Text(heading), overflow="fold")
+        table.add_column(literal(heading), overflow="fold")
     section = None
     for difference in differing:
         if difference.section != section:
-            table.add_row(Text(difference.section, "bold"))
+            table.add_row(literal(difference.section, "bold"))
         section = difference.section
-        table.add_row(*map(Text, (f"  {difference.name}", difference.first, difference.second)))
+        table.add_row(*map(literal, (f"  {difference.name}", difference.first, difference.second)))
     return table
 
 

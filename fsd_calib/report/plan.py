@@ -10,6 +10,7 @@ from rich.table import Table
 from fsd_calib.calibration.memory import NAMES, MemoryPlan
 from fsd_calib.calibration.plan import PRECISION, Plan, Prospect
 from fsd_calib.formatting import NONE, bound, device_hours, duration, exact, gigabytes, level, percent, requirement
+from fsd_collectors.report.terminal import TITLE, literal
 
 
 def pilot_summary(plan: Plan) -> str:
@@ -27,7 +28,7 @@ def pilot_summary(plan: Plan) -> str:
 
 def prospect_table(plan: Plan) -> Table:
     """Returns for each supposed truth the chance to certify, the problems needed, and the bound that can be shown."""
-    table = Table(title=_title(plan), box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=literal(_title(plan), TITLE), box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column(f"true {_measure(plan)}")
     headings = [f"shown by {plan.certification:,} problems"]
     if plan.claim.wanted is not None:
@@ -35,7 +36,7 @@ def prospect_table(plan: Plan) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right")
     for prospect in plan.prospects:
-        table.add_row(*_row(prospect))
+        table.add_row(*map(literal, _row(prospect)))
     return table
 
 
@@ -61,7 +62,7 @@ def step_table(plan: Plan) -> Table:
     table.add_column("decodings", f"{sum(step.decodings for step in plan.steps):,}", justify="right")
     table.add_column("time", duration(plan.seconds), justify="right")
     for step in plan.steps:
-        table.add_row(step.name, f"{step.decodings:,}", duration(step.seconds))
+        table.add_row(literal(step.name), f"{step.decodings:,}", duration(step.seconds))
     return table
 
 

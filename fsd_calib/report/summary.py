@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fsd_calib.formatting import NONE, bound, confidence, interval, pace, percent
 from fsd_calib.report.timing import FORECAST, busy_note, timing_note
+from fsd_collectors.report.terminal import TITLE, literal
 from fsd_decoding.profile.costs import Speed, SpeedFigures
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -31,7 +32,7 @@ class _Row(NamedTuple):
 
 def profile_table(profile: ThresholdProfile) -> Table:
     """Returns the table. Marks say on which part a number was measured; `notes` explains them."""
-    title = f"{profile.task}: what was measured"
+    title = literal(f"{profile.task}: what was measured", TITLE)
     narrow = profile.speed.single is not None or _is_forecast_beside(profile.speed)  # so that it fits into 80 columns
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", collapse_padding=narrow, pad_edge=not narrow)
     table.add_column("")
@@ -39,7 +40,7 @@ def profile_table(profile: ThresholdProfile) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in _rows(profile):
-        table.add_row(*row[:-1], *row.paces)
+        table.add_row(*map(literal, (*row[:-1], *row.paces)))
     return table
 
 

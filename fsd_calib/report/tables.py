@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from fsd_calib.formatting import (
     at_most,
@@ -21,6 +20,7 @@ from fsd_calib.formatting import (
     tokens,
 )
 from fsd_calib.report.summary import drafts, was_selected
+from fsd_collectors.report.terminal import literal
 from fsd_decoding.profile.parts import Certificate, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -39,13 +39,13 @@ def _sheet(title: str, lines: Mapping[str, str]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in lines.items():
-        table.add_row(name, Text(value))  # text: a path may hold brackets, which rich would read
+        table.add_row(name, literal(value))
     return table
 
 
 def _settings(p: ThresholdProfile) -> dict[str, str]:
     return {
-        "outcome": p.outcome,
+        "outcome": f"{p.outcome}{_edited(p)}",
         "rule": f"{p.rule}, T = {threshold(p.threshold)}, {drafts(p)}",
         "policy": "none: T is constant" if p.policy is None else f"T is moved by {p.policy}",
         "early stop": _early_stop(p),
@@ -59,6 +59,10 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
         "created": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
         "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),
     }
+
+
+def _edited(p: ThresholdProfile) -> str:
+    return ", says the profile, but it was edited" if p.edited else ""
 
 
 def _early_stop(p: ThresholdProfile) -> str:
@@ -81,7 +85,7 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
     c = p.certificate
     wanted = {} if c.wanted is None else {"wanted": f"{c.acc} {exact(c.wanted)}"}
     return {
-        "certified": "yes" if c.certified else "no",
+        "certified": f"{'yes' if c.certified else 'no'}{_edited(p)}",
         "guarantee": c.guarantee,
         **wanted,
         **({"subject": "lossless decoding"} if c.lossless else {}),

@@ -9,10 +9,13 @@ from fsd_calib.report.timing import gain, interval_scope, over_sd
 from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
+EDITED = "edited: not certified"
+
 
 def verdict(profile: ThresholdProfile) -> str:
     """Returns the outcome, the evidence, its scope and what rounding alone changes, a line each."""
     outcome = " ".join(filter(None, (_OUTCOMES[profile.outcome](profile), _gain(profile), _requested_speed(profile))))
+    outcome = f"{EDITED}. The profile says: {outcome}" if profile.edited else outcome
     return "\n".join(filter(None, (outcome, shown(profile), scope(profile), rounding(profile))))
 
 

@@ -16,14 +16,16 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.search.digests import require_intact
 from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.space import Point, Space
-from fsd_calib.search.workers import KEY, may_be_running, this_worker
+from fsd_calib.search.workers import KEY, Workers
+from fsd_calib.storage.processes import this_process
 
 Propose = Callable[[History], Point | None]
 
 _SHARE_NAME = "logit_share"  # the last parameter of a trial; the others describe its arm
-_PATIENCE = 10.0  # seconds to wait for another worker to write its trial's parameters
+_PATIENCE = 60.0  # seconds to wait for another worker to write its trial's parameters
 
 
 class NothingLeftError(Exception):
@@ -36,10 +38,11 @@ class ProposingSampler(BaseSampler):
     Args:
         propose: Returns the next point of a history; None: nothing is left.
         lowest, highest: The range of logit(u).
+        workers: Tells which trials other workers are running.
     """
 
-    def __init__(self, propose: Propose, space: Space, lowest: float, highest: float) -> None:
-        self._propose = propose
+    def __init__(self, propose: Propose, space: Space, lowest: float, highest: float, workers: Workers) -> None:
+        self._propose, self._workers = propose, workers
         self._distributions: dict[str, BaseDistribution] = {
             **{name: CategoricalDistribution(choices) for name, choices in space.choices.items()},
             _SHARE_NAME: FloatDistribution(lowest, highest),
@@ -47,7 +50,7 @@ class ProposingSampler(BaseSampler):
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Names the worker before anything else, so that a trial whose process is killed later is recognised."""
-        study._storage.set_trial_user_attr(trial._trial_id, KEY, this_worker())
+        study._storage.set_trial_user_attr(trial._trial_id, KEY, this_process())
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self._distributions
@@ -55,7 +58,7 @@ class ProposingSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        point = self._propose(history_of(_other_trials(study, trial.number)))
+        point = self._propose(history_of(self._other_trials(study, trial.number), self._workers))
         if point is None:
             return {}
         parameters = vars(point.arm) | {_SHARE_NAME: point.logit_share}
@@ -66,28 +69,27 @@ class ProposingSampler(BaseSampler):
     ) -> Any:
         raise NothingLeftError
 
+    def _other_trials(self, study: Study, number: int) -> list[FrozenTrial]:
+        """Returns all trials but this one, once the trials begun before it have parameters, so that no two workers try
+        the same."""
+        started = time.monotonic()
+        while True:
+            trials = [t for t in study.get_trials(deepcopy=False) if t.number != number]
+            unsampled = [t for t in trials if t.number < number and not _is_sampled(t)]
+            if not self._workers.running(unsampled) or time.monotonic() - started > _PATIENCE:
+                return trials
+            time.sleep(0.02)
 
-def history_of(trials: Sequence[FrozenTrial]) -> History:
+
+def history_of(trials: Sequence[FrozenTrial], workers: Workers) -> History:
     """Returns the history of a study, without failed trials and without running ones whose worker is gone."""
     finished = [_finished_trial(t) for t in trials if t.state == TrialState.COMPLETE]
-    running = [_point(t.params) for t in trials if _is_sampled(t) and may_be_running(t)]
+    running = [_point(t.params) for t in workers.running(trials) if _is_sampled(t)]
     return History(tuple(finished), tuple(running))
 
 
-def _other_trials(study: Study, number: int) -> list[FrozenTrial]:
-    """Returns all trials but this one, once the trials begun before it have parameters, so that no two workers try the
-    same."""
-    started = time.monotonic()
-    while True:
-        trials = [t for t in study.get_trials(deepcopy=False) if t.number != number]
-        unsampled = [t for t in trials if t.number < number and t.state == TrialState.RUNNING and not _is_sampled(t)]
-        if not any(map(may_be_running, unsampled)) or time.monotonic() - started > _PATIENCE:
-            return trials
-        time.sleep(0.02)
-
-
 def _is_sampled(trial: FrozenTrial) -> bool:
-    return trial.state == TrialState.RUNNING and _SHARE_NAME in trial.params
+    return _SHARE_NAME in trial.params
 
 
 def _point(params: dict[str, Any]) -> Point:
@@ -96,6 +98,7 @@ def _point(params: dict[str, Any]) -> Point:
 
 
 def _finished_trial(trial: FrozenTrial) -> FinishedTrial:
+    require_intact(trial)
     point, attributes = _point(trial.params), trial.user_attrs
     assert trial.value is not None
     return FinishedTrial(

@@ -13,19 +13,21 @@ from itertools import chain
 from pathlib import PurePath
 
 from optuna.study import Study
+from optuna.trial import TrialState
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress
+from fsd_calib.search.agreement import first_recorded, recorded
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.objective import Objective
-from fsd_calib.search.sampler import NothingLeftError, ProposingSampler, history_of
-from fsd_calib.search.space import Space
+from fsd_calib.search.sampler import NothingLeftError, Propose, ProposingSampler, history_of
+from fsd_calib.search.space import Point, Space
 from fsd_calib.search.study import add_attributes, open_study
 from fsd_calib.search.trial import TrialRunner, measured_attributes, setting_attributes
-from fsd_calib.search.workers import fail_dead_trials
+from fsd_calib.search.workers import Workers, fail_dead_trials
 from fsd_decoding.profile.policy import brief
 
 _POLL = 0.5  # seconds between checks of other workers' trials
@@ -36,7 +38,7 @@ class SearchResult:
     """The state of a study after a search.
 
     Attributes:
-        trials: All finished trials of the study.
+        trials: The finished trials of the study when the first of its processes ended the search.
         skipped: Lines that name the arms without a trial, and the reason.
     """
 
@@ -57,6 +59,9 @@ def search(
 ) -> SearchResult:
     """Continues the study of that name, or begins it. Finished trials are not repeated; those of killed processes are.
 
+    The first process that finds nothing left to try records which trials the search ended with, and all processes, also
+    later ones with the same budget, return those.
+
     Args:
         evaluator: Measures on the tuning part.
         target: Measurement of the target alone on all of it.
@@ -67,15 +72,22 @@ def search(
     Raises:
         UsageError: The storage cannot be opened, or the study of that name belongs to another search.
     """
-    sampler = ProposingSampler(lambda history: objective.propose(history, space, forecast), space, forecast.lowest,
-                               forecast.highest)  # fmt: skip
+
+    def propose(history: History) -> Point | None:
+        """Returns the next point within the budget."""
+        if len(history.trials) + len(history.running) >= trials:
+            return None
+        return objective.propose(history, space, forecast)
+
+    workers = Workers()
+    sampler = ProposingSampler(propose, space, forecast.lowest, forecast.highest, workers)
     runner = TrialRunner(evaluator, target, forecast, objective, space, progress)
     identity = _identity(space, objective, evaluator)
     with (
         open_study(storage, name, identity, sampler) as study,
         progress.step(f"searching, at most {trials} trials", trials) as advance,
     ):
-        history = _loop(study, runner, trials, advance)
+        history = _loop(study, runner, propose, workers, f"ended with at most {trials} trials", advance)
     reason_untried = partial(objective.reason_untried, history=history, space=space, forecast=forecast)
     return SearchResult(history.trials, _skipped(history, space, reason_untried))
 
@@ -116,21 +128,28 @@ def record_recounts(
         add_attributes(storage, name, {f"recounted {number}": values for number, values in enumerate(counted, 1)})
 
 
-def _loop(study: Study, runner: TrialRunner, trials: int, advance: Advance) -> History:
-    """Runs trials; where no point is proposed while other workers still run trials, waits for their results."""
+def _loop(study: Study, runner: TrialRunner, propose: Propose, workers: Workers, end: str, advance: Advance) -> History:
+    """Runs trials; where no point is proposed while other workers still run trials, waits for their results.
+
+    Args:
+        end: The study's attribute with the numbers of the trials that the search ended with.
+    """
     reported = 0
     while True:
         fail_dead_trials(study)
-        history = history_of(study.get_trials(deepcopy=False))
+        ended = recorded(study, end)  # read before the trials, so that these are all among them
+        trials = study.get_trials(deepcopy=False)
+        if ended is not None:
+            return history_of([trial for trial in trials if trial.number in ended], workers)
+        history = history_of(trials, workers)
         advance(len(history.trials) - reported)
         reported = len(history.trials)
-        wanted = reported + len(history.running) < trials
-        if wanted and runner.objective.propose(history, runner.space, runner.forecast) is not None:
+        if propose(history) is not None:
             study.optimize(runner, n_trials=1, catch=(NothingLeftError,))
-        elif history.running:
+        elif workers.running(trials):  # also one that has no parameters yet
             time.sleep(_POLL)
         else:
-            return history
+            first_recorded(study, end, [trial.number for trial in trials if trial.state == TrialState.COMPLETE])
 
 
 def _skipped(history: History, space: Space, reason_untried: Callable[[Configuration], str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ A damaged journal is renamed and begun anew; the results come from the result ca
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 import zlib
@@ -16,6 +17,7 @@ from typing import Any
 
 import optuna
 from filelock import FileLock
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
@@ -23,9 +25,13 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from fsd_calib.search.sampler import ProposingSampler
+from fsd_calib.search.storage_url import is_url, names_a_file_by_a_password, reason, without_password
+from fsd_calib.storage.system_errors import naming
+from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
 
 _CHECK = "check"
+_JOURNAL = "the study's journal"
 _HEARTBEAT, _GRACE = 15, 120  # seconds; a worker silent for longer is considered dead
 _LOCKED = 60  # seconds that SQLite waits for another process
 _TRIES = 3  # two processes may create the tables at once, and one of them then fails
@@ -39,7 +45,13 @@ class CheckedBackend(JournalFileBackend):
     """Optuna's journal file with a checksum in every line, a field that optuna's own reader ignores."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(str(path), lock_obj=_Lock(path))  # type: ignore[arg-type]
+        lock = _Lock(path)
+        super().__init__(str(path), lock_obj=lock)  # type: ignore[arg-type]
+        self._mutex = lock.reentrant
+
+    def exclusive(self) -> FileLock:
+        """Returns the lock of every write, to hold while a process reads and then writes."""
+        return self._mutex
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         for log in super().read_logs(log_number_from):
@@ -48,21 +60,28 @@ class CheckedBackend(JournalFileBackend):
             yield log
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        super().append_logs([log | {_CHECK: _checksum(log)} for log in logs])
+        """Appends all of the lines or, on a full disk, none of them."""
+        with naming(_JOURNAL, self._file_path), self._mutex:
+            size = os.path.getsize(self._file_path)
+            try:
+                super().append_logs([log | {_CHECK: _checksum(log)} for log in logs])
+            except OSError:
+                os.truncate(self._file_path, size)
+                raise
 
 
 class _Lock:
     """The operating system's file lock, released when its process ends; optuna's own would remain for half a minute."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = FileLock(f"{path}.lock")
+        self.reentrant = FileLock(f"{path}.lock")
 
     def acquire(self) -> bool:
-        self._lock.acquire()
+        self.reentrant.acquire()
         return True
 
     def release(self) -> None:
-        self._lock.release()
+        self.reentrant.release()
 
 
 def open_journal(path: Path) -> JournalStorage:
@@ -71,13 +90,12 @@ def open_journal(path: Path) -> JournalStorage:
     Raises:
         UsageError: The path cannot be written.
     """
-    try:
+    check_path(_JOURNAL, path)
+    with naming(_JOURNAL, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             _set_aside_if_damaged(path)
             return JournalStorage(CheckedBackend(path))
-    except OSError as error:
-        raise UsageError(f"the study's journal {path} cannot be used: {error.strerror}; give another path") from None
 
 
 def _set_aside_if_damaged(path: Path) -> None:
@@ -120,31 +138,70 @@ def open_study(
         UsageError: The storage cannot be opened, or the study belongs to another search.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with _open_storage(storage) as backend:
-        study = optuna.create_study(
-            storage=backend, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
-        )
+    with open_storage(storage) as backend:
+        study = _create_or_load(backend, name, sampler, storage)
         _check_identity(study, identity, storage)
         yield study
 
 
+def _create_or_load(backend: BaseStorage, name: str, sampler: ProposingSampler, storage: str | None) -> Study:
+    """Returns the study, of which all rows can be read."""
+    try:
+        study = optuna.create_study(
+            storage=backend, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+        )
+        _ = study.get_trials(deepcopy=False), study.user_attrs
+    except (LookupError, TypeError, ValueError) as error:  # what optuna raises where a row is damaged
+        raise _failed(storage, error) from error
+    return study
+
+
 def add_attributes(storage: str, name: str, attributes: Mapping[str, Any]) -> None:
     """Adds attributes to the study of that name after a search; attributes of the same names are replaced."""
-    with _open_storage(storage) as backend:
+    with open_storage(storage) as backend:
         study = optuna.load_study(storage=backend, study_name=name)
         for key, value in attributes.items():
             study.set_user_attr(key, value)
 
 
 @contextmanager
-def _open_storage(storage: str | None) -> Iterator[BaseStorage]:
+def open_storage(storage: str | None) -> Iterator[BaseStorage]:
+    """Yields a storage as `open_study` takes it, and closes its connections afterwards."""
     backend = _storage_of(storage)
     try:
-        yield backend
+        with _translated(storage):
+            yield backend
     finally:
         if isinstance(backend, RDBStorage):
             backend.remove_session()
             backend.engine.dispose()
+
+
+@contextmanager
+def _translated(storage: str | None) -> Iterator[None]:
+    """Turns errors of a database into a UsageError, and takes the one out that optuna hides.
+
+    Where a trial's result cannot be stored, optuna raises AssertionError("Should not reach.") in its place.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        raise _failed(storage, error) from error
+    except AssertionError as error:
+        hidden = error.__context__
+        if isinstance(hidden, UsageError):
+            raise hidden from None
+        if isinstance(hidden, SQLAlchemyError | StorageInternalError):
+            raise _failed(storage, hidden) from error
+        raise
+
+
+def _failed(storage: str | None, error: BaseException) -> UsageError:
+    why = reason(storage or "", error.__cause__ or error)
+    return UsageError(
+        f"the study's storage {without_password(storage)} failed ({why}); free or repair it, and the same command "
+        "resumes"
+    )
 
 
 def _check_identity(study: Study, identity: Mapping[str, str], storage: str | None) -> None:
@@ -154,7 +211,7 @@ def _check_identity(study: Study, identity: Mapping[str, str], storage: str | No
             study.set_user_attr(key, value)
         elif stored != value:
             raise UsageError(
-                f"the study {study.study_name!r} in {_without_password(storage)} was made with another {key}: "
+                f"the study {study.study_name!r} in {without_password(storage)} was made with another {key}: "
                 f"{stored}, where this search has {value}; give another study name or storage"
             )
 
@@ -162,17 +219,20 @@ def _check_identity(study: Study, identity: Mapping[str, str], storage: str | No
 def _storage_of(storage: str | None) -> BaseStorage:
     if storage is None:
         return InMemoryStorage()
-    return _database(storage) if "://" in storage else open_journal(Path(storage))
+    return _database(storage) if is_url(storage) else open_journal(Path(storage))
 
 
 def _database(url: str) -> RDBStorage:
+    if names_a_file_by_a_password(url):
+        raise UsageError(
+            f"the study's storage {without_password(url)} names a user, and SQLite has none; it is "
+            "sqlite:////PATH, or the URL of another database"
+        )
     for attempt in range(1, _TRIES + 1):
         try:
             return _connect(url)
-        except (ArgumentError, ImportError) as error:
-            raise UsageError(_refusal(url, error)) from None
-        except SQLAlchemyError as error:
-            if attempt == _TRIES:
+        except Exception as error:  # drivers raise nearly anything
+            if attempt == _TRIES or not isinstance(error, SQLAlchemyError) or isinstance(error, ArgumentError):
                 raise UsageError(_refusal(url, error)) from None
             time.sleep(attempt)
     raise AssertionError("unreachable")
@@ -186,14 +246,7 @@ def _connect(url: str) -> RDBStorage:
 
 
 def _refusal(url: str, error: Exception) -> str:
-    why = str(error).strip().splitlines()[0]
-    name = _without_password(url)
-    return f"the study's storage {name} cannot be opened ({why}); check the URL, and that its driver is installed"
-
-
-def _without_password(storage: str | None) -> str:
-    """Returns the storage's URL without its password."""
-    try:
-        return make_url(storage or "memory").render_as_string(hide_password=True)
-    except ArgumentError:
-        return str(storage)
+    return (
+        f"the study's storage {without_password(url)} cannot be opened ({reason(url, error)}); a URL is "
+        "DIALECT://USER:PASSWORD@HOST/DATABASE with %40 for @ in a password: check it, and that its driver is installed"
+    )

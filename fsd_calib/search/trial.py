@@ -13,9 +13,11 @@ from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress
 from fsd_calib.search import sensitivity
+from fsd_calib.search.digests import seal
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement, retention
 from fsd_calib.search.space import Space
+from fsd_calib.search.workers import heartbeats
 from fsd_decoding.profile.policy import brief
 
 _FIRST = 128  # problems of the first portion; fewer never settle a decision
@@ -72,9 +74,11 @@ class TrialRunner:
     def __call__(self, trial: Trial) -> float:
         configuration = self._configuration(trial)
         _set_attributes(trial, setting_attributes(configuration))
-        with self.progress.step(f"trying {configuration}", len(self.evaluator.problems)) as advance:
+        trying = self.progress.step(f"trying {configuration}", len(self.evaluator.problems))
+        with heartbeats(trial), trying as advance:
             result = race(self.evaluator, configuration, self.target, self.objective, self.forecast, advance)
         self._record(trial, result)
+        seal(trial, result.assessment.value)
         return result.assessment.value
 
     def _configuration(self, trial: Trial) -> Configuration:

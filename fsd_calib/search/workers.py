@@ -1,63 +1,75 @@
 """Worker processes of a study, and whether they are still alive.
 
-A killed process leaves its trial in the state RUNNING. On the same machine that is detected at once, by process id and
-start time. On other machines a database records heartbeats, and optuna fails the trial when they stop; a journal has
-none, so there a trial is assumed to run for an hour and is ignored afterwards, though it may still finish.
+A killed process leaves its trial in the state RUNNING. Where its process can be seen, that is detected at once; else by
+heartbeats, which workers write into their trials: a trial whose record did not change while this process looked at it
+for two minutes is ignored from then on, though it may still finish.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from optuna.exceptions import OptunaError
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from fsd_calib.storage.processes import Watch, is_alive
+from fsd_decoding.errors import UsageError
 
 KEY = "worker"
-_UNNAMED = timedelta(seconds=10)  # longest time from a trial's start to the write that names its worker
-_UNHEARD = timedelta(hours=1)  # how long a trial of another machine is assumed to run
+_BEATS = "heartbeats"
+_INTERVAL = 15.0  # seconds between heartbeats
+_UNNAMED = 30.0  # seconds from a trial's start to the write that names its worker
+_SILENT = 120.0  # seconds without a change, of a worker that cannot be seen from here
+_HUNG = 3600.0  # the same for one that is known to exist
 
 
-def this_worker() -> dict[str, Any]:
-    """Returns the host, process id and start time that identify this process."""
-    return {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
+class Workers:
+    """The workers of one study's running trials, as one process sees them."""
 
+    def __init__(self) -> None:
+        self._watch = Watch()
 
-def may_be_running(trial: FrozenTrial) -> bool:
-    """Whether a live worker may be evaluating a trial in the state RUNNING."""
-    if trial.datetime_start is None or _is_dead(trial):
-        return False
-    named = KEY in trial.user_attrs
-    return datetime.now() - trial.datetime_start < (_UNHEARD if named else _UNNAMED)
+    def running(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Returns the trials that a live worker may be evaluating."""
+        return [t for t in trials if t.state == TrialState.RUNNING and self._may_be_running(t)]
+
+    def _may_be_running(self, trial: FrozenTrial) -> bool:
+        named = KEY in trial.user_attrs
+        alive = is_alive(trial.user_attrs[KEY]) if named else None
+        content = (trial.system_attrs.get(_BEATS), len(trial.user_attrs), len(trial.params))
+        unchanged = self._watch.seconds_unchanged(trial.number, content)
+        return alive is not False and unchanged < ((_HUNG if alive else _SILENT) if named else _UNNAMED)
 
 
 def fail_dead_trials(study: Study) -> None:
-    """Fails the trials of this machine's killed processes, so that dashboards show them as failed."""
+    """Fails the trials of processes that certainly ended, so that dashboards show them as failed."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if _is_dead(trial) or (KEY not in trial.user_attrs and not may_be_running(trial)):
+        if KEY in trial.user_attrs and is_alive(trial.user_attrs[KEY]) is False:
             study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
-def _is_dead(trial: FrozenTrial) -> bool:
-    worker = trial.user_attrs.get(KEY)
-    if worker is None or worker["host"] != socket.gethostname():
-        return False
-    return bool(_started(worker["process"]) != worker["started"])
+@contextmanager
+def heartbeats(trial: Trial, interval: float = _INTERVAL) -> Iterator[None]:
+    """Counts up an attribute of the trial meanwhile, for processes that cannot see this one."""
+    ended = threading.Event()
 
+    def beat() -> None:
+        count = 0
+        while not ended.wait(interval):
+            count += 1
+            try:
+                trial.storage.set_trial_system_attr(trial._trial_id, _BEATS, count)
+            except (OptunaError, SQLAlchemyError, UsageError):  # the trial's own writes report what is wrong
+                return
 
-def _started(process: int) -> str | None:
-    """Returns the start time of a process; None: it does not exist. Without /proc, all processes have the same one."""
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
     try:
-        os.kill(process, 0)
-        status = Path(f"/proc/{process}/stat").read_text()
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        return "unknown"
-    except OSError:
-        return "unknown" if not Path("/proc/self/stat").exists() else None
-    state, *rest = status.rpartition(")")[2].split()
-    return None if state == "Z" else rest[18]
+        yield
+    finally:
+        ended.set()
+        thread.join()

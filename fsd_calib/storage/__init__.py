@@ -1,1 +1,1 @@
-"""Files that outlast a run: SQLite databases and the folders they lie in."""
+"""What outlasts a run: SQLite databases, the folders they lie in, and the identities of processes recorded in them."""

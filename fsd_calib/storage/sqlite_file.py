@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import shutil
 import sqlite3
 import textwrap
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from filelock import FileLock
 
+from fsd_calib.storage.private_files import make_private_file, make_private_folder, private_lock
 from fsd_decoding.errors import UsageError
 
+_SAFE = "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;"
 _SECONDS = 60.0  # to wait for another process; each holds the file for milliseconds
+_SMALLEST = 1 << 20  # bytes free; with fewer a failed write means a full disk
 _TAILS = ("-wal", "-shm", "-journal", "")  # the file itself last, so that a new file never meets an old log
 _SYSTEM_ERRORS = {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH),
@@ -39,11 +44,12 @@ class Schema:
     tables: str  # SQL that creates them
     settings: str  # SQL for every connection
     check: str  # name of the pragma that checks the pages when a file is opened
+    additions: str = ""  # SQL that creates the tables which files of this version may lack
 
 
 def lock(path: Path) -> FileLock:
     """Returns a lock to hold while the file is created, opened or renamed; SQLite itself guards its use."""
-    return FileLock(f"{path}.lock", timeout=_SECONDS)
+    return private_lock(Path(f"{path}.lock"), _SECONDS)
 
 
 def open_database(path: Path | None, schema: Schema) -> sqlite3.Connection:
@@ -56,7 +62,7 @@ def open_database(path: Path | None, schema: Schema) -> sqlite3.Connection:
     with translate_errors(path, schema.what):
         if path is None:
             return _create(":memory:", schema)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         with lock(path):
             if not path.exists():
                 _create_file(path, schema)
@@ -96,7 +102,9 @@ def translate_errors(path: Path | None, what: str) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _SYSTEM_ERRORS and code != sqlite3.SQLITE_READONLY_DBMOVED:
-            raise _unusable(path, what, str(error)) from error
+            raise _unusable(path, what, _why(path, code & 0xFF, error)) from error
+        raise DamageError(_shorten(error)) from error
+    except UnicodeDecodeError as error:  # SQLite's message quotes a damaged schema
         raise DamageError(_shorten(error)) from error
     except OSError as error:
         raise _unusable(path, what, error.strerror or str(error)) from error
@@ -137,8 +145,19 @@ def _shorten(message: object) -> str:
     return textwrap.shorten(str(message), 100, placeholder=" …")
 
 
+def _why(path: Path | None, code: int, error: sqlite3.DatabaseError) -> str:
+    """Returns the reason; on a full disk SQLite may only speak of an error of input or output."""
+    vague = code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and path is not None and path.parent.exists()
+    if code == sqlite3.SQLITE_FULL or (vague and path and shutil.disk_usage(path.parent).free < _SMALLEST):
+        return f"{os.strerror(errno.ENOSPC)}: {error}"
+    return str(error)
+
+
 def _unusable(path: Path | None, what: str, why: str) -> UsageError:
-    return UsageError(f"{what} {str(path)!r} cannot be used ({why}); free or repair it, or give another path")
+    return UsageError(
+        f"{what} {str(path)!r} cannot be used ({why}); free space or repair it, or give another path, and the same "
+        "command resumes"
+    )
 
 
 def _connect(name: str, schema: Schema) -> sqlite3.Connection:
@@ -153,19 +172,32 @@ def _connect(name: str, schema: Schema) -> sqlite3.Connection:
 
 
 def _create_file(path: Path, schema: Schema) -> None:
-    """Creates the file under another name first, so that it is whole whenever the process is killed."""
+    """Creates the file under another name first, so that it is whole whenever the process is killed.
+
+    Without a write-ahead log, whose content is moved into the file when it is closed, where SQLite reports no error.
+    """
     new = path.with_name(f"{path.name}.new")
-    for tail in _TAILS:
-        Path(f"{new}{tail}").unlink(missing_ok=True)
-    _create(str(new), schema).close()
-    os.replace(new, path)
+    _remove(new)
+    make_private_file(new)  # SQLite gives its logs the mode of the file
+    try:
+        _create(str(new), replace(schema, settings=_SAFE)).close()
+        os.replace(new, path)
+    except BaseException:
+        with suppress(OSError):
+            _remove(new)
+        raise
     _sync(path.parent)
+
+
+def _remove(path: Path) -> None:
+    for tail in _TAILS:
+        Path(f"{path}{tail}").unlink(missing_ok=True)
 
 
 def _create(name: str, schema: Schema) -> sqlite3.Connection:
     connection = _connect(name, schema)
     header = f"PRAGMA application_id = {schema.application}; PRAGMA user_version = {schema.version};"
-    connection.executescript(f"BEGIN; {header} {schema.tables} COMMIT;")
+    connection.executescript(f"BEGIN; {header} {schema.tables} {schema.additions} COMMIT;")
     return connection
 
 
@@ -183,6 +215,7 @@ def _check_file(connection: sqlite3.Connection, schema: Schema) -> sqlite3.Conne
             raise DamageError(_shorten(status))
         # Fails where the file cannot be written; BEGIN alone would not.
         connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {version}; ROLLBACK;")
+        connection.executescript(schema.additions)
     except BaseException:
         connection.close()
         raise

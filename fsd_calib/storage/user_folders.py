@@ -7,13 +7,11 @@ from pathlib import Path
 
 from platformdirs import user_state_path
 
-CACHE_VARIABLE, STATE_VARIABLE = "FSD_CALIB_CACHE", "FSD_CALIB_STATE"
+from fsd_decoding.user_cache import CACHE_VARIABLE, default_cache
 
+__all__ = ["CACHE_VARIABLE", "STATE_VARIABLE", "default_cache", "default_state"]
 
-def default_cache() -> Path:
-    """Returns the folder of decodings and traces, which can be computed again."""
-    path = os.environ.get(CACHE_VARIABLE)
-    return Path(path) if path else Path.home() / ".cache" / "fsd-calib"
+STATE_VARIABLE = "FSD_CALIB_STATE"
 
 
 def default_state() -> Path:

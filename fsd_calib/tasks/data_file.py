@@ -10,6 +10,16 @@ from fsd_calib.tasks.answers import MARK, marked_number
 from fsd_calib.tasks.base import Example
 from fsd_decoding.errors import UsageError
 
+_UNPACK = "decompress it first"
+_BEGINNINGS = {
+    b"\x1f\x8b": ("gzip", _UNPACK), b"BZh": ("bzip2", _UNPACK), b"\xfd7zXZ\0": ("xz", _UNPACK),
+    b"\x28\xb5\x2f\xfd": ("zstd", _UNPACK), b"PK\3\4": ("a zip archive", "unpack it first"),
+    b"7z\xbc\xaf": ("a 7z archive", "unpack it first"), b"PAR1": ("Parquet", "export it as JSON Lines"),
+    b"ARROW1": ("Arrow", "export it as JSON Lines"), b"SQLite format 3": ("an SQLite database", "export JSON Lines"),
+    b"\xff\xfe\0\0": ("UTF-32", "save it as UTF-8"), b"\0\0\xfe\xff": ("UTF-32", "save it as UTF-8"),
+    b"\xff\xfe": ("UTF-16", "save it as UTF-8"), b"\xfe\xff": ("UTF-16", "save it as UTF-8"),
+}  # fmt: skip
+
 
 def read_examples(path: Path) -> list[Example]:
     """Returns all problems of a file, in order, without surrounding white space; blank lines are skipped.
@@ -30,12 +40,23 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1:
+                    _refuse_other_formats(path, line)
                 yield number, line.decode("utf-8-sig")  # some editors write a byte-order mark
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}, line {number}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: an invalid file name
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"data file {path}: cannot be read ({reason}); give a JSON Lines file") from None
+
+
+def _refuse_other_formats(path: Path, line: bytes) -> None:
+    """Raises UsageError where a file begins as those of a well-known other format do."""
+    for beginning, (name, way_out) in _BEGINNINGS.items():
+        if line.startswith(beginning):
+            raise UsageError(f"data file {path}: it is {name}, and not JSON Lines; {way_out}")
 
 
 def _example(path: Path, number: int, line: str) -> Example:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import warnings
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from fsd_collectors.replay.cases import REPLAYABLE
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import is_sampled, tokenizer_fingerprint
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo, Share
 
 SCHEMA_VERSION = 1  # raised when earlier versions would misread the file
@@ -40,8 +41,9 @@ class Quality(Part):
         rows: number of forecasts.
         accepted: share of them that came true.
         auc: AUC of the forecast; None where all rows are of one class.
-        probability_auc: AUC of q(x) on the same rows, for S of the product of q(x).
-        entropy_auc: AUC of q's entropy on the same rows, for S of the sum of entropies.
+        probability_auc: AUC of q(x) on the same rows, for S of the product of q(x), in the direction, high or low, that
+            ranked the training rows better.
+        entropy_auc: the same of q's entropy, for S of the sum of entropies.
         error: expected calibration error.
     """
 
@@ -150,9 +152,18 @@ class Facts(Part):
         return frozenset(np.frombuffer(base64.b64decode(self.trained or ""), _ID).tolist())
 
     def check(self, target: ModelInfo, draft: ModelInfo, tokenizer: Any, rule: str, divergence: str) -> None:
-        """Raises UsageError where it was trained for other models, another tokenizer, rule, divergence or version."""
+        """Raises UsageError where it was trained for other models, another tokenizer, rule, divergence or version.
+
+        Fingerprints of different versions are not compared, with a warning: see `ModelInfo.of`.
+        """
         for role, then, now in (("target", self.target, target), ("draft", self.draft, draft)):
-            if then.fingerprint != now.fingerprint:
+            if is_sampled(then.fingerprint) != is_sampled(now.fingerprint):
+                warnings.warn(
+                    f"the predictor's {role} and this one have fingerprints of different versions, which cannot be "
+                    "compared; train again to have them compared",
+                    stacklevel=3,
+                )
+            elif then.fingerprint != now.fingerprint:
                 raise UsageError(
                     f"the predictor's {role} is {then.id!r} with fingerprint {then.fingerprint[:12]}, this {role} "
                     f"has {now.fingerprint[:12]}; load that model, or train again"

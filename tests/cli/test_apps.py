@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
     ("arguments", "complaint"),
     [
         (["--divergence", "kl"], "unknown divergence 'kl'; known: js"),
-        (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: target"),
+        (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: fsd, fsd-sd, fsd-coupled"),
         (["--rule", "sd"], "rule 'sd' has no threshold"),
         (["--timing", "twice"], "--timing is 'twice'; it must be one of run, careful, none"),
         (
@@ -248,12 +249,38 @@ def test_generate_with_a_threshold_is_fuzzy_even_without_a_certificate(
     path = tmp_path / "profile.json"
     profile(tiny_profile | UNCERTIFIED).save(path)
     common = ["--profile", str(path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
-    with pytest.warns(UserWarning, match="lossless"):
+    with pytest.warns(UserWarning, match="threshold is 0.7 .* certifies no threshold, so nothing is known"):
         assert generate(*common, "--threshold", "0.7") == 0  # js never exceeds ln 2: all is accepted
     assert "100% of" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="lossless"):
         assert generate(*common) == 0
     assert "100% of" not in capsys.readouterr().err
+
+
+def test_generate_follows_an_edited_profile_only_where_that_is_allowed(
+    tiny_profile: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile(tiny_profile).save(tmp_path / "profile.json")
+    content = json.loads((tmp_path / "profile.json").read_text())
+    (tmp_path / "profile.json").write_text(json.dumps(content | {"threshold": 0.7}))
+    common = ["--profile", str(tmp_path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
+    assert generate(*common) == 2
+    assert "was changed after the calibration" in error_line(capsys)
+    with pytest.warns(UserWarning, match="its certificate does not cover"):
+        assert generate(*common, "--allow-edited") == 0
+    assert "drafted tokens accepted" in capsys.readouterr().err
+
+
+def test_generate_says_where_a_threshold_leaves_the_certificate(tiny_profile: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    profile(tiny_profile).save(path)
+    common = ["--profile", str(path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
+    with pytest.warns(UserWarning, match=r"^threshold is 0\.5 instead of .*: the certificate .* does not apply$"):
+        assert generate(*common, "--threshold", "0.5") == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for same in (str(profile(tiny_profile).threshold), "-1"):  # the profile's own, and a lossless one
+            assert generate(*common, "--threshold", same) == 0
 
 
 def test_generate_refuses_other_models(

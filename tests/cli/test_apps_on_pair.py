@@ -77,11 +77,12 @@ def test_an_unreachable_speed_ends_with_3(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT cannot be sent to a child there")
 def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
-    arguments = [*SOON, "--min-acc", "0.98", "--out", str(tmp_path)]
+    cache = tmp_path / "cache"
+    arguments = [*SOON, "--min-acc", "0.98", "--out", str(tmp_path / "out"), "--cache", str(cache)]
     child = subprocess.Popen([sys.executable, "-c", CALIBRATE, *arguments], stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
-        while not any(path.stat().st_size for path in tmp_path.iterdir()):
+        while not any(path.stat().st_size for path in tmp_path.glob("out/*")):
             assert child.poll() is None, "ended before it could be interrupted"
             assert time.monotonic() < deadline, "nothing was written"
             time.sleep(0.1)
@@ -91,7 +92,7 @@ def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
         child.kill()
     assert child.returncode == 130
     last = err.splitlines()[-1]
-    assert last.startswith(f"fsd-calibrate: interrupted; {tmp_path} holds what was measured: ")
+    assert last.startswith(f"fsd-calibrate: interrupted; the decodings in {cache}")
+    assert last.endswith("are kept; the same command resumes from there")
     assert "Traceback" not in err
-    measured = [path for path in tmp_path.iterdir() if path.name in last]
-    assert any(path.stat().st_size for path in measured)
+    assert (cache / "decodings.sqlite").stat().st_size

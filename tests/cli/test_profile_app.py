@@ -71,6 +71,62 @@ def test_validate_names_every_bad_file_once(
     assert "bad.json' is not valid: Value error, lossy is False" in captured.err
 
 
+@pytest.fixture
+def edited(files: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A certified profile into which another threshold was typed."""
+    path = tmp_path / "edited.json"
+    path.write_text(files[0].read_text().replace('"threshold": 0.0625,\n  "policy"', '"threshold": 0.9,\n  "policy"'))
+    assert path.read_text() != files[0].read_text()
+    return path
+
+
+def test_show_says_first_that_a_file_was_edited(edited: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("show", edited) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("edited: not certified")
+    assert "edited: not certified. The profile says: Certified at 95% confidence" in " ".join(shown.split())
+    assert "yes, says the profile, but it was edited" in " ".join(shown.split())
+
+
+def test_validate_fails_what_was_edited(edited: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("validate", edited) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, len(captured.err.splitlines())) == ("", 1)
+    assert "edited.json' was changed after the calibration that wrote it, so nothing certifies" in captured.err
+
+
+def test_validate_warns_of_files_without_a_digest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("validate", OLD) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{OLD}: valid\n"
+    assert "fsd-profile: warning: " in captured.err
+    assert "has no digest" in captured.err
+
+
+def test_diff_compares_what_was_edited_and_says_so(
+    files: tuple[Path, Path], edited: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app("diff", files[0], edited) == 1
+    captured = capsys.readouterr()
+    assert ["threshold", "0.0625", "0.9"] in [line.split() for line in captured.out.splitlines()]
+    assert captured.err == (
+        f"fsd-profile: warning: {edited} was changed after the calibration that wrote it, so it is not certified\n"
+    )
+
+
+def test_every_command_takes_the_folder_of_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        profile().save(tmp_path / name / "profile.json")
+    assert app("show", tmp_path / "a") == 0
+    assert "Certified at 95% confidence" in capsys.readouterr().out
+    assert app("validate", tmp_path / "a", tmp_path / "b") == 0
+    assert app("diff", tmp_path / "a", tmp_path / "b") == 0
+    capsys.readouterr()
+    (tmp_path / "empty").mkdir()
+    assert app("show", tmp_path / "empty") == 2
+    assert "empty/profile.json' cannot be read: No such file" in capsys.readouterr().err
+
+
 def test_diff_shows_what_differs_in_its_section(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert app("diff", *files) == 1
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

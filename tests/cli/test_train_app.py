@@ -59,7 +59,7 @@ def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pyte
         (["--limit", "0"], "--limit is 0"),
         (["--limit", "49"], "hold 49 problems of the tuning part within --limit; a predictor needs at least 50"),
         (["--kind", "oracle"], "kind 'oracle' is unknown; choose one of logistic, boosted, head"),
-        (["--rule", "poetry"], "rule 'poetry' is unknown"),
+        (["--rule", "poetry"], "unknown rule 'poetry'; known: fsd, fsd-sd, fsd-coupled"),
         (["--rule", "coupled"], "rule 'coupled' has no threshold"),
         (["--divergence", "doubt"], "hold no divergence 'doubt', only js, tv"),
         (["--divergence", "js,,tv"], "--divergence is 'js,,tv'"),
@@ -101,6 +101,10 @@ def test_ctrl_c_leaves_the_earlier_predictor(given: list[str], tmp_path: Path) -
     finally:
         child.kill()
     assert child.returncode == 130
-    assert err.splitlines()[-1] == f"fsd-train-predictor: interrupted; {tmp_path} holds no new predictor"
+    assert (
+        err.splitlines()[-1]
+        == f"fsd-train-predictor: interrupted; nothing is kept: {tmp_path} holds no new predictor, "
+        "and the same command begins anew"
+    )
     assert "Traceback" not in err
     assert Predictor.load(tmp_path).fingerprint == before

@@ -14,6 +14,7 @@ from fsd_calib import load_traces
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.store.verifying import verify
 from fsd_decoding.errors import UsageError
+from fsd_decoding.models.fingerprint import sampled_fingerprint
 from support.models.tiny_pair import related
 from support.models.tiny_task import TinyProblem, TinyTask, tiny_task
 from support.traces.collecting import WAYS, collect
@@ -52,6 +53,39 @@ def test_an_interrupted_run_continues(way: str, pair: tuple[Any, Any], tmp_path:
     assert resumed.complete
     assert resumed.tokens.to_table().equals(whole.tokens.to_table())
     assert resumed.completions.to_table().equals(whole.completions.to_table())
+
+
+def test_a_run_continues_with_the_same_models_of_another_folder(tmp_path: Path) -> None:
+    task, (target, draft) = tiny_task(70, max_new_tokens=8), related(seed=1, spread=0.05)
+    settings = {"batch_size": 2, "temperature": 1.0}
+    target.config._name_or_path, draft.config._name_or_path = "/one/target", "/one/draft"
+    with pytest.raises(KeyboardInterrupt):
+        collect(tmp_path, (target, draft), task, progress=_Stopping(40), **settings)
+    target.config._name_or_path, draft.config._name_or_path = "/other/big", "/other/small"
+    continued = collect(tmp_path, (target, draft), task, **settings)
+    assert (continued.manifest.target.id, continued.manifest.draft.id) == ("/one/target", "/one/draft")
+    assert continued.complete
+    assert verify(tmp_path) == []
+    assert collect(tmp_path, (target, draft), task, **settings).manifest == continued.manifest
+
+
+def test_a_run_does_not_continue_with_one_row_of_another_model(tmp_path: Path) -> None:
+    task, (target, draft) = tiny_task(5, max_new_tokens=8), related(seed=1, spread=0.05)
+    collect(tmp_path, (target, draft), task)
+    with torch.no_grad():
+        target.model.embed_tokens.weight[7] *= 1.5
+    with pytest.raises(UsageError, match=r"holds traces of another run: target\.fingerprint"):
+        collect(tmp_path, (target, draft), task)
+
+
+def test_a_run_of_an_earlier_version_does_not_continue(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    task = tiny_task(5, max_new_tokens=8)
+    made = collect(tmp_path, pair, task)
+    earlier = made.manifest.target.model_copy(update={"fingerprint": sampled_fingerprint(pair[0])})
+    written = made.manifest.model_copy(update={"target": earlier})
+    (tmp_path / "manifest.json").write_text(written.model_dump_json())
+    with pytest.raises(UsageError, match="an earlier version collected it, with fingerprints that cover 64 elements"):
+        collect(tmp_path, pair, task)
 
 
 @pytest.mark.parametrize("prompt", ["w3 w4 w5", "w3"])

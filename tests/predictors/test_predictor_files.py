@@ -14,7 +14,7 @@ import pytest
 
 from fsd_decoding import divergence
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import sampled_fingerprint, tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_predictors import files
 from fsd_predictors.facts import Facts, Problems, Quality, facts_of_manifest
@@ -183,6 +183,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_its_own_models_and_rule_pass() -> None:
     for rule in ("fsd-coupled", "coupled"):  # the second is the first at T < 0
         predictor().check(*MODELS_IN_HAND, TOKENIZER, rule, "js")
+
+
+def test_fingerprints_of_an_earlier_version_are_compared_by_their_sample() -> None:
+    target, draft = MODELS_IN_HAND
+    old = [ModelInfo.of(one).model_copy(update={"fingerprint": sampled_fingerprint(one)}) for one in (target, draft)]
+    earlier = predictor(target=old[0], draft=old[1])
+    with pytest.warns(UserWarning, match="the predictor's fingerprints are of an earlier version and cover only 64"):
+        earlier.check(target, draft, TOKENIZER, "fsd-coupled", "js")
+    with pytest.raises(UsageError, match=r"predictor's draft is .* with fingerprint .*, this draft has"):
+        earlier.check(target, target, TOKENIZER, "fsd-coupled", "js")
+    with pytest.warns(UserWarning, match="predictor's target and this one have fingerprints of different versions"):
+        earlier.facts.check(ModelInfo.of(target), ModelInfo.of(draft), TOKENIZER, "fsd-coupled", "js")
 
 
 @pytest.mark.parametrize("rule", ["fsd", "fsd-sd", "sd", "target", "typical"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import Forecasts, evaluate, survival_forecasts
+from fsd_predictors.training.evaluation import Forecasts, directions_of, evaluate, survival_forecasts
 from fsd_predictors.training.importances import importance
 from support.models.tiny_models import word_tokenizer
 from support.traces.rows import ON_POLICY, manifest, write
@@ -151,6 +152,27 @@ def test_a_perfect_forecast_and_a_wrong_one() -> None:
     (curve,) = evaluation.curves["a"]
     assert curve.label == "js, lossless"
     assert curve.accepted.tolist() == [0.0, 1.0]
+
+
+def test_what_stands_beside_a_forecast_is_read_in_the_direction_that_training_rows_gave() -> None:
+    """Also where the evaluated rows would say otherwise: the direction is not chosen on them."""
+    random = np.random.default_rng(0)
+    rows = random.uniform(size=(2000, len(FEATURES)))
+    likely, entropy = (rows[:, FEATURES.index(name)] for name in ("probability", "entropy"))
+    directions = directions_of({"accepting": (rows, likely - entropy > 0), "next": (rows, likely - entropy < 0)})
+    assert directions == {"a": (1, -1), "b": (-1, 1), "S": (1, -1)}
+    judged = Forecasts(likely, likely < 0.5, np.ones(2000), likely, -likely)
+    for name, auc in (("a", 0.0), ("b", 1.0), ("S", 0.0)):
+        (quality,) = evaluate({name: {("js", 0.1): judged}}, directions).reached  # type: ignore[dict-item]
+        assert (quality.probability_auc, quality.entropy_auc) == (auc, auc)
+
+
+def test_the_card_says_in_which_direction(training_traces: Traces, tmp_path: Path) -> None:
+    train(training_traces, tmp_path, "boosted", "fsd-coupled", trials=0, tokenizer=TOKENIZER)
+    text = " ".join((tmp_path / "card.md").read_text().split())
+    assert re.search(
+        r"ranked the training rows better: for a a (high|low) q\(x\) and a (high|low) entropy; for b", text
+    )
 
 
 def test_one_class_has_no_auc() -> None:

@@ -5,10 +5,11 @@ Any other keyword raises `KeyError`, so that none is ignored. No validation libr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_NOTES = {"title", "description", "default", "$defs", "format"}
+_NOTES = {"$schema", "$id", "title", "description", "default", "$defs", "format"}
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda v: isinstance(v, dict),
     "array": lambda v: isinstance(v, list),
@@ -26,6 +27,7 @@ _SIMPLE: dict[str, Callable[[Any, Any], bool]] = {
     "maximum": lambda v, most: bool(v <= most),
     "exclusiveMinimum": lambda v, below: bool(v > below),
     "exclusiveMaximum": lambda v, above: bool(v < above),
+    "pattern": lambda v, regex: re.search(regex, v) is not None,
     "minItems": lambda v, least: len(v) >= least,
     "maxItems": lambda v, most: len(v) <= most,
 }

@@ -63,7 +63,7 @@ def profile_of(
                   "timed": 1},
         "estimate": None, "device": "cpu", "dtype": "float32", "versions": {},
     }  # fmt: skip
-    return ThresholdProfile.model_validate(values)
+    return ThresholdProfile.model_validate(values).sealed()
 
 
 @dataclass(frozen=True)

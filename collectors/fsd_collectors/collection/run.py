@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -84,6 +84,7 @@ def collect_traces(
     collector.check(problems)
     steps = progress.step("collecting", len(problems)) if progress else nullcontext(lambda done: None)
     with TraceWriter(out, manifest) as writer, states or nullcontext(), steps as advance:
+        collector = replace(collector, manifest=writer.manifest)
         advance(min(writer.finished * manifest.portion, len(problems)))
         for portion in range(writer.finished, manifest.portions):
             begin = portion * manifest.portion

@@ -39,7 +39,7 @@ def policy_of(
         _refuse_policy(threshold=threshold, divergence=divergence, draft_length=draft_length,
                        within_support=within_support or None)  # fmt: skip
         return None
-    properties = rule_named(rule)
+    properties = rule_named(rule, lambda known: known.drafts)
     if not properties.drafts:
         raise UsageError(f"rule {rule!r} drafts nothing; leave the rule out to collect along the target")
     if properties.fuzzy and threshold is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fsd_collectors.report.tables import Sheet
+from fsd_decoding.terminal import visible
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -95,12 +96,12 @@ class Drawn(NamedTuple):
 
 
 def page(title: str, sheets: Sequence[Sheet], drawn: Sequence[Drawn], remarks: Sequence[str] = ()) -> str:
-    """Returns the page's HTML; all texts are escaped."""
+    """Returns the page's HTML; all texts are escaped, and their control characters are visible."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     encoded = [each._asdict() | {"light": _text(each.light), "dark": _text(each.dark)} for each in drawn]
-    return environment.from_string(_PAGE).render(title=title, sheets=sheets, drawn=encoded, remarks=remarks)
+    return visible(environment.from_string(_PAGE).render(title=title, sheets=sheets, drawn=encoded, remarks=remarks))
 
 
 def _text(png: bytes) -> str:

@@ -10,6 +10,7 @@ from fsd_collectors.report.page import Drawn, page
 from fsd_collectors.report.panels import DARK, LIGHT, png, require_drawing
 from fsd_collectors.report.summary import Summary, TraceSource, summarise
 from fsd_collectors.report.tables import sheets
+from fsd_collectors.store.folder import atomic_write
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def write(path: Path, content: bytes) -> Path:
     """Writes a file, with its folders, and returns its path. Raises UsageError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        with atomic_write(path) as file:
+            file.write(content)
     except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; choose another folder") from error
+        raise UsageError(
+            f"{str(path)!r} cannot be written: {error.strerror or error}; free space or choose another folder"
+        ) from error
     return path

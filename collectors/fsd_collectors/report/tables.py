@@ -212,20 +212,20 @@ def _threshold_rows(name: str, of: DivergenceSummary) -> Iterator[tuple[str, ...
 def _as_table(sheet: Sheet) -> Table:
     from rich import box
     from rich.table import Table
-    from rich.text import Text
+
+    from fsd_collectors.report.terminal import literal
 
     table = Table(
-        title=sheet.title,
-        caption=sheet.note or None,
+        title=literal(sheet.title, "bold"),
+        caption=literal(sheet.note, "table.caption") if sheet.note else None,
         box=box.SIMPLE_HEAD if sheet.headings else box.SIMPLE,
         show_header=bool(sheet.headings),
         title_justify="left",
         caption_justify="left",
-        title_style="bold",
         padding=(0, 1, 0, 0),
     )
     for place, heading in enumerate(sheet.headings or ("", "")):
-        table.add_column(heading, justify="left" if place < sheet.names or not sheet.headings else "right")
+        table.add_column(literal(heading), justify="left" if place < sheet.names or not sheet.headings else "right")
     for row in sheet.rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(literal, row))
     return table

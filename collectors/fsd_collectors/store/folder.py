@@ -32,7 +32,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Opens a file that gets its name only once it is complete and on the disk; on failure nothing is left."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=open_as_private_as_folder) as file:
             yield file
             sync(file)
         temporary.replace(path)
@@ -40,6 +40,11 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(OSError):  # the folder cannot be written, so there is no file
             temporary.unlink(missing_ok=True)
+
+
+def open_as_private_as_folder(path: str, flags: int) -> int:
+    """Opens a file and returns its descriptor; a new one may be read and written by those who may its folder."""
+    return os.open(path, flags, os.stat(os.path.dirname(path) or ".").st_mode & 0o666)
 
 
 def sync(file: IO[bytes]) -> None:

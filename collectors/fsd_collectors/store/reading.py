@@ -19,6 +19,7 @@ from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.listing import FileEntry, Listing, Shard, read_manifest
 from fsd_collectors.store.shard_file import CHECKED, FILES, FORMAT, check_content, check_schema, check_size, read_file
 from fsd_collectors.store.tables import schemas
+from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
 
 _NULLABLE = {pa.bool_(): pd.BooleanDtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype()}
@@ -30,6 +31,7 @@ def load_traces(path: str | os.PathLike[str]) -> Traces:
     Raises:
         UsageError: there are none, or a listed file is missing, has another size, or has the schema of another run.
     """
+    check_path("the folder of traces", path)
     folder = Path(path).absolute()
     manifest = read_manifest(folder)
     tables = schemas(manifest)

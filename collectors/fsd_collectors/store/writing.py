@@ -16,15 +16,24 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.store.folder import LISTING, LOCK, MANIFEST, TEMPORARY, atomic_write, sync_folder
+from fsd_collectors.store.folder import (
+    LISTING,
+    LOCK,
+    MANIFEST,
+    TEMPORARY,
+    atomic_write,
+    open_as_private_as_folder,
+    sync_folder,
+)
 from fsd_collectors.store.listing import Listing, Shard, has_no_finished_portion, read_manifest
 from fsd_collectors.store.shard_file import check_size, write_file
 from fsd_collectors.store.tables import conform, problems_in, schemas
+from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
 
 
 class TraceWriter:
-    """A context manager that begins or continues the run in `folder`.
+    """A context manager that begins or continues the run in `folder`; then `manifest` is the folder's.
 
     Once `write` has returned, its portion is kept even if the process is killed or the power fails; a portion that was
     interrupted is collected again. Memory is bounded by one portion.
@@ -35,6 +44,7 @@ class TraceWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str], manifest: Manifest) -> None:
+        check_path("the folder of traces", folder)
         self.folder, self.manifest = Path(folder), manifest
         self._schemas = schemas(manifest)
         self._lock = contextlib.ExitStack()
@@ -76,15 +86,14 @@ class TraceWriter:
 
     def _begin_or_continue(self) -> None:
         if (self.folder / MANIFEST).exists() and not has_no_finished_portion(self.folder):
-            self._refuse_another_run()
+            self.manifest = self._same_run()
+            self._schemas = schemas(self.manifest)
         else:
             self._begin()
         for table in self._schemas:
-            (self.folder / table).mkdir(exist_ok=True)
+            (self.folder / table).mkdir(self.folder.stat().st_mode & 0o777, exist_ok=True)
         self._listing = Listing(self.folder, tuple(self._schemas))
-        (
-            self.folder / LISTING
-        ).touch()  # before the first shard: a shard without a listing means that the listing was lost
+        _touch(self.folder / LISTING)  # before the first shard: a shard without one means that the listing was lost
         sync_folder(self.folder)
         for shard in self._listing.shards:
             for entry in shard.files:
@@ -97,12 +106,19 @@ class TraceWriter:
         with atomic_write(self.folder / MANIFEST) as file:
             file.write(self.manifest.model_dump_json(indent=2).encode() + b"\n")
 
-    def _refuse_another_run(self) -> None:
-        if differs := self.manifest.difference(read_manifest(self.folder)):
+    def _same_run(self) -> Manifest:
+        """Returns the folder's own manifest, which names the models by where they were first loaded from.
+
+        Raises:
+            UsageError: it is of another run.
+        """
+        stored = read_manifest(self.folder)
+        if differs := self.manifest.difference(stored):
             raise UsageError(
                 f"folder {str(self.folder)!r} holds traces of another run: {differs}; choose another --out, or the "
                 "settings of that run"
             )
+        return stored
 
     def _conform(self, portion: int, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         if portion != self.finished:
@@ -120,12 +136,17 @@ class TraceWriter:
 def _locked(folder: Path) -> Iterator[None]:
     """Holds the folder's lock, which the system releases when this process ends, however it ends."""
     try:
+        _touch(folder / LOCK)
         with FileLock(folder / LOCK, timeout=0):
             yield
     except Timeout as error:
         raise UsageError(
             f"folder {str(folder)!r} is being written by another collector; choose another --out, or wait"
         ) from error
+
+
+def _touch(path: Path) -> None:
+    open(path, "ab", opener=open_as_private_as_folder).close()
 
 
 def _refuse_other_files(folder: Path) -> None:

@@ -7,7 +7,7 @@ after a draft accepted whole, is not up to the rule: it is always the target's o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -213,8 +213,12 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def rule_named(name: str) -> Rule:
-    """Returns the rule of that name; UsageError where there is none."""
+def rule_named(name: str, fits: Callable[[Rule], bool] = lambda rule: True) -> Rule:
+    """Returns the rule of that name, whether it fits or not.
+
+    Raises:
+        UsageError: there is none; the message lists those that fit what the caller does with a rule.
+    """
     if not isinstance(name, str) or name not in RULES:
-        raise UsageError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
+        raise UsageError(f"unknown rule {name!r:.60}; known: {', '.join(rule for rule in RULES if fits(RULES[rule]))}")
     return RULES[name]

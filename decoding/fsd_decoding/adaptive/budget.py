@@ -80,10 +80,11 @@ class ProfileCheck:
     """Checks a budget's profile against the models it is used with, once for each pair, as that reads their weights.
 
     Raises:
-        UsageError: a policy moves the profile's T already.
+        UsageError: the profile is edited, without `allow_edited`, or a policy moves its T already.
     """
 
-    def __init__(self, profile: ThresholdProfile) -> None:
+    def __init__(self, profile: ThresholdProfile, allow_edited: bool) -> None:
+        self._unbound = profile.check_digest(allow_edited=allow_edited)
         if profile.policy is not None:
             raise UsageError(
                 f"the threshold of the profile of {profile.task!r} is already moved by the policy "
@@ -108,7 +109,7 @@ class ProfileCheck:
                 "without a model; load that draft model"
             )
         if [model() for model in self._checked] != list(models):
-            self.doubts = profile.compare(models[0], models[1], tokenizer)
+            self.doubts = [*filter(None, [self._unbound]), *profile.compare(models[0], models[1], tokenizer)]
             self._checked = [ref(model) for model in models]
 
     def check_round(self, state: RoundState) -> None:

@@ -60,15 +60,16 @@ class DivergenceBudget(ThresholdPolicy):
         start: the first T.
         gamma: a larger one adapts to the texts faster and lets T fluctuate more.
         profile: if given, models, rule and divergence must be those it was calibrated with.
+        allow_edited: follow a profile that was changed after its calibration.
 
     Attributes:
         current: T of the next round, () on the device.
 
     Raises:
         UsageError: a number is negative, NaN or infinite, or the ceiling is 0; no token can spend more than
-            `per_token`; `start` is above the ceiling; a policy moves the profile's T, or the profile has no threshold
-            and no ceiling is given. In use: the divergence has no largest value and no ceiling is given, or it is
-            another one than before.
+            `per_token`; `start` is above the ceiling; a policy moves the profile's T, or the profile is edited, or
+            has no threshold and no ceiling is given. In use: the divergence has no largest value and no ceiling is
+            given, or it is another one than before.
     """
 
     budget = True
@@ -81,12 +82,13 @@ class DivergenceBudget(ThresholdPolicy):
         start: float = 0.0,
         gamma: float = 0.1,
         profile: ThresholdProfile | None = None,
+        allow_edited: bool = False,
     ) -> None:
         self.per_token, self._start = amount("per_token", per_token), amount("start", start)
         self.gamma, self.measure = amount("gamma", gamma, zero=False), measure
         if measure not in ("divergence", "substitutions"):
             raise UsageError(f"measure is {measure!r}; it must be 'divergence' or 'substitutions'")
-        self._profile_check = ProfileCheck(profile) if profile is not None else None
+        self._profile_check = ProfileCheck(profile, allow_edited) if profile is not None else None
         self._ceiling = _ceiling_of(ceiling, profile)
         self._settings = {
             "per_token": self.per_token,

@@ -32,18 +32,20 @@ class PerDomain(ThresholdPolicy):
     Args:
         domains: maps tags to profiles, paths of profiles, or values of T.
         tags: one per prompt, in the order of the prompts.
+        allow_edited: follow profiles that were changed after their calibration.
 
     Raises:
-        UsageError: `domains` or `tags` are malformed, a tag is unknown, a profile has a policy, or profiles disagree.
-            In use: the decoder's models or settings are not those of the profiles, or a prompt has no tag.
+        UsageError: `domains` or `tags` are malformed, a tag is unknown, a profile has a policy or is edited, or
+            profiles disagree. In use: the decoder's models or settings are not those of the profiles, or a prompt has
+            no tag.
     """
 
-    def __init__(self, domains: Mapping[str, object], tags: Sequence[str]) -> None:
+    def __init__(self, domains: Mapping[str, object], tags: Sequence[str], *, allow_edited: bool = False) -> None:
         if not isinstance(domains, Mapping) or not domains:
             raise UsageError(f"domains is {domains!r:.60}; it must map tags to profiles or numbers, at least one")
         if isinstance(tags, str) or not isinstance(tags, Sequence):
             raise UsageError(f"tags is {tags!r:.60}; it must be a list of tags, one per prompt")
-        loaded = {tag: _load_domain(tag, value) for tag, value in domains.items()}
+        loaded = {tag: _load_domain(tag, value, allow_edited) for tag, value in domains.items()}
         self.profiles = {tag: value for tag, value in loaded.items() if isinstance(value, ThresholdProfile)}
         self.by_tag = {tag: _threshold(tag, value) for tag, value in loaded.items()}
         self.tags = [_check_tag(tag, i, self.by_tag) for i, tag in enumerate(tags)]
@@ -88,7 +90,11 @@ class PerDomain(ThresholdPolicy):
                 f"the profile of {tag!r} was calibrated with the draft model {profile.draft.id!r}, but this decoder "
                 f"drafts without a model; load that draft model, or set a number as the T of {tag!r}"
             )
-        doubts = [*profile.compare(models[0], models[1], tokenizer), warning_of(profile)]
+        doubts = [
+            *profile.compare(models[0], models[1], tokenizer),
+            profile.check_digest(allow_edited=True),
+            warning_of(profile),
+        ]
         return [f"domain {tag!r}: {doubt}" for doubt in doubts if doubt is not None]
 
     def _threshold_of(self, request: Request) -> float:
@@ -103,11 +109,12 @@ class PerDomain(ThresholdPolicy):
         return self.by_tag[tag]
 
 
-def _load_domain(tag: str, value: object) -> ThresholdProfile | float:
+def _load_domain(tag: str, value: object, allow_edited: bool) -> ThresholdProfile | float:
     if isinstance(value, ThresholdProfile):
+        value.check_digest(allow_edited=allow_edited)
         return value
     if isinstance(value, (str, os.PathLike)):
-        return ThresholdProfile.load(value)
+        return ThresholdProfile.load(value, allow_edited=allow_edited)
     return number(f"the T of domain {tag!r}", value, "it must be a profile, the path of a profile, or a number")
 
 

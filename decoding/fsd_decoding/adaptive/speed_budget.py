@@ -129,14 +129,15 @@ class SpeedBudget(ThresholdPolicy):
         beyond: T may go up to the largest threshold that the profile measured, where nothing is certified.
         rounds: that averages reach back.
         clock: returns seconds.
+        allow_edited: follow a profile that was changed after its calibration.
 
     Attributes:
         current: T of the next round, () on the device.
 
     Raises:
         UsageError: `tokens_per_second` is not above 0, or, without `beyond`, faster than the profile's fastest point;
-            the profile has no threshold, without `beyond`. In use: the profile is of other models, or of another
-            rule, divergence or draft length.
+            the profile has no threshold, without `beyond`, or is edited. In use: the profile is of other models,
+            or of another rule, divergence or draft length.
     """
 
     budget = True
@@ -148,13 +149,14 @@ class SpeedBudget(ThresholdPolicy):
         beyond: bool = False,
         rounds: int = 64,
         clock: Callable[[], float] = time.perf_counter,
+        allow_edited: bool = False,
     ) -> None:
         self.tokens_per_second = amount("tokens_per_second", tokens_per_second, zero=False)
         check_count("rounds", rounds)
         if profile is None:
             raise UsageError("SpeedBudget needs profile=, which says how far T may move")
         self.profile, self.beyond, self.rounds = profile, beyond, rounds
-        self._profile_check = ProfileCheck(profile)
+        self._profile_check = ProfileCheck(profile, allow_edited)
         self._curve = TokensCurve.of(profile, beyond)
         self._check_reach()
         self._settings = {

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -88,20 +89,20 @@ class Engine:
         # Length of the longest prompt if all rows are new: the first verification then also prefills the prompts.
         self._pending_prompt_tokens = 0
 
-    def run(self, requests: Sequence[Request]) -> Iterator[Row]:
-        """Yields rows as they finish."""
+    def run(self, requests: Iterable[Request]) -> Iterator[Row]:
+        """Yields rows as they finish; a request is drawn when a row is free for it."""
         for rows in self.rounds(requests):
             yield from (row for row in rows if row.finish_reason is not None)
 
     @torch.inference_mode()
-    def rounds(self, requests: Sequence[Request]) -> Iterator[list[Row]]:
+    def rounds(self, requests: Iterable[Request]) -> Iterator[list[Row]]:
         """Yields, after every round, the rows that took part in it, including those that finished.
 
         Raises:
             NumericalError: a row's logits were NaN or +inf.
             ThresholdError: a row's T was NaN. Both are raised after the rows of the round have been yielded.
         """
-        waiting = list(reversed(requests))
+        waiting = iter(requests)
         with self._caches.used():
             while self._refill(waiting):
                 self._shrink()
@@ -115,12 +116,13 @@ class Engine:
                 for error in errors:
                     raise error
 
-    def _refill(self, waiting: list[Request]) -> bool:
+    def _refill(self, waiting: Iterator[Request]) -> bool:
         """Puts waiting requests into free rows and prefills them. Returns whether any row is occupied."""
-        free = [i for i, row in enumerate(self._rows) if row is None][: len(waiting)]
+        free = [i for i, row in enumerate(self._rows) if row is None]
+        new = list(islice(waiting, len(free)))
+        free = free[: len(new)]
         if not free:
             return any(self._rows)
-        new = [waiting.pop() for _ in free]
         for i, request in zip(free, new, strict=True):
             self._rows[i] = Row(request, *self._initial_interval(request.threshold))
         rows = to_device(free, self._batch.lengths.device)

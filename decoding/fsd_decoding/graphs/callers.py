@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.graphs.recent import RecentlyUsed
 
 Value = TypeVar("Value")
 
@@ -88,7 +89,7 @@ class Graphs:
 
     def __init__(self, backend: Literal["inductor", "eager"]) -> None:
         self._backend = backend
-        self._graphs: dict[Hashable, Callable[..., Any]] = {}
+        self._graphs: RecentlyUsed[Callable[..., Any]] = RecentlyUsed()
 
     def size(self, needed: int) -> int:
         return max(128, power_of_two(needed))
@@ -97,14 +98,12 @@ class Graphs:
         return min(batch_size, power_of_two(requests))
 
     def __call__(self, key: GraphKey, function: Callable[..., Value], *args: Any) -> Value:
-        graph_id = (function, key)
-        if graph_id not in self._graphs:
-            self._graphs[graph_id] = _compile(function, self._backend)
-        result: Value = self._graphs[graph_id](*args)
+        graph = self._graphs.get((function, key), lambda: _compile(function, self._backend))
+        result: Value = graph(*args)
         return result
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return len(self._graphs.values())
 
 
 def caller(compile: bool | Literal["capture"]) -> Caller:

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from fsd_decoding.graphs.callers import Caller, Eager, GraphKey, power_of_two
 from fsd_decoding.graphs.host_sync import HostSyncDetector
+from fsd_decoding.graphs.recent import RecentlyUsed
 from fsd_decoding.graphs.tracing import capturing
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """Records the work that a function launches, without running it, and returns a function that runs it."""
-
-_MOST = 256  # steps kept, most of them with a graph: a server may receive any number of different temperatures
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Captured:
     def __init__(self, inner: Caller, capture: Capture) -> None:
         self._inner, self._capture = inner, capture
         self._uncompiled = None if isinstance(inner, Eager) else Captured(Eager(), capture)
-        self._steps: dict[Hashable, _Step | _State] = {}  # in order of the latest call
+        self._steps: RecentlyUsed[_Step | _State] = RecentlyUsed()
         self._results: dict[Hashable, Any] = {}
 
     @property
@@ -70,7 +69,7 @@ class Captured:
 
     def __call__(self, key: GraphKey, function: Callable[..., Any], *args: Any) -> Any:
         step_id = function, key
-        step = self._steps.pop(step_id, "new")
+        step = self._steps.get(step_id, lambda: "new")
         if step == "once":
             step = self._capture_step(key, function, args) or "never"
         if isinstance(step, _Step):
@@ -79,9 +78,7 @@ class Captured:
             step, result = self._call_first(key, function, args)
         else:
             result = self._call(key, function, args)
-        self._steps[step_id] = step
-        if len(self._steps) > _MOST:
-            del self._steps[next(iter(self._steps))]
+        self._steps.put(step_id, step)
         return result
 
     def __len__(self) -> int:

@@ -8,12 +8,14 @@ way to them; `tokenizer` is lost.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, MaxTimeCriteria, StoppingCriteriaList
 
+from fsd_decoding.batch import Request
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
@@ -79,6 +81,15 @@ def check_clock(criteria: StoppingCriteriaList, sampling: Sampling, rows: int) -
         raise UsageError(
             f"max_time is given with {rows} sequences and {type(sampling.processors[0]).__name__}, with which they are "
             "decoded one after another; pass one sequence at a time"
+        )
+
+
+def check_pad(token: Tensor | None, may_stop: bool, requests: Sequence[Request]) -> None:
+    """Raises UsageError if rows may differ in length and there is no token to pad them with."""
+    ragged = may_stop or len({request.max_new_tokens for request in requests}) > 1
+    if token is None and ragged and len(requests) > 1:
+        raise UsageError(
+            f"{len(requests)} sequences may differ in length and there is no pad token; give pad_token_id="
         )
 
 

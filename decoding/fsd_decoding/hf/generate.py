@@ -19,21 +19,22 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.config_resolution import configured
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.engine import Row, Settings
 from fsd_decoding.engine.result import attach_finished
-from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.checks import (
     argument_of_generate,
     check_clock,
     check_draft,
     check_inputs,
+    check_pad,
     check_supported,
     strip_padding,
 )
 from fsd_decoding.hf.sampling import sampling_for, sampling_of_row
 from fsd_decoding.hf.stopping import StopsOfGenerate
-from fsd_decoding.profile.drift import Drift, watch
+from fsd_decoding.profile.drift import watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
 
@@ -63,6 +64,7 @@ def fsd_generate(
     fsd_threshold: float | None = None,
     fsd_draft_length: int | None = None,
     fsd_tokenizer: Any = None,
+    fsd_allow_edited: bool = False,
     streamer: Any = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
@@ -71,20 +73,23 @@ def fsd_generate(
 
     The settings that `generate` prepares are respected: lengths, EOS ids, logits processors, stopping criteria,
     sampling, left padding, `num_return_sequences`, `streamer`. Sampled texts depend on `torch.manual_seed`. Criteria
-    and processors receive one row (1, n) at a time, padded as in `generate`. Processors are also called on drafted
-    tokens that may be rejected, so they must be stateless. Processors other than the usual warpers and a single
-    repetition penalty make rows decode one after another. A text also ends when the models' context is full.
+    are called as in `generate`, once per length with all rows (B, n); those of transformers, which judge a row by
+    itself, are called with one row. Processors receive one row (1, n) at a time, padded as in `generate`. They are also
+    called on drafted tokens that may be rejected, so they must be stateless. Processors other than the usual warpers
+    and a single repetition penalty make rows decode one after another. A text also ends when the models' context is
+    full.
 
     `generate` does not pass `tokenizer=` on to a custom callable and therefore rejects `stop_strings=`; use
     `stopping_criteria=[StopStringCriteria(tokenizer, ["…"])]` instead. ZeRO-3 and FSDP are not supported.
 
     Args:
         draft_model: a loaded causal LM with the target's tokenizer, or another `DraftSource`.
-        fsd_profile: path of a profile, or a `ThresholdProfile`; sets rule, divergence, threshold and draft length,
-            and is checked against both models at every call. Sampling remains that of `generate`; if it differs from
-            the profile's, the certificate does not apply, and a warning says so.
-        fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`; only without a profile.
+        fsd_profile: path of a profile, or a `ThresholdProfile`; sets rule, divergence, threshold and draft length
+            where they are not given, and is checked against both models at every call. Sampling remains that of
+            `generate`. Where decoding then differs from what the profile certified, a warning names the difference.
+        fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`.
         fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
+        fsd_allow_edited: follow a profile that was changed after its calibration, without a certificate.
 
     Returns:
         (B, prompt + new) token ids, including EOS, padded on the right; with `return_dict_in_generate`, an
@@ -101,48 +106,32 @@ def fsd_generate(
     sampling = sampling_for(logits_processor, bool(generation_config.do_sample))
     given = {"rule": fsd_rule, "divergence": fsd_divergence, "threshold": fsd_threshold,
              "draft_length": fsd_draft_length}  # fmt: skip
-    config, drift = _config(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling)
-    decoder = SpeculativeDecoder(model, draft_model, fsd_tokenizer, config, drift=drift)
+    decoder = _decoder(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling, fsd_allow_edited)
     prompts = strip_padding(input_ids, model_kwargs.get("attention_mask"))
     requests = decoder.requests(prompts, (stopping_criteria.max_length or 0) - input_ids.shape[1])
-    stops = StopsOfGenerate(stopping_criteria, input_ids)
+    pad = generation_config._pad_token_tensor
+    stops = StopsOfGenerate(stopping_criteria, input_ids, 0 if pad is None else int(pad))
     check_clock(stopping_criteria, sampling, len(requests))
-    pad = _pad(generation_config, stops, requests)
+    check_pad(pad, stops.may_stop, requests)
     rows = _decoded(decoder, _runs(decoder, requests, sampling, stops, input_ids), streamer)
-    sequences = _sequences(input_ids, rows, pad)
-    return _output(sequences, rows) if generation_config.return_dict_in_generate else sequences
+    sequences = _sequences(input_ids, [stops.text(row.request.index, row.tokens) for row in rows], stops.pad)
+    return _output(sequences, rows, stops.joint) if generation_config.return_dict_in_generate else sequences
 
 
-def _config(
-    given: Mapping[str, Any], profile: Any, model: Any, draft: Any, tokenizer: Any, sampling: Sampling
-) -> tuple[DecodingConfig, Drift | None]:
-    """The profile's configuration, or the given one. UsageError: both are given, or the profile is for other models."""
-    settings = {name: value for name, value in given.items() if value is not None}
+def _decoder(
+    given: Mapping[str, Any], profile: Any, model: Any, draft: Any, tokenizer: Any, sampling: Sampling,
+    allow_edited: bool,
+) -> SpeculativeDecoder:  # fmt: skip
+    """The decoder of what is given, or else of the profile. UsageError: see `profile_config`."""
+    keywords = {name: value for name, value in given.items() if value is not None} | {"sampling": sampling}
     if profile is None:
-        return DecodingConfig(**settings), None
-    if settings:
-        raise UsageError(f"fsd_{next(iter(settings))} is given, but fsd_profile sets it; leave one of them out")
-    config, drift = profile_config(profile, (model, draft), tokenizer, stacklevel=_TO_USER + 1)
-    if config.sampling != sampling:
-        warnings.warn(
-            f"the profile was calibrated with {config.sampling}, but generate uses {sampling}: its certificate does "
-            "not apply",
-            stacklevel=_TO_USER,
-        )
-    return config, drift
-
-
-def _pad(config: GenerationConfig, stops: StopsOfGenerate, requests: list[Request]) -> int:
-    """Returns the token that pads rows. UsageError: there is none, and rows may differ in length."""
-    token = config._pad_token_tensor
-    if token is not None:
-        return int(token)
-    ragged = stops.may_stop or len({request.max_new_tokens for request in requests}) > 1
-    if ragged and len(requests) > 1:
-        raise UsageError(
-            f"{len(requests)} sequences may differ in length and there is no pad token; give pad_token_id="
-        )
-    return 0  # never used
+        return SpeculativeDecoder(model, draft, tokenizer, DecodingConfig(**keywords))
+    followed = profile_config(profile, (model, draft), tokenizer, allow_edited)
+    decoder = SpeculativeDecoder(model, draft, tokenizer, coverage=followed.coverage, drift=followed.drift)
+    decoder = decoder.reconfigured(configured("fsd_generate", None, keywords, followed.config))
+    for message in followed.warnings(decoder.setting):
+        warnings.warn(message, stacklevel=_TO_USER)
+    return decoder
 
 
 def _runs(
@@ -178,18 +167,21 @@ def _decoded(decoder: SpeculativeDecoder, runs: Iterable[tuple[Settings, list[Re
     return [finished[i] for i in range(len(finished))]
 
 
-def _sequences(input_ids: Tensor, rows: list[Row], pad: int) -> Tensor:
+def _sequences(input_ids: Tensor, texts: list[list[int]], pad: int) -> Tensor:
     """The prompts as given, followed by the new tokens: (B, P + N)."""
-    longest = max(len(row.tokens) for row in rows)
-    new = torch.tensor([row.tokens + [pad] * (longest - len(row.tokens)) for row in rows])
+    longest = max(map(len, texts))
+    new = torch.tensor([text + [pad] * (longest - len(text)) for text in texts])
     return torch.cat([input_ids, new.to(input_ids)], 1)
 
 
-def _output(sequences: Tensor, rows: list[Row]) -> FsdGenerateOutput:
+def _output(sequences: Tensor, rows: list[Row], joint: bool) -> FsdGenerateOutput:
+    """The sequences with statistics. `joint`: a row's text may depend on the others', so all must stay the same."""
+    own = [(row.lo, row.hi) for row in rows]
+    shared = max(lo for lo, _ in own), min(hi for _, hi in own)
     return FsdGenerateOutput(
         sequences=sequences,  # type: ignore[arg-type]  # an integer tensor, whatever it is called
         rounds=torch.tensor([row.rounds for row in rows]),
         drafted=torch.tensor([row.drafted for row in rows]),
         accepted=torch.tensor([row.accepted for row in rows]),
-        intervals=torch.tensor([[row.lo, row.hi] for row in rows], dtype=torch.float64),
+        intervals=torch.tensor([shared] * len(rows) if joint else own, dtype=torch.float64),
     )

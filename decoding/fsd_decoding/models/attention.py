@@ -29,13 +29,13 @@ def grouped_attention(
     """Computes transformers' `sdpa` attention with the G queries that share a key head folded into the query axis.
 
     With a mask, transformers repeats keys and values G times instead, which copies the cache in every layer. Repeating
-    the mask is far cheaper.
+    the mask is far cheaper. Some models (Doge) have a mask per head, which is folded like the queries.
 
     Args:
         module, dropout, kwargs: as in transformers' attention interface.
         query: (B, G·K, Q, D).
         key, value: (B, K, S, D).
-        attention_mask: (B, 1, Q, S) additive.
+        attention_mask: (B, 1, Q, S) or (B, G·K, Q, S) additive.
         scaling: factor of the scores; None is 1/√D.
 
     Returns:
@@ -47,9 +47,16 @@ def grouped_attention(
     rows, heads, queries, size = query.shape
     groups = heads // key.shape[1]
     folded = query.reshape(rows, -1, groups * queries, size)
-    mask = attention_mask if groups == 1 or queries == 1 else attention_mask.repeat(1, 1, groups, 1)
-    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=_folded(attention_mask, groups), scale=scaling)
     return out.reshape(rows, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+def _folded(mask: Tensor, groups: int) -> Tensor:
+    """The mask of queries with `groups` heads folded into their axis; a single query broadcasts."""
+    rows, heads, queries, slots = mask.shape
+    if heads > 1:
+        return mask.reshape(rows, -1, groups * queries, slots)
+    return mask if groups == 1 or queries == 1 else mask.repeat(1, 1, groups, 1)
 
 
 AttentionInterface.register(NAME, grouped_attention)

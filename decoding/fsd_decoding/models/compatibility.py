@@ -38,7 +38,7 @@ def _obstacles(model: Any) -> Iterator[str]:
     """Reasons why the model can never run on a `SlotCache`, as the rest of a sentence about it."""
     if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         yield "attends to an encoder; use a decoder-only model"
-    if model._is_stateful:
+    if _keeps_a_state(model):
         yield "keeps a state that cannot be rolled back; use a model whose layers are full or sliding attention"
     forward = getattr(model, "_orig_mod", model).forward  # torch.compile hides a model's signature
     if missing := [name for name in _REQUIRED_ARGUMENTS if name not in inspect.signature(forward).parameters]:
@@ -52,8 +52,16 @@ def _obstacles(model: Any) -> Iterator[str]:
         yield "is an encoder as loaded; load it with is_decoder=True, or use a decoder-only model"
     if any(buffer.dtype == torch.bool and buffer.dim() == 4 for buffer in model.buffers()):
         yield "masks by a table of its own, which assumes rows of equal length; use another model"
+    if config.model_type == "doge" and config.is_moe:
+        yield "chooses experts by all tokens of a forward pass together, later ones too; use one without is_moe"
     if any("position" in name and getattr(m, "padding_idx", None) is not None for name, m in model.named_modules()):
         yield "numbers positions from its padding token's id; use a model that numbers them from 0"
+
+
+def _keeps_a_state(model: Any) -> bool:
+    """Whether a layer is recurrent; hybrid classes declare themselves stateful even if all layers are attention."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    return model._is_stateful and set(kinds) != {"full_attention"}
 
 
 def _in_training(model: Any) -> Iterator[str]:
@@ -62,12 +70,23 @@ def _in_training(model: Any) -> Iterator[str]:
 
 
 def _too_long(model: Any, slots: int) -> Iterator[str]:
-    longest = _unscaled_length(model.config.get_text_config())
-    if longest is not None and slots > longest:
-        yield (
-            f"rescales all positions in texts of more than {longest} tokens (longrope), and {slots} are requested; "
-            f"keep prompt, new tokens and draft within {longest} tokens"
-        )
+    config = model.config.get_text_config()
+    limits = {
+        "rescales all positions in texts of more than {} tokens (longrope)": _unscaled_length(config),
+        # The ranking is of values alone, without positions: equal tokens tie in the first layer, and rounding decides.
+        "attends to its {} best ranked tokens in longer texts, where equal tokens tie": _unranked_length(config),
+    }
+    for what, longest in limits.items():
+        if longest is not None and slots > longest:
+            yield (
+                f"{what.format(longest)}, and {slots} are requested; "
+                f"keep prompt, new tokens and draft within {longest} tokens"
+            )
+
+
+def _unranked_length(config: Any) -> int | None:
+    """Length up to which Doge's dynamic mask keeps every token; None for all other models."""
+    return config.keep_window_size if config.model_type == "doge" else None
 
 
 def _unscaled_length(config: Any) -> int | None:

@@ -1,19 +1,22 @@
 """Fingerprints of models and tokenizers, which are equal on any machine, device and load path.
 
-A model's fingerprint covers its configuration, parameter names and shapes, and a sample of its weights. A profile
-stores fingerprints, and refuses models and tokenizers with others.
+A model's fingerprint covers its configuration, parameter names and shapes, and every weight. A profile stores
+fingerprints, and refuses models and tokenizers with others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SAMPLED = 64  # elements of every tensor; fine-tuning changes nearly all, so even one would nearly do
+_SAMPLED = 64  # elements of every tensor in a fingerprint of an earlier version
+_OF_SAMPLE = re.compile("[0-9a-f]{64}")
 # Configuration entries about how and where a model was loaded, or about text handling, which do not change the model.
 _NOT_ARCHITECTURE = {
     *("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "return_dict"),
@@ -23,17 +26,54 @@ _NOT_ARCHITECTURE = {
 
 
 def model_fingerprint(model: Any) -> str:
-    """Returns the SHA-256 (hex) of a loaded causal LM: its class, architecture and 64 elements of every tensor.
+    """Returns the version and the SHA-256 (hex) of a loaded causal LM: its class, its architecture and all weights.
 
-    That reads a few hundred kilobytes even of a 70B model. Elements are rounded to bfloat16, so a checkpoint has the
-    same fingerprint loaded in float32, bfloat16 or float64. float16 has it too, unless a sampled weight of a wider
-    checkpoint lies below float16's normal range (6e-5). Quantised weights have a fingerprint of their own.
+    Weights are rounded to bfloat16, so a checkpoint has the same fingerprint loaded in float32, bfloat16 or float64, on
+    any device and from any folder. float16 holds small weights less exactly than bfloat16 does, and so has a
+    fingerprint of its own, as quantised weights have. `weights_digest` says which changes are found, and
+    `known_weights_digest` when the weights are read again.
     """
-    digest = hashlib.sha256(_json([type(model).__name__, _architecture(model.config.to_diff_dict())]))
+    from fsd_decoding.models.known_digests import known_weights_digest
+    from fsd_decoding.models.weights_digest import DIGEST_VERSION
+
+    digest = hashlib.sha256(_described(model) + known_weights_digest(model).encode())
+    return f"{DIGEST_VERSION}-{digest.hexdigest()}"
+
+
+def sampled_fingerprint(model: Any) -> str:
+    """Returns the fingerprint of earlier versions, which covers 64 elements of every tensor.
+
+    Models that differ elsewhere share it. Files of earlier versions are compared by it, and the ledger of attempts
+    counts by it: a model that hardly differs from one that was certified is no new start.
+    """
+    from fsd_decoding.models.weights_digest import values_of
+
+    digest = hashlib.sha256(_described(model))
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(_json([name, list(tensor.shape)]))
-        digest.update(_sample(tensor))
+        with values_of(model, name, tensor) as values:
+            digest.update(_json([name, list(values.shape)]))
+            digest.update(_sample(values))
     return digest.hexdigest()
+
+
+def is_sampled(fingerprint: str) -> bool:
+    """Returns whether a model's fingerprint is of an earlier version, by its form."""
+    return _OF_SAMPLE.fullmatch(fingerprint) is not None
+
+
+def fingerprint_like(recorded: str, model: Any) -> str:
+    """Returns the model's fingerprint of the version that `recorded` is of, so that the two can be compared."""
+    return sampled_fingerprint(model) if is_sampled(recorded) else model_fingerprint(model)
+
+
+def doubt_of_sample(owner: str, recorded: Iterable[str], way_out: str) -> list[str]:
+    """Returns a warning where a recorded fingerprint of a model is of an earlier version."""
+    if not any(map(is_sampled, recorded)):
+        return []
+    return [
+        f"the {owner}'s fingerprints are of an earlier version and cover only {_SAMPLED} elements of each tensor, so "
+        f"models that differ elsewhere pass for the same; {way_out} again to have all weights compared"
+    ]
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -65,6 +105,10 @@ def tokenizer_difference(a: Any, b: Any, names: tuple[str, str] = ("target", "dr
             sides = " and ".join(f"{_shown(v.get(i))} in {n}" for v, n in zip((ours, theirs), names, strict=True))
             return f"id {i} is {sides}"
     return None
+
+
+def _described(model: Any) -> bytes:
+    return _json([type(model).__name__, _architecture(model.config.to_diff_dict())])
 
 
 def _architecture(config: Any) -> Any:

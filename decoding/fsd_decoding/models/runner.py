@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Hashable
 from contextlib import nullcontext
 from typing import Any
@@ -47,8 +48,11 @@ class ModelRunner:
 
     @property
     def identity(self) -> Hashable:
-        """Key of this runner's graphs: everything that changes its output, apart from tensor values."""
-        return self.model, self.model.dtype, self._grouped, self.vocabulary
+        """Key of this runner's graphs: everything that changes its output, apart from tensor values.
+
+        The reference is weak, because graphs may outlive the model's place in a decoder.
+        """
+        return weakref.ref(self.model), self.model.dtype, self._grouped, self.vocabulary
 
     def logits(self, tokens: Tensor, positions: Tensor, reach: int, keep: int, rows: Tensor | None = None) -> Tensor:
         """Runs the model on tokens at given positions.

@@ -23,22 +23,33 @@ class SpeedIntervals(Part):
     the target alone. Ratios are of the same problems, so a slow machine changes them less than the speeds."""
 
     target: Interval
+    """Of the speed of the target alone."""
     sd: Interval
+    """Of the speed of `sd`."""
     chosen: Interval
+    """Of the speed of the chosen configuration."""
     over_sd: Interval
+    """Of the chosen configuration's speed divided by that of `sd`."""
     over_target: Interval
+    """Of the chosen configuration's speed divided by that of the target alone."""
     confidence: Confidence
+    """Confidence of each interval."""
 
 
 class SpeedFigures(Part):
     """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
-    turn on the same `timed` problems. `timed` 0: nothing was timed, and these are forecasts of the cost model."""
+    turn on the same problems."""
 
     target: Amount
+    """Of the target alone."""
     sd: Amount
+    """Of `sd` at its own best draft length."""
     chosen: Amount
+    """Of the chosen configuration."""
     timed: Count
+    """Number of timed problems. 0: nothing was timed, and these are forecasts of the cost model."""
     intervals: SpeedIntervals | None = None
+    """Their confidence intervals. null: forecasts have none."""
 
     @model_validator(mode="after")
     def _a_forecast_has_no_intervals(self) -> Self:
@@ -51,30 +62,35 @@ class Forecasts(Part):
     """The same three speeds by the cost model alone, timed or not, as the curve has them for these settings."""
 
     target: Amount
+    """Of the target alone."""
     sd: Amount
+    """Of `sd` at its own best draft length."""
     chosen: Amount
+    """Of the chosen configuration."""
 
 
 class Speed(SpeedFigures):
-    """Speeds with `batch` prompts at a time (--serve-batch). `wanted`: the speed that --min-speed requested.
-
-    part: the part whose problems were timed, or decoded if speeds are forecast.
-    processes: number of fresh processes, each of which timed everything; 0: only the calibration's own process did, so
-        intervals hold within it.
-    load, cores: the machine's load average over the minute before timing, and the number of available cores.
-    single: the same settings with one prompt at a time; None: not timed.
-    forecast: None if the profile has an older schema.
-    """
+    """Speeds with `batch` prompts at a time."""
 
     batch: Natural
+    """Number of prompts decoded at a time (--serve-batch)."""
     wanted: Annotated[float, Field(gt=0)] | None = None
+    """The speed that --min-speed requested. null: none."""
     unit: str = "tokens/s"
+    """The unit of all speeds."""
     part: Literal["tuning", "certification"] = "tuning"
+    """The part whose problems were timed, or decoded if speeds are forecast."""
     processes: Count = 0
+    """Number of fresh processes, each of which timed everything. 0: only the calibration's own process did, so
+    intervals hold within it."""
     load: Amount | None = None
+    """The machine's load average over the minute before timing. null: not known."""
     cores: Natural | None = None
+    """Number of available cores. null: not known."""
     single: SpeedFigures | None = None
+    """Speeds of the same settings with one prompt at a time. null: not timed."""
     forecast: Forecasts | None = None
+    """What the cost model forecast. null: the profile has an older schema."""
 
     @property
     def busy(self) -> bool:
@@ -86,30 +102,42 @@ class CostInfo(Part):
     """Seconds of a round of `batch` rows that drafts d tokens: d * draft_step + verify + (d + 1) * position."""
 
     draft_step: Amount
+    """Seconds of a draft step."""
     verify: Amount
+    """Seconds of a verification."""
     position: Amount
+    """Seconds that each position verified adds."""
     batch: Natural
+    """Number of rows."""
 
 
 class Work(Part):
     """Numbers of decodings of a problem, made or taken from the cache, and of the tokens they emitted."""
 
     decoded: Count = 0
+    """Number of decodings made."""
     decoded_tokens: Count = 0
+    """Number of tokens that they emitted."""
     reused: Count = 0
+    """Number of decodings taken from the cache."""
     reused_tokens: Count = 0
+    """Number of tokens that those had emitted."""
 
     def __add__(self, other: Work) -> Work:
         return Work(**{name: getattr(self, name) + getattr(other, name) for name in Work.model_fields})
 
 
 class Effort(Part):
-    """What the calibration decoded. `trials`: number of configurations that the search evaluated."""
+    """What the calibration decoded."""
 
     baseline: Work
+    """With the target alone and with `sd`."""
     search: Work
+    """For the search."""
     certification: Work
+    """For the test."""
     trials: Count
+    """Number of configurations that the search evaluated."""
 
     @property
     def total(self) -> Work:

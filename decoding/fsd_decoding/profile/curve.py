@@ -21,33 +21,42 @@ def arm_of(rule: str, divergence: str, draft_length: int, policy: PolicyInfo | N
 
 
 class CurvePoint(Part):
-    """One configuration, measured on one part. `threshold` None: the rule has none (`target`, `sd`). `policy`: scales
-    T; None: T is constant. `draft`: the id of the draft model if it is not the profile's own.
-
-    `forecast`, tokens/s of one stream: by the cost model, from the rounds that the configuration took on the tuning
-    part, so points of a configuration on both parts have the same. Timed speeds are in the profile's `speed`.
-
-    `lower_bound`: of retention, by itself at the certificate's level or, if `simultaneous`, together with all other
-    such points. `counts`: of (problem, seed) pairs, from which the bound was computed. Both only for points decoded on
-    the certification part.
-    """
+    """One configuration, measured on one part."""
 
     rule: str
+    """Its acceptance rule."""
     divergence: str
+    """The divergence that its threshold is compared with."""
     draft_length: Natural
+    """Number of tokens drafted in a round."""
     threshold: Amount | None
+    """Its T. null: the rule has none (`target`, `sd`)."""
     policy: PolicyInfo | None = None
+    """Scales T from round to round. null: T is constant."""
     draft: str | None = None
+    """The id of its draft model, if it is not the profile's own."""
     accuracy: Share
+    """Share of right answers."""
     retention: Amount
+    """Right answers, divided by those of the target."""
     lower_bound: Amount | None
+    """Lower bound of retention, by itself at the certificate's level or, if `simultaneous`, together with all other
+    such points. null: the point was not tested."""
     tokens_per_round: Amount
+    """Tokens per round."""
     forecast: Amount | None
+    """Tokens/s of one stream by the cost model, from the rounds that the configuration took on the tuning part, so that
+    its points on both parts have the same. Timed speeds are in the profile's `speed`. null: not known."""
     problems: Natural
+    """Number of problems it was measured on."""
     source: Source
+    """The part that they are of."""
     counts: Counts | None = None
+    """Counts of (problem, seed) pairs, from which the bound was computed. null: the point was not tested."""
     simultaneous: bool = False
+    """Whether the bound holds together with those of all other such points."""
     seeds: Natural = 1
+    """Number of noise seeds per problem."""
 
     @property
     def configuration(self) -> Configuration:

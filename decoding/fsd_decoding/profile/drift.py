@@ -15,10 +15,8 @@ from typing import Protocol
 
 from fsd_decoding.batch import Request
 from fsd_decoding.engine.engine import Settings
-from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.parts import AcceptanceInfo
-from fsd_decoding.sampling import Sampling
 
 WINDOW = 200  # texts
 _STANDARD_ERRORS = 5.5
@@ -54,34 +52,18 @@ class Drift:
     smaller ones are not watched.
 
     Tokens drafted beyond a text's end are not accepted, so texts cut much shorter than in calibration differ, too.
-    Only texts decoded as the profile says count: with its rule, threshold and threshold policy, draft length, sampling
-    and stop policy.
+    Only texts decoded as the profile says (`coverage`) count.
     """
 
     calibrated: AcceptanceInfo
-    task: str
-    rule: str
-    threshold: float | ThresholdPolicy
-    draft_length: int
-    sampling: Sampling
-    policy: StopPolicy | None = None
+    coverage: Coverage
     warned: bool = False
     _texts: int = 0
     _sum: float = 0.0
 
     def applies_to(self, settings: Settings, request: Request) -> bool:
         """Returns whether a text is decoded as the profile says."""
-        adaptive = self.threshold if isinstance(self.threshold, ThresholdPolicy) else None
-        threshold = self.threshold if adaptive is None else adaptive.threshold
-        now = (
-            settings.rule.name,
-            settings.sampling,
-            request.threshold,
-            request.draft_length,
-            _key(settings.threshold_policy),
-        )
-        then = self.rule, self.sampling, threshold, self.draft_length, _key(adaptive)
-        return now == then and _key(settings.stop_policy) == _key(self.policy)
+        return self.coverage.covers(DecodingSetting.of(settings, request.threshold, request.draft_length))
 
     def add(self, text: Finished) -> str | None:
         """Returns a warning if this text completes a window outside the range, and None ever after."""
@@ -96,17 +78,13 @@ class Drift:
         return self._message(mean, low, high) if self.warned else None
 
     def _message(self, mean: float, low: float, high: float) -> str:
+        task = self.coverage.task
         return (
-            f"the acceptance rate was {mean:.1%} over the last {WINDOW} texts, but the profile of {self.task!r} "
+            f"the acceptance rate was {mean:.1%} over the last {WINDOW} texts, but the profile of {task!r} "
             f"expects {max(low, 0.0):.1%} to {min(high, 1.0):.1%} (it measured {self.calibrated.mean:.1%} on "
             f"{self.calibrated.texts} texts): these texts differ from those of the calibration, so its certificate may "
             "not hold; calibrate on texts like these"
         )
-
-
-def _key(policy: StopPolicy | ThresholdPolicy | None) -> object:
-    """Returns a value that is equal for policies that do the same."""
-    return policy if policy is None or policy.identity is None else policy.identity
 
 
 def watch(

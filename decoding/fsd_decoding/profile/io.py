@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +12,12 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile import digest
+from fsd_decoding.profile.strict_json import parse
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
+FILE_NAME: Final = "profile.json"
+_LARGEST = 64 << 20  # bytes; a curve of a thousand points takes half a megabyte
 
 
 def upgrade(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +53,12 @@ def _forecast_of_2(point: Any) -> Any:
     return {"forecast" if name == "tokens_per_second" else name: value for name, value in point.items()}
 
 
-_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
+def _from_3(content: dict[str, Any]) -> dict[str, Any]:
+    """Schema 3 had no digest, and one made later would not show that the threshold is the certified one."""
+    return content | {digest.FIELD: None}
+
+
+_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2, 3: _from_3}
 
 
 def write_atomically(final: Path, text: str) -> None:
@@ -59,45 +68,76 @@ def write_atomically(final: Path, text: str) -> None:
         final.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(final)
-    except OSError as error:
-        raise UsageError(f"profile {str(final)!r} cannot be written: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: the path holds a null byte
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"profile {str(final)!r} cannot be written: {why}; free space or give another path") from error
     finally:
-        with contextlib.suppress(OSError):  # the folder is not writable, so there is nothing to remove
+        with contextlib.suppress(OSError, ValueError):  # the folder is not writable, so there is nothing to remove
             unfinished.unlink(missing_ok=True)
 
 
-def read_upgraded(path: Path, name: str) -> dict[str, Any]:
-    """Returns a file's content in the current schema, not validated.
+def file_of(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of a profile's file, given itself or its folder."""
+    return Path(path, FILE_NAME) if os.path.isdir(path) else Path(path)
+
+
+def read(path: Path, name: str) -> dict[str, Any]:
+    """Returns a file's content as it is, of any schema so far, not validated.
 
     Raises:
-        UsageError: the file is missing, is not JSON, or has a newer schema.
+        UsageError: the file is missing, not a regular one or too large; it is not JSON, or has a newer schema; or its
+            digest is missing, or there without being part of its schema.
     """
-    content = _read(path, name)
-    version = content.get("schema_version")
-    if type(version) is not int or version < 1:
-        raise UsageError(f"{name} is not a profile: schema_version is {version!r}")
-    if version > SCHEMA_VERSION:
-        raise UsageError(
-            f"{name} has schema_version {version}, but this fsd-calib reads up to {SCHEMA_VERSION}; upgrade fsd-calib"
-        )
-    return upgrade(content)
+    data = _bytes(path, name)
+    try:
+        content = parse(data.decode("utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{name} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{name} is not a profile: it holds no JSON object")
+    _check_version(content, name)
+    return content
 
 
 def first_problem(error: ValidationError) -> str:
     """Returns the first problem in one line, with its field and the number of further problems."""
     problems = error.errors(include_url=False)
     where = ".".join(str(step) for step in problems[0]["loc"])
+    where = where if where.isprintable() else ascii(where)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where + ': ' if where else ''}{problems[0]['msg']}{more}"
 
 
-def _read(path: Path, name: str) -> dict[str, Any]:
+def _check_version(content: Mapping[str, Any], name: str) -> None:
+    version = content.get("schema_version")
+    if type(version) is not int or version < 1:
+        raise UsageError(f"{name} is not a profile: schema_version is {version!r:.60}")
+    if version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{name} has schema_version {version}, but this fsd-calib reads up to {SCHEMA_VERSION}; upgrade fsd-calib"
+        )
+    if version < digest.FIRST_VERSION and digest.FIELD in content:
+        raise UsageError(
+            f"{name} has schema_version {version} and a digest, which came with version {digest.FIRST_VERSION}, so the "
+            "file was changed; restore it, or calibrate again"
+        )
+    if version >= digest.FIRST_VERSION and digest.FIELD not in content:
+        raise UsageError(f"{name} has no digest, so the file was changed; restore it, or calibrate again")
+
+
+def _bytes(path: Path, name: str) -> bytes:
+    """Returns the content of a regular file; reading any other may never end."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{name} is not a profile: it holds no JSON object")
-    return content
+        unfit = _why_unfit(path.stat())
+        data = b"" if unfit else path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: the path holds a null byte
+        raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if unfit:
+        raise UsageError(f"{name} {unfit}; pass a {FILE_NAME}, or a folder that holds one")
+    return data
+
+
+def _why_unfit(status: os.stat_result) -> str:
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    return f"has {status.st_size:,} bytes, too many for a profile" if status.st_size > _LARGEST else ""

@@ -2,7 +2,7 @@
 
 `schemas/profile-N.json` holds one for every schema version so far. The current one is regenerated with
 
-    python -m fsd_decoding.profile.json_schema > decoding/fsd_decoding/schemas/profile-3.json
+    python -m fsd_decoding.profile.json_schema > decoding/fsd_decoding/schemas/profile-4.json
 
 It describes the fields and their values. Contradictions between fields are found only by loading a profile.
 """
@@ -10,13 +10,29 @@ It describes the fields and their values. Contradictions between fields are foun
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from fsd_decoding.profile.io import SCHEMA_VERSION
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_FOLDER = "https://github.com/fsd-calib/fsd-calib/blob/main/decoding/fsd_decoding/schemas"
+_ALWAYS_WRITTEN = ["schema_version", "digest"]  # in files; in Python they have defaults
 
 
 def schema_text() -> str:
     """Returns the schema of the current version as JSON."""
-    return json.dumps(ThresholdProfile.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
+    schema = ThresholdProfile.model_json_schema()
+    schema["required"] = _ALWAYS_WRITTEN + schema["required"]
+    schema = json.loads(json.dumps(schema), object_hook=_on_one_line)
+    head = {"$schema": _DIALECT, "$id": f"{_FOLDER}/profile-{SCHEMA_VERSION}.json"}
+    return json.dumps(head | schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _on_one_line(part: dict[str, Any]) -> dict[str, Any]:
+    """Returns a part of the schema whose description has no line breaks of the source."""
+    description = part.get("description")
+    return part | {"description": " ".join(description.split())} if isinstance(description, str) else part
 
 
 if __name__ == "__main__":

@@ -20,64 +20,88 @@ _ROUNDING = 1e-6  # tolerance between two ways to compute the same number
 
 
 class Part(BaseModel):
-    """An immutable record without unknown fields, NaN or infinity, so that the file is plain JSON."""
+    """An immutable record without unknown fields, NaN or infinity, so that the file is plain JSON.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    The text below a field is its description in the JSON schema, so it is written for readers of the file.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class DataInfo(Part):
-    """The problems. `split`: how they were divided into parts; tuning, certification: number of problems in each."""
+    """The problems."""
 
     source: str
+    """Where they come from."""
     fingerprint: str
+    """SHA-256 of all questions, reference answers and choices, in order."""
     split: Literal["content-hash", "given"]
+    """How they were divided into parts: by a hash of each problem's content, or as the source gives it."""
     tuning: Count
+    """Number of problems in the tuning part."""
     certification: Count
+    """Number of problems in the certification part."""
 
 
 class ModelInfo(Part):
-    """A model. `fingerprint`: by `model_fingerprint`. `revision`: commit on the hub, if any."""
+    """A model."""
 
     id: str
+    """Its id on the hub, or its folder."""
     revision: str | None
+    """Its commit on the hub. null: it has none, or it is not known."""
     fingerprint: str
+    """Of its weights and its configuration."""
     vocab_size: Natural
+    """Width of its logits, which may have a tail of padding."""
     dtype: str
+    """The dtype of its weights, as torch names it."""
 
     @classmethod
-    def of(cls, model: Any) -> ModelInfo:
-        """Describes a loaded causal LM."""
-        from fsd_decoding.models.fingerprint import model_fingerprint
+    def of(cls, model: Any, like: ModelInfo | None = None) -> ModelInfo:
+        """Describes a loaded causal LM.
+
+        Args:
+            like: a record to compare it with: the fingerprint is of the version that this one's is of.
+        """
+        from fsd_decoding.models.fingerprint import fingerprint_like, model_fingerprint
+        from fsd_decoding.models.runner import vocabulary_size
 
         return cls(
             id=model.config._name_or_path,
             revision=getattr(model.config, "_commit_hash", None),
-            fingerprint=model_fingerprint(model),
-            vocab_size=model.get_output_embeddings().weight.shape[0],
+            fingerprint=model_fingerprint(model) if like is None else fingerprint_like(like.fingerprint, model),
+            vocab_size=vocabulary_size(model),
             dtype=str(model.dtype).removeprefix("torch."),
         )
 
 
 class SamplingInfo(Part):
-    """Sampling settings; temperature 0 is greedy."""
+    """Sampling settings."""
 
     temperature: Amount
+    """0 is greedy."""
     top_k: Natural | None
+    """Number of the most probable tokens to sample from. null: all."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None
+    """Probability that the most probable tokens, which are sampled from, have together. null: all are."""
     min_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Least probability of a token to sample, as a share of that of the most probable one. null: none."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """What the logits of tokens that occurred already are divided or, if negative, multiplied by."""
 
 
 class Counts(Part):
-    """Paired outcomes of the target alone and of the fuzzy rule on the same (problem, seed) pairs.
-
-    lost: only the target alone was right. gained: only the fuzzy rule was right.
-    """
+    """Paired outcomes of the target alone and of the fuzzy rule on the same (problem, seed) pairs."""
 
     both_right: Count
+    """Number of pairs in which both were right."""
     lost: Count
+    """Number of pairs in which only the target alone was right."""
     gained: Count
+    """Number of pairs in which only the fuzzy rule was right."""
     both_wrong: Count
+    """Number of pairs in which both were wrong."""
 
     @property
     def total(self) -> int:
@@ -86,42 +110,50 @@ class Counts(Part):
 
 class Certificate(Counts):
     """Results on the certification part for one configuration: the chosen one, the one that passed but was no faster
-    than `sd`, or the safest one if none passed.
-
-    wanted: what --min-acc requested of `acc`; None if speed or the front was requested: then `certified` says that
-        `lower_bound` was computed on problems that played no part in the choice.
-    retention, lower_bound, accuracy, accuracy_lower_bound: of the configuration, each bound by itself at `delta`;
-        None if nothing was decoded. `lower_bound` is always that of retention.
-    attempt: how many times, including this one, problems of this part were used to decide. delta: the significance
-        level of the test, at most (1 - confidence) * 6 / (pi^2 attempt^2). None: not recorded.
-    seeds: noise seeds per problem; the counts are of (problem, seed) pairs.
-    frozen: number of configurations that were frozen to be tested. If there were several, the bounds of the chosen one
-        hold for it by itself and are not corrected for the choice. None: not recorded.
-    lossless: the numbers are of lossless decoding (those of the target), which fulfils the request or failed to.
-    harm, harm_upper_bound: share of the target's right answers that were lost, and its bound at `delta`.
-    difference, difference_interval: accuracy minus the target's, and its two-sided interval at `confidence`.
-    """
+    than `sd`, or the safest one if none passed."""
 
     certified: bool
+    """Whether what was wanted is certified."""
     wanted: Annotated[float, Field(gt=0)] | None
+    """What --min-acc requested of `acc`. null: speed or the front was requested; then `certified` says that
+    `lower_bound` was computed on problems that played no part in the choice."""
     retention: Amount | None
+    """Right answers of the configuration, divided by those of the target. null: nothing was decoded."""
     lower_bound: Amount | None
+    """Lower bound of retention, by itself at `delta`. null: nothing was decoded."""
     confidence: Confidence
+    """Confidence over all attempts on these problems."""
     problems: Count
+    """Number of problems that were decoded."""
     method: str
+    """Name of the test."""
     acc: Literal["retention", "absolute"] = "retention"
+    """What `wanted` is of: retention, or accuracy itself."""
     guarantee: Literal["population", "dataset", "none"] = "population"
+    """What the certificate is about: new problems like these, these problems alone, or nothing."""
     attempt: Natural | None = None
+    """How many times, including this one, problems of this part were used to decide. null: not recorded."""
     delta: Confidence | None = None
+    """Significance level of the test, at most (1 - confidence) * 6 / (pi^2 attempt^2). null: not recorded."""
     seeds: Natural = 1
+    """Number of noise seeds per problem; the counts are of (problem, seed) pairs."""
     accuracy: Share | None = None
+    """Share of right answers. null: nothing was decoded."""
     accuracy_lower_bound: Share | None = None
+    """Lower bound of accuracy, by itself at `delta`. null: nothing was decoded."""
     frozen: Natural | None = None
+    """Number of configurations that were frozen to be tested. If there were several, the bounds of the chosen one hold
+    for it by itself and are not corrected for the choice. null: not recorded."""
     lossless: bool = False
+    """Whether the numbers are of lossless decoding (those of the target), which fulfils the request or failed to."""
     harm: Share | None = None
+    """Share of the target's right answers that were lost."""
     harm_upper_bound: Share | None = None
+    """Upper bound of harm, by itself at `delta`."""
     difference: Change | None = None
+    """Accuracy minus the target's."""
     difference_interval: tuple[Change, Change] | None = None
+    """Two-sided interval of the difference, at `confidence`."""
 
     @property
     def level(self) -> float:
@@ -171,35 +203,46 @@ class Accuracy(Part):
     """Shares of right answers, on the certification part if anything was decoded there, else on the tuning part."""
 
     target: Share
+    """Of the target alone."""
     chosen: Share
+    """Of the chosen configuration."""
 
 
 class TokensPerRound(Part):
     """Tokens per round, on the same part as `Accuracy`."""
 
     sd: Amount
+    """Of `sd` at its own best draft length."""
     chosen: Amount
+    """Of the chosen configuration."""
 
 
 class Estimate(Part):
     """A configuration without a guarantee, which no decoder uses. If nothing was certified: the safest one tested, or
     the fastest if speed was requested. If `sd` suffices: the one that was tested, or chosen without a test, and is no
-    faster. `draft`: the id of the draft model if it is not the profile's own."""
+    faster."""
 
     threshold: Amount
+    """Its T."""
     retention: Amount
+    """Its measured retention."""
     lower_bound: Amount | None
+    """Lower bound of its retention. null: it was not tested."""
     draft: str | None = None
+    """The id of its draft model, if it is not the profile's own."""
 
 
 class Truncation(Part):
-    """How many of the `texts` whose accuracy was measured reached `max_new_tokens` tokens and may be cut short, of the
-    target alone and of the chosen configuration."""
+    """How many texts reached the limit on new tokens and may be cut short."""
 
     max_new_tokens: Natural
+    """The limit."""
     texts: Natural
+    """Number of texts, of each, whose accuracy was measured."""
     target: Count
+    """How many texts of the target alone reached the limit."""
     chosen: Count
+    """How many texts of the chosen configuration reached the limit."""
 
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> Self:
@@ -213,8 +256,11 @@ class NumericalChurn(Part):
     decodings with the first seed. Differences between settings below the share of flipped outcomes are noise."""
 
     problems: Natural
+    """Number of problems that were compared."""
     texts_changed: Count
+    """Number of problems whose text was another."""
     outcomes_flipped: Count
+    """Number of problems whose answer became right or wrong."""
 
     @model_validator(mode="after")
     def _only_a_changed_text_flips(self) -> Self:
@@ -231,31 +277,37 @@ class AcceptanceInfo(Part):
     under the configuration that decoders of the profile run. Texts without drafted tokens do not count."""
 
     texts: Natural
+    """Number of texts."""
     mean: Share
+    """Mean of the rate."""
     deviation: Share
+    """Standard deviation of the rate."""
 
 
 class RatesInfo(Part):
-    """Tokens per second achieved on traces at rising T. `shares` holds T as logit(u), where u is the predictor's own
-    share of drafted tokens accepted at T."""
+    """Tokens per second achieved on traces at rising T."""
 
     shares: tuple[float, ...]
+    """T as logit(u), where u is the predictor's own share of drafted tokens accepted at T."""
     tokens_per_second: tuple[Amount, ...]
+    """What is achieved at each T."""
 
 
 class EarlyStopInfo(Part):
-    """The acceptance predictor that ends drafts early, and its cost model (see docs/predictor.md).
-
-    predictor: its folder, relative to the profile's. fingerprint: of its files. draft_step, verify, position: seconds
-    c of a draft step, v of verification and Δv of each position verified. rates: tokens per second λ, by divergence.
-    """
+    """The acceptance predictor that ends drafts early, and its cost model (see docs/predictor.md)."""
 
     predictor: str
+    """Its folder, relative to the profile's."""
     fingerprint: str
+    """Of its files."""
     draft_step: Amount
+    """Seconds of a draft step, c."""
     verify: Amount
+    """Seconds of a verification, v."""
     position: Amount
+    """Seconds that each position verified adds, Δv."""
     rates: dict[str, RatesInfo]
+    """Tokens per second λ, by divergence."""
 
 
 def check_total(counts: Counts, problems: int, seeds: int) -> None:

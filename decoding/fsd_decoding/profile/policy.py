@@ -21,8 +21,11 @@ class PolicyInfo(Part):
     """The shape of a policy that multiplies T by a scale: everything but T."""
 
     name: str
+    """Name of the policy."""
     version: Natural
+    """Version of its definition."""
     parameters: dict[str, JsonValue]
+    """Its numbers, by name."""
 
     @classmethod
     def of(cls, identity: str) -> Self:

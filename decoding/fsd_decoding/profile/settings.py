@@ -1,14 +1,15 @@
-"""The decoding configuration that a profile sets, and the drift detector that watches decoding under it."""
+"""The decoding configuration that a profile sets, with what it certified and what watches decoding under it."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.config_resolution import resolve
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.drift import Drift
 from fsd_decoding.profile.early_stop import early_stop
 from fsd_decoding.profile.policy import moved
@@ -18,20 +19,36 @@ from fsd_decoding.sampling import Sampling
 _drifts: WeakKeyDictionary[Any, dict[str, Drift]] = WeakKeyDictionary()  # of a target model, by what is followed
 
 
-def profile_config(
-    source: Any, models: Sequence[Any], tokenizer: Any | None, stacklevel: int
-) -> tuple[DecodingConfig, Drift | None]:
-    """Returns the configuration that a profile (or its file) sets, and the drift detector for decoding under it.
+class ProfileConfig(NamedTuple):
+    """What a profile sets, what it certified, and the drift detector for decoding under it."""
 
-    Warns, at `stacklevel`, if its threshold is missing or untested.
+    config: DecodingConfig
+    coverage: Coverage
+    drift: Drift | None
+    unbound: str | None
+    """A warning if nothing binds the threshold to the certificate; see `ThresholdProfile.check_digest`."""
+    doubt: str | None
+    """A warning for decoding as the profile says; see `warning_of`."""
+
+    def warnings(self, setting: DecodingSetting) -> list[str]:
+        """Returns the warnings for a decoder of this setting, which may be another than the profile's."""
+        own = self.doubt if self.coverage.covers(setting) else self.coverage.departure([setting])
+        return [warning for warning in (self.unbound, own) if warning is not None]
+
+
+def profile_config(
+    source: Any, models: Sequence[Any], tokenizer: Any | None, allow_edited: bool = False
+) -> ProfileConfig:
+    """Returns what a profile (or its file) sets.
 
     Raises:
-        UsageError: the profile is for other models, or this version does not know its threshold policy.
+        UsageError: the profile is for other models, or edited without `allow_edited`, or this version does not know
+            its threshold policy.
     """
-    profile = source if isinstance(source, ThresholdProfile) else ThresholdProfile.load(source)
+    loaded = isinstance(source, ThresholdProfile)
+    profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
+    unbound = profile.check_digest(allow_edited=allow_edited)
     profile.check(models[0], models[1], tokenizer)
-    if (doubt := warning_of(profile)) is not None:
-        warnings.warn(doubt, stacklevel=stacklevel)
     threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
     if isinstance(threshold, ThresholdPolicy):
         threshold.check(models, tokenizer, profile.rule, profile.divergence)
@@ -41,7 +58,15 @@ def profile_config(
         seed=profile.seed, stop_policy=early_stop(profile, models[0], models[1], tokenizer), on=profile.logits,
         within_support=profile.within_support,
     )  # fmt: skip
-    return config, _drift(profile, models[0], config)
+    coverage = Coverage(_setting(config), profile.task, profile.certificate.certified and not profile.edited)
+    drift = _drift(profile, models[0], config, coverage)
+    return ProfileConfig(config, coverage, drift, unbound, warning_of(profile))
+
+
+def _setting(config: DecodingConfig) -> DecodingSetting:
+    resolved = resolve(config)
+    return DecodingSetting(resolved.rule, resolved.criterion, config.sampling, resolved.threshold,
+                           resolved.draft_length, resolved.stop_policy, resolved.threshold_policy)  # fmt: skip
 
 
 def warning_of(profile: ThresholdProfile) -> str | None:
@@ -56,17 +81,13 @@ def warning_of(profile: ThresholdProfile) -> str | None:
     return None
 
 
-def _drift(profile: ThresholdProfile, target: Any, config: DecodingConfig) -> Drift | None:
+def _drift(profile: ThresholdProfile, target: Any, config: DecodingConfig, coverage: Coverage) -> Drift | None:
     """Returns one detector per target and profile, however often it is loaded: `generate` loads it at every call."""
     if profile.acceptance is None:
         return None
-    watched: dict[str, Any] = {
-        "rule": config.rule, "threshold": config.threshold, "draft_length": config.draft_length,
-        "sampling": config.sampling, "policy": config.stop_policy,
-    }  # fmt: skip
-    plain = watched | {"threshold": profile.configuration, "policy": profile.early_stop}
+    plain = config.rule, profile.configuration, config.draft_length, config.sampling, profile.early_stop
     name = f"{profile.created} {profile.acceptance} {plain}"
     mine = _drifts.setdefault(target, {})
     if name not in mine:
-        mine[name] = Drift(profile.acceptance, profile.task, **watched)
+        mine[name] = Drift(profile.acceptance, coverage)
     return mine[name]

@@ -8,7 +8,9 @@ from typing import ClassVar, Self
 import lightgbm
 import numpy as np
 
+from fsd_decoding.errors import UsageError
 from fsd_predictors.models.base import AcceptanceModel, Array, Parts
+from fsd_predictors.models.boosted_text import check_text
 from fsd_predictors.models.one_row import one_row
 
 # Rows from which several threads are used: with fewer, as while decoding, waking threads takes longer than the work.
@@ -63,7 +65,11 @@ class Boosted(AcceptanceModel):
 
     def _load(self, text: str) -> None:
         """Loads the model from LightGBM's text, after training too: this drops the training rows."""
-        self.booster_ = lightgbm.Booster(model_str=text)
+        check_text(text, self.n_features_in_)
+        try:
+            self.booster_ = lightgbm.Booster(model_str=text)
+        except (lightgbm.basic.LightGBMError, ValueError) as error:
+            raise UsageError(f"LightGBM cannot read the model's text ({error}); train again") from error
         self.logit_of_ = one_row(self.booster_)
 
     def logits(self, rows: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fsd_collectors.collection.protocols import Progress
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.replay.cases import check_rule
+from fsd_collectors.replay.cases import REPLAYABLE, check_rule
 from fsd_collectors.replay.share_quantiles import check_divergence
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.acceptance.rules import rule_named
@@ -70,6 +70,7 @@ def _check(traces: Traces, kind: str, rule: str, divergences: Sequence[str]) -> 
     check_version("the traces'", traces.manifest.divergence_version, "collect again")
     if kind not in MODELS:
         raise UsageError(f"kind {kind!r} is unknown; choose one of {', '.join(MODELS)}")
+    rule_named(rule, lambda known: known.fuzzy and known.name in REPLAYABLE)
     check_rule(rule)
     if not rule_named(rule).fuzzy:
         raise UsageError(f"rule {rule!r} has no threshold; train for fsd-{rule}, which equals {rule} at T < 0")

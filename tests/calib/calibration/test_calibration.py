@@ -26,7 +26,7 @@ from fsd_calib.progress import Lines, Progress, Silent
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.models.fingerprint import sampled_fingerprint
 from fsd_decoding.sampling import Sampling
 from support.calibration import earlier_ledgers
 from support.models import tiny_calibration
@@ -66,7 +66,7 @@ def attempt(state: Path, **changes: Any) -> int:
 def marked(state: Path) -> int:
     """How many of the tuning problems may not certify anything."""
     with session(state) as made, AttemptLedger(state / "ledger.sqlite") as ledger:
-        family = ModelInfo.of(made.decoder.target).fingerprint
+        family = sampled_fingerprint(made.decoder.target)
         return int((~ledger.usable(family, made.tuning.problems, "none")).sum())
 
 
@@ -147,7 +147,7 @@ def test_too_few_that_were_never_tuned_on_are_refused_with_the_reason(tmp_path: 
 
 def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
     with session(tmp_path / "other") as made:
-        target, ids = ModelInfo.of(made.decoder.target).fingerprint, made.holdout.ids
+        target, ids = sampled_fingerprint(made.decoder.target), made.holdout.ids
     state, cache = tmp_path / "state", tmp_path / "cache"
     cache.mkdir()
     earlier_ledgers.write(cache / "attempts.sqlite", [(ids, "frozen", 1, "failed")], ids[:3], target)

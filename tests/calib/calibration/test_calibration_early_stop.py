@@ -71,7 +71,7 @@ def followed(made: ThresholdProfile, folder: Path) -> CurvePoint:
     point = max((p for p in made.curve if p.threshold is not None), key=lambda p: p.problems)
     changes = {"outcome": "untested", "threshold": point.threshold, "lossy": True, "estimate": None,
                "draft_length": point.draft_length}  # fmt: skip
-    made.model_copy(update=changes).save(folder / "profile.json")
+    made.model_copy(update=changes).sealed().save(folder / "profile.json")
     return point
 
 

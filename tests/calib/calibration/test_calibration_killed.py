@@ -69,3 +69,14 @@ def test_it_ends_the_same_after_twenty_kills(tmp_path: Path) -> None:
     again = decodings(cache)
     assert len(again) == len(set(again))
     assert sorted(again, key=str) == sorted(decodings(tmp_path / "cold"), key=str)
+
+
+@pytest.mark.slow
+def test_identical_processes_decode_nothing_twice(tmp_path: Path) -> None:
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    children = [start(out, cache) for _ in range(3)]
+    for child in children:
+        output, errors = child.communicate(timeout=600)
+        assert output == "done\n", errors
+    made = decodings(cache)
+    assert len(made) == len(set(made))

@@ -102,7 +102,9 @@ def test_a_decoder_of_the_profile_makes_the_texts_of_the_calibration(made: Thres
     prompts, ids = [p.prompt for p in problems], [p.id for p in problems]
     texts = following.generate(prompts, TASK.max_new_tokens, ids=ids)
     assert [(r.text, r.rounds, r.accepted) for r in texts] == [(d.text, d.rounds, d.accepted) for (d,) in known]
-    stricter = decoder(made.model_copy(update={"threshold": 0.6}))  # the certified one accepts all, moved or not
+    stricter = decoder(
+        made.model_copy(update={"threshold": 0.6}).sealed()
+    )  # the certified one accepts all, moved or not
     moved = stricter.generate(prompts, TASK.max_new_tokens, ids=ids)
     constant = stricter.generate(prompts, TASK.max_new_tokens, ids=ids, threshold=0.6)
     assert [r.text for r in constant] != [r.text for r in moved]

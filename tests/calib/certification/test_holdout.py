@@ -6,19 +6,23 @@ Real evaluators and a real ledger; decoding is a table of grades.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.certification.ledger_file import ById, Run
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
+from fsd_calib.progress import Silent
 from fsd_calib.tasks import Problem
 from fsd_decoding.errors import UsageError
 
@@ -168,3 +172,98 @@ def test_a_whole_front_is_bounded_simultaneously() -> None:
     with AttemptLedger(None) as ledger:
         alone = holdout(ledger).open([LOOSE], ALONE, Claim(None, problems=len(PROBLEMS)), 0.95).decide().tested[0]
     assert bounded[1].lower_bound < alone.lower_bound  # shared by two
+
+
+class Rounded(Table):
+    """The same models in another process, where rounding changed the outcomes of some problems."""
+
+    def __init__(self, configuration: Configuration, flipped: Callable[[int], bool]) -> None:
+        super().__init__()
+        self._configuration, self._flipped = configuration, flipped
+
+    def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
+        found = super().__call__(configuration, problems)
+        if configuration != self._configuration:
+            return found
+        return [
+            (dataclasses.replace(seeds[0], correct=seeds[0].correct != self._flipped(problem.id)),)
+            for problem, seeds in zip(problems, found, strict=True)
+        ]
+
+
+SAME, A_LOT, LAST = (lambda n: False), (lambda n: n % 12 == 5), (lambda n: n == 399)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "passed"),
+    [(SAME, A_LOT, 0), (A_LOT, SAME, None), (SAME, LAST, 0), (LAST, SAME, 0)],
+    ids=["fails later", "failed first", "one less later", "one less first"],
+)
+def test_a_process_with_other_outcomes_takes_over_the_first_verdict_with_its_numbers(
+    first: Callable[[int], bool], second: Callable[[int], bool], passed: int | None, tmp_path: Path
+) -> None:
+    notes = []
+
+    class Notes(Silent):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    path = tmp_path / "ledger.sqlite"
+    with AttemptLedger(path) as one, AttemptLedger(path) as other:
+        tables = [Rounded(SAFE, first), Rounded(SAFE, second)]
+        both = [
+            holdout(ledger, table).open([SAFE, LOOSE], ALONE, CLAIM, 0.95)
+            for ledger, table in zip((one, other), tables, strict=True)
+        ]
+        verdicts = [opened.decide(Notes()) for opened in both]
+        resumed = holdout(other, tables[1]).open([SAFE, LOOSE], ALONE, CLAIM, 0.95).decide()
+    own = certify_alone(Rounded(SAFE, second))
+    for verdict in (*verdicts, resumed):
+        assert verdict.passed == passed
+        assert evidence_of(verdict) == evidence_of(verdicts[0]) != evidence_of(own)
+    assert len(notes) == 1
+    assert "attempt 1 was decided by another process" in notes[0]
+    assert all(table.decoded[SAFE] >= verdicts[0].tested[0].paired.problems for table in tables)
+
+
+def test_a_whole_front_takes_over_the_first_bounds(tmp_path: Path) -> None:
+    path, claim = tmp_path / "ledger.sqlite", Claim(None, problems=len(PROBLEMS))
+    with AttemptLedger(path) as ledger:
+        bounds = [
+            holdout(ledger, table).open([SAFE, LOOSE], ALONE, claim, 0.95).bound_all()
+            for table in (Table(), Rounded(LOOSE, LAST), Table())
+        ]
+    assert bounds[0][1].lower_bound == bounds[1][1].lower_bound == bounds[2][1].lower_bound
+    assert bounds[1][1].outcomes == bounds[0][1].outcomes
+
+
+@pytest.mark.parametrize("flipped", [SAME, LAST], ids=["reached", "not reached"])
+def test_a_verdict_without_grades_must_be_reached_again(flipped: Callable[[int], bool], tmp_path: Path) -> None:
+    """Earlier versions recorded counts only, from which no certificate can be made."""
+    with AttemptLedger(tmp_path / "ledger.sqlite") as ledger:
+        opened = holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
+        counts = [list(dataclasses.astuple(e.outcomes)) for e in certify_alone(Table(), [SAFE]).tested]
+        opened.attempt.decide(json.dumps({"passed": 0, "shown": counts}))
+        again = holdout(ledger, Rounded(SAFE, flipped)).open([SAFE], ALONE, CLAIM, 0.95)
+        if flipped is SAME:
+            assert again.decide().passed == 0
+        else:
+            with pytest.raises(UsageError, match="the first verdict stands, and has no grades to take over"):
+                again.decide()
+
+
+@pytest.mark.parametrize("standing", ["failed", "[1]", '{"bounded": []}', "{}"])
+def test_a_verdict_on_another_question_is_no_answer(standing: str) -> None:
+    with AttemptLedger(None) as ledger:
+        holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).attempt.decide(standing)
+        with pytest.raises(UsageError, match="attempt 1 was decided before as"):
+            holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95).decide()
+
+
+def certify_alone(table: Table, frozen: Sequence[Configuration] = (SAFE, LOOSE)) -> SequenceVerdict:
+    with AttemptLedger(None) as ledger:
+        return holdout(ledger, table).open(frozen, ALONE, CLAIM, 0.95).decide()
+
+
+def evidence_of(verdict: SequenceVerdict) -> list[Any]:
+    return [(e.outcomes, e.p_value, e.lower_bound, e.accuracy_bound) for e in verdict.tested]

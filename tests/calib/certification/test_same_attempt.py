@@ -6,14 +6,18 @@ Whole calibrations of tiny models.
 from __future__ import annotations
 
 import shutil
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
-from fsd_decoding.models.fingerprint import model_fingerprint
+from fsd_calib.progress import Lines
+from fsd_decoding.models.fingerprint import sampled_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart, run_surely, task
 
 pytestmark = pytest.mark.slow
@@ -46,7 +50,31 @@ def test_another_goal_after_a_success_is_the_second_attempt(tmp_path: Path) -> N
     assert (second.attempt, second.delta) == (2, attempt_level(0.95, 2))
 
 
+def test_a_profile_has_the_numbers_of_the_verdict_that_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run finds other outcomes, as rounding gives them: here by a grader that judges a few problems
+    otherwise."""
+    out, cache, log = tmp_path / "out", tmp_path / "cache", StringIO()
+    first = run_surely(out, cache)
+
+    def otherwise(reference: str, text: str) -> bool:
+        return (len(text.split()) % 2 == 0) != (crc32(reference.encode()) % 10 == 0)
+
+    monkeypatch.setattr(tiny_calibration, "even_words", otherwise)
+    second = run_surely(out, cache, progress=Lines(log))
+    assert "attempt 1 was decided by another process" in log.getvalue()
+    assert certified(second) == certified(first)
+    assert (second.accuracy, second.certificate.attempt) == (first.accuracy, 1)
+    assert _tested(second) == _tested(first) != []
+    alone = run_surely(tmp_path / "alone", cache, state=tmp_path / "state")
+    assert alone.certificate != first.certificate
+
+
+def _tested(profile: ThresholdProfile) -> list[Any]:
+    points = [point for point in profile.curve if point.counts is not None]
+    return [(point.threshold, point.accuracy, point.retention, point.counts, point.problems) for point in points]
+
+
 def _tune_on_certified(state: Path) -> None:
     target, _ = far_apart()
     with AttemptLedger(state / "ledger.sqlite") as ledger:
-        ledger.tuned_on(model_fingerprint(target), task(240).problems)
+        ledger.tuned_on(sampled_fingerprint(target), task(240).problems)

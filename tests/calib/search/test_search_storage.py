@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import astuple, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,11 +17,14 @@ import pytest
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.progress import Silent
+from fsd_calib.search.agreement import first_recorded
 from fsd_calib.search.search import SearchResult, freeze, record_recounts, search
 from fsd_calib.search.space import Space
+from fsd_calib.search.study import open_journal, open_storage
 from fsd_calib.search.trial import setting_attributes
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
 from support.calibration.simulated_worlds import TARGET, Formula, World
+from support.child_processes import start_process
 from support.messages import usage_error
 from support.paths import ROOT, environment
 from support.postgres import Postgres, start_postgres
@@ -33,9 +37,9 @@ def place(kind: str, folder: Path) -> str:
     return str(folder / "study.log") if kind == "journal" else f"sqlite:///{folder}/study.db"
 
 
-def start(storage: str, seconds: float) -> subprocess.Popen[str]:
+def start(storage: str, seconds: float, *slowness: float) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(WORKER), storage, str(seconds)],
+        [sys.executable, str(WORKER), storage, str(seconds), *map(str, slowness)],
         stdout=subprocess.PIPE,
         text=True,
         env=environment(),
@@ -159,6 +163,61 @@ def test_two_processes_share_one_study(kind: str, tmp_path: Path, alone: SearchR
     share_the_work(place(kind, tmp_path), alone)
 
 
+def end_with_the_same_trials(storage: str, trials: int = 4) -> None:
+    """Slow processes, of which each looks at the study while another one is between two of its writes."""
+    workers = [start(storage, 0.02, 1.0, seed, trials) for seed in range(3)]
+    said = [lines(worker).read().splitlines() for worker in workers]
+    assert [worker.wait() for worker in workers] == [0] * 3
+    ended = [[line for line in of if line.startswith("ended with")] for of in said]
+    assert ended[0] == ended[1] == ended[2] != []
+    later = run_search(storage, world(), trials).trials
+    assert [f"ended with {trial.configuration}" for trial in later] == ended[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PLACES)
+def test_slow_processes_of_one_study_end_with_the_same_trials(kind: str, tmp_path: Path) -> None:
+    end_with_the_same_trials(place(kind, tmp_path))
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_trial_that_finishes_after_the_search_has_ended_does_not_count(
+    kind: str, tmp_path: Path, alone: SearchResult
+) -> None:
+    """Its process was taken for dead, say because its machine slept."""
+    storage = place(kind, tmp_path)
+    assert run_search(storage, world()) == alone
+    study = optuna.load_study(study_name="study", storage=storage if kind == "sqlite" else open_journal(Path(storage)))
+    study.add_trial(study.trials[-1])
+    again = world()
+    assert run_search(storage, again) == alone
+    assert again.calls == []
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_of_several_values_the_first_recorded_stands(kind: str, tmp_path: Path) -> None:
+    """Processes that record at the same moment."""
+    storage = place(kind, tmp_path)
+    run_search(storage, world(), trials=1)
+    children = [start_process(record, storage, float(n)) for n in range(4)]
+    for _, pipe in children:
+        pipe.recv()  # it has opened the study
+    for _, pipe in children:
+        pipe.send("go")
+    returned = [pipe.recv() for _, pipe in children]
+    assert all(values == returned[0] for values in returned)
+    for process, _ in children:
+        process.join()
+
+
+def record(pipe: Connection, storage: str, value: float) -> None:
+    with open_storage(storage) as backend:
+        study = optuna.load_study(study_name="study", storage=backend)
+        pipe.send("ready")
+        pipe.recv()
+        pipe.send([first_recorded(study, f"key {n}", value) for n in range(20)])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_killed_search_resumes_and_repeats_only_unfinished_trials(
@@ -253,6 +312,11 @@ def postgres(tmp_path: Path) -> Iterator[Postgres]:
 @pytest.mark.slow
 def test_two_processes_share_one_study_in_postgresql(postgres: Postgres, alone: SearchResult) -> None:
     share_the_work(postgres.url, alone)
+
+
+@pytest.mark.slow
+def test_slow_processes_end_with_the_same_trials_in_postgresql(postgres: Postgres) -> None:
+    end_with_the_same_trials(postgres.url)
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 from pathlib import Path
 
@@ -27,7 +30,14 @@ OTHER = b'{"question": "How much?", "answer": "#### 3"}\n'
         (b'{"question": "How many?", "answer": "it is 3"}\n', "line 1: the answer does not end in '#### N'"),
         (b'{"question": "How many?", "answer": "3 ####"}\n', "line 1: the answer does not end in '#### N'"),
         (GOOD + b'{"question": "\xff", "answer": "#### 3"}\n', "line 2: not UTF-8"),
-        (GOOD.decode().encode("utf-16"), "line 1: not UTF-8"),
+        (GOOD.decode().encode("utf-16"), "it is UTF-16, and not JSON Lines; save it as UTF-8"),
+        (GOOD.decode().encode("utf-32"), "it is UTF-32"),
+        (gzip.compress(GOOD), "it is gzip, and not JSON Lines; decompress it first"),
+        (bz2.compress(GOOD), "it is bzip2"),
+        (lzma.compress(GOOD), "it is xz"),
+        (b"\x28\xb5\x2f\xfd" + GOOD, "it is zstd"),
+        (b"PK\x03\x04" + GOOD, "it is a zip archive, and not JSON Lines; unpack it first"),
+        (b"PAR1" + GOOD, "it is Parquet, and not JSON Lines; export it as JSON Lines"),
         (GOOD + b'{"question": "\\ud800", "answer": "#### 3"}\n', "line 2: field 'question' holds half"),
         (GOOD + OTHER + GOOD + OTHER, "line 3: repeats the question of line 1"),
         (b"[" * 100_000 + b"\n", "line 1: JSON that cannot be read"),

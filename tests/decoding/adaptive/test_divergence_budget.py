@@ -216,7 +216,7 @@ def test_a_refused_divergence_is_not_remembered(pair: SpeculativeDecoder) -> Non
 
 
 def test_a_profile_with_a_policy_is_refused() -> None:
-    moved = profile().model_copy(update={"policy": PolicyInfo.of(str(Schedule(0.05, 0.3, 200).identity))})
+    moved = profile().model_copy(update={"policy": PolicyInfo.of(str(Schedule(0.05, 0.3, 200).identity))}).sealed()
     for ceiling in (None, 0.3):
         with pytest.raises(UsageError, match="is already moved by the policy 'schedule'"):
             DivergenceBudget(profile=moved, ceiling=ceiling)

@@ -32,14 +32,18 @@ def fitting() -> ThresholdProfile:
     pair = decoder()
     models = {"target": ModelInfo.of(pair.target), "draft": ModelInfo.of(pair.draft)}
     made = profile().model_copy(update={**models, "tokenizer": tokenizer_fingerprint(pair.tokenizer)})
-    return made.model_copy(update={"draft_length": DRAFTS, "threshold": 0.3})
+    return made.model_copy(update={"draft_length": DRAFTS, "threshold": 0.3}).sealed()
 
 
 TAGS = ["sums", "tales", "lossless"] * 8
 
 
 def domains(fitting: ThresholdProfile, **changes: Any) -> dict[str, object]:
-    return {"sums": fitting, "tales": fitting.model_copy(update={"threshold": 0.05, **changes}), "lossless": -1}
+    return {
+        "sums": fitting,
+        "tales": fitting.model_copy(update={"threshold": 0.05, **changes}).sealed(),
+        "lossless": -1,
+    }
 
 
 def test_a_prompts_threshold_is_its_domains(fitting: ThresholdProfile) -> None:
@@ -75,22 +79,31 @@ def test_a_decoder_that_means_something_else_by_a_threshold_is_refused(fitting: 
         decode(policy, rule="fsd")
     with pytest.raises(UsageError, match="the profile of 'sums' has draft_length 3, but prompt 0 has 5"):
         decode(policy, draft_length=5)
-    other = PerDomain({"sums": fitting.model_copy(update={"logits": "processed"})}, ["sums"] * len(PROMPTS))
+    other = PerDomain({"sums": fitting.model_copy(update={"logits": "processed"}).sealed()}, ["sums"] * len(PROMPTS))
     with pytest.raises(UsageError, match="the profile of 'sums' has logits 'processed', but this decoding has 'raw'"):
         decode(other)
 
 
 def test_profiles_of_other_models_are_refused_and_what_is_doubtful_is_said(fitting: ThresholdProfile) -> None:
-    other = fitting.model_copy(update={"draft": ModelInfo.of(llama(5))})
+    other = fitting.model_copy(update={"draft": ModelInfo.of(llama(5))}).sealed()
     with pytest.raises(UsageError, match=r"the profile's draft is .* with fingerprint"):
         decode(PerDomain({"sums": other}, ["sums"] * len(PROMPTS)))
-    uncertified = fitting.model_copy(update={"outcome": "not-certified", "threshold": None, "lossy": False})
+    uncertified = fitting.model_copy(update={"outcome": "not-certified", "threshold": None, "lossy": False}).sealed()
     policy = PerDomain({"sums": uncertified}, ["sums"] * len(PROMPTS))
     for _ in range(2):
         with pytest.warns(UserWarning, match="domain 'sums': the profile certifies no threshold") as caught:
             found = decoder().generate(PROMPTS, NEW, 0.9, threshold=policy)
         assert {warning.filename for warning in caught} == {__file__}
         assert counted(found) == counted(decode(-1.0))
+
+
+def test_an_edited_profile_is_followed_only_where_that_is_allowed(fitting: ThresholdProfile) -> None:
+    edited = fitting.model_copy(update={"threshold": 0.4})
+    with pytest.raises(UsageError, match="was changed after the calibration"):
+        PerDomain({"sums": edited}, ["sums"])
+    policy = PerDomain({"sums": edited}, ["sums"] * len(PROMPTS), allow_edited=True)
+    with pytest.warns(UserWarning, match="domain 'sums': .* its certificate does not cover this decoding"):
+        assert counted(decode(policy)) == counted(decode(0.4))
 
 
 def test_every_prompt_needs_a_tag_that_is_known() -> None:

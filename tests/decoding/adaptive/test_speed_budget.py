@@ -188,7 +188,7 @@ def divergences_of_pair(pair: SpeculativeDecoder) -> ThresholdProfile:
     points = [Point(None, 3.0, 300.0), Point(0.1, 4.0, 400.0), Point(0.6, 5.0, 500.0)]
     models = ModelInfo.of(pair.target), ModelInfo.of(pair.draft)
     of_points = profile_of(points, 0.6, 5, *models, tokenizer_fingerprint(pair.tokenizer))
-    return of_points.model_copy(update={"dtype": "float64"})
+    return of_points.model_copy(update={"dtype": "float64"}).sealed()
 
 
 def test_rounds_are_timed_with_their_prompts_and_time_between_calls_is_not(pair: SpeculativeDecoder) -> None:
@@ -245,7 +245,7 @@ def test_a_decoder_that_does_not_match_the_profile_is_refused(pair: SpeculativeD
 
 @pytest.mark.parametrize("changes", [{"logits": "processed"}, {"within_support": True}])
 def test_a_decoder_that_means_something_else_by_t_is_refused(pair: SpeculativeDecoder, changes: dict[str, Any]) -> None:
-    of_another = divergences_of_pair(pair).model_copy(update=changes)
+    of_another = divergences_of_pair(pair).model_copy(update=changes).sealed()
     (name,) = changes
     for budget in (SpeedBudget(380.0, of_another), DivergenceBudget(profile=of_another)):
         with pytest.raises(UsageError, match=f"the profile of .* has {name} .*, but this decoding has"):
@@ -253,11 +253,21 @@ def test_a_decoder_that_means_something_else_by_t_is_refused(pair: SpeculativeDe
 
 
 def test_doubts_about_the_profile_are_warned_of_where_the_decoder_was_called(pair: SpeculativeDecoder) -> None:
-    of_another = divergences_of_pair(pair).model_copy(update={"device": "cuda"})
+    of_another = divergences_of_pair(pair).model_copy(update={"device": "cuda"}).sealed()
     for budget in (SpeedBudget(1.0, of_another), DivergenceBudget(profile=of_another)):
         with pytest.warns(UserWarning, match="calibrated on cuda") as caught:
             pair.generate(ragged_prompts(1), 8, threshold=budget)
         assert caught[0].filename == __file__
+
+
+def test_an_edited_profile_is_followed_only_where_that_is_allowed(pair: SpeculativeDecoder) -> None:
+    edited = divergences_of_pair(pair).model_copy(update={"seed": 5})
+    for refused in (lambda: SpeedBudget(1.0, edited), lambda: DivergenceBudget(profile=edited)):
+        with pytest.raises(UsageError, match="was changed after the calibration"):
+            refused()
+    for budget in (SpeedBudget(1.0, edited, allow_edited=True), DivergenceBudget(profile=edited, allow_edited=True)):
+        with pytest.warns(UserWarning, match="its certificate does not cover this decoding"):
+            pair.generate(ragged_prompts(1), 8, threshold=budget)
 
 
 def test_a_call_that_missed_its_speed_warns_at_its_end(pair: SpeculativeDecoder) -> None:

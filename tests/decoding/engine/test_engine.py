@@ -155,3 +155,26 @@ def test_different_draft_lengths_leave_slots_for_every_prompt(prompt: int, new: 
 def test_a_draft_longer_than_the_context_is_refused(decoder: SpeculativeDecoder, length: int | list[int]) -> None:
     with pytest.raises(UsageError, match="must be less than the models' context, 128"):
         decoder.generate([[5], [6]], NEW, draft_length=length)
+
+
+def test_a_prompt_is_begun_when_a_row_is_free_unless_it_is_refused(
+    decoder: SpeculativeDecoder, prompts: list[list[int]]
+) -> None:
+    """With the texts it has anyway."""
+    asked, finished, ahead = list[int](), list[int](), list[int]()
+
+    def begin(index: int) -> bool:
+        asked.append(index)
+        ahead.append(sum(i % 3 > 0 for i in asked) - len(finished))
+        return index % 3 > 0
+
+    results = decoder.generate(
+        prompts, NEW, batch_size=4, begin=begin, on_finish=lambda index, result: finished.append(index)
+    )
+    kept = [i for i in range(len(prompts)) if i % 3 > 0]
+    whole = tokens(decoder.generate(prompts, NEW, batch_size=4))
+    assert asked == list(range(len(prompts)))
+    assert sorted(finished) == kept
+    assert tokens(results) == [whole[i] for i in kept]
+    assert max(ahead) <= 4
+    assert decoder.generate(prompts, NEW, begin=lambda index: False) == []

@@ -59,7 +59,6 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
     ("unknown divergence", {"fsd_divergence": "x"}),
     ("threshold is NaN", {"fsd_threshold": float("nan")}),
     ("draft_length is 0", {"fsd_draft_length": 0}),
-    ("fsd_threshold is given, but fsd_profile sets it", {"fsd_profile": "nowhere"}),
     ("profile 'nowhere' cannot be read", {"fsd_profile": "nowhere", "fsd_threshold": None}),
 ]
 
@@ -85,8 +84,9 @@ def test_rows_that_may_differ_need_a_pad_token() -> None:
     options: dict[str, Any] = {"max_new_tokens": 4, "draft_model": DRAFT} | LOSSLESS
     ids = torch.tensor([[5, 9], [7, 2]])
     assert model.generate(ids, **options).shape == (2, 6)
+    assert model.generate(ids, **options, stopping_criteria=StoppingCriteriaList([Padless()])).shape[0] == 2
     with pytest.raises(UsageError, match="2 sequences may differ in length and there is no pad token"):
-        model.generate(ids, **options, stopping_criteria=StoppingCriteriaList([Padless()]))
+        model.generate(ids, **options, max_time=1e6)  # rows run out of time at different lengths
 
 
 def test_encoder_decoders_are_refused() -> None:

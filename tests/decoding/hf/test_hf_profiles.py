@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.generate import fsd_generate
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -77,7 +78,7 @@ def test_without_a_certificate_a_profile_is_lossless() -> None:
 
 def test_other_sampling_than_the_profiles_warns() -> None:
     hot = pair_profile({"sampling.temperature": 0.8, "sampling.top_k": 5})
-    with pytest.warns(UserWarning, match="its certificate does not apply") as caught:
+    with pytest.warns(UserWarning, match="temperature is 0.0 instead of 0.8, .* does not apply") as caught:
         profiled(one(), hot)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -102,3 +103,28 @@ def test_profiles_of_other_models_are_refused(changes: dict[str, Any], message: 
 def test_a_tokenizer_given_is_held_against_the_profile() -> None:
     with pytest.raises(UsageError, match="another tokenizer"):
         profiled(one(), pair_profile(), fsd_tokenizer=word_tokenizer(30))
+
+
+def test_an_edited_profile_is_followed_only_where_that_is_allowed(tmp_path: Path) -> None:
+    edited = pair_profile().model_copy(update={"threshold": 0.5})
+    edited.save(tmp_path / "profile.json")
+    for source in (edited, tmp_path / "profile.json"):
+        with pytest.raises(UsageError, match="was changed after the calibration"):
+            profiled(one(), source)
+        with pytest.warns(UserWarning, match="its certificate does not cover this decoding") as caught:
+            profiled(one(), source, fsd_allow_edited=True)
+        assert caught[0].filename == __file__
+        with pytest.raises(UsageError, match="was changed after the calibration"):
+            SpeculativeDecoder.from_pretrained(TARGET, DRAFT, source, tokenizer=word_tokenizer())
+        with pytest.warns(UserWarning, match="its certificate does not cover this decoding") as caught:
+            decoder = SpeculativeDecoder.from_pretrained(
+                TARGET, DRAFT, source, tokenizer=word_tokenizer(), allow_edited=True
+            )
+        assert caught[0].filename == __file__
+        assert decoder.threshold == 0.5
+
+
+def test_a_profile_without_a_digest_is_followed_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="has no digest") as caught:
+        profiled(one(), pair_profile().model_copy(update={"digest": None}))
+    assert caught[0].filename == __file__

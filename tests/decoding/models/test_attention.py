@@ -55,3 +55,12 @@ def test_equals_attention_with_repeated_keys(
     assert actual.dtype == dtype
     assert actual.shape == expected.shape
     assert (actual.cpu().double() - expected).abs().max() <= TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("queries", [1, 2, 9])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 1), (8, 4), (6, 6)])
+def test_a_mask_of_its_own_per_head(heads: int, groups: int, queries: int) -> None:
+    query, key, value, mask = inputs(5, heads, groups, queries)
+    each = mask + torch.randn(5, heads, queries, SLOTS, generator=torch.Generator().manual_seed(heads)).double()
+    actual, _ = grouped_attention(None, query, key, value, each)
+    assert (actual - repeated_attention(groups, query, key, value, each)).abs().max() <= TOLERANCES[torch.float64]

@@ -15,7 +15,12 @@ from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_difference, tokenizer_fingerprint
+from fsd_decoding.models.fingerprint import (
+    model_fingerprint,
+    sampled_fingerprint,
+    tokenizer_difference,
+    tokenizer_fingerprint,
+)
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import UNCERTIFIED, profile
@@ -153,6 +158,37 @@ def test_another_dtype_or_device_gives_a_warning(
         elsewhere.check(*pair, tokenizer)
 
 
+def earlier(fitting: ThresholdProfile, pair: tuple[Any, Any]) -> ThresholdProfile:
+    """The profile as an earlier version wrote it."""
+    models = {
+        role: getattr(fitting, role).model_copy(update={"fingerprint": sampled_fingerprint(model)})
+        for role, model in zip(("target", "draft"), pair, strict=True)
+    }
+    return fitting.model_copy(update=models)
+
+
+def test_fingerprints_of_an_earlier_version_are_compared_with_a_warning(
+    fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    earlier(fitting, pair).save(tmp_path / "profile.json")
+    loaded = ThresholdProfile.load(tmp_path / "profile.json")
+    with pytest.warns(UserWarning, match="the profile's fingerprints are of an earlier version and cover only 64"):
+        loaded.check(*pair, tokenizer)
+    with pytest.raises(UsageError, match=r"the profile's target is .* with fingerprint"):
+        loaded.compare(tiny(5, num_hidden_layers=2), pair[1], tokenizer)
+
+
+def test_a_model_that_differs_in_one_row_is_refused(
+    fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
+) -> None:
+    edited = tiny(0, num_hidden_layers=2)
+    with torch.no_grad():
+        edited.model.embed_tokens.weight[101] *= 1.5
+    with pytest.raises(UsageError, match=r"the profile's target is .* with fingerprint"):
+        fitting.compare(edited, pair[1], tokenizer)
+    assert len(earlier(fitting, pair).compare(edited, pair[1], tokenizer)) == 1  # which is what the warning says
+
+
 def test_a_decoder_follows_its_profile(
     fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -170,7 +206,7 @@ def test_a_decoder_without_a_certified_threshold_is_lossless(
     refused = fitting.model_dump() | profile(UNCERTIFIED).model_dump(
         include={"outcome", "threshold", "lossy", "certificate", "estimate"}
     )
-    uncertified = ThresholdProfile.model_validate(refused)
+    uncertified = ThresholdProfile.model_validate(refused).sealed()
     with pytest.warns(UserWarning, match="lossless"):
         decoder = SpeculativeDecoder.from_pretrained(*pair, tokenizer=tokenizer, profile=uncertified)
     prompts = ["Ann has", "How many pears"]

@@ -30,6 +30,8 @@ GPT_NEO: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_lay
                            "attention_types": [[["global", "local"], 1]], "window_size": WINDOW}  # fmt: skip
 BART: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
                         "pad_token_id": 0, "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
+GRANITE: dict[str, Any] = {"shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_state": 8}
+FULL: dict[str, Any] = {"layer_types": ["full_attention"] * 2}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 6.0, 9.0]}
 MORE = {
     "llama, whose window is only in its file": hf.LlamaConfig(**SMALL | {"sliding_window": WINDOW}),
@@ -50,6 +52,19 @@ MORE = {
     "phi3, longrope before it lengthens": hf.Phi3Config(
         **SMALL, original_max_position_embeddings=SLOTS, rope_parameters=LONG
     ),
+    "granitemoehybrid without recurrent layers": hf.GraniteMoeHybridConfig(
+        **SMALL, **GRANITE, **FULL, num_local_experts=4
+    ),
+    "granitemoehybrid, dense, rotary, without recurrent layers": hf.GraniteMoeHybridConfig(
+        **SMALL, **GRANITE, **FULL, num_local_experts=0, position_embedding_type="rope"
+    ),
+    "bamba without recurrent layers": hf.BambaConfig(
+        **SMALL, mamba_n_heads=4, mamba_d_head=16, attn_layer_indices=[0, 1]
+    ),
+    "qwen3-next without recurrent layers": hf.Qwen3NextConfig(
+        **SMALL, **FULL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+    ),
+    "doge, with a mask of its own per head": hf.DogeConfig(**SMALL, keep_window_size=SLOTS),
 }
 CASES = FAMILIES | MORE
 
@@ -119,7 +134,11 @@ def attentions(config: Any) -> list[str]:
 @torch.inference_mode()
 def test_ragged_rounds_equal_the_uncached_forward(case: str, attention: str) -> None:
     """50 rounds with random acceptances, one-token prompts, refills, and texts beyond windows and contexts."""
-    batch = Ragged(random_model(CASES[case], seed=3, attention=attention))
+    model = random_model(CASES[case], seed=3, attention=attention)
+    for name, weight in model.named_parameters():
+        if name.endswith(".A"):  # of Doge's mask, which is the same for all tokens where A is 0, as it begins
+            weight.uniform_(-1, 1)
+    batch = Ragged(model)
     batch.refill({0: 1, 1: 7, 2: 19})
     for _ in range(ROUNDS):
         drafted, again = batch.random.randint(0, DRAFT), batch.random.randint(1, 2)
@@ -152,6 +171,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "recurrent_gemma": (hf.RecurrentGemmaConfig(**SMALL), "keeps a state"),
     "jamba": (hf.JambaConfig(**SMALL), "keeps a state"),
     "bamba": (hf.BambaConfig(**SMALL, mamba_n_heads=4, mamba_d_head=16), "keeps a state"),
+    "granitemoehybrid": (
+        hf.GraniteMoeHybridConfig(**SMALL, **GRANITE, layer_types=["full_attention", "linear_attention"]),
+        "keeps a state",
+    ),
     "qwen3_next": (hf.Qwen3NextConfig(**SMALL, num_experts=4), "keeps a state"),
     "minimax": (hf.MiniMaxConfig(**SMALL, num_local_experts=4), "layers of kind linear_attention"),
     "lfm2": (hf.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]), "layers of kind conv"),
@@ -171,6 +194,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "gpt2": (hf.GPT2Config(**SMALL, add_cross_attention=True), "attends to an encoder"),
     "phi3": (hf.Phi3Config(**SMALL, original_max_position_embeddings=SLOTS - 1, rope_parameters=LONG), "longrope"),
 }
+
+
+DOGE = {
+    "of experts": (
+        hf.DogeConfig(**SMALL, is_moe=True, num_experts=16, num_experts_per_tok=2),
+        "chooses experts by all",
+    ),
+    "in texts longer than its window": (hf.DogeConfig(**SMALL, keep_window_size=SLOTS - 1), "where equal tokens tie"),
+}
+
+
+@pytest.mark.parametrize("case", DOGE)
+def test_doge_is_refused(case: str) -> None:
+    """Where its own forward passes with and without a cache disagree."""
+    config, reason = DOGE[case]
+    with pytest.raises(UsageError, match=f"^doge .*{reason}"):
+        ModelRunner(random_model(config, seed=3), ROWS, SLOTS, VOCABULARY)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import (
     FRONT,
@@ -25,6 +27,7 @@ from support.calibration.profiles import (
     simultaneous,
     values,
 )
+from support.models.tiny_models import VOCABULARY, llama
 
 # The schema
 
@@ -85,7 +88,7 @@ def test_outcomes_say_whether_the_request_was_met() -> None:
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
         ({"outcome": "splendid"}, "Input should be 'certified'"),
         ({"data.split": "random"}, "content-hash"),
-        ({"schema_version": 4}, "Input should be 3"),
+        ({"schema_version": 5}, "Input should be 4"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -187,13 +190,13 @@ def without(key: str) -> str:
         ("{", "is not JSON"),
         ("[1]", "holds no JSON object"),
         (without("schema_version"), "is not a profile: schema_version is None"),
-        (json.dumps(values({"schema_version": 4})), "schema_version 4, but this fsd-calib reads up to 3; upgrade"),
+        (json.dumps(values({"schema_version": 5})), "schema_version 5, but this fsd-calib reads up to 4; upgrade"),
         (json.dumps(values({"schema_version": 0})), "is not a profile: schema_version is 0"),
         (json.dumps(values({"schema_version": True})), "is not a profile: schema_version is True"),
         ("[" * 100_000, "is not JSON"),
         (without("rule"), "rule: Field required"),
         (json.dumps(values({"curve.1.accuracy": "high", "rule": 3})), r"rule: .*\(and 1 more\)"),
-        (json.dumps(values({"speed.sd": float("nan")})), "speed.sd: Input should be a finite number"),
+        (json.dumps(values({"speed.sd": float("nan")})), "is not JSON: NaN is not a number of JSON"),
         (json.dumps(values({"lossy": False})), "lossy is False"),
     ],
 )
@@ -205,6 +208,25 @@ def test_a_bad_file_is_one_line(tmp_path: Path, content: str | None, complaint: 
         ThresholdProfile.load(path)
     assert "\n" not in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+# Models
+
+
+class PackedHead(torch.nn.Linear):
+    """A head whose weights are held as 4-bit numbers, two a byte, in one column, as bitsandbytes does."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        super().__init__(head.in_features, head.out_features, bias=False)
+        packed = torch.zeros(head.weight.numel() // 2, 1, dtype=torch.uint8)
+        self.weight = torch.nn.Parameter(packed, requires_grad=False)
+
+
+def test_packed_weights_do_not_hide_the_vocabulary() -> None:
+    model = llama(0)
+    plain = ModelInfo.of(model).vocab_size
+    model.set_output_embeddings(PackedHead(model.get_output_embeddings()))
+    assert ModelInfo.of(model).vocab_size == plain == VOCABULARY
 
 
 # PointSelector later

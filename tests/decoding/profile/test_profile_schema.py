@@ -28,6 +28,7 @@ from support.json_schema import schema_errors
 from support.paths import FILES
 
 OLD = FILES / "profile-1.json"  # as schema 1 wrote it
+LAST = FILES / "profile-3.json"  # before there was a digest
 EARLIER = FILES / "profile-2.json"  # of a real calibration, before its schema's later fields
 
 
@@ -54,6 +55,29 @@ def test_the_committed_schema_is_the_current_one() -> None:
     )
 
 
+def test_the_schema_names_its_dialect_and_itself() -> None:
+    schema = json.loads(committed(SCHEMA_VERSION))
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["$id"].startswith("https://github.com/fsd-calib/fsd-calib/")
+    assert schema["$id"].endswith(f"decoding/fsd_decoding/schemas/profile-{SCHEMA_VERSION}.json")
+
+
+def test_every_property_is_described() -> None:
+    described = _descriptions(json.loads(committed(SCHEMA_VERSION)))
+    assert len(described) > 150
+    assert [name for name, description in described.items() if not str(description or "").strip()] == []
+
+
+def _descriptions(schema: Any, path: str = "$") -> dict[str, Any]:
+    """Returns the description of each property, at any depth, by its path in the schema."""
+    if isinstance(schema, list):
+        return {k: v for i, one in enumerate(schema) for k, v in _descriptions(one, f"{path}.{i}").items()}
+    if not isinstance(schema, dict):
+        return {}
+    own = {f"{path}.{name}": one.get("description") for name, one in schema.get("properties", {}).items()}
+    return own | {k: v for key, one in schema.items() for k, v in _descriptions(one, f"{path}.{key}").items()}
+
+
 @pytest.mark.parametrize("changes", [{}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT])
 def test_saved_profiles_match_the_schema(changes: dict[str, Any]) -> None:
     assert schema_errors(json.loads(profile(changes).model_dump_json()), json.loads(committed(SCHEMA_VERSION))) == []
@@ -68,10 +92,26 @@ def test_saved_profiles_match_the_schema(changes: dict[str, Any]) -> None:
         ({"surprise": 1}, "$.surprise"),
         ({"speed.intervals.sd": [50.0]}, "$.speed.intervals"),
         ({"schema_version": 1}, "$.schema_version"),
+        ({"digest": "5"}, "$.digest"),
     ],
 )
 def test_the_schema_refuses(changes: dict[str, Any], fault: str) -> None:
     assert fault in " ".join(schema_errors(values(changes), json.loads(committed(SCHEMA_VERSION))))
+
+
+@pytest.mark.parametrize("name", ["schema_version", "digest"])
+def test_a_file_must_have_what_python_sets_by_itself(name: str) -> None:
+    content = values()
+    del content[name]
+    assert schema_errors(content, json.loads(committed(SCHEMA_VERSION))) == [f"$.{name} is missing"]
+
+
+@pytest.mark.parametrize("changes", [{}, UNCERTIFIED, FRONT])
+def test_a_full_validator_agrees(changes: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(committed(SCHEMA_VERSION))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(profile(changes).model_dump_json()))
 
 
 def test_the_schema_of_old_files_still_describes_them() -> None:
@@ -85,7 +125,7 @@ def test_the_schema_of_old_files_still_describes_them() -> None:
 
 def test_old_files_load() -> None:
     loaded = ThresholdProfile.load(OLD)
-    assert (loaded.schema_version, loaded.outcome, loaded.met) == (3, "certified", True)
+    assert (loaded.schema_version, loaded.outcome, loaded.met) == (4, "certified", True)
     assert (loaded.threshold, loaded.sd_draft_length, loaded.seeds) == (0.0625, 5, 1)
     assert (loaded.certificate.acc, loaded.certificate.guarantee) == ("retention", "population")
     assert (loaded.acceptance, loaded.effort, loaded.certificate.attempt) == (None, None, None)
@@ -99,10 +139,17 @@ def test_files_of_schema_2_load_and_mean_the_same() -> None:
     content, loaded = json.loads(EARLIER.read_text(encoding="utf-8")), ThresholdProfile.load(EARLIER)
     assert schema_errors(content, json.loads(committed(2))) == []
     assert [p.forecast for p in loaded.curve] == [p.pop("tokens_per_second") for p in content["curve"]]
-    assert _kept(content | {"schema_version": 3}, json.loads(loaded.model_dump_json())) == []
+    assert _kept(content | {"schema_version": 4}, json.loads(loaded.model_dump_json())) == []
     assert (loaded.effective_rule, loaded.effective_draft_length, loaded.lossy) == ("fsd-coupled", 2, True)
     assert (loaded.threshold, loaded.certificate.certified) == (0.9942314547331697, True)
     assert loaded.at(min_acc=0.7).certified
+
+
+def test_files_of_schema_3_load_and_mean_the_same() -> None:
+    content, loaded = json.loads(LAST.read_text(encoding="utf-8")), ThresholdProfile.load(LAST)
+    assert schema_errors(content, json.loads(committed(3))) == []
+    assert _kept(content | {"schema_version": 4}, json.loads(loaded.model_dump_json())) == []
+    assert loaded.digest is None
 
 
 def _kept(before: Any, now: Any, name: str = "$") -> list[str]:

@@ -16,7 +16,8 @@ _POINT = {"rule": "fsd-coupled", "divergence": "js", "draft_length": 5}
 _COUNTS = {"both_right": 650, "lost": 3, "gained": 2, "both_wrong": 45}
 
 VALUES: dict[str, Any] = {
-    "schema_version": 3,
+    "schema_version": 4,
+    "digest": None,
     "created": "2026-01-02T03:04:05Z",
     "outcome": "certified",
     "task": "arithmetic",
@@ -125,4 +126,5 @@ def values(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def profile(changes: dict[str, Any] | None = None) -> ThresholdProfile:
-    return ThresholdProfile.model_validate(values(changes))
+    """Returns the profile of `values(changes)`, as a calibration would have exported it."""
+    return ThresholdProfile.model_validate(values(changes)).sealed()

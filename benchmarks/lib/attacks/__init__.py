@@ -1,0 +1,1 @@
+"""Attacks on files and processes: kills, flipped bits, damaged files and full disks."""

@@ -1,0 +1,157 @@
+"""Readers of everything that a calibration, a collection and a training leave on the disk.
+
+A reader returns the content of a folder's files as parts, by name, so that what was read can be compared with what was
+written. Its second argument says what to ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from fsd_calib import load_task, load_traces
+from fsd_calib.calibration.run_facts import Timings, begin_or_resume
+from fsd_calib.certification.holdout import Holdout
+from fsd_calib.certification.ledger_file import LedgerFile
+from fsd_calib.measuring.cache_key import CacheKey
+from fsd_calib.measuring.result_cache import CacheQuery, ResultCache
+from fsd_calib.search.sampler import history_of
+from fsd_calib.search.study import open_study
+from fsd_calib.search.workers import Workers
+from fsd_collectors.store.verifying import notes, verify
+from fsd_decoding.errors import UsageError
+from fsd_predictors.predictor import Predictor
+from lib.attacks.jobs import PROBLEMS
+
+Content = dict[str, Any]
+Asked = dict[str, Any]
+CACHE, JOURNAL, DATABASE, LEDGER = "decodings.sqlite", "study.log", "study.sqlite", "ledger.sqlite"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Files of one kind, in a folder of their own.
+
+    Attributes:
+        read: Returns their content.
+        forgets: Whether less than was written may be returned without a word: so may a cache.
+        deletable: Whether to delete files too. Without the ledger's nothing remains that could miss it.
+    """
+
+    name: str
+    read: Callable[[Path, Asked], Content]
+    forgets: bool = False
+    deletable: bool = True
+
+    @property
+    def folder(self) -> str:
+        return self.name.replace(" ", "-")
+
+
+def read_traces(folder: Path, asked: Asked) -> Content:
+    """Returns the traces' rows by table and portion, and their manifest.
+
+    Raises:
+        UsageError: `verify` finds a fault that reading does not.
+    """
+    traces = load_traces(folder)
+    content: Content = {"manifest": traces.manifest.model_dump_json()}
+    for table in ("tokens", "completions"):
+        for number, rows in enumerate(traces.batches(table=table)):
+            hashes = pd.util.hash_pandas_object(rows.to_pandas().astype(str), index=False)
+            content[f"{table} {number}"] = hashes.to_numpy().tobytes()
+    for note in () if traces.complete else notes(folder):
+        warnings.warn(note, stacklevel=1)
+    return content
+
+
+def verify_traces(folder: Path, asked: Asked) -> Content:
+    """Returns what `read_traces` does where `fsd-traces verify` finds no fault."""
+    if faults := verify(folder):
+        raise UsageError(" ".join(faults))
+    return read_traces(folder, asked)
+
+
+def read_cache(folder: Path, asked: Asked) -> Content:
+    """Returns all results that were written, looked up as a calibration does."""
+    prompts = {problem.id: problem.prompt for problem in load_task("arithmetic", limit=PROBLEMS).problems}
+    content: Content = {}
+    with ResultCache(folder / CACHE) as cache:
+        for text, problem, threshold in asked["results"]:
+            found = cache.find(CacheKey(**json.loads(text)), [CacheQuery(problem, prompts[problem])], threshold)
+            content |= {f"{text} {problem} {threshold}": each for each in found.values()}
+    return content
+
+
+def read_journal(folder: Path, asked: Asked) -> Content:
+    return _read_study(str(folder / JOURNAL), asked)
+
+
+def read_study_database(folder: Path, asked: Asked) -> Content:
+    return _read_study(f"sqlite:///{folder / DATABASE}", asked)
+
+
+def _read_study(storage: str, asked: Asked) -> Content:
+    """Returns the finished trials of a study, as the search reads them."""
+    with open_study(storage, asked["study"], asked["identity"], cast(Any, None)) as study:
+        finished = history_of(study.get_trials(), Workers()).trials
+        return {f"trial {trial.configuration} on {trial.problems}": asdict(trial) for trial in finished}
+
+
+def read_ledger(folder: Path, asked: Asked) -> Content:
+    with closing(LedgerFile(folder / LEDGER)) as ledger, ledger.naming_errors():
+        tuned = {f"tuned {family}": np.unique(ledger.tuned(family), axis=0).tobytes() for family in asked["families"]}
+        attempts = {f"attempts {one}": [e.stored() for e in ledger.attempts(one)] for one in asked["families"]}
+        return {**tuned, **attempts, **{f"run {name}": ledger.runs(name) for name in asked["runs"]}}
+
+
+class _NoLedger:
+    """A certification part whose ledger knows no run."""
+
+    next_attempt = 1
+
+    def facts_of(self, run: str) -> str | None:
+        return None
+
+
+class _MeasuredAgainError(Exception):
+    """The reader has no costs and wants to measure them."""
+
+
+def read_facts(folder: Path, asked: Asked) -> Content:
+    """Returns the facts of a run; none if they would be measured again."""
+
+    def measure() -> Timings:
+        raise _MeasuredAgainError
+
+    try:
+        facts = begin_or_resume(folder, asked["runs"][0], cast(Holdout, _NoLedger()), measure)
+    except _MeasuredAgainError:
+        return {}
+    return facts.model_dump(mode="json")
+
+
+def read_predictor(folder: Path, asked: Asked) -> Content:
+    predictor = Predictor.load(folder)
+    return {"fingerprint": predictor.fingerprint, "facts": predictor.facts.model_dump_json()}
+
+
+SUBJECTS = (
+    Subject("traces", read_traces),
+    Subject("verified traces", verify_traces),
+    Subject("result cache", read_cache, forgets=True),
+    Subject("result cache with log", read_cache, forgets=True),
+    Subject("journal of a study", read_journal, forgets=True),
+    Subject("database of a study", read_study_database, forgets=True),
+    Subject("ledger", read_ledger, deletable=False),
+    Subject("facts of a run", read_facts, forgets=True),
+    Subject("predictor", read_predictor),
+)

@@ -1,0 +1,134 @@
+"""The files that a model was loaded from, and a folder of the digests of their weights.
+
+The folder is in the user's cache: what is lost, damaged or cannot be written there is computed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import try_to_load_from_cache
+from torch import nn
+
+from fsd_decoding.models.weights_digest import DIGEST_VERSION
+from fsd_decoding.user_cache import default_cache
+
+_COARSEST_CLOCK = 2 * 10**9  # ns: a file system may give files written within this time the same time stamp
+_BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # how the hub's cache names a file: by a hash of its content
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+_Facts = list[list[Any]]
+
+
+class CheckpointFiles:
+    """The files of a checkpoint, from before a model is loaded until after.
+
+    A file is identified by its name, size, inode and times of the last write and change (which no program can set
+    back), a file in the hub's cache by the name of its blob, its size and its time of the last write. A disk that is
+    changed past its file system is not noticed.
+
+    Args:
+        source: a folder, or a hub id.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._before = self._facts(time.time_ns())
+
+    def key(self, model: nn.Module, loading_info: Mapping[str, Any]) -> str | None:
+        """Returns a key that is equal only for models with the same weights, or None.
+
+        None: the files changed meanwhile or just before, or were downloaded just now, or the weights are not the files'
+        own (an adapter, quantised on loading, or drawn at random because they are missing).
+        """
+        facts = self._facts(commit=getattr(model.config, "_commit_hash", None))
+        faults = [name for name, found in loading_info.items() if found and name != "unexpected_keys"]
+        if facts is None or facts != self._before or faults or _transformed(model):
+            return None
+        tensors = [[name, list(t.shape), str(t.dtype)] for name, t in sorted(model.state_dict().items())]
+        versions = [DIGEST_VERSION, transformers.__version__]
+        return hashlib.sha256(json.dumps([versions, type(model).__name__, facts, tensors]).encode()).hexdigest()
+
+    def _facts(self, now: int | None = None, commit: str | None = None) -> _Facts | None:
+        if Path(self._source).is_dir():
+            return _facts(Path(self._source), now)
+        with contextlib.suppress(ValueError):  # it is no hub id either, which loading will say
+            config = try_to_load_from_cache(self._source, "config.json", revision=commit)
+            return _facts(Path(config).parent) if isinstance(config, str) else None
+        return None
+
+
+def read_digest(key: str) -> str | None:
+    """Returns the digest kept under a key; None: there is none, or it is damaged."""
+    try:
+        digest, check = (default_cache() / "fingerprints" / key).read_text("ascii").split()
+    except (OSError, ValueError):
+        return None
+    return digest if _DIGEST.fullmatch(digest) and check == _check(key, digest) else None
+
+
+def write_digest(key: str, digest: str) -> None:
+    """Keeps a digest under a key, if the folder can be written."""
+    folder = default_cache() / "fingerprints"
+    with contextlib.suppress(OSError, ValueError):
+        for path in (folder.parent, folder):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f"{key}.", delete=False) as file:
+            file.write(f"{digest} {_check(key, digest)}\n")
+        os.replace(file.name, folder / key)
+
+
+def _check(key: str, digest: str) -> str:
+    return hashlib.sha256(f"{key} {digest}".encode()).hexdigest()
+
+
+def _facts(folder: Path, now: int | None = None) -> _Facts | None:
+    """Returns facts of all files in a folder; None: it has weights elsewhere, or a file changed just before `now`."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        if any(map(_names_other_files, files)):
+            return None
+        facts = [_identity(path) for path in files]
+        newest = max((max(path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in files), default=0)
+    except OSError:
+        return None
+    return facts if now is None or newest + _COARSEST_CLOCK < now else None
+
+
+def _identity(path: Path) -> list[Any]:
+    stat, place = path.stat(), path.resolve()
+    if path.is_symlink() and place.parent.name == "blobs" and _BLOB.fullmatch(place.name):
+        return [path.name, place.name, stat.st_size, stat.st_mtime_ns]
+    return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+
+
+def _names_other_files(path: Path) -> bool:
+    """Whether the file says that weights are in another folder."""
+    if path.name == "adapter_config.json":
+        return True
+    return path.name.endswith(".index.json") and "/" in "".join(_shards(path))
+
+
+def _shards(path: Path) -> list[str]:
+    try:
+        return [str(name) for name in json.loads(path.read_bytes())["weight_map"].values()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ["/"]
+
+
+def _transformed(model: Any) -> bool:
+    """Whether loading made other weights than the files hold."""
+    return bool(
+        getattr(model, "hf_quantizer", None) or getattr(model, "_hf_peft_config_loaded", False)
+        or getattr(model.config, "quantization_config", None)
+    )  # fmt: skip

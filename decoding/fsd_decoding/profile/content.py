@@ -1,0 +1,178 @@
+"""What a profile holds: its fields, and contradictions between them that are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AwareDatetime, Field, model_validator
+
+from fsd_decoding.profile.costs import CostInfo, Effort, Speed
+from fsd_decoding.profile.curve import Configuration, CurvePoint, arm_of
+from fsd_decoding.profile.io import SCHEMA_VERSION
+from fsd_decoding.profile.parts import (
+    AcceptanceInfo,
+    Accuracy,
+    Amount,
+    Certificate,
+    DataInfo,
+    EarlyStopInfo,
+    Estimate,
+    ModelInfo,
+    Natural,
+    NumericalChurn,
+    Part,
+    SamplingInfo,
+    TokensPerRound,
+    Truncation,
+)
+from fsd_decoding.profile.policy import PolicyInfo
+
+Outcome = Literal["certified", "not-certified", "lossless-suffices", "too-slow", "untested", "front"]
+_WITH_THRESHOLD: Final = ("certified", "untested")
+MET: Final = (*_WITH_THRESHOLD, "lossless-suffices", "front")
+"""Outcomes in which the calibration reached what was requested."""
+
+
+class ProfileContent(Part):
+    """The exported result of a calibration, as the fields of its file."""
+
+    schema_version: Literal[4] = SCHEMA_VERSION
+    """Version of this schema."""
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """SHA-256, in hexadecimal, of all other fields as canonical JSON: that of Python's json.dumps with sort_keys=True
+    and separators=(",", ":"). It binds the threshold to its certificate: a profile that was changed since has another
+    one, and is not certified. It detects accidents and edits, not forgery. null: nothing binds them, as in a profile
+    from a file of an older schema, or one that no calibration made."""
+    created: AwareDatetime
+    """When the calibration began, ISO 8601 with a time zone."""
+    outcome: Outcome
+    """certified: `threshold` is certified. not-certified: no candidate passed the test. lossless-suffices: plain `sd`
+    reaches the requested speed, or retains what was requested while no fuzzy candidate that does is surely faster.
+    too-slow: nothing reaches the requested speed. untested: the test was waived (--guarantee none). front: the whole
+    curve was requested, and no point was chosen."""
+    task: str
+    """Name of the task."""
+    data: DataInfo
+    """The problems it was calibrated on."""
+    target: ModelInfo
+    """The target model."""
+    draft: ModelInfo
+    """The model that decoders of the profile draft with: that of the chosen setting; without a threshold, of `sd`."""
+    tokenizer: str
+    """Fingerprint of the tokenizer, which both models share."""
+    rule: str
+    """The acceptance rule that `threshold` is for. Without a threshold, decoders run its lossless counterpart."""
+    divergence: str
+    """The divergence that `threshold` is compared with."""
+    divergence_version: int
+    """Version of the definitions of divergences. With another one a threshold has another meaning."""
+    logits: Literal["raw", "processed"]
+    """The logits that the divergence is computed on: the models' own, or those that sampling has processed."""
+    within_support: bool = False
+    """Whether only tokens that sampling leaves in the target's distribution are accepted."""
+    threshold: Amount | None
+    """T: the largest divergence at which a drafted token is accepted. null: there is none, and decoding is lossless."""
+    policy: PolicyInfo | None = None
+    """Scales `threshold` from round to round in decoders of the profile. null: the threshold is constant."""
+    draft_length: Natural
+    """Number of tokens drafted in a round."""
+    sd_draft_length: Natural | None = None
+    """The draft length that `sd` was timed at, its own best. null: not measured."""
+    sd_draft: str | None = None
+    """The id of the draft that `sd` was timed with, its own best, if it is not `draft`."""
+    sampling: SamplingInfo
+    """How tokens were sampled."""
+    seed: int
+    """Seed of the noise, and of the choice of problems."""
+    seeds: Natural = 1
+    """Number of noise seeds per problem."""
+    lossy: bool
+    """Whether decoders of the profile may change texts: whether it has a threshold."""
+    curve: list[CurvePoint]
+    """The measured points, one for each configuration and part."""
+    certificate: Certificate
+    """What was tested, and what it showed."""
+    accuracy: Accuracy
+    """Accuracy of the target and of the chosen configuration: that of `threshold`, or if that is null of `estimate`,
+    or if that is null too the lossless rule."""
+    tokens_per_round: TokensPerRound
+    """Tokens per round of `sd` and of the chosen configuration, as in `accuracy`."""
+    speed: Speed
+    """Speeds of the target, of `sd` and of the chosen configuration, as in `accuracy`."""
+    estimate: Estimate | None
+    """A configuration without a guarantee. null: there is none, or `threshold` is certified."""
+    costs: CostInfo | None = None
+    """The cost model that speeds are forecast with. null: not measured."""
+    numerical_churn: NumericalChurn | None = None
+    """What rounding alone changes. null: not measured."""
+    truncation: Truncation | None = None
+    """How many texts reached the limit on new tokens. null: not measured."""
+    acceptance: AcceptanceInfo | None = None
+    """The acceptance rates that a decoder's own are compared with. null: not measured."""
+    other_drafts: tuple[ModelInfo, ...] = ()
+    """Drafts of the same search and attempt; points of the curve name them."""
+    early_stop: EarlyStopInfo | None = None
+    """Ends drafts of fuzzy rules early in decoders of the profile. null: they have `draft_length` tokens."""
+    effort: Effort | None = None
+    """What the calibration decoded. null: not measured."""
+    device: str
+    """The device that the target was on, as torch names it."""
+    dtype: str
+    """The dtype of the target, as torch names it."""
+    versions: dict[str, str]
+    """Versions of Python and of the packages that decide what is computed."""
+
+    @model_validator(mode="after")
+    def _threshold_agrees_with_outcome(self) -> Self:
+        if self.lossy != (self.threshold is not None):
+            raise ValueError(
+                f"lossy is {self.lossy}, but threshold is {self.threshold}; a profile with a threshold is lossy, one "
+                "without is not"
+            )
+        if self.certificate.certified != (self.outcome == "certified"):
+            raise ValueError(f"certificate.certified is {self.certificate.certified}, but outcome is {self.outcome!r}")
+        if (self.outcome in _WITH_THRESHOLD) != (self.threshold is not None):
+            raise ValueError(
+                f"outcome is {self.outcome!r}, but threshold is {self.threshold}; only the outcomes 'certified' and "
+                "'untested' have a threshold, that of any other outcome belongs in estimate"
+            )
+        if self.outcome == "untested" and self.certificate.guarantee != "none":
+            raise ValueError(
+                f"outcome is 'untested', but certificate.guarantee is {self.certificate.guarantee!r}; it must be 'none'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _speed_agrees_with_outcome(self) -> Self:
+        speed = self.speed
+        if self.outcome == "too-slow" and speed.wanted is None:
+            raise ValueError("outcome is 'too-slow', but speed.wanted is null; it must be the requested speed")
+        claimed = {"lossless-suffices": speed.sd, "certified": speed.chosen, "untested": speed.chosen}
+        measured = claimed.get(self.outcome)
+        if speed.wanted is not None and measured is not None and measured < speed.wanted:
+            raise ValueError(
+                f"outcome is {self.outcome!r}, but the speed, {measured} {speed.unit}, is below speed.wanted, "
+                f"{speed.wanted}"
+            )
+        return self
+
+    @property
+    def effective_rule(self) -> str:
+        """The rule that decoders run; without a threshold `sd` if that suffices, else the lossless counterpart."""
+        from fsd_decoding.acceptance.rules import rule_named
+
+        if self.outcome == "lossless-suffices":
+            return "sd"
+        return self.rule if self.threshold is not None else rule_named(self.rule).lossless
+
+    @property
+    def effective_draft_length(self) -> int:
+        """The draft length that decoders use: that of `sd` if they decode losslessly."""
+        if self.threshold is None and self.sd_draft_length is not None:
+            return self.sd_draft_length
+        return self.draft_length
+
+    @property
+    def configuration(self) -> Configuration:
+        """The chosen configuration, in the form that points of the curve have."""
+        return arm_of(self.rule, self.divergence, self.draft_length, self.policy), self.threshold

@@ -1,0 +1,88 @@
+"""The file of a run's facts: a damaged one is noticed, whichever bit it is."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fsd_calib.calibration.run_facts import RunFacts, Timings, begin_or_resume
+from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.holdout import Holdout
+from fsd_calib.certification.ledger_file import Run
+from fsd_calib.measuring.evaluator import Evaluator
+from fsd_calib.tasks import Problem
+from fsd_collectors.replay.cost import CostModel
+
+PROBLEMS = [Problem(i, f"question {i}", f"question {i}", "1", None) for i in range(10)]
+TIMINGS = Timings((CostModel(0.001, 0.004, 0.00002),), 0.01)
+AGAIN = Timings((CostModel(0.002, 0.005, 0.00003),), 0.02)
+
+
+def holdout(ledger: AttemptLedger) -> Holdout:
+    return Holdout(Evaluator(lambda *_: [], PROBLEMS, "certification"), ledger, "family", "these models")
+
+
+def begun(folder: Path, timings: Timings, ledger: AttemptLedger | None = None) -> RunFacts:
+    if ledger is not None:
+        return begin_or_resume(folder, "name", holdout(ledger), lambda: timings)
+    with AttemptLedger(None) as empty:
+        return begin_or_resume(folder, "name", holdout(empty), lambda: timings)
+
+
+def test_the_facts_of_a_run_are_measured_once(tmp_path: Path) -> None:
+    assert begun(tmp_path, TIMINGS) == begun(tmp_path, AGAIN)
+
+
+def test_a_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:
+    ledger = AttemptLedger(None)
+    first = begun(tmp_path, TIMINGS, ledger)
+    (path,) = tmp_path.glob("run-*.json")
+    sound, rng, noticed = path.read_bytes(), random.Random(0), 0
+    for case in range(150):
+        content = bytearray(sound)
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = begun(tmp_path, AGAIN, ledger)
+        assert (found == first) != bool(caught), (case, bytes(content))
+        if caught:
+            noticed += 1
+            assert path.with_name(f"{path.name}.damaged-{noticed}").read_bytes() == content
+            assert found.costs[0].model == AGAIN.costs[0]
+    assert noticed > 100
+
+
+@pytest.mark.parametrize("change", [{"seconds_each": 0.5}, {"attempt": 2}, {"digest": None}, {"digest": "0"}])
+def test_an_edited_file_is_set_aside(change: dict[str, object], tmp_path: Path) -> None:
+    begun(tmp_path, TIMINGS)
+    (path,) = tmp_path.glob("run-*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.warns(UserWarning, match=r"run-name\.json' is damaged .* set aside as run-name\.json\.damaged-1"):
+        assert begun(tmp_path, AGAIN).costs[0].model == AGAIN.costs[0]
+    assert begun(tmp_path, TIMINGS).costs[0].model == AGAIN.costs[0]
+
+
+def test_a_file_of_an_earlier_version_is_set_aside(tmp_path: Path) -> None:
+    """It has no digest, so that nothing tells whether it is sound."""
+    begun(tmp_path, TIMINGS)
+    (path,) = tmp_path.glob("run-*.json")
+    content = json.loads(path.read_text())
+    del content["digest"]
+    path.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="it has no digest"):
+        begun(tmp_path, AGAIN)
+
+
+def test_after_an_attempt_the_facts_of_a_damaged_file_are_in_the_ledger(tmp_path: Path) -> None:
+    with AttemptLedger(None) as ledger:
+        facts = begun(tmp_path, TIMINGS, ledger)
+        ledger.open("family", PROBLEMS, "frozen", Run("name", facts.model_dump_json()))
+        (path,) = tmp_path.glob("run-*.json")
+        path.write_text(path.read_text().replace("2e-05", ".10002"))
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert begun(tmp_path, AGAIN, ledger) == facts

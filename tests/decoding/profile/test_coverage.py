@@ -1,0 +1,229 @@
+"""What is given beside a profile goes first, and a warning says where its certificate does not apply then."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from fsd_decoding.adaptive import DivergenceBudget, EntropyScaled
+from fsd_decoding.config import DecodingConfig
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.hf.generate import fsd_generate
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.profile import settings
+from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.sampling import Sampling
+from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, profile
+from support.messages import usage_error
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import ragged_prompts, related
+
+PAIR = related(seed=1, spread=0.05)
+PROMPTS = ragged_prompts(3)
+NEW = 8
+DOES_NOT_APPLY = "the certificate of the profile of 'arithmetic' does not apply"
+OWN: dict[str, Any] = {"rule": "fsd-coupled", "threshold": 0.0625, "draft_length": 3, "temperature": 0.8}
+
+
+def followed(changes: dict[str, Any] | None = None) -> ThresholdProfile:
+    return profile({
+        "target": ModelInfo.of(PAIR[0]).model_dump(), "draft": ModelInfo.of(PAIR[1]).model_dump(),
+        "tokenizer": tokenizer_fingerprint(word_tokenizer()), "dtype": "float64", "acceptance": None,
+        "threshold": 0.0625, "draft_length": 3, "sampling.temperature": 0.8, **(changes or {}),
+    })  # fmt: skip
+
+
+def load(changes: dict[str, Any] | None = None, **given: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder.from_pretrained(*PAIR, followed(changes), tokenizer=word_tokenizer(), **given)
+
+
+def by_loading(**given: Any) -> None:
+    load(**given)
+
+
+def by_object(**given: Any) -> None:
+    sampling = {name: given.pop(name) for name in ("temperature", "top_k") if name in given}
+    load(decoding=DecodingConfig(**given, sampling=Sampling(**sampling)))
+
+
+def by_with_config(**given: Any) -> None:
+    load().with_config(**given)
+
+
+def by_a_call(**given: Any) -> None:
+    load().generate(PROMPTS, NEW, **given)
+
+
+def by_a_stream(**given: Any) -> None:
+    list(load().stream(PROMPTS[0], NEW, **given))
+
+
+WAYS = [by_loading, by_object, by_with_config, by_a_call, by_a_stream]
+
+
+def warned(run: Any, **given: Any) -> list[str]:
+    """The warnings of a call, all of which name this file."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(**given)
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("given", "difference"),
+    [
+        ({"draft_length": 4}, "draft_length is 4 instead of 3"),
+        ({"threshold": 0.5}, "threshold is 0.5 instead of 0.0625"),
+        ({"rule": "fsd"}, "rule is 'fsd' instead of 'fsd-coupled'"),
+        ({"temperature": 0.7}, "temperature is 0.7 instead of 0.8"),
+        ({"draft_length": 4, "threshold": 0.5},
+         "threshold is 0.5 instead of 0.0625, draft_length is 4 instead of 3"),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_given_is_used_and_one_line_says_what_differs(way: Any, given: dict[str, Any], difference: str) -> None:
+    assert warned(way, **given) == [f"{difference}: {DOES_NOT_APPLY}"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_profiles_own_values_give_no_warning(way: Any) -> None:
+    assert warned(way, **OWN) == []
+
+
+@pytest.mark.parametrize("lossless", [{"rule": "sd"}, {"rule": "target"}, {"threshold": -1.0}], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_lossless_decoding_never_warns(way: Any, lossless: dict[str, Any]) -> None:
+    assert warned(way, **lossless, draft_length=7, temperature=0.3) == []
+
+
+@pytest.mark.parametrize("way", [by_loading, by_object, by_with_config])
+def test_a_seed_is_no_difference(way: Any) -> None:
+    assert warned(way, seed=5) == []
+
+
+def test_given_values_are_used() -> None:
+    with pytest.warns(UserWarning, match=DOES_NOT_APPLY):
+        ours = load(decoding=DecodingConfig(draft_length=4), threshold=0.5, temperature=0.3)
+    assert (ours.threshold, ours.draft_length, ours.sampling.temperature) == (0.5, 4, 0.3)
+    assert (ours.rule, ours.divergence) == ("fsd-coupled", followed().divergence)
+    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), threshold=0.5, draft_length=4, temperature=0.3,
+                               divergence=followed().divergence, seed=followed().seed)  # fmt: skip
+    assert ours.generate(PROMPTS, NEW) == plain.generate(PROMPTS, NEW)
+
+
+def test_a_keyword_counts_as_given_whatever_its_value_and_a_field_of_an_object_if_it_is_not_the_default() -> None:
+    hot = {"rule": "fsd", "seed": 7}
+    assert load(hot, decoding=DecodingConfig(rule="fsd-coupled", seed=0)).setting == load(hot).setting
+    with pytest.warns(UserWarning, match="rule is 'fsd-coupled' instead of 'fsd'"):
+        assert load(hot, rule="fsd-coupled").rule == "fsd-coupled"
+
+
+def test_a_decoder_is_told_once_and_its_calls_only_of_what_they_change() -> None:
+    with pytest.warns(UserWarning, match="draft_length is 4") as caught:
+        ours = load(draft_length=4)
+    assert caught[0].lineno == load.__code__.co_firstlineno + 1  # the line that called from_pretrained
+    decode = ours.generate
+    assert warned(decode, prompts=PROMPTS, max_new_tokens=NEW) == []
+    assert warned(decode, prompts=PROMPTS, max_new_tokens=NEW, draft_length=4) == []
+    assert warned(decode, prompts=PROMPTS, max_new_tokens=NEW, draft_length=3) == []  # as certified
+    assert warned(ours.with_config, seed=3) == []
+    (message,) = warned(decode, prompts=PROMPTS, max_new_tokens=NEW, threshold=[0.0625, -1.0, 0.5])
+    assert message == f"threshold is 0.5 instead of 0.0625, draft_length is 4 instead of 3: {DOES_NOT_APPLY}"
+
+
+def test_without_a_certificate_that_is_said_instead() -> None:
+    for outcome in (UNCERTIFIED, SD_SUFFICES):
+        (message,) = warned(lambda: load(outcome, rule="fsd", threshold=0.5))  # noqa: B023
+        assert message.startswith("rule is 'fsd' instead of '")
+        assert message.endswith(
+            "the profile of 'arithmetic' certifies no threshold, so nothing is known of what this costs in accuracy"
+        )
+        assert "has none; give rule= too" in usage_error(lambda: load(outcome, threshold=0.5))  # noqa: B023
+
+
+def by_transformers(changes: dict[str, Any] | None = None, **given: Any) -> None:
+    PAIR[0].generate(
+        torch.tensor([PROMPTS[0]]), max_new_tokens=NEW, custom_generate=fsd_generate, draft_model=PAIR[1],
+        fsd_profile=followed(changes), do_sample=True, **{"temperature": 0.8, "top_k": 0} | given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "differences"),
+    [
+        ({}, None),
+        ({"fsd_threshold": 0.0625, "fsd_draft_length": 3, "fsd_rule": "fsd-coupled"}, None),
+        ({"fsd_rule": "sd", "temperature": 0.3}, None),
+        ({"fsd_threshold": -1.0}, None),
+        ({"fsd_draft_length": 4}, "draft_length is 4 instead of 3"),
+        ({"temperature": 0.3, "top_k": 9}, "temperature is 0.3 instead of 0.8, top_k is 9 instead of None"),
+        ({"fsd_threshold": 0.5}, "threshold is 0.5 instead of 0.0625"),
+    ],
+    ids=str,
+)
+def test_generate_of_transformers_does_the_same(given: dict[str, Any], differences: str | None) -> None:
+    expected = [f"{differences}: {DOES_NOT_APPLY}"] if differences else []
+    assert warned(by_transformers, **given) == expected
+
+
+# Policies
+
+MOVING = {"policy": PolicyInfo.of(str(EntropyScaled(0.0625, 1.0).identity)).model_dump()}
+
+
+def test_a_policy_does_not_apply_to_a_rule_without_a_threshold_wherever_the_rule_is_given() -> None:
+    moving = load(MOVING)
+    expected = moving.generate(PROMPTS, NEW, rule="sd")
+    assert moving.with_config(rule="sd").generate(PROMPTS, NEW) == expected
+    assert load(MOVING, rule="sd").generate(PROMPTS, NEW) == expected
+    back = moving.with_config(rule="sd").with_config(rule="fsd-coupled")
+    assert back.generate(PROMPTS, NEW) == moving.generate(PROMPTS, NEW)
+    assert "has no threshold on a divergence" in usage_error(
+        lambda: moving.with_config(rule="sd", threshold_policy=EntropyScaled(0.1, 1.0))
+    )
+    by_transformers(MOVING, fsd_rule="sd")
+
+
+def test_a_policy_or_a_number_in_place_of_the_profiles_is_named() -> None:
+    (message,) = warned(lambda: load(MOVING, threshold=0.0625))
+    assert message.startswith("threshold_policy is None instead of entropy (")
+    (message,) = warned(lambda: load(threshold=DivergenceBudget(per_token=0.01)))
+    assert (
+        message
+        == f"threshold is 0.0 instead of 0.0625, threshold_policy is DivergenceBudget instead of None: {DOES_NOT_APPLY}"
+    )
+    assert warned(lambda: load(threshold_policy=DivergenceBudget(per_token=0.01)))[0] == message
+
+
+class _OneStep(StopPolicy):
+    """Ends drafts after one token, under `fsd-coupled` alone, and counts its calls."""
+
+    identity = "one step"
+    rules = frozenset({"fsd-coupled"})
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def goes_on(self, state: Any) -> list[bool]:
+        self.calls += 1
+        return [not state.logits] * len(state.rows)
+
+
+def test_a_stop_policy_is_not_used_under_rules_it_does_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile's early stop is for fuzzy rules."""
+    policy = _OneStep()
+    monkeypatch.setattr(settings, "early_stop", lambda *_: policy)
+    by_transformers(fsd_rule="sd")
+    assert policy.calls == 0
+    assert load(rule="sd").generate(PROMPTS, NEW)
+    assert policy.calls == 0
+    by_transformers()
+    assert policy.calls > 0
