@@ -185,12 +185,13 @@ def test_a_hub_that_nobody_answers_at(tmp_path: Path) -> None:
     assert seconds < DEFINITE
 
 
+def silent(answer: Answer) -> bool:
+    time.sleep(60)
+    return True
+
+
 @pytest.mark.slow
 def test_a_hub_that_never_answers(tmp_path: Path) -> None:
-    def silent(answer: Answer) -> bool:
-        time.sleep(60)
-        return True
-
     with running_hub(PAIR, silent) as hub:
         ((message, seconds),) = run(LOAD, hub.address, tmp_path, "acme/target")
     assert "no answer in time" in message
@@ -243,6 +244,15 @@ def test_problems_on_the_hub_are_refused_with_the_way_out(case: str, said: str, 
     assert f"openai/gsm8k cannot be loaded from the hub at {hub.address} (HF_ENDPOINT)" in message
     assert said in message
     assert "--data FILE.jsonl" in message
+    assert seconds < DEFINITE
+
+
+@pytest.mark.slow
+def test_problems_on_a_hub_that_never_answers(tmp_path: Path) -> None:
+    with running_hub({}, silent) as hub:
+        ((message, seconds),) = run(GSM8K, hub.address, tmp_path)
+    assert f"openai/gsm8k cannot be loaded from the hub at {hub.address} (HF_ENDPOINT)" in message
+    assert "no answer in time" in message
     assert seconds < DEFINITE
 
 
