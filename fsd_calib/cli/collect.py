@@ -15,7 +15,7 @@ from fsd_calib.cli.console import (
     check_at_least_one,
     check_writable,
     leave,
-    quiet_transformers,
+    quiet_libraries,
     reply,
 )
 from fsd_calib.cli.options import (
@@ -120,7 +120,7 @@ def command(
     from fsd_collectors.collection.run import collect_traces
     from fsd_decoding.loading import load_tokenizer
 
-    quiet_transformers()
+    quiet_libraries()
     large, small = given_or_default(task, target, draft)
     try:
         traces = collect_traces(
