@@ -119,8 +119,8 @@ def _trace_folder(
             yield Path(temporary)
         return
     facts = [session.identity, DIVERGENCE_VERSION, *divergences, hidden, session.decoder.seed, session.task.name]
-    facts += [(problem.id, problem.prompt, problem.reference, problem.part) for problem in problems]
-    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    asked = [(problem.id, problem.prompt, problem.reference, problem.part) for problem in problems]
+    name = hashlib.sha256(repr([facts, asked]).encode()).hexdigest()[:16]
     folder = session.cache / "traces" / name
     make_private_folder(folder.parent)
     with private_lock(folder.with_suffix(".lock")):

@@ -42,7 +42,7 @@ def quiet_libraries() -> None:
     disable_progress_bar()
     enable_progress_bars()
     if "HF_HUB_VERBOSITY" not in os.environ:
-        set_verbosity_error()
+        set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
 def say(name: str, message: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fsd_decoding import loading
+from fsd_decoding import hub
 from fsd_decoding.loading import load_model
 from fsd_decoding.models import checkpoint_files, known_digests
 from fsd_decoding.models.fingerprint import model_fingerprint
@@ -208,7 +208,7 @@ def test_another_commit_while_one_is_loaded_is_not_taken_for_it(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     hub_cache(tmp_path, folder, "a" * 64)
-    expected, fetch = fingerprint_of(folder), loading.fetch_weights
+    expected, fetch = fingerprint_of(folder), hub.fetch_weights
     edited = load_model(folder, "cpu", None)
     by_one_element(edited)
     edited.save_pretrained(tmp_path / "edited")
@@ -219,7 +219,7 @@ def test_another_commit_while_one_is_loaded_is_not_taken_for_it(
         return fetched
 
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "fetch_weights", overtaken)
+        patch.setattr("fsd_decoding.loading.fetch_weights", overtaken)
         assert fingerprint_of("some/model") == expected
     assert fingerprint_of("some/model") == model_fingerprint(edited) != expected
 
