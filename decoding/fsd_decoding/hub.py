@@ -118,6 +118,8 @@ def explain(name: str, error: BaseException, command: str = "hf download") -> st
         command: what fetches it beforehand.
     """
     chain = list(_causes(error))
+    if any(type(cause).__name__ == "HFValidationError" for cause in chain):
+        return "it is no id either, NAME or OWNER/NAME; --target and --draft take ids and paths of local folders"
     if _is_offline(chain):
         return (
             "HF_HUB_OFFLINE is set, and it is not whole in the local cache; unset HF_HUB_OFFLINE, or fetch it "
