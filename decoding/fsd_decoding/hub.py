@@ -50,14 +50,28 @@ def fetch_weights(source: str) -> Path | None:
     return _fetch("model", source, missing, revision=folder.name) if missing else folder
 
 
+def fetch_data(source: str, patterns: Sequence[str]) -> Path | None:
+    """Fetches files of a data set.
+
+    Returns:
+        the local folder; None: `source` is a local path.
+
+    Raises:
+        Exception: the hub does not give them, which `explain` explains, and they are not in the local cache.
+    """
+    return None if Path(source).exists() else _retried(lambda: _snapshot(source, patterns, kind="dataset"))
+
+
 def _fetch(what: str, source: str, patterns: Sequence[str], revision: str | None = None, quiet: bool = False) -> Path:
     try:
-        return Path(_retried(lambda: _snapshot(source, patterns, revision, quiet)))
+        return _retried(lambda: _snapshot(source, patterns, revision, quiet))
     except Exception as error:  # whatever the libraries involved raise: the message says what it was
         raise UsageError(cannot_load(what, source, error)) from error
 
 
-def _snapshot(source: str, patterns: Sequence[str], revision: str | None, quiet: bool) -> str:
+def _snapshot(
+    source: str, patterns: Sequence[str], revision: str | None = None, quiet: bool = True, kind: str = "model"
+) -> Path:
     """Downloads files into the local cache, or finds them there where the hub does not answer."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
@@ -67,16 +81,16 @@ def _snapshot(source: str, patterns: Sequence[str], revision: str | None, quiet:
             super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
 
     bar = NoBar if quiet else tqdm
-    download = partial(snapshot_download, source, allow_patterns=list(patterns), tqdm_class=bar)
+    download = partial(snapshot_download, source, repo_type=kind, allow_patterns=list(patterns), tqdm_class=bar)
     try:
         if not constants.HF_HUB_OFFLINE:  # `snapshot_download` would wait without end for a hub that does not answer
-            HfApi().repo_info(source, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            HfApi().repo_info(source, repo_type=kind, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception as error:
         try:
-            return str(download(local_files_only=True))
+            return Path(download(local_files_only=True))
         except Exception:
             raise error from None
-    return str(download(revision=revision))
+    return Path(download(revision=revision))
 
 
 def _retried(fetch: Callable[[], _T]) -> _T:
@@ -104,6 +118,8 @@ def explain(name: str, error: BaseException, command: str = "hf download") -> st
         command: what fetches it beforehand.
     """
     chain = list(_causes(error))
+    if any(type(cause).__name__ == "HFValidationError" for cause in chain):
+        return "it is no id either, NAME or OWNER/NAME; --target and --draft take ids and paths of local folders"
     if _is_offline(chain):
         return (
             "HF_HUB_OFFLINE is set, and it is not whole in the local cache; unset HF_HUB_OFFLINE, or fetch it "
@@ -134,7 +150,7 @@ def _answered(name: str, error: BaseException) -> str | None:
         return f"it answered {told}: this account may not read it; {_LOG_IN}, with a token that may"
     if status == 404:
         missing = "file" if "Entry" in kind else "revision" if "Revision" in kind else "repository"
-        return f"it answered {told}: there is no such {missing}; check the id {name!r}"
+        return f"it answered {told}: there is no such {missing}; check the id {name!r}, or {_LOG_IN} if it is private"
     if status == 429:
         return f"it answered {told}: too many requests; wait a few minutes, or {_LOG_IN}"
     if status >= 500:
@@ -149,8 +165,6 @@ def _unanswered(error: BaseException) -> str | None:
         return (
             "the answer is not a hub's (a login page of the network?); check the connection, the proxy and HF_ENDPOINT"
         )
-    if "DatasetNotFoundError" in names:
-        return f"{str(error).rstrip('.')}; check HF_ENDPOINT, or {_LOG_IN}"
     if "TooManyRedirects" in names:
         return "it redirects without end; check the proxy and HF_ENDPOINT"
     if names & {"TimeoutException", "Timeout"}:

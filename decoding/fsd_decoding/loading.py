@@ -69,15 +69,17 @@ def default_device() -> str:
 def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None) -> Any:
     """Loads a causal LM in eval mode onto `device`; dtype None keeps the checkpoint's own."""
     requested = as_dtype(dtype)
-    pinned = _pinned(fetch_weights(os.fspath(source)))
-    files = CheckpointFiles(_resolved(source))
+    fetched = fetch_weights(os.fspath(source))
+    files = CheckpointFiles(fetched or Path(source))
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            _resolved(source), dtype=requested, output_loading_info=True, **pinned
+            _resolved(source), dtype=requested, output_loading_info=True, **_pinned(fetched)
         )
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
     model, info = loaded[0].to(device).eval(), loaded[1]
+    if fetched is not None:
+        model.config._commit_hash = fetched.name  # for profiles; transformers 5.23 sets it no more
     remember_checkpoint(model, files.key(model, info))
     return model
 

@@ -15,7 +15,7 @@ from fsd_calib.calibration.memory import MemoryPlan, plan_memory
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
-from fsd_calib.calibration.prepare import Prepared, prepare
+from fsd_calib.calibration.prepare import SD_LENGTHS, Prepared, prepare
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import RunConfig, RunKeywords
 from fsd_calib.calibration.session import open_session
@@ -206,7 +206,7 @@ class Calibration:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
             check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
         self._timing.check_enough(parts, goal.serve_batch)
-        longest = max(self._space.draft_lengths)
+        longest = max(*self._space.draft_lengths, max(SD_LENGTHS))
         memory = plan_memory(
             self.target, _drafts(self.draft), tokenizer, task, (*parts.tuning, *parts.certification),
             self.decoding.sampling, longest, goal.serve_batch, self.config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from fsd_calib.storage.private_files import make_private_folder, private_lock
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.collection.run import collect_traces
-from fsd_collectors.store.reading import Traces
+from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.verifying import verify
+from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
@@ -70,7 +72,9 @@ def traces_along_target(
 ) -> Iterator[Traces]:
     """Yields traces of these tuning problems along the target, kept in the cache for later runs.
 
-    Waits for another process that collects the same.
+    Waits for another process that collects the same. Traces that are there are used, and interrupted ones continued,
+    at the batch size that they were begun with: it may have been chosen by the memory that was free, and traces at
+    another batch size, equal but for rounding, would make the forecasts, and so the search, those of another run.
 
     Args:
         hidden: width of the draft's hidden state, as `collect_traces` takes it; None: without it.
@@ -78,28 +82,45 @@ def traces_along_target(
     decoder, task = session.decoder, replace(session.task, problems=tuple(problems))
     sampling = decoder.sampling
     with _trace_folder(session, divergences, problems, hidden) as folder:
-        traces = collect_traces(
+        begun = _begun(folder, session.batch_size)
+        traces = begun if begun is not None and begun.complete else collect_traces(
             task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder,
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, divergences=divergences,
-            on=decoder.criterion.on, hidden=hidden, seed=decoder.seed, batch_size=session.batch_size,
-            progress=session.progress,
+            on=decoder.criterion.on, hidden=hidden, seed=decoder.seed,
+            batch_size=session.batch_size if begun is None else begun.manifest.batch_size, progress=session.progress,
         )  # fmt: skip
         _cache_texts(traces, session)
         yield traces
+
+
+def _begun(folder: Path, fitting: int) -> Traces | None:
+    """Returns the traces in a folder; None: there are none, or they were interrupted and are removed, as they were
+    begun with more problems at once than are `fitting` now."""
+    if not any(folder.iterdir()):
+        return None
+    traces = load_traces(folder)
+    if traces.complete or traces.manifest.batch_size <= fitting:
+        return traces
+    shutil.rmtree(folder)
+    make_private_folder(folder)
+    return None
 
 
 @contextmanager
 def _trace_folder(
     session: Session, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None
 ) -> Iterator[Path]:
-    """Yields a folder for these traces alone, locked; temporary where there is no cache."""
+    """Yields a folder for these traces alone, locked; temporary where there is no cache.
+
+    Its name is made of all that the traces depend on, beyond rounding.
+    """
     if session.cache is None:
         with TemporaryDirectory() as temporary:
             yield Path(temporary)
         return
-    facts = [session.identity, *divergences, session.batch_size, hidden]
-    facts += [problem.id for problem in problems]
-    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    facts = [session.identity, DIVERGENCE_VERSION, *divergences, hidden, session.decoder.seed, session.task.name]
+    asked = [(problem.id, problem.prompt, problem.reference, problem.part) for problem in problems]
+    name = hashlib.sha256(repr([facts, asked]).encode()).hexdigest()[:16]
     folder = session.cache / "traces" / name
     make_private_folder(folder.parent)
     with private_lock(folder.with_suffix(".lock")):

@@ -1,4 +1,4 @@
-"""Memory of a calibration, compared with what the device has before the models load; it decides the batch size."""
+"""Memory that a task takes, compared with what the device has before the models load; it decides the batch size."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ NAMES = {
     "target": "target's weights", "drafts": "drafts' weights", "caches": "KV caches", "logits": "logits of a round",
     "chunks": "divergences", "activations": "activations", "reserve": "reserve",
 }  # fmt: skip
-_LONGEST_SD = 12  # tokens drafted by `sd`, whatever is searched
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a calibration needs of its device.
+    """What a calibration, or a collection of traces, needs of its device.
 
     Args:
         rows: problems decoded at once at most: the batch size, or --serve-batch where that is larger.
@@ -56,7 +55,7 @@ def plan_memory(
     Args:
         target, drafts: hub ids, paths or loaded models.
         problems: all that may be decoded.
-        draft_length: the longest that is searched.
+        draft_length: the longest.
 
     Returns:
         None: the models' memory cannot be estimated, which the progress report says.
@@ -70,8 +69,7 @@ def plan_memory(
     except UnknownSizeError as error:
         config.reporter.note(f"memory is not estimated: {error}")
         return None
-    length = max(draft_length, _LONGEST_SD)
-    work = _work(sizes, tokenizer, task, problems, length, sampling.greedy)
+    work = _work(sizes, tokenizer, task, problems, draft_length, sampling.greedy)
     free = available(device)
 
     def at(batch_size: int) -> MemoryPlan:

@@ -38,7 +38,9 @@ _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds th
 _COSTED = 24  # problems
 _PASSES, _CANDIDATES = 3, 6  # cost of a search, and the most a certificate can cost, in passes over their parts
 _LOSSLESS = "coupled"  # gives the target's own text under any sampling, except for rounding
-_SD_LENGTHS = range(1, 13)
+SD_LENGTHS = range(1, 13)
+"""Draft lengths of `sd`, whatever is searched."""
+
 _USUAL_LENGTH = 5  # tokens drafted when a batch is timed
 
 
@@ -217,7 +219,7 @@ def _fastest_for_sd(
     """
     speeds: dict[Configuration, float] = {}
     for draft, seen in traces.items():
-        frame = sweep(seen, ["sd"], draft_lengths=_SD_LENGTHS, costs=costs[draft])
+        frame = sweep(seen, ["sd"], draft_lengths=SD_LENGTHS, costs=costs[draft])
         for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
             speeds[session.configuration("sd", int(length), draft)] = float(speed)
     return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])

@@ -17,7 +17,7 @@ from fsd_calib.cli.console import (
     check_at_least_one,
     check_writable,
     leave,
-    quiet_transformers,
+    quiet_libraries,
     reply,
     say,
 )
@@ -280,7 +280,7 @@ def command(
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.sampling import Sampling
 
-    quiet_transformers()
+    quiet_libraries()
     large, small = _models(task, target, draft)
     decoding = DecodingConfig(
         rule=several("--rule", rule), divergence=names, draft_length=lengths,

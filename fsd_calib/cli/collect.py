@@ -15,7 +15,7 @@ from fsd_calib.cli.console import (
     check_at_least_one,
     check_writable,
     leave,
-    quiet_transformers,
+    quiet_libraries,
     reply,
 )
 from fsd_calib.cli.options import (
@@ -115,19 +115,32 @@ def command(
     folder = out if out is not None else Path("fsd-traces") / task
     check_writable(folder, ())
 
+    from fsd_calib.calibration.memory import plan_memory
+    from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.progress import stderr_progress
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces
-    from fsd_decoding.loading import load_tokenizer
+    from fsd_collectors.collection.run_facts import policy_of
+    from fsd_decoding.loading import check_device, load_tokenizer
+    from fsd_decoding.sampling import Sampling
 
-    quiet_transformers()
+    quiet_libraries()
+    if device is not None:
+        check_device(device)
+    policy = policy_of(rule, threshold, divergence, draft_length, within_support=False)
     large, small = given_or_default(task, target, draft)
+    progress = stderr_progress()
     try:
+        tokenizer = load_tokenizer(large)
+        problems = load_task(task, seed, limit, data, tokenizer)
+        plan_memory(
+            large, [small], tokenizer, problems, problems.problems, Sampling(temperature, top_k, top_p),
+            policy.draft_length if policy else 1, 1, RunConfig(batch_size, device, dtype, progress=progress),
+        )  # fmt: skip
         traces = collect_traces(
-            load_task(task, seed, limit, data, load_tokenizer(large)), target=large, draft=small, out=folder, rule=rule,
-            threshold=threshold, divergence=divergence, draft_length=draft_length, temperature=temperature,
-            top_k=top_k, top_p=top_p, hidden=width, seed=seed, batch_size=batch_size, device=device, dtype=dtype,
-            progress=stderr_progress(),
+            problems, target=large, draft=small, out=folder, rule=rule, threshold=threshold, divergence=divergence,
+            draft_length=draft_length, temperature=temperature, top_k=top_k, top_p=top_p, hidden=width, seed=seed,
+            batch_size=batch_size, device=device, dtype=dtype, progress=progress,
         )  # fmt: skip
     except KeyboardInterrupt:
         raise RunInterruptedError(_on_disk(folder)) from None

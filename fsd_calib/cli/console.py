@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import sys
 import tempfile
@@ -28,16 +29,20 @@ class RunInterruptedError(Exception):
     """Raised on Ctrl-C, with what the user should know about the work so far."""
 
 
-def quiet_transformers() -> None:
-    """Disables transformers' bars for loading weights, which would come between a command's own lines.
+def quiet_libraries() -> None:
+    """Disables what would come between a command's own lines: transformers' bars for loading weights, and
+    huggingface_hub's warnings at every try, which the command's error says once.
 
-    Bars for downloads, which take minutes, stay. Imports transformers.
+    Bars for downloads, which take minutes, stay, and the warnings do if HF_HUB_VERBOSITY is set. Imports transformers.
     """
+    from huggingface_hub.utils.logging import set_verbosity_error
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     enable_progress_bars()
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
 def say(name: str, message: str) -> None:

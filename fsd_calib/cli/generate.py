@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.console import leave, quiet_transformers, reply, say
+from fsd_calib.cli.console import leave, quiet_libraries, reply, say
 from fsd_calib.cli.options import VersionOption
 from fsd_calib.tasks.registry import TASKS, task_kind
 
@@ -66,7 +66,7 @@ def command(
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-    quiet_transformers()
+    quiet_libraries()
     followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     # The rule too, as an uncertified profile would run a lossless one.
     given: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}

@@ -15,12 +15,13 @@ from fsd_calib.tasks.data_file import read_examples
 from fsd_calib.tasks.prompts import Exemplar
 from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
-from fsd_decoding.hub import explain, hub
+from fsd_decoding.hub import explain, fetch_data, hub
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HUB, _CONFIGURATION = "openai/gsm8k", "main"
+_FILES = ("README.md", f"{_CONFIGURATION}/*")
 _PARTS: dict[str, Part] = {"train": "tuning", "test": "certification"}
 
 
@@ -34,7 +35,8 @@ def _from_hub() -> list[Example]:
     from datasets import load_dataset
 
     try:
-        splits = load_dataset(_HUB, _CONFIGURATION)
+        folder = fetch_data(_HUB, _FILES)  # `datasets` would wait for minutes where the hub does not answer
+        splits = load_dataset(_HUB if folder is None else str(folder), _CONFIGURATION)
     except Exception as error:  # network, hub, cache or disk: the way out is the same
         raise UsageError(
             f"task gsm8k: {_HUB} cannot be loaded from {hub()} or its local cache: "

@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from fsd_calib import load_traces
+from fsd_calib.calibration import memory
 from fsd_calib.cli import collect as collect_app
 from fsd_calib.cli.console import run
 from fsd_collectors.store.verifying import verify
@@ -36,6 +37,20 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
         assert expected in text
     for name, rule in RULES.items():
         assert not rule.drafts or name in text
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_the_weights_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(memory, "available", lambda device: 30_000_000)
+    monkeypatch.setattr("fsd_decoding.decoder.load_model", lambda *given: loaded.append(given[0]))
+    monkeypatch.chdir(tmp_path)
+    assert collect("--task", "arithmetic", "--limit", "100", "--device", "cpu") == 2
+    line = error_line(capsys)
+    assert "decoding 32 at a time takes about target's weights 9 MB + drafts' weights 1 MB + KV caches" in line
+    assert re.search(r"cpu has 30 MB free: the largest --batch-size that fits is [248]\b", line)
+    assert loaded == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import pytest
 
 from fsd_data import pair_paths
 from fsd_decoding.loading import load_model, load_tokenizer
-from support.hub_server import COMMIT, Answer, Fault, running_hub
+from fsd_decoding.models.fingerprint import model_fingerprint
+from support.hub_server import COMMIT, Answer, Fault, Hub, running_hub
 
 TARGET, DRAFT = pair_paths()
 PAIR = {"acme/target": TARGET, "acme/draft": DRAFT}
@@ -45,6 +46,16 @@ try:
     load_task("gsm8k", limit=10)
 except UsageError as error:
     print(json.dumps([str(error), time.monotonic() - began]))
+"""
+INFO = """
+import json, sys
+from fsd_decoding.loading import load_model
+from fsd_decoding.models import known_digests
+from fsd_decoding.profile.parts import ModelInfo
+computed, digest = [], known_digests.weights_digest
+known_digests.weights_digest = lambda model: computed.append(model) or digest(model)
+info = ModelInfo.of(load_model(sys.argv[2], "cpu", None))
+print(json.dumps([[info.revision, info.fingerprint, len(computed)], None]))
 """
 DEFINITE = 15.0  # seconds in which a definite answer is reported
 
@@ -174,12 +185,13 @@ def test_a_hub_that_nobody_answers_at(tmp_path: Path) -> None:
     assert seconds < DEFINITE
 
 
+def silent(answer: Answer) -> bool:
+    time.sleep(60)
+    return True
+
+
 @pytest.mark.slow
 def test_a_hub_that_never_answers(tmp_path: Path) -> None:
-    def silent(answer: Answer) -> bool:
-        time.sleep(60)
-        return True
-
     with running_hub(PAIR, silent) as hub:
         ((message, seconds),) = run(LOAD, hub.address, tmp_path, "acme/target")
     assert "no answer in time" in message
@@ -233,3 +245,29 @@ def test_problems_on_the_hub_are_refused_with_the_way_out(case: str, said: str, 
     assert said in message
     assert "--data FILE.jsonl" in message
     assert seconds < DEFINITE
+
+
+@pytest.mark.slow
+def test_problems_on_a_hub_that_never_answers(tmp_path: Path) -> None:
+    with running_hub({}, silent) as hub:
+        ((message, seconds),) = run(GSM8K, hub.address, tmp_path)
+    assert f"openai/gsm8k cannot be loaded from the hub at {hub.address} (HF_ENDPOINT)" in message
+    assert "no answer in time" in message
+    assert seconds < DEFINITE
+
+
+@pytest.mark.slow
+def test_a_commit_is_recorded_and_its_weights_are_read_once(tmp_path: Path) -> None:
+    """Each time in a process of its own: loaded from the hub, from its cache, and when another commit is there."""
+    first, other = (model_fingerprint(load_model(path, "cpu", None)) for path in (TARGET, DRAFT))
+    with running_hub({"acme/model": TARGET}) as hub:
+        assert loaded_from(hub, tmp_path) == [COMMIT, first, 1]
+        assert loaded_from(hub, tmp_path) == [COMMIT, first, 0]
+        hub.repositories, hub.commit = {"acme/model": DRAFT}, "2" * 40
+        assert loaded_from(hub, tmp_path) == ["2" * 40, other, 1]
+
+
+def loaded_from(hub: Hub, home: Path) -> Any:
+    """The commit and the fingerprint of the hub's `acme/model`, and how many models' weights were read for it."""
+    ((found, _),) = run(INFO, hub.address, home, "acme/model")
+    return found

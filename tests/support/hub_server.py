@@ -59,10 +59,12 @@ class Answer(BaseHTTPRequestHandler):
 
     def _send_file(self, path: Path) -> None:
         if not path.is_file():
-            self.reply(404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", X_Repo_Commit=COMMIT)
+            self.reply(
+                404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", X_Repo_Commit=self.server.commit
+            )
             return
         body = path.read_bytes()
-        self.reply(200, body, ETag=f'"{hashlib.sha1(body).hexdigest()}"', X_Repo_Commit=COMMIT)
+        self.reply(200, body, ETag=f'"{hashlib.sha1(body).hexdigest()}"', X_Repo_Commit=self.server.commit)
 
     def _send_listing(self, name: str, folder: Path) -> None:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -78,12 +80,12 @@ class Answer(BaseHTTPRequestHandler):
                 self.reply(404, b"{}", X_Error_Code="EntryNotFound", X_Error_Message="Entry not found")
             return
         siblings = [{"rfilename": f.relative_to(folder).as_posix(), "size": f.stat().st_size} for f in files]
-        info = {"_id": "0", "id": name, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
+        info = {"_id": "0", "id": name, "sha": self.server.commit, "private": False, "tags": [], "siblings": siblings}
         self.reply(200, json.dumps(info).encode(), Content_Type="application/json")
 
 
 class Hub(ThreadingHTTPServer):
-    """The server. `requests` lists what was requested, as "GET /path".
+    """The server. `requests` lists what was requested, as "GET /path"; `commit` is that of every repository.
 
     Args:
         repositories: a folder for every repository's id.
@@ -96,6 +98,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.repositories, self.fault = repositories, fault
         self.requests: list[str] = []
+        self.commit = COMMIT
 
     @property
     def address(self) -> str:

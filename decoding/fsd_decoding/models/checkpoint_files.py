@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
 from fsd_decoding.models.weights_digest import DIGEST_VERSION
@@ -38,34 +37,26 @@ class CheckpointFiles:
     changed past its file system is not noticed.
 
     Args:
-        source: a folder, or a hub id.
+        folder: of the checkpoint; of a hub id, the folder of its commit in the hub's cache.
     """
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._before = self._facts(time.time_ns())
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = _facts(folder, time.time_ns())
 
     def key(self, model: nn.Module, loading_info: Mapping[str, Any]) -> str | None:
         """Returns a key that is equal only for models with the same weights, or None.
 
-        None: the files changed meanwhile or just before, or were downloaded just now, or the weights are not the files'
-        own (an adapter, quantised on loading, or drawn at random because they are missing).
+        None: the files changed meanwhile or just before, or some were downloaded meanwhile, or the weights are not the
+        files' own (an adapter, quantised on loading, or drawn at random because they are missing).
         """
-        facts = self._facts(commit=getattr(model.config, "_commit_hash", None))
+        facts = _facts(self._folder)
         faults = [name for name, found in loading_info.items() if found and name != "unexpected_keys"]
         if facts is None or facts != self._before or faults or _transformed(model):
             return None
         tensors = [[name, list(t.shape), str(t.dtype)] for name, t in sorted(model.state_dict().items())]
         versions = [DIGEST_VERSION, transformers.__version__]
         return hashlib.sha256(json.dumps([versions, type(model).__name__, facts, tensors]).encode()).hexdigest()
-
-    def _facts(self, now: int | None = None, commit: str | None = None) -> _Facts | None:
-        if Path(self._source).is_dir():
-            return _facts(Path(self._source), now)
-        with contextlib.suppress(ValueError):  # it is no hub id either, which loading will say
-            config = try_to_load_from_cache(self._source, "config.json", revision=commit)
-            return _facts(Path(config).parent) if isinstance(config, str) else None
-        return None
 
 
 def read_digest(key: str) -> str | None:
@@ -99,17 +90,24 @@ def _facts(folder: Path, now: int | None = None) -> _Facts | None:
         if any(map(_names_other_files, files)):
             return None
         facts = [_identity(path) for path in files]
-        newest = max((max(path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in files), default=0)
+        times = [path.stat() for path in files if _blob(path) is None]
+        newest = max((max(stat.st_mtime_ns, stat.st_ctime_ns) for stat in times), default=0)
     except OSError:
         return None
     return facts if now is None or newest + _COARSEST_CLOCK < now else None
 
 
 def _identity(path: Path) -> list[Any]:
-    stat, place = path.stat(), path.resolve()
-    if path.is_symlink() and place.parent.name == "blobs" and _BLOB.fullmatch(place.name):
-        return [path.name, place.name, stat.st_size, stat.st_mtime_ns]
+    stat, blob = path.stat(), _blob(path)
+    if blob is not None:
+        return [path.name, blob, stat.st_size, stat.st_mtime_ns]
     return [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+
+
+def _blob(path: Path) -> str | None:
+    """Returns the name of the blob in the hub's cache that the file is; None: it is a file of its own."""
+    place = path.resolve()
+    return place.name if path.is_symlink() and place.parent.name == "blobs" and _BLOB.fullmatch(place.name) else None
 
 
 def _names_other_files(path: Path) -> bool:

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from fsd_data.problems import GeneratedProblem
 from support.calibration.task_files import PROBLEMS
+from support.hub_server import running_hub
 
 
-def run_in_process(code: str, tmp_path: Path) -> str:
-    """Runs code in a process with an empty cache and no network access, and returns its output."""
+def run_in_process(code: str, tmp_path: Path, **changes: str) -> str:
+    """Runs code in a process with a cache of its own and no network access, and returns its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")} | changes
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.run(
         [sys.executable, "-c", code],
@@ -46,26 +48,50 @@ except UsageError as error:
     assert "--data FILE.jsonl" in message
 
 
-def test_hub_parts_become_tuning_and_certification(tmp_path: Path) -> None:
-    """`datasets` prefers a local folder of the hub's name: with the hub's layout, the same code is run."""
+def hub_layout(folder: Path) -> dict[str, list[GeneratedProblem]]:
+    """Writes a repository as the hub has it, and returns the problems of its parts."""
     pd = pytest.importorskip("pandas")
-    folder = tmp_path / "openai" / "gsm8k"
-    folder.mkdir(parents=True)
+    (folder / "main").mkdir(parents=True)
     splits = {"test": PROBLEMS[:10], "train": PROBLEMS[10:]}
     front = "---\nconfigs:\n- config_name: main\n  data_files:\n"
     for split, members in splits.items():
-        pd.DataFrame(members)[["question", "answer"]].to_parquet(folder / f"{split}.parquet")
-        front += f"  - split: {split}\n    path: {split}.parquet\n"
+        pd.DataFrame(members)[["question", "answer"]].to_parquet(folder / f"main/{split}-00000-of-00001.parquet")
+        front += f"  - split: {split}\n    path: main/{split}-*\n"
     (folder / "README.md").write_text(front + "---\n")
-    code = """
+    (folder / "socratic").mkdir()
+    (folder / "socratic/train-00000-of-00001.parquet").write_bytes(b"another configuration")
+    return splits
+
+
+LOAD = """
 import json
 from fsd_calib.tasks import load_task
 for limit in (None, 8):
     task = load_task("gsm8k", limit=limit)
     print(json.dumps([task.source, [[p.question, p.reference, p.part] for p in task.problems]]))
 """
-    whole, capped = (json.loads(line) for line in run_in_process(code, tmp_path).splitlines())
+
+
+def check_parts(output: str, splits: dict[str, list[GeneratedProblem]]) -> None:
+    whole, capped = (json.loads(line) for line in output.splitlines())
     expected = [[p.question, p.answer, "tuning"] for p in splits["train"]]
     expected += [[p.question, p.answer, "certification"] for p in splits["test"]]
     assert whole == ["openai/gsm8k main (train: tuning, test: certification)", expected]
     assert Counter(part for *_, part in capped[1]) == {"tuning": 6, "certification": 2}
+
+
+def test_hub_parts_become_tuning_and_certification(tmp_path: Path) -> None:
+    """A local folder of the hub's name is preferred."""
+    splits = hub_layout(tmp_path / "openai" / "gsm8k")
+    check_parts(run_in_process(LOAD, tmp_path), splits)
+
+
+@pytest.mark.slow
+def test_problems_are_fetched_once(tmp_path: Path) -> None:
+    """From the hub, and then from its cache where it does not answer."""
+    splits = hub_layout(tmp_path / "repository")
+    with running_hub({"openai/gsm8k": tmp_path / "repository"}) as hub:
+        check_parts(run_in_process(LOAD, tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.address), splits)
+        assert [request for request in hub.requests if "socratic" in request] == []
+    check_parts(run_in_process(LOAD, tmp_path, HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.address), splits)
+    check_parts(run_in_process(LOAD, tmp_path), splits)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fsd_decoding import hub
 from fsd_decoding.loading import load_model
 from fsd_decoding.models import checkpoint_files, known_digests
 from fsd_decoding.models.fingerprint import model_fingerprint
@@ -174,18 +175,16 @@ def test_shards_outside_the_folder_are_read_again(folder: Path, reads: list[Any]
     assert len(reads) == 2
 
 
-def hub_cache(root: Path, source: Path, blob: str) -> Path:
-    """A repository `some/model` as the hub's cache keeps it; returns the blob of its weights."""
-    blobs, snapshot = root / "models--some--model/blobs", root / "models--some--model/snapshots" / ("c" * 40)
-    blobs.mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    (root / "models--some--model/refs").mkdir()
-    (root / "models--some--model/refs/main").write_text("c" * 40)
+def hub_cache(root: Path, source: Path, blob: str, commit: str = "c" * 40) -> None:
+    """A repository `some/model` as the hub's cache keeps it, with this commit as the last one."""
+    blobs, snapshot = root / "models--some--model/blobs", root / "models--some--model/snapshots" / commit
+    for folder in (blobs, snapshot, root / "models--some--model/refs"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (root / "models--some--model/refs/main").write_text(commit)
     for number, file in enumerate(sorted(source.iterdir())):
         name = blob if file.suffix == ".safetensors" else f"{number:040}"
         shutil.copy2(file, blobs / name)
         (snapshot / file.name).symlink_to(blobs / name)
-    return blobs / blob
 
 
 def test_blobs_of_the_hub_are_known_by_name(
@@ -200,6 +199,29 @@ def test_blobs_of_the_hub_are_known_by_name(
         known.append(fingerprint_of("some/model"))
     assert len(set(known)) == 1
     assert len(reads) == 2  # the copy of the same blob, with another inode, is not read
+
+
+def test_another_commit_while_one_is_loaded_is_not_taken_for_it(
+    folder: Path, tmp_path: Path, reads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process fetches a new commit after this one has decided on the last."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    hub_cache(tmp_path, folder, "a" * 64)
+    expected, fetch = fingerprint_of(folder), hub.fetch_weights
+    edited = load_model(folder, "cpu", None)
+    by_one_element(edited)
+    edited.save_pretrained(tmp_path / "edited")
+
+    def overtaken(source: str) -> Path | None:
+        fetched = fetch(source)
+        hub_cache(tmp_path, tmp_path / "edited", "b" * 64, "d" * 40)
+        return fetched
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fsd_decoding.loading.fetch_weights", overtaken)
+        assert fingerprint_of("some/model") == expected
+    assert fingerprint_of("some/model") == model_fingerprint(edited) != expected
 
 
 # The folder of digests
