@@ -103,9 +103,9 @@ def gigabytes(size: int) -> str:
 
 
 def device_hours(seconds: float) -> str:
-    """Returns an estimated time in hours, to two digits."""
+    """Returns an estimated time in hours, to two digits and at least 0.01."""
     hours = seconds / 3600
-    return "less than 0.01" if hours < 0.01 else f"{hours:.2g}" if hours < 10 else f"{hours:,.0f}"
+    return "0.01" if hours < 0.01 else f"{hours:.2g}" if hours < 10 else f"{hours:,.0f}"
 
 
 def duration(seconds: float) -> str:

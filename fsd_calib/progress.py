@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from filelock import FileLock, Timeout
+
 from fsd_decoding.terminal import visible
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int], None]
 _SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BEFORE_NOTE = 10.0  # of a wait
 _LEVELS = 2  # of nested steps whose beginning and end are printed
 
 
@@ -34,6 +37,38 @@ class Progress(Protocol):
     def note(self, line: str) -> None:
         """Shows a line that belongs to no step."""
         ...
+
+
+class Waiting:
+    """A wait for other processes, which is noted once when it has become long.
+
+    Args:
+        what: What is waited for, in words.
+    """
+
+    def __init__(self, progress: Progress, what: str) -> None:
+        self._progress, self._what = progress, what
+        self._started = time.monotonic()
+        self._noted = False
+
+    def still(self) -> None:
+        """To be called again and again while nothing happens."""
+        if not self._noted and time.monotonic() - self._started > _SECONDS_BEFORE_NOTE:
+            self._noted = True
+            self._progress.note(f"waiting for another process, which {self._what}")
+
+    @contextmanager
+    def holding(self, lock: FileLock) -> Iterator[None]:
+        """Holds a lock that another process may have."""
+        try:
+            lock.acquire(timeout=_SECONDS_BEFORE_NOTE)
+        except Timeout:
+            self.still()
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def stderr_progress() -> Progress:
@@ -88,7 +123,7 @@ class Lines:
 
     def note(self, line: str) -> None:
         try:
-            print(visible(line), file=self._stream, flush=True)
+            print(_one_line(line), file=self._stream, flush=True)
         except BrokenPipeError:
             raise
         except OSError:  # a log that cannot grow, on a full disk, must not end hours of work
@@ -119,7 +154,7 @@ class Bars:
             bars.remove_task(task)
 
     def note(self, line: str) -> None:
-        (self._bars.console if self._bars else self._console or _stderr()).print(_literal(line))
+        (self._bars.console if self._bars else self._console or _stderr()).print(_literal(_one_line(line)))
 
     @staticmethod
     def _bar(bars: RichProgress, title: str, total: int) -> tuple[TaskID, Advance]:
@@ -143,6 +178,11 @@ def _stderr() -> Console:
     from fsd_collectors.report.terminal import LiteralConsole
 
     return LiteralConsole(stderr=True)
+
+
+def _one_line(line: str) -> str:
+    """Returns the line without breaks and control characters: a name in it must not look like a line of its own."""
+    return visible(" ".join(line.split()))
 
 
 def _literal(line: str) -> Text:

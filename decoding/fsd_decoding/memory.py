@@ -181,7 +181,8 @@ def available(device: str) -> int | None:
     """Returns the bytes that are free on a device, within the limits of this process's control group; None: unknown."""
     kind = torch.device(device).type
     if kind == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by torch for itself
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     if kind != "cpu":
         return None
     known = [size for source in (_free_memory, _left_in_group) if (size := source()) is not None]
@@ -197,13 +198,13 @@ def _free_memory() -> int | None:
 def _left_in_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What the control group's limit leaves, cached files not counted as used; None where there is no limit."""
     for limit, usage, cached in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+        ("memory.max", "memory.current", ("inactive_file", "active_file")),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     ):
         most, used = _number(root / limit), _number(root / usage)
         if most is not None and used is not None:
-            reclaimable = _fields((root / usage).parent / "memory.stat").get(cached, 0)
-            return max(most - used + reclaimable, 0)
+            fields = _fields((root / usage).parent / "memory.stat")
+            return max(most - used + sum(fields.get(name, 0) for name in cached), 0)
     return None
 
 

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from fsd_calib.calibration.session import Session
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.progress import Waiting
 from fsd_calib.storage.private_files import make_private_folder, private_lock
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
@@ -123,7 +124,8 @@ def _trace_folder(
     name = hashlib.sha256(repr([facts, asked]).encode()).hexdigest()[:16]
     folder = session.cache / "traces" / name
     make_private_folder(folder.parent)
-    with private_lock(folder.with_suffix(".lock")):
+    waiting = Waiting(session.progress, "collects the same traces")
+    with waiting.holding(private_lock(folder.with_suffix(".lock"))):
         _set_aside_if_damaged(folder)
         make_private_folder(folder)
         yield folder

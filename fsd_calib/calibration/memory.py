@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.formatting import gigabytes
 from fsd_calib.tasks.base import Problem, Task
 from fsd_decoding.errors import UsageError
-from fsd_decoding.loading import default_device, is_source
+from fsd_decoding.loading import check_device, default_device, is_source
 from fsd_decoding.memory import ModelSize, Need, UnknownSizeError, Work, available, need
 from fsd_decoding.requests import requests_for
 from fsd_decoding.sampling import Sampling
@@ -74,13 +74,18 @@ def plan_memory(
 
     def at(batch_size: int) -> MemoryPlan:
         rows = max(min(batch_size, len(problems)), serve_batch)
-        return MemoryPlan(need(sizes[0], sizes[1:], work, rows, device), batch_size, rows, device, free)
+        needed = need(sizes[0], sizes[1:], work, rows, device)
+        if config.timing == "careful":  # its processes load the models again
+            needed = replace(needed, target=2 * needed.target, drafts=2 * needed.drafts)
+        return MemoryPlan(needed, batch_size, rows, device, free)
 
     return _fitting(at, config.batch_size)
 
 
 def _device(models: Sequence[Any], config: RunConfig) -> str:
-    places = {config.device or default_device() if is_source(m) else str(getattr(m, "device", "")) for m in models}
+    place = config.device or default_device()
+    check_device(place)
+    places = {place if is_source(m) else str(getattr(m, "device", "")) for m in models}
     places.discard("")  # of a draft that is no model
     if len(places) != 1:
         raise UnknownSizeError(f"the models are on {len(places)} devices")

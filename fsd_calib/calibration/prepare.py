@@ -102,7 +102,9 @@ def prepare(
         name = _name(session, goal, space, chosen)
         if goal.guarantee != "none":
             session = session.certifying(name, () if chosen is None else chosen.trained())
-        facts = begin_or_resume(folder, name, session.holdout, partial(_timings, session, goal, space))
+        facts = begin_or_resume(
+            folder, name, session.holdout, partial(_timings, session, goal, space), session.progress
+        )
         level = facts.level(goal.confidence)
         _check_enough(goal, session, session.holdout.problems, level)
         costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}

@@ -214,9 +214,9 @@ def _test(ready: Prepared, objective: Objective, rungs: Sequence[Configuration])
 def _agreed_fastest(
     ready: Prepared, objective: Objective, opened: HoldoutAttempt, passed: Sequence[Configuration]
 ) -> Configuration:
-    """Returns the fastest of the certified configurations by the clock of the first process that timed them."""
+    """Returns the fastest of the certified configurations by the clock of the first process that timed them so."""
     own = ready.timer.fastest(_fastest(ready, passed))
-    key = f"fastest of attempt {opened.attempt.number}"
+    key = f"fastest of attempt {opened.attempt.number}, timing {ready.timer.request.way}"
     (first,) = _agreed(ready, study_name(ready, objective), key, [own])
     return first if first in passed else own  # a process with another ledger may have certified others
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypedDict
 
 from fsd_calib.progress import Progress, Silent
+from fsd_calib.search.storage_url import without_password
 from fsd_decoding.argument_checks import check_count, check_path
+from fsd_decoding.errors import UsageError
 
 Timing = Literal["run", "careful", "none"]
 """Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
@@ -54,7 +56,7 @@ class RunConfig:
     out: _Path | None = None
     cache: _Path | None = None
     state: _Path | None = None
-    storage: str | None = None
+    storage: str | None = field(default=None, repr=False)  # it may hold a password
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +65,9 @@ class RunConfig:
         for name in ("limit", "batch_size"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
-        for name in ("data", "out", "cache", "state", "storage"):
+        if "\0" in (self.storage or ""):
+            raise UsageError(f"storage {without_password(self.storage)} holds a null character; leave it out")
+        for name in ("data", "out", "cache", "state"):
             check_path(name, getattr(self, name))
 
     def path(self, name: Literal["data", "out", "cache", "state"]) -> Path | None:

@@ -24,10 +24,12 @@ from pydantic import AwareDatetime, ValidationError
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import Run
+from fsd_calib.progress import Progress, Silent, Waiting
 from fsd_calib.storage.sqlite_file import set_aside
 from fsd_calib.storage.system_errors import naming
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.parts import Amount, Natural, Part
+from fsd_decoding.profile.strict_json import parse
 
 
 class RecordedCosts(Part):
@@ -77,12 +79,15 @@ class RunFacts(Part):
         return Run(self.name, self.model_dump_json())
 
 
-def begin_or_resume(folder: Path | None, name: str, holdout: Holdout, measure: Callable[[], Timings]) -> RunFacts:
+def begin_or_resume(
+    folder: Path | None, name: str, holdout: Holdout, measure: Callable[[], Timings], progress: Progress | None = None
+) -> RunFacts:
     """Returns the facts of the run `name`: from the folder, else from the ledger, else of a run that begins now.
 
     Args:
         folder: the output folder; None: nothing is written.
         measure: takes the timings of a new run.
+        progress: receives a note where another process takes them for long.
     """
 
     def resume_or_begin() -> RunFacts:
@@ -91,9 +96,9 @@ def begin_or_resume(folder: Path | None, name: str, holdout: Holdout, measure: C
     if folder is None:
         return resume_or_begin()
     path = folder / f"run-{name}.json"
-    lock = FileLock(path.with_suffix(".lock"))  # of several processes one measures for all
-    with naming("the run's file", path), lock:
-        return _read(path) or _write(path, resume_or_begin())
+    waiting = Waiting(progress or Silent(), "measures the costs of this run")  # of several, one does it for all
+    with naming("the run's file", path), waiting.holding(FileLock(path.with_suffix(".lock"))):
+        return _read(path, name) or _write(path, resume_or_begin())
 
 
 def _begin(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
@@ -127,12 +132,14 @@ def _write(path: Path, facts: RunFacts) -> RunFacts:
     return facts
 
 
-def _read(path: Path) -> RunFacts | None:
+def _read(path: Path, name: str) -> RunFacts | None:
     """Returns the facts in a file; None where there is none, or where it was damaged and is set aside."""
-    try:
-        return _verified(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return None
+    try:
+        if not path.is_file():  # reading it may never end
+            raise ValueError("it is not a regular file")
+        return _verified(path.read_text(encoding="utf-8"), name)
     except ValueError as error:
         aside = set_aside(path)
         warnings.warn(
@@ -143,16 +150,18 @@ def _read(path: Path) -> RunFacts | None:
         return None
 
 
-def _verified(text: str) -> RunFacts:
-    """Returns the facts. ValueError: they are not what was written, or an earlier version wrote them, without a
-    digest."""
-    content = json.loads(text)
+def _verified(text: str, name: str) -> RunFacts:
+    """Returns the facts. ValueError: they are not what was written of this run, or an earlier version wrote them,
+    without a digest."""
+    content = parse(text)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
     digest = content.pop("digest", None)
     facts = RunFacts.model_validate(content)
     if digest != _digest(facts):
         raise ValueError("its digest is not that of its values" if digest else "it has no digest")
+    if facts.name != name:
+        raise ValueError(f"it is of the run {facts.name:.40}")
     return facts
 
 

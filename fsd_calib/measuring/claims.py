@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from typing import Any
+from uuid import uuid4
 
 from fsd_calib.storage.processes import Watch, is_alive, this_process
 
@@ -28,7 +29,8 @@ class Claims:
     """This process's view of the table of claims."""
 
     def __init__(self) -> None:
-        self._own = json.dumps(this_process(), sort_keys=True).encode()
+        # With a number of its own, as two caches of one process may be used by two threads.
+        self._own = json.dumps(this_process() | {"claims": uuid4().hex}, sort_keys=True).encode()
         self._watch = Watch()
 
     def is_free(self, connection: sqlite3.Connection, place: Place) -> bool:

@@ -11,7 +11,7 @@ from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
-from fsd_calib.progress import Advance, Progress, Silent
+from fsd_calib.progress import Advance, Progress, Silent, Waiting
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.split import Part
 from fsd_decoding.acceptance.rules import rule_named
@@ -162,6 +162,7 @@ class CachedDecoder:
     def _complete(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
         """Returns all these texts: decodes those that no other process decodes, and waits for the others."""
         done: dict[int, CachedText] = {}
+        waiting = Waiting(self._progress, f"decodes the same problems for {asked.configuration}")
         while missing := [i for i in indices if i not in done]:
             decoded = self._decode(asked, missing, advance)
             left = [i for i in missing if i not in decoded]
@@ -170,6 +171,7 @@ class CachedDecoder:
             advance(len(found))
             done |= decoded | {left[place]: text for place, text in found.items()}
             if not decoded and not found:
+                waiting.still()
                 time.sleep(_POLL)
         return done
 

@@ -71,8 +71,8 @@ def device_time(plan: Plan) -> str:
     certifying = sum(step.seconds for step in plan.steps if step.name.startswith("certification"))
     on = "one device" if plan.devices == 1 else f"{plan.devices} devices at once"
     return (
-        f"In all about {device_hours(plan.device_seconds)} device-hours on {on}, of which certification takes at most "
-        f"{device_hours(plan.devices * certifying)}."
+        f"Device-hours on {on}: about {device_hours(plan.device_seconds)} in all, of these at most "
+        f"{device_hours(plan.devices * certifying)} for certification."
     )
 
 

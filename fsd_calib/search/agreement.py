@@ -16,15 +16,13 @@ from optuna.study import Study
 from fsd_calib.search.digests import damaged, digest_of
 from fsd_calib.search.study import CheckedBackend, open_storage
 
-_VALUE, _DIGEST = "value", "digest"
-
 
 def first_recorded(study: Study, key: str, value: Any) -> Any:
     """Records a value as an attribute of the study, unless it has that attribute; returns the recorded value.
 
     Of processes that record at the same time one is the first, and all return its value. JSON types only.
     """
-    storage, attribute = study._storage, {_VALUE: value, _DIGEST: digest_of(value)}
+    storage, attribute = study._storage, {"value": value, "digest": digest_of(value)}
     if isinstance(storage, _CachedStorage) and isinstance(storage._backend, RDBStorage):
         _insert(storage._backend, study._study_id, key, attribute)
     else:
@@ -36,12 +34,13 @@ def first_recorded(study: Study, key: str, value: Any) -> Any:
 
 def recorded(study: Study, key: str) -> Any:
     """Returns the value that was recorded under a key; None: there is none. UsageError: it is damaged."""
-    attribute = study.user_attrs.get(key)
-    if attribute is None:
+    attributes = study.user_attrs
+    if key not in attributes:
         return None
-    if attribute[_DIGEST] != digest_of(attribute[_VALUE]):
-        raise damaged(f"the record {key!r}")
-    return attribute[_VALUE]
+    match attributes[key]:
+        case {"value": value, "digest": str(digest)} if digest == digest_of(value):
+            return value
+    raise damaged(f"the record {key!r}")
 
 
 def agreed(storage: str | None, name: str, key: str, value: Any) -> Any:

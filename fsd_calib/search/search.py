@@ -6,20 +6,21 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import PurePath
 
 from optuna.study import Study
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.progress import Advance, Progress
+from fsd_calib.progress import Advance, Progress, Waiting
 from fsd_calib.search.agreement import first_recorded, recorded
+from fsd_calib.search.digests import damaged
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.objective import Objective
@@ -134,22 +135,31 @@ def _loop(study: Study, runner: TrialRunner, propose: Propose, workers: Workers,
     Args:
         end: The study's attribute with the numbers of the trials that the search ended with.
     """
-    reported = 0
+    reported, waiting = 0, Waiting(runner.progress, "has begun the last trials of this study")
     while True:
         fail_dead_trials(study)
         ended = recorded(study, end)  # read before the trials, so that these are all among them
         trials = study.get_trials(deepcopy=False)
         if ended is not None:
-            return history_of([trial for trial in trials if trial.number in ended], workers)
+            return history_of(_counted(trials, ended), workers)
         history = history_of(trials, workers)
         advance(len(history.trials) - reported)
         reported = len(history.trials)
         if propose(history) is not None:
             study.optimize(runner, n_trials=1, catch=(NothingLeftError,))
         elif workers.running(trials):  # also one that has no parameters yet
+            waiting.still()
             time.sleep(_POLL)
         else:
             first_recorded(study, end, [trial.number for trial in trials if trial.state == TrialState.COMPLETE])
+
+
+def _counted(trials: Sequence[FrozenTrial], numbers: Sequence[int]) -> list[FrozenTrial]:
+    """Returns the finished trials of these numbers. UsageError: one is gone, or is not finished any more."""
+    counted = [trial for trial in trials if trial.number in numbers and trial.state == TrialState.COMPLETE]
+    if len(counted) != len(numbers):
+        raise damaged(f"one of the trials {', '.join(map(str, numbers))}")
+    return counted
 
 
 def _skipped(history: History, space: Space, reason_untried: Callable[[Configuration], str]) -> tuple[str, ...]:

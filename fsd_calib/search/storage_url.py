@@ -7,10 +7,11 @@ from urllib.parse import unquote
 
 _DIALECTS = "postgres|postgresql|mysql|mariadb|sqlite|oracle|mssql|cockroachdb|redis|rediss|grpc|https?"
 _MEANT = re.compile(
-    rf".*://"
+    rf"(?![./~]).*://"
     rf"|\s*({_DIALECTS})(\+\w*)?\s*(:|//)"
     rf"|\w[\w+.-]+:/.*@"  # a scheme of two letters or more: a single one is a Windows drive
     rf"|\s*//.*@"
+    rf"|.*\b(password|passwd|pwd)\s*="  # as drivers of databases take it
     rf"|(?![./~]|[a-z]:[/\\])[^@]*:.*@",  # user:password@host, unless it begins as a path does
     re.IGNORECASE | re.DOTALL,
 )

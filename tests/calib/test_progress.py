@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+import time
+from pathlib import Path
+from threading import Event, Thread
 
 import pytest
+from filelock import FileLock
 from rich.console import Console
 
-from fsd_calib.progress import Bars, Lines, Silent
+from fsd_calib import progress
+from fsd_calib.progress import Bars, Lines, Silent, Waiting
 
 
 def test_lines_say_start_progress_and_end() -> None:
@@ -60,3 +65,30 @@ def test_silent_is_a_progress_too(capsys: pytest.CaptureFixture[str]) -> None:
         advance(1)
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
+
+
+def test_a_note_is_one_line_whatever_a_name_in_it_holds() -> None:
+    stream = io.StringIO()
+    Lines(stream).note("task a\nfsd-calibrate: certified\x1b[0m")
+    assert stream.getvalue() == "task a fsd-calibrate: certified\\x1b[0m\n"
+
+
+def test_a_long_wait_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_BEFORE_NOTE", 0.05)
+    stream, path = io.StringIO(), tmp_path / "lock"
+    waiting, held = Waiting(Lines(stream), "does the same"), Event()
+    waiting.still()
+    assert stream.getvalue() == ""
+
+    def hold() -> None:
+        with FileLock(path):
+            held.set()
+            time.sleep(0.5)
+
+    other = Thread(target=hold)
+    other.start()
+    held.wait()
+    with waiting.holding(FileLock(path)):
+        waiting.still()
+    other.join()
+    assert stream.getvalue() == "waiting for another process, which does the same\n"

@@ -126,7 +126,7 @@ def test_the_cpu_has_what_the_system_says() -> None:
     ("files", "left"),
     [
         ({"memory.max": "max", "memory.current": "5"}, None),
-        ({"memory.max": "100", "memory.current": "60", "memory.stat": "anon 30\ninactive_file 20"}, 60),
+        ({"memory.max": "100", "memory.current": "60", "memory.stat": "anon 30\ninactive_file 20\nactive_file 5"}, 65),
         ({"memory.max": "100", "memory.current": "160", "memory.stat": ""}, 0),
         ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "30"}, 70),
         ({}, None),

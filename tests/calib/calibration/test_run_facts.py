@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import warnings
 from pathlib import Path
@@ -86,3 +87,23 @@ def test_after_an_attempt_the_facts_of_a_damaged_file_are_in_the_ledger(tmp_path
         path.write_text(path.read_text().replace("2e-05", ".10002"))
         with pytest.warns(UserWarning, match="is damaged"):
             assert begun(tmp_path, AGAIN, ledger) == facts
+
+
+def test_the_file_of_another_run_is_set_aside(tmp_path: Path) -> None:
+    with AttemptLedger(None) as empty:
+        begin_or_resume(tmp_path, "other", holdout(empty), lambda: TIMINGS)
+    (tmp_path / "run-other.json").rename(tmp_path / "run-name.json")
+    with pytest.warns(UserWarning, match="it is of the run other"):
+        assert begun(tmp_path, AGAIN).costs[0].model == AGAIN.costs[0]
+
+
+def test_a_deeply_nested_file_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "run-name.json").write_text("[" * 200_000)
+    with pytest.warns(UserWarning, match="nested too deeply"):
+        begun(tmp_path, TIMINGS)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run-name.json")
+    with pytest.warns(UserWarning, match="not a regular file"):
+        begun(tmp_path, TIMINGS)

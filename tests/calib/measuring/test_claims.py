@@ -89,6 +89,17 @@ def test_claims_of_another_machine_last_while_it_makes_progress(
         assert store.claim(KEY, QUERY, 0.2)
 
 
+def test_caches_of_one_process_do_not_share_claims(tmp_path: Path) -> None:
+    """Two threads may calibrate at once."""
+    with ResultCache(tmp_path / "cache") as one, ResultCache(tmp_path / "cache") as other:
+        assert one.claim(KEY, QUERY, 0.2)
+        assert not other.claim(KEY, QUERY, 0.2)
+        other.drop_claims()
+        assert not other.claim(KEY, QUERY, 0.2)
+        one.drop_claims()
+        assert other.claim(KEY, QUERY, 0.2)
+
+
 def test_a_damaged_claim_is_taken_over(tmp_path: Path) -> None:
     with ResultCache(tmp_path / "cache") as store:
         for owner in (b"\xff", b"[1]", None):

@@ -25,6 +25,7 @@ SHAPES = [
     " postgresql://user:{}@host/db", "postgresql ://user:{}@host/db", "nosuch://user:{}@host/db",
     "://user:{}@host/db", "user:{}@host", "oracle:thin:user/{}@host", "postgresql://user:{} @host/db",
     "redis:{}@host", "a b://user:{}@host", "mysql+pymysql:user:{}@host/db", "POSTGRESQL:/user:{}@HOST/DB",
+    "host=h user=u password={}", "Driver=x;Pwd={};", "x PASSWORD = {}",
 ]  # fmt: skip
 PASSWORDS = st.text(string.ascii_letters + string.digits + "@:/?#%&[]+= éß\\'\"!$*", min_size=1, max_size=12)
 
@@ -68,7 +69,7 @@ def test_a_search_refuses_a_bad_url_without_the_password(
 @pytest.mark.parametrize(
     "path",
     ["study.log", "/data/study.log", "./user:pw@host/study.log", "C:/data/me@home/study.log", "C:\\data\\study.log",
-     "~/a:b@c", "runs@home/study.log", "12:30/study.log", "sqlite.log", "postgresql/study.log"],
+     "~/a:b@c", "./a://b", "runs@home/study.log", "12:30/study.log", "sqlite.log", "postgresql/study.log"],
 )  # fmt: skip
 def test_a_path_is_no_url(path: str) -> None:
     assert not is_url(path)
