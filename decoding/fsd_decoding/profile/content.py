@@ -42,7 +42,7 @@ class ProfileContent(Part):
     """SHA-256, in hexadecimal, of all other fields as canonical JSON: that of Python's json.dumps with sort_keys=True
     and separators=(",", ":"). It binds the threshold to its certificate: a profile that was changed since has another
     one, and is not certified. It detects accidents and edits, not forgery. null: nothing binds them, as in a profile
-    from a file of an older schema, or one that no calibration made."""
+    from a file of an older schema, or one that no calibration made, so it is not certified either."""
     created: AwareDatetime
     """When the calibration began, ISO 8601 with a time zone."""
     outcome: Outcome

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.config_resolution import resolve
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.content import MET
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.drift import Drift
 from fsd_decoding.profile.early_stop import early_stop
@@ -26,7 +27,7 @@ class ProfileConfig(NamedTuple):
     coverage: Coverage
     drift: Drift | None
     unbound: str | None
-    """A warning if nothing binds the threshold to the certificate; see `ThresholdProfile.check_digest`."""
+    """A warning if nothing binds the threshold to the certificate; see `ThresholdProfile.digest_doubt`."""
     doubt: str | None
     """A warning for decoding as the profile says; see `warning_of`."""
 
@@ -47,7 +48,8 @@ def profile_config(
     """
     loaded = isinstance(source, ThresholdProfile)
     profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
-    unbound = profile.check_digest(allow_edited=allow_edited)
+    if not allow_edited:
+        profile.require_unedited()
     profile.check(models[0], models[1], tokenizer)
     threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
     if isinstance(threshold, ThresholdPolicy):
@@ -58,9 +60,9 @@ def profile_config(
         seed=profile.seed, stop_policy=early_stop(profile, models[0], models[1], tokenizer), on=profile.logits,
         within_support=profile.within_support,
     )  # fmt: skip
-    coverage = Coverage(_setting(config), profile.task, profile.certificate.certified and not profile.edited)
+    coverage = Coverage(_setting(config), profile.task, profile.certificate.certified and profile.bound)
     drift = _drift(profile, models[0], config, coverage)
-    return ProfileConfig(config, coverage, drift, unbound, warning_of(profile))
+    return ProfileConfig(config, coverage, drift, profile.digest_doubt(), warning_of(profile))
 
 
 def _setting(config: DecodingConfig) -> DecodingSetting:
@@ -76,7 +78,7 @@ def warning_of(profile: ThresholdProfile) -> str | None:
         return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
     if profile.outcome == "front":
         return f"the profile is a front for {profile.task!r} and chooses no point of it; {runs}, see its at()"
-    if profile.threshold is None and not profile.met:
+    if profile.threshold is None and profile.outcome not in MET:
         return f"the profile certifies no threshold for {profile.task!r}; {runs}"
     return None
 

@@ -149,6 +149,15 @@ def test_without_a_certificate_that_is_said_instead() -> None:
         assert "has none; give rule= too" in usage_error(lambda: load(outcome, threshold=0.5))  # noqa: B023
 
 
+def test_what_no_digest_binds_is_no_certificate() -> None:
+    unbound = followed().model_copy(update={"digest": None})
+    messages = warned(
+        lambda: SpeculativeDecoder.from_pretrained(*PAIR, unbound, tokenizer=word_tokenizer(), draft_length=4)
+    )
+    assert "has no digest" in messages[0]
+    assert messages[1].startswith("draft_length is 4 instead of 3: the profile of 'arithmetic' certifies no threshold")
+
+
 def by_transformers(changes: dict[str, Any] | None = None, **given: Any) -> None:
     PAIR[0].generate(
         torch.tensor([PROMPTS[0]]), max_new_tokens=NEW, custom_generate=fsd_generate, draft_model=PAIR[1],
