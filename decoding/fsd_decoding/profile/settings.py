@@ -26,15 +26,15 @@ class ProfileConfig(NamedTuple):
     config: DecodingConfig
     coverage: Coverage
     drift: Drift | None
-    unbound: str | None
-    """A warning if nothing binds the threshold to the certificate; see `ThresholdProfile.digest_doubt`."""
-    doubt: str | None
-    """A warning for decoding as the profile says; see `warning_of`."""
+    doubts: list[str]
+    """Warnings of the profile whatever is decoded; see `ThresholdProfile.digest_doubt` and `compare`."""
+    of_threshold: str | None
+    """A warning where the profile's rule and threshold are used; see `warning_of`."""
 
     def warnings(self, setting: DecodingSetting) -> list[str]:
         """Returns the warnings for a decoder of this setting, which may be another than the profile's."""
-        own = self.doubt if self.coverage.covers(setting) else self.coverage.departure([setting])
-        return [warning for warning in (self.unbound, own) if warning is not None]
+        of_threshold = self.of_threshold if self.coverage.keeps_threshold(setting) else None
+        return [*self.doubts, *filter(None, [of_threshold, self.coverage.departure([setting])])]
 
 
 def profile_config(
@@ -50,7 +50,7 @@ def profile_config(
     profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
     if not allow_edited:
         profile.require_unedited()
-    profile.check(models[0], models[1], tokenizer)
+    doubts = [*filter(None, [profile.digest_doubt()]), *profile.compare(models[0], models[1], tokenizer)]
     threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
     if isinstance(threshold, ThresholdPolicy):
         threshold.check(models, tokenizer, profile.rule, profile.divergence)
@@ -60,15 +60,14 @@ def profile_config(
         seed=profile.seed, stop_policy=early_stop(profile, models[0], models[1], tokenizer), on=profile.logits,
         within_support=profile.within_support,
     )  # fmt: skip
-    coverage = Coverage(_setting(config), profile.task, profile.certificate.certified and profile.bound)
+    coverage = Coverage(_setting_of(config), profile.task, profile.certificate.certified and profile.bound)
     drift = _drift(profile, models[0], config, coverage)
-    return ProfileConfig(config, coverage, drift, profile.digest_doubt(), warning_of(profile))
+    return ProfileConfig(config, coverage, drift, doubts, warning_of(profile))
 
 
-def _setting(config: DecodingConfig) -> DecodingSetting:
+def _setting_of(config: DecodingConfig) -> DecodingSetting:
     resolved = resolve(config)
-    return DecodingSetting(resolved.rule, resolved.criterion, config.sampling, resolved.threshold,
-                           resolved.draft_length, resolved.stop_policy, resolved.threshold_policy)  # fmt: skip
+    return DecodingSetting.of(resolved, resolved.threshold, resolved.draft_length)
 
 
 def warning_of(profile: ThresholdProfile) -> str | None:

@@ -122,9 +122,9 @@ class ThresholdProfile(ProfileContent):
         return profile
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:
-        """Calls `compare` and issues what it returns as warnings."""
+        """Calls `compare` and issues what it returns as warnings, at the caller's line."""
         for doubt in self.compare(target_model, draft_model, tokenizer):
-            _warn(doubt)
+            warnings.warn(doubt, stacklevel=2)
 
     def compare(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> list[str]:
         """Compares the profile with loaded models and, if there is one, their tokenizer.
@@ -169,8 +169,8 @@ class ThresholdProfile(ProfileContent):
         """Returns another point of the curve: the fastest of a given retention, or the most accurate of a given speed.
 
         A stricter `min_acc` never returns a faster point, nor a stricter `min_speed` a more accurate one.
-        `PointSelector` describes which points are certified when chosen like this. In a profile that is not `bound`, none
-        is.
+        `PointSelector` describes which points are certified when chosen like this. If the profile is not `bound`,
+        none is.
 
         Args:
             min_acc: retention to keep.
@@ -191,17 +191,13 @@ class ThresholdProfile(ProfileContent):
 
 
 def _check_same_model(role: str, then: ModelInfo, now: ModelInfo) -> None:
-    for what, before, here in (
-        ("vocab_size", then.vocab_size, now.vocab_size),
-        ("fingerprint", then.fingerprint[:12], now.fingerprint[:12]),
-    ):
-        if before != here:
-            raise UsageError(
-                f"the profile's {role} is {then.id!r} with {what} {before}, but this {role} has {here}; "
-                "load that model, or calibrate again"
-            )
-
-
-def _warn(message: str) -> None:
-    """Warns at the line that called `SpeculativeDecoder.from_pretrained`, two calls above `check`."""
-    warnings.warn(message, stacklevel=5)
+    """UsageError if fingerprints differ. Their configurations and shapes tell vocabularies apart."""
+    if then.fingerprint == now.fingerprint:
+        return
+    what, before, here = "vocab_size", str(then.vocab_size), str(now.vocab_size)
+    if before == here:
+        what, before, here = "fingerprint", then.fingerprint[:12], now.fingerprint[:12]
+    raise UsageError(
+        f"the profile's {role} is {then.id!r} with {what} {before}, but this {role} has {here}; load that model, or "
+        "calibrate again"
+    )
