@@ -14,6 +14,7 @@ from fsd_decoding.config_keywords import check_type, override, refuse_rest, rena
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
+from fsd_decoding.sampling import Sampling
 
 _DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # defaults for fields that are None
 
@@ -24,6 +25,7 @@ class ResolvedConfig:
 
     rule: Rule
     criterion: Criterion
+    sampling: Sampling
     threshold: float
     draft_length: int
     stop_policy: StopPolicy | None
@@ -46,7 +48,7 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
     stopping = None if config.stop_policy is None else as_policy(cast(StopPolicyLike, config.stop_policy))
     check_settings([draft_length], [threshold])
     check_whole("seed", config.seed)
-    return ResolvedConfig(rule, criterion, threshold, cast(int, draft_length), stopping, policy)
+    return ResolvedConfig(rule, criterion, config.sampling, threshold, cast(int, draft_length), stopping, policy)
 
 
 def configured(

@@ -12,7 +12,7 @@ from fsd_calib.report.curve import curve_tables, front_table
 from fsd_calib.report.plan import device_time, memory_table, outlook, pilot_summary, prospect_table, step_table
 from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
-from fsd_calib.report.verdict import EDITED, effort_line, verdict
+from fsd_calib.report.verdict import effort_line, unbound, verdict
 from fsd_collectors.report.terminal import LiteralConsole, literal
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -56,11 +56,12 @@ def print_report(profile: ThresholdProfile, path: Path | None = None, console: C
 
 def _caution(profile: ThresholdProfile) -> RenderableType | None:
     """Returns what the digest does not show, if anything."""
+    if profile.bound:
+        return None
+    why = profile.digest_doubt() or ""
     if profile.edited:
-        changed = "The profile was changed after the calibration that wrote it; what follows is what it says now."
-        return literal(f"{EDITED}. {changed}", "bold")
-    doubt = profile.check_digest()
-    return None if doubt is None else literal(f"{doubt[0].upper()}{doubt[1:]}.")
+        why = "the profile was changed after the calibration that wrote it; what follows is what it says now"
+    return literal(f"{unbound(profile)}. {why[0].upper()}{why[1:]}.", "bold")
 
 
 def print_details(profile: ThresholdProfile, console: Console | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fsd_calib.calibration.numerical_floor import Floor
 from fsd_calib.formatting import at_most, bound, confidence, exact, level, percent, points, points_between
 from fsd_calib.report.summary import was_selected
+from fsd_decoding.profile.content import MET
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 LIKE = {"population": "on problems like these", "dataset": "on these very problems", "none": ""}
@@ -56,7 +57,7 @@ def _counts(profile: ThresholdProfile) -> str:
 def _why_no_counts(profile: ThresholdProfile) -> str:
     if profile.certificate.attempt is not None:
         return "What was tested on the certification part is not in this profile."
-    why = "no attempt was needed" if profile.met else "no setting was worth an attempt"
+    why = "no attempt was needed" if profile.outcome in MET else "no setting was worth an attempt"
     return f"Nothing was decoded on the certification part: {why}."
 
 

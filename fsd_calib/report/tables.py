@@ -45,7 +45,7 @@ def _sheet(title: str, lines: Mapping[str, str]) -> Table:
 
 def _settings(p: ThresholdProfile) -> dict[str, str]:
     return {
-        "outcome": f"{p.outcome}{_edited(p)}",
+        "outcome": f"{p.outcome}{_unless_bound(p)}",
         "rule": f"{p.rule}, T = {threshold(p.threshold)}, {drafts(p)}",
         "policy": "none: T is constant" if p.policy is None else f"T is moved by {p.policy}",
         "early stop": _early_stop(p),
@@ -61,8 +61,8 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
     }
 
 
-def _edited(p: ThresholdProfile) -> str:
-    return ", says the profile, but it was edited" if p.edited else ""
+def _unless_bound(p: ThresholdProfile) -> str:
+    return "" if p.bound else f", says the profile, but it {'was edited' if p.edited else 'has no digest'}"
 
 
 def _early_stop(p: ThresholdProfile) -> str:
@@ -85,7 +85,7 @@ def _certificate(p: ThresholdProfile) -> dict[str, str]:
     c = p.certificate
     wanted = {} if c.wanted is None else {"wanted": f"{c.acc} {exact(c.wanted)}"}
     return {
-        "certified": f"{'yes' if c.certified else 'no'}{_edited(p)}",
+        "certified": f"{'yes' if c.certified else 'no'}{_unless_bound(p)}",
         "guarantee": c.guarantee,
         **wanted,
         **({"subject": "lossless decoding"} if c.lossless else {}),

@@ -9,14 +9,17 @@ from fsd_calib.report.timing import gain, interval_scope, over_sd
 from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-EDITED = "edited: not certified"
-
 
 def verdict(profile: ThresholdProfile) -> str:
     """Returns the outcome, the evidence, its scope and what rounding alone changes, a line each."""
     outcome = " ".join(filter(None, (_OUTCOMES[profile.outcome](profile), _gain(profile), _requested_speed(profile))))
-    outcome = f"{EDITED}. The profile says: {outcome}" if profile.edited else outcome
+    outcome = outcome if profile.bound else f"{unbound(profile)}. The profile says: {outcome}"
     return "\n".join(filter(None, (outcome, shown(profile), scope(profile), rounding(profile))))
+
+
+def unbound(profile: ThresholdProfile) -> str:
+    """Returns in a few words why nothing certifies a profile that its digest does not bind."""
+    return "edited: not certified" if profile.edited else "no digest: not certified"
 
 
 def effort_line(profile: ThresholdProfile) -> str:

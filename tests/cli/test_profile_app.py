@@ -88,6 +88,18 @@ def test_show_says_first_that_a_file_was_edited(edited: Path, capsys: pytest.Cap
     assert "yes, says the profile, but it was edited" in " ".join(shown.split())
 
 
+@pytest.mark.parametrize("changes", [{}, FRONT], ids=["certified", "front"])
+def test_show_says_first_that_a_file_has_no_digest(
+    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile(changes).model_copy(update={"digest": None}).save(tmp_path / "profile.json")
+    assert app("show", tmp_path) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("no digest: not certified. The profile of 'arithmetic' has no digest")
+    assert "no digest: not certified. The profile says: " in shown
+    assert ", says the profile, but it has no digest" in shown
+
+
 def test_validate_fails_what_was_edited(edited: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app("validate", edited) == 2
     captured = capsys.readouterr()
@@ -95,12 +107,16 @@ def test_validate_fails_what_was_edited(edited: Path, capsys: pytest.CaptureFixt
     assert "edited.json' was changed after the calibration that wrote it, so nothing certifies" in captured.err
 
 
-def test_validate_warns_of_files_without_a_digest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app("validate", OLD) == 0
-    captured = capsys.readouterr()
-    assert captured.out == f"{OLD}: valid\n"
-    assert "fsd-profile: warning: " in captured.err
-    assert "has no digest" in captured.err
+def test_validate_and_diff_warn_of_files_without_a_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile(FRONT).model_copy(update={"digest": None}).save(tmp_path / "profile.json")
+    for path in (OLD, tmp_path / "profile.json"):
+        assert app("validate", path) == 0
+        captured = capsys.readouterr()
+        assert captured.out == f"{path}: valid\n"
+        assert "fsd-profile: warning: " in captured.err
+        assert "has no digest" in captured.err
+        assert app("diff", path, path) == 0
+        assert f"fsd-profile: warning: {path} has no digest, so it is not certified\n" in capsys.readouterr().err
 
 
 def test_diff_compares_what_was_edited_and_says_so(

@@ -37,6 +37,10 @@ class Rule:
         """Whether the rule may change the target's outputs, depending on T."""
         return self.lossless != self.name
 
+    def lossless_at(self, threshold: float) -> bool:
+        """Whether the target's outputs cannot change at this T."""
+        return not self.fuzzy or threshold < 0
+
     def initial_interval(self, threshold: float) -> tuple[float, float]:
         """The interval [lo, hi) of thresholds that give the same text, before any decision narrows it."""
         return -math.inf, math.inf
@@ -141,6 +145,9 @@ class Ensemble(Rule):
     """
 
     name, lossless = "ensemble", "sd"
+
+    def lossless_at(self, threshold: float) -> bool:
+        return threshold <= 0
 
     def initial_interval(self, threshold: float) -> tuple[float, float]:
         if threshold <= 0.0:

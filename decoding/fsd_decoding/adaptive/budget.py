@@ -84,7 +84,8 @@ class ProfileCheck:
     """
 
     def __init__(self, profile: ThresholdProfile, allow_edited: bool) -> None:
-        self._unbound = profile.check_digest(allow_edited=allow_edited)
+        if not allow_edited:
+            profile.require_unedited()
         if profile.policy is not None:
             raise UsageError(
                 f"the threshold of the profile of {profile.task!r} is already moved by the policy "
@@ -109,7 +110,7 @@ class ProfileCheck:
                 "without a model; load that draft model"
             )
         if [model() for model in self._checked] != list(models):
-            self.doubts = [*filter(None, [self._unbound]), *profile.compare(models[0], models[1], tokenizer)]
+            self.doubts = [*filter(None, [profile.digest_doubt()]), *profile.compare(models[0], models[1], tokenizer)]
             self._checked = [ref(model) for model in models]
 
     def check_round(self, state: RoundState) -> None:

@@ -92,7 +92,7 @@ class PerDomain(ThresholdPolicy):
             )
         doubts = [
             *profile.compare(models[0], models[1], tokenizer),
-            profile.check_digest(allow_edited=True),
+            profile.digest_doubt(),
             warning_of(profile),
         ]
         return [f"domain {tag!r}: {doubt}" for doubt in doubts if doubt is not None]
@@ -111,7 +111,8 @@ class PerDomain(ThresholdPolicy):
 
 def _load_domain(tag: str, value: object, allow_edited: bool) -> ThresholdProfile | float:
     if isinstance(value, ThresholdProfile):
-        value.check_digest(allow_edited=allow_edited)
+        if not allow_edited:
+            value.require_unedited()
         return value
     if isinstance(value, (str, os.PathLike)):
         return ThresholdProfile.load(value, allow_edited=allow_edited)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+import re
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
 from fsd_decoding.profile.costs import CostInfo, Effort, Speed
 from fsd_decoding.profile.curve import Configuration, CurvePoint, arm_of
@@ -33,6 +35,15 @@ MET: Final = (*_WITH_THRESHOLD, "lossless-suffices", "front")
 """Outcomes in which the calibration reached what was requested."""
 
 
+def _date_time(created: Any) -> Any:
+    """Reads text as ISO 8601, of which pydantic would take digits alone for seconds since 1970."""
+    if not isinstance(created, str):
+        return created
+    if not re.match(r"\d{4}-\d\d-\d\d[Tt]", created):
+        raise ValueError(f"{created!a:.60} is not a date and time as in ISO 8601")
+    return datetime.fromisoformat(created)
+
+
 class ProfileContent(Part):
     """The exported result of a calibration, as the fields of its file."""
 
@@ -42,8 +53,8 @@ class ProfileContent(Part):
     """SHA-256, in hexadecimal, of all other fields as canonical JSON: that of Python's json.dumps with sort_keys=True
     and separators=(",", ":"). It binds the threshold to its certificate: a profile that was changed since has another
     one, and is not certified. It detects accidents and edits, not forgery. null: nothing binds them, as in a profile
-    from a file of an older schema, or one that no calibration made."""
-    created: AwareDatetime
+    from a file of an older schema, or one that no calibration made, so it is not certified either."""
+    created: Annotated[AwareDatetime, BeforeValidator(_date_time)]
     """When the calibration began, ISO 8601 with a time zone."""
     outcome: Outcome
     """certified: `threshold` is certified. not-certified: no candidate passed the test. lossless-suffices: plain `sd`

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule
-from fsd_decoding.engine.engine import Settings
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.policy import brief
@@ -17,6 +16,21 @@ from fsd_decoding.sampling import Sampling
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "processors")
 _LONGEST = 60  # characters of a value that are shown
+
+
+class Settings(Protocol):
+    """What a setting has besides T and L: those of the engine, or a resolved configuration."""
+
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def criterion(self) -> Criterion: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def stop_policy(self) -> StopPolicy | None: ...
+    @property
+    def threshold_policy(self) -> ThresholdPolicy | None: ...
 
 
 @dataclass(frozen=True)
@@ -33,14 +47,14 @@ class DecodingSetting:
 
     @classmethod
     def of(cls, settings: Settings, threshold: float, draft_length: int) -> DecodingSetting:
-        """Describes the decoding of a request with this T and L."""
+        """Describes decoding by these settings with this T and L."""
         return cls(settings.rule, settings.criterion, settings.sampling, threshold, draft_length,
                    settings.stop_policy, settings.threshold_policy)  # fmt: skip
 
     @property
     def lossless(self) -> bool:
         """Whether decoding keeps the target's distribution, so that it costs nothing and needs no certificate."""
-        return not self.rule.fuzzy or (self.threshold < 0 and self.threshold_policy is None)
+        return not self.rule.fuzzy or (self.threshold_policy is None and self.rule.lossless_at(self.threshold))
 
     def values(self) -> dict[str, Any]:
         """The setting by the names of arguments. Without a threshold, what would move or bound it does not count."""
@@ -75,6 +89,11 @@ class Coverage:
     def covers(self, setting: DecodingSetting) -> bool:
         """Whether a setting is the profile's own."""
         return setting.values() == self.setting.values()
+
+    def keeps_threshold(self, setting: DecodingSetting) -> bool:
+        """Whether a setting has the profile's rule and threshold, whatever else differs."""
+        now, own = setting.values(), self.setting.values()
+        return all(now[name] == own[name] for name in ("rule", "threshold", "threshold_policy"))
 
     def departure(self, settings: Iterable[DecodingSetting]) -> str | None:
         """Returns a warning that names what differs from the profile; None where nothing does, or all are lossless."""

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.config_resolution import resolve
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.content import MET
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.drift import Drift
 from fsd_decoding.profile.early_stop import early_stop
@@ -25,15 +26,15 @@ class ProfileConfig(NamedTuple):
     config: DecodingConfig
     coverage: Coverage
     drift: Drift | None
-    unbound: str | None
-    """A warning if nothing binds the threshold to the certificate; see `ThresholdProfile.check_digest`."""
-    doubt: str | None
-    """A warning for decoding as the profile says; see `warning_of`."""
+    doubts: list[str]
+    """Warnings of the profile whatever is decoded; see `ThresholdProfile.digest_doubt` and `compare`."""
+    of_threshold: str | None
+    """A warning where the profile's rule and threshold are used; see `warning_of`."""
 
     def warnings(self, setting: DecodingSetting) -> list[str]:
         """Returns the warnings for a decoder of this setting, which may be another than the profile's."""
-        own = self.doubt if self.coverage.covers(setting) else self.coverage.departure([setting])
-        return [warning for warning in (self.unbound, own) if warning is not None]
+        of_threshold = self.of_threshold if self.coverage.keeps_threshold(setting) else None
+        return [*self.doubts, *filter(None, [of_threshold, self.coverage.departure([setting])])]
 
 
 def profile_config(
@@ -47,8 +48,9 @@ def profile_config(
     """
     loaded = isinstance(source, ThresholdProfile)
     profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
-    unbound = profile.check_digest(allow_edited=allow_edited)
-    profile.check(models[0], models[1], tokenizer)
+    if not allow_edited:
+        profile.require_unedited()
+    doubts = [*filter(None, [profile.digest_doubt()]), *profile.compare(models[0], models[1], tokenizer)]
     threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
     if isinstance(threshold, ThresholdPolicy):
         threshold.check(models, tokenizer, profile.rule, profile.divergence)
@@ -58,15 +60,14 @@ def profile_config(
         seed=profile.seed, stop_policy=early_stop(profile, models[0], models[1], tokenizer), on=profile.logits,
         within_support=profile.within_support,
     )  # fmt: skip
-    coverage = Coverage(_setting(config), profile.task, profile.certificate.certified and not profile.edited)
+    coverage = Coverage(_setting_of(config), profile.task, profile.certificate.certified and profile.bound)
     drift = _drift(profile, models[0], config, coverage)
-    return ProfileConfig(config, coverage, drift, unbound, warning_of(profile))
+    return ProfileConfig(config, coverage, drift, doubts, warning_of(profile))
 
 
-def _setting(config: DecodingConfig) -> DecodingSetting:
+def _setting_of(config: DecodingConfig) -> DecodingSetting:
     resolved = resolve(config)
-    return DecodingSetting(resolved.rule, resolved.criterion, config.sampling, resolved.threshold,
-                           resolved.draft_length, resolved.stop_policy, resolved.threshold_policy)  # fmt: skip
+    return DecodingSetting.of(resolved, resolved.threshold, resolved.draft_length)
 
 
 def warning_of(profile: ThresholdProfile) -> str | None:
@@ -76,7 +77,7 @@ def warning_of(profile: ThresholdProfile) -> str | None:
         return f"the profile's threshold for {profile.task!r} was never tested: what it costs in accuracy is not known"
     if profile.outcome == "front":
         return f"the profile is a front for {profile.task!r} and chooses no point of it; {runs}, see its at()"
-    if profile.threshold is None and not profile.met:
+    if profile.threshold is None and profile.outcome not in MET:
         return f"the profile certifies no threshold for {profile.task!r}; {runs}"
     return None
 

@@ -24,8 +24,9 @@ from fsd_decoding.profile.selection import Choice, PointSelector
 class ThresholdProfile(ProfileContent):
     """The exported result of a calibration, and its file.
 
-    The digest that a calibration gives to a profile is that of its content. A copy or a file that was changed later
-    does not match it: it is `edited`, and nothing certifies its threshold.
+    The digest that a calibration gives to a profile is that of its content, which it binds. A copy or a file that was
+    changed later does not match it: it is `edited`. One without a digest, as of an older schema, is not bound either.
+    Whatever such a profile says, nothing certifies it.
     """
 
     _folder: Path | None = PrivateAttr(default=None)
@@ -37,8 +38,13 @@ class ThresholdProfile(ProfileContent):
 
     @property
     def met(self) -> bool:
-        """Whether the calibration reached what was requested."""
-        return self.outcome in MET and not self.edited
+        """Whether the calibration reached what was requested, as far as the digest shows."""
+        return self.outcome in MET and self.bound
+
+    @property
+    def bound(self) -> bool:
+        """Whether the digest shows that the content is what the calibration wrote. If not, nothing is certified."""
+        return self.digest is not None and not self.edited
 
     @property
     def edited(self) -> bool:
@@ -52,20 +58,19 @@ class ThresholdProfile(ProfileContent):
     def _own_digest(self) -> str:
         return digest_of(json.loads(self.model_dump_json()))
 
-    def check_digest(self, *, allow_edited: bool = False) -> str | None:
-        """Returns a warning if the threshold may not be the certified one, else None.
+    def require_unedited(self, name: str | None = None) -> None:
+        """Raises UsageError if the profile is edited; `name` is what the message calls it."""
+        if self.edited:
+            raise UsageError(edited_message(name or f"the profile of {self.task!r}"))
 
-        Raises:
-            UsageError: the profile is edited, and `allow_edited` is False.
-        """
-        if self.edited and not allow_edited:
-            raise UsageError(edited_message(f"the profile of {self.task!r}"))
+    def digest_doubt(self) -> str | None:
+        """Returns a warning if the profile is not bound by its digest, so that nothing certifies it; else None."""
         if self.edited:
             return f"the profile of {self.task!r} was edited: its certificate does not cover this decoding"
-        if self.digest is None and self.lossy:
+        if self.digest is None:
             return (
                 f"the profile of {self.task!r} has no digest, which files have since schema version 4, so nothing "
-                "shows that its threshold is the one that was certified; calibrate again"
+                "shows that it is what a calibration wrote, and nothing certifies it; calibrate again"
             )
         return None
 
@@ -89,7 +94,7 @@ class ThresholdProfile(ProfileContent):
             return self
         relative = os.path.relpath(self._folder / stop.predictor, folder)
         moved = self.model_copy(update={"early_stop": stop.model_copy(update={"predictor": relative})})
-        return moved if self.digest is None or self.edited else moved.sealed()
+        return moved.sealed() if self.bound else moved
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, allow_edited: bool = False) -> ThresholdProfile:
@@ -112,14 +117,14 @@ class ThresholdProfile(ProfileContent):
         if content.get("digest") == digest_of(content):
             profile = profile.sealed()  # this version may have fields that the file has not
         profile._folder = file.absolute().parent
-        if profile.edited and not allow_edited:
-            raise UsageError(edited_message(name))
+        if not allow_edited:
+            profile.require_unedited(name)
         return profile
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:
-        """Calls `compare` and issues what it returns as warnings."""
+        """Calls `compare` and issues what it returns as warnings, at the caller's line."""
         for doubt in self.compare(target_model, draft_model, tokenizer):
-            _warn(doubt)
+            warnings.warn(doubt, stacklevel=2)
 
     def compare(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> list[str]:
         """Compares the profile with loaded models and, if there is one, their tokenizer.
@@ -164,7 +169,8 @@ class ThresholdProfile(ProfileContent):
         """Returns another point of the curve: the fastest of a given retention, or the most accurate of a given speed.
 
         A stricter `min_acc` never returns a faster point, nor a stricter `min_speed` a more accurate one.
-        `PointSelector` describes which points are certified when chosen like this.
+        `PointSelector` describes which points are certified when chosen like this. If the profile is not `bound`,
+        none is.
 
         Args:
             min_acc: retention to keep.
@@ -179,23 +185,19 @@ class ThresholdProfile(ProfileContent):
         if (min_acc is None) == (min_speed is None):
             raise UsageError("at() takes exactly one of min_acc and min_speed")
         divergence = self.divergence if self.early_stop is not None else None  # an early stop is for one divergence
-        certificate = self.certificate.model_copy(update={"guarantee": "none"}) if self.edited else self.certificate
+        certificate = self.certificate if self.bound else self.certificate.model_copy(update={"guarantee": "none"})
         selector = PointSelector(self.curve, certificate, self.configuration, certified, divergence)
         return selector.by_accuracy(min_acc) if min_acc is not None else selector.by_speed(min_speed or 0.0)
 
 
 def _check_same_model(role: str, then: ModelInfo, now: ModelInfo) -> None:
-    for what, before, here in (
-        ("vocab_size", then.vocab_size, now.vocab_size),
-        ("fingerprint", then.fingerprint[:12], now.fingerprint[:12]),
-    ):
-        if before != here:
-            raise UsageError(
-                f"the profile's {role} is {then.id!r} with {what} {before}, but this {role} has {here}; "
-                "load that model, or calibrate again"
-            )
-
-
-def _warn(message: str) -> None:
-    """Warns at the line that called `SpeculativeDecoder.from_pretrained`, two calls above `check`."""
-    warnings.warn(message, stacklevel=5)
+    """UsageError if fingerprints differ. Their configurations and shapes tell vocabularies apart."""
+    if then.fingerprint == now.fingerprint:
+        return
+    what, before, here = "vocab_size", str(then.vocab_size), str(now.vocab_size)
+    if before == here:
+        what, before, here = "fingerprint", then.fingerprint[:12], now.fingerprint[:12]
+    raise UsageError(
+        f"the profile's {role} is {then.id!r} with {what} {before}, but this {role} has {here}; load that model, or "
+        "calibrate again"
+    )

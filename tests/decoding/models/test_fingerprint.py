@@ -148,14 +148,28 @@ def test_other_models_are_refused(fitting: ThresholdProfile, pair: tuple[Any, An
         changed.check(target, draft, tokenizer)
 
 
+def test_a_width_that_was_recorded_otherwise_does_not_make_another_model(
+    fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
+) -> None:
+    """Earlier versions recorded another one of packed heads."""
+    draft = fitting.draft.model_copy(update={"vocab_size": 75})
+    for older in (fitting, earlier(fitting, pair)):
+        older.model_copy(update={"draft": older.draft.model_copy(update={"vocab_size": 75})}).compare(*pair, tokenizer)
+    other = fitting.model_copy(update={"draft": draft.model_copy(update={"fingerprint": "s" * 64})})
+    with pytest.raises(UsageError, match=r"with vocab_size 75, but this draft has 300"):
+        other.compare(*pair, tokenizer)
+
+
 def test_another_dtype_or_device_gives_a_warning(
     fitting: ThresholdProfile, pair: tuple[Any, Any], tokenizer: Any
 ) -> None:
-    with pytest.warns(UserWarning, match="calibrated with the target in float32, this one is in bfloat16"):
+    with pytest.warns(UserWarning, match="calibrated with the target in float32, this one is in bfloat16") as caught:
         fitting.check(tiny(0, num_hidden_layers=2).to(torch.bfloat16), pair[1], tokenizer)
+    assert caught[0].filename == __file__
     elsewhere = fitting.model_copy(update={"device": "cuda"})
-    with pytest.warns(UserWarning, match="calibrated on cuda, decoding runs on cpu"):
+    with pytest.warns(UserWarning, match="calibrated on cuda, decoding runs on cpu") as caught:
         elsewhere.check(*pair, tokenizer)
+    assert caught[0].filename == __file__
 
 
 def earlier(fitting: ThresholdProfile, pair: tuple[Any, Any]) -> ThresholdProfile:
@@ -164,7 +178,7 @@ def earlier(fitting: ThresholdProfile, pair: tuple[Any, Any]) -> ThresholdProfil
         role: getattr(fitting, role).model_copy(update={"fingerprint": sampled_fingerprint(model)})
         for role, model in zip(("target", "draft"), pair, strict=True)
     }
-    return fitting.model_copy(update=models)
+    return fitting.model_copy(update=models).sealed()
 
 
 def test_fingerprints_of_an_earlier_version_are_compared_with_a_warning(

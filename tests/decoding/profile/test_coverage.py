@@ -19,7 +19,7 @@ from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
-from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, profile
+from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, UNTESTED, profile
 from support.messages import usage_error
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related
@@ -28,6 +28,7 @@ PAIR = related(seed=1, spread=0.05)
 PROMPTS = ragged_prompts(3)
 NEW = 8
 DOES_NOT_APPLY = "the certificate of the profile of 'arithmetic' does not apply"
+UNKNOWN_COST = "the profile of 'arithmetic' certifies no threshold, so nothing is known of what this costs in accuracy"
 OWN: dict[str, Any] = {"rule": "fsd-coupled", "threshold": 0.0625, "draft_length": 3, "temperature": 0.8}
 
 
@@ -98,7 +99,11 @@ def test_the_profiles_own_values_give_no_warning(way: Any) -> None:
     assert warned(way, **OWN) == []
 
 
-@pytest.mark.parametrize("lossless", [{"rule": "sd"}, {"rule": "target"}, {"threshold": -1.0}], ids=str)
+@pytest.mark.parametrize(
+    "lossless",
+    [{"rule": "sd"}, {"rule": "target"}, {"threshold": -1.0}, {"rule": "ensemble", "threshold": 0.0}],
+    ids=str,
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_lossless_decoding_never_warns(way: Any, lossless: dict[str, Any]) -> None:
     assert warned(way, **lossless, draft_length=7, temperature=0.3) == []
@@ -143,10 +148,59 @@ def test_without_a_certificate_that_is_said_instead() -> None:
     for outcome in (UNCERTIFIED, SD_SUFFICES):
         (message,) = warned(lambda: load(outcome, rule="fsd", threshold=0.5))  # noqa: B023
         assert message.startswith("rule is 'fsd' instead of '")
-        assert message.endswith(
-            "the profile of 'arithmetic' certifies no threshold, so nothing is known of what this costs in accuracy"
-        )
+        assert message.endswith(UNKNOWN_COST)
         assert "has none; give rule= too" in usage_error(lambda: load(outcome, threshold=0.5))  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["was never tested"]),
+        ({"draft_length": 4}, ["was never tested", f"draft_length is 4 instead of 3: {UNKNOWN_COST}"]),
+        ({"threshold": 0.5}, [f"threshold is 0.5 instead of 0.0625: {UNKNOWN_COST}"]),
+        ({"rule": "sd", "draft_length": 4}, []),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_the_profile_is_said_beside_what_differs_from_it(
+    given: dict[str, Any], expected: list[str]
+) -> None:
+    """Any difference used to silence that the profile's threshold was never tested."""
+    for messages in (
+        warned(lambda: load(UNTESTED, **given)),
+        warned(lambda: by_transformers(UNTESTED, **{f"fsd_{name}": value for name, value in given.items()})),
+    ):
+        assert len(messages) == len(expected)
+        for message, end in zip(messages, expected, strict=True):
+            assert end in message
+
+
+def test_a_profile_without_a_threshold_says_so_beside_other_sampling() -> None:
+    for messages in (
+        warned(lambda: load(UNCERTIFIED, temperature=0.3)),
+        warned(lambda: by_transformers(UNCERTIFIED, temperature=0.3)),
+    ):
+        assert ["certifies no threshold" in message for message in messages] == [True]
+
+
+def test_doubts_of_the_models_name_the_line_of_the_user() -> None:
+    """Under `fsd_generate` they used to name a line of this library."""
+    changes = {"target.dtype": "float32", "device": "cuda"}
+    expected = [
+        "the profile was calibrated with the target in float32, this one is in float64",
+        "the profile was calibrated on cuda, decoding runs on cpu",
+    ]
+    assert warned(lambda: load(changes)) == expected
+    assert warned(lambda: by_transformers(changes)) == expected
+
+
+def test_what_no_digest_binds_is_no_certificate() -> None:
+    unbound = followed().model_copy(update={"digest": None})
+    messages = warned(
+        lambda: SpeculativeDecoder.from_pretrained(*PAIR, unbound, tokenizer=word_tokenizer(), draft_length=4)
+    )
+    assert "has no digest" in messages[0]
+    assert messages[1].startswith("draft_length is 4 instead of 3: the profile of 'arithmetic' certifies no threshold")
 
 
 def by_transformers(changes: dict[str, Any] | None = None, **given: Any) -> None:

@@ -16,7 +16,7 @@ from fsd_decoding.adaptive.speed_budget import SpeedBudget
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, profile, values
+from support.calibration.profiles import FRONT, SD_SUFFICES, UNCERTIFIED, UNTESTED, profile, values
 from support.paths import FILES
 
 OLD = [FILES / f"profile-{version}.json" for version in (1, 2, 3)]
@@ -187,11 +187,32 @@ def test_decoders_refuse_what_is_edited(saved: Path) -> None:
 
 def test_a_warning_says_what_the_digest_does_not_show() -> None:
     edited = profile().model_copy(update={"threshold": 0.9})
-    assert "does not cover" in str(edited.check_digest(allow_edited=True))
-    unbound = ThresholdProfile.model_validate(values())
-    assert "calibrate again" in str(unbound.check_digest())
-    assert [profile(changes).check_digest() for changes in ({}, UNCERTIFIED)] == [None, None]
-    assert ThresholdProfile.model_validate(values(SD_SUFFICES)).check_digest() is None  # no threshold to bind
+    assert "does not cover" in str(edited.digest_doubt())
+    for changes in ({}, UNCERTIFIED, SD_SUFFICES, FRONT):
+        assert "calibrate again" in str(ThresholdProfile.model_validate(values(changes)).digest_doubt())
+        assert profile(changes).digest_doubt() is None
+
+
+@pytest.mark.parametrize("changes", [{}, SD_SUFFICES, FRONT, UNTESTED], ids=lambda changes: changes.get("outcome"))
+def test_a_file_whose_digest_was_taken_out_certifies_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
+    """A front used to load in silence, and `at` to call its typed bounds certified."""
+    profile(changes).save(tmp_path / "profile.json")
+    assert ThresholdProfile.load(tmp_path).met
+    unbound = ThresholdProfile.load(edit(tmp_path / "profile.json", digest=None))
+    assert (unbound.bound, unbound.edited, unbound.met) == (False, False, False)
+    assert "has no digest" in str(unbound.digest_doubt())
+    assert not unbound.at(min_acc=0.85, certified=False).certified
+    with pytest.raises(UsageError, match="no point of the curve is certified"):
+        unbound.at(min_acc=0.85)
+
+
+def test_a_file_that_passes_for_an_older_one_certifies_nothing(saved: Path) -> None:
+    content = json.loads(edit(saved, threshold=0.9, schema_version=3).read_text(encoding="utf-8"))
+    del content["digest"]
+    saved.write_text(json.dumps(content), encoding="utf-8")
+    older = ThresholdProfile.load(saved)
+    assert (older.threshold, older.bound, older.met) == (0.9, False, False)
+    assert "has no digest" in str(older.digest_doubt())
 
 
 @pytest.mark.parametrize("path", OLD)
@@ -199,4 +220,4 @@ def test_older_files_load_in_silence_and_are_doubted_when_followed(path: Path) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loaded = ThresholdProfile.load(path)
-    assert "has no digest" in str(loaded.check_digest())
+    assert "has no digest" in str(loaded.digest_doubt())

