@@ -164,7 +164,7 @@ def earlier(fitting: ThresholdProfile, pair: tuple[Any, Any]) -> ThresholdProfil
         role: getattr(fitting, role).model_copy(update={"fingerprint": sampled_fingerprint(model)})
         for role, model in zip(("target", "draft"), pair, strict=True)
     }
-    return fitting.model_copy(update=models)
+    return fitting.model_copy(update=models).sealed()
 
 
 def test_fingerprints_of_an_earlier_version_are_compared_with_a_warning(
