@@ -12,7 +12,8 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.models.fingerprint import is_sampled
 from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, SamplingInfo
 
-_WHERE_FROM = {"target": {"id", "revision"}, "draft": {"id", "revision"}}
+_WHERE_FROM = {"target": {"id", "revision"}, "draft": {"id", "revision"}, "task": {"name", "source"}}
+_DECISIVE = ("torch", "transformers", "engine")  # the versions that rows may depend on
 
 Way = Literal["along-target", "on-policy"]
 
@@ -76,15 +77,26 @@ class Manifest(Part):
         """Number of shards of the finished run."""
         return -(-self.task.problems // self.portion)
 
-    def difference(self, other: Self) -> str | None:
-        """Returns the first fact that differs, in words, or None where all agree.
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that the rows depend on, by which runs are compared.
 
-        Models are the same where their fingerprints are, whatever folder or commit they were loaded from.
+        Models and tasks are known by their fingerprints, whatever place they were read from, and a device by its type.
+        A seed counts where something is drawn.
         """
+        facts = self.model_dump(exclude=_WHERE_FROM)
+        drawn = self.sampling.temperature > 0 or self.projected
+        return facts | {
+            "seed": self.seed if drawn else None,
+            "device": self.device.partition(":")[0],
+            "versions": {name: version for name, version in self.versions.items() if name in _DECISIVE},
+        }
+
+    def difference(self, other: Self) -> str | None:
+        """Returns the first of the `facts` that differs, in words, or None where all agree."""
         if is_sampled(other.target.fingerprint) and not is_sampled(self.target.fingerprint):
             return "an earlier version collected it, with fingerprints that cover 64 elements of each tensor"
-        mine, theirs = (one.model_dump(exclude=_WHERE_FROM) for one in (self, other))
-        return _difference(mine, theirs)
+        return _difference(self.facts, other.facts)
 
 
 def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import shutil
 import warnings
@@ -19,15 +20,17 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Waiting
 from fsd_calib.storage.private_files import make_private_folder, private_lock
 from fsd_calib.tasks.base import Problem
-from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.collection.hidden_states import HiddenStates, Width
 from fsd_collectors.collection.run import collect_traces
+from fsd_collectors.collection.run_facts import manifest_of
+from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.verifying import verify
-from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 
+_ROUNDING = {"batch_size", "portion"}  # facts that move the numbers by rounding alone
 TRACED = 128  # problems: enough for tokens per round to within about one per cent
 
 
@@ -82,7 +85,9 @@ def traces_along_target(
     """
     decoder, task = session.decoder, replace(session.task, problems=tuple(problems))
     sampling = decoder.sampling
-    with _trace_folder(session, divergences, problems, hidden) as folder:
+    states = None if hidden is None else HiddenStates(decoder.draft, hidden, decoder.seed)
+    asked = manifest_of(decoder, task, task.problems, None, divergences, states, session.batch_size)
+    with _trace_folder(session.cache, asked) as folder:
         begun = _begun(folder, session.batch_size)
         traces = begun if begun is not None and begun.complete else collect_traces(
             task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder,
@@ -108,21 +113,18 @@ def _begun(folder: Path, fitting: int) -> Traces | None:
 
 
 @contextmanager
-def _trace_folder(
-    session: Session, divergences: Sequence[str], problems: Sequence[Problem], hidden: Width | None
-) -> Iterator[Path]:
+def _trace_folder(cache: Path | None, asked: Manifest) -> Iterator[Path]:
     """Yields a folder for these traces alone, locked; temporary where there is no cache.
 
-    Its name is made of all that the traces depend on, beyond rounding.
+    Its name is made of all that the traces depend on, beyond rounding: what differs from them has another folder.
     """
-    if session.cache is None:
+    if cache is None:
         with TemporaryDirectory() as temporary:
             yield Path(temporary)
         return
-    facts = [session.identity, DIVERGENCE_VERSION, *divergences, hidden, session.decoder.seed, session.task.name]
-    asked = [(problem.id, problem.prompt, problem.reference, problem.part) for problem in problems]
-    name = hashlib.sha256(repr([facts, asked]).encode()).hexdigest()[:16]
-    folder = session.cache / "traces" / name
+    facts = {name: fact for name, fact in asked.facts.items() if name not in _ROUNDING}
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache / "traces" / name
     make_private_folder(folder.parent)
     waiting = Waiting(session.progress, "collects the same traces")
     with waiting.holding(private_lock(folder.with_suffix(".lock"))):

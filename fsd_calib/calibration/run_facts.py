@@ -2,9 +2,8 @@
 
 They are kept in a small file per run in the output folder, with a digest, and, once an attempt is made, in the ledger
 too. A damaged file is set aside, which costs the time of measuring and searching again, unless the ledger has the
-facts. Timings are
-measured once per run, since they decide which configurations are tried: measured again they would differ, and the
-choice with them.
+facts. Timings are measured once per run, since they decide which configurations are tried: measured again they would
+differ, and the choice with them.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Holdout:
         return self._ledger.next_number(self._family, self._evaluator.problems)
 
     def best_case(self, confidence: float) -> tuple[int, float]:
-        """Returns the most problems and the highest level of any attempt; see `AttemptLedger.at_best`."""
+        """Returns the most problems and the highest level of any attempt; see `AttemptLedger.best_case`."""
         return self._ledger.best_case(self._family, self._evaluator.problems, confidence)
 
     def facts_of(self, run: str) -> str | None:

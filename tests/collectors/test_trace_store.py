@@ -189,8 +189,11 @@ def test_columns_in_another_order_and_of_wider_types_are_the_same_rows(tmp_path:
 def test_another_run_is_refused_by_its_first_difference(tmp_path: Path) -> None:
     folder = write(tmp_path, ON, portions=2)
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet"))
-    message = usage_error(lambda: write(folder, manifest(hidden=4, **ON_POLICY, seed=1)))
-    assert f"folder {str(folder)!r} holds traces of another run: seed 0, not 1; choose another --out" in message
+    message = usage_error(lambda: write(folder, manifest(hidden=4, **ON_POLICY, on="processed")))
+    assert (
+        f"folder {str(folder)!r} holds traces of another run: on 'raw', not 'processed'; choose another --out"
+        in message
+    )
     assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.parquet"))
 
 
@@ -200,7 +203,9 @@ def test_another_run_is_refused_by_its_first_difference(tmp_path: Path) -> None:
         ({"target": {**VALUES["target"], "dtype": "bfloat16"}}, "target.dtype 'float32', not 'bfloat16'"),
         ({"task": {**VALUES["task"], "prompts": "other"}}, "task.prompts 'p', not 'other'"),
         (ON_POLICY, "way 'along-target', not 'on-policy'"),
-        ({"versions": {"torch": "2", "python": "3"}}, "versions {'torch': '2'}, not {'torch': '2', 'python': '3'}"),
+        ({"versions": {"torch": "2", "engine": "3"}}, "versions {'torch': '2'}, not {'torch': '2', 'engine': '3'}"),
+        ({"versions": {"torch": "3"}}, "versions.torch '2', not '3'"),
+        ({"device": "cuda:1"}, "device 'cpu', not 'cuda'"),
     ],
 )
 def test_a_difference_names_the_innermost_fact(changes: dict[str, Any], complaint: str) -> None:
@@ -208,6 +213,32 @@ def test_a_difference_names_the_innermost_fact(changes: dict[str, Any], complain
     assert actual is not None
     assert complaint in actual
     assert Manifest.model_validate(VALUES).difference(Manifest.model_validate(VALUES)) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target": {**VALUES["target"], "id": "elsewhere/big", "revision": "c0ffee"}},
+        {"task": {**VALUES["task"], "name": "mine", "source": "/other/path.jsonl"}},
+        {"versions": {"torch": "2", "python": "3.12.9", "pyarrow": "99", "fsd-calib": "99"}},
+        {"seed": 1},
+    ],
+)
+def test_what_rows_do_not_depend_on_is_no_difference(changes: dict[str, Any]) -> None:
+    """A place, a name, a version that changes no number, and a seed where nothing is drawn."""
+    other = Manifest.model_validate({**VALUES, **changes})
+    assert other.difference(Manifest.model_validate(VALUES)) is None
+
+
+@pytest.mark.parametrize("drawing", [{"sampling": {**VALUES["sampling"], "temperature": 0.5}}, {"projected": True}])
+def test_a_seed_is_a_difference_where_something_is_drawn(drawing: dict[str, Any]) -> None:
+    mine, theirs = (Manifest.model_validate({**VALUES, **drawing, "seed": seed}) for seed in (1, 0))
+    assert mine.difference(theirs) == "seed 0, not 1"
+
+
+def test_two_devices_of_a_type_are_no_difference() -> None:
+    mine, theirs = (Manifest.model_validate({**VALUES, "device": f"cuda:{index}"}) for index in (1, 0))
+    assert mine.difference(theirs) is None
 
 
 def test_a_run_without_finished_portions_is_replaced(tmp_path: Path) -> None:

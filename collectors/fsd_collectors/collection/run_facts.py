@@ -15,6 +15,7 @@ from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.argument_checks import check_settings
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
@@ -92,7 +93,11 @@ def manifest_of(
         batch_size=batch_size,
         portion=_portion(batch_size, task.max_new_tokens * (policy.draft_length if policy else 1)),
         device=str(decoder.device),
-        versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        versions={
+            "python": platform.python_version(),
+            **{name: version(name) for name in _PACKAGES},
+            "engine": str(ENGINE_VERSION),
+        },
     )  # fmt: skip
 
 

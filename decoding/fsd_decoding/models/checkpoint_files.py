@@ -26,7 +26,7 @@ _COARSEST_CLOCK = 2 * 10**9  # ns: a file system may give files written within t
 _BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # how the hub's cache names a file: by a hash of its content
 _DIGEST = re.compile("[0-9a-f]{64}")
 
-_Facts = list[list[Any]]
+_Identities = list[list[Any]]
 
 
 class CheckpointFiles:
@@ -42,7 +42,7 @@ class CheckpointFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._before = _facts(folder, time.time_ns())
+        self._before = _identities(folder, time.time_ns())
 
     def key(self, model: nn.Module, loading_info: Mapping[str, Any]) -> str | None:
         """Returns a key that is equal only for models with the same weights, or None.
@@ -50,7 +50,7 @@ class CheckpointFiles:
         None: the files changed meanwhile or just before, or some were downloaded meanwhile, or the weights are not the
         files' own (an adapter, quantised on loading, or drawn at random because they are missing).
         """
-        facts = _facts(self._folder)
+        facts = _identities(self._folder)
         faults = [name for name, found in loading_info.items() if found and name != "unexpected_keys"]
         if facts is None or facts != self._before or faults or _transformed(model):
             return None
@@ -83,7 +83,7 @@ def _check(key: str, digest: str) -> str:
     return hashlib.sha256(f"{key} {digest}".encode()).hexdigest()
 
 
-def _facts(folder: Path, now: int | None = None) -> _Facts | None:
+def _identities(folder: Path, now: int | None = None) -> _Identities | None:
     """Returns facts of all files in a folder; None: it has weights elsewhere, or a file changed just before `now`."""
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file())

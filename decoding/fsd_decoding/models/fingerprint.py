@@ -46,14 +46,9 @@ def sampled_fingerprint(model: Any) -> str:
     Models that differ elsewhere share it. Files of earlier versions are compared by it, and the ledger of attempts
     counts by it: a model that hardly differs from one that was certified is no new start.
     """
-    from fsd_decoding.models.weights_digest import values_of
+    from fsd_decoding.models.known_digests import while_unchanged
 
-    digest = hashlib.sha256(_described(model))
-    for name, tensor in sorted(model.state_dict().items()):
-        with values_of(model, name, tensor) as values:
-            digest.update(_json([name, list(values.shape)]))
-            digest.update(_sample(values))
-    return digest.hexdigest()
+    return hashlib.sha256(_described(model) + bytes.fromhex(while_unchanged(model, _samples))).hexdigest()
 
 
 def is_sampled(fingerprint: str) -> bool:
@@ -81,6 +76,12 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
     Padding and truncation, which any call may set, are left out, and so is the chat template.
     """
+    from fsd_decoding.models.known_tokenizers import while_unchanged
+
+    return while_unchanged(tokenizer, _read_tokenizer)
+
+
+def _read_tokenizer(tokenizer: Any) -> str:
     parts = [
         sorted(tokenizer.get_vocab().items(), key=_by_id),
         tokenizer.bos_token_id,
@@ -120,6 +121,17 @@ def _architecture(config: Any) -> Any:
         for key, value in config.items()
         if key not in _NOT_ARCHITECTURE and not str(key).startswith("_")
     }
+
+
+def _samples(model: Any) -> str:
+    """Names, shapes and samples of all tensors of a model's state (hex)."""
+    from fsd_decoding.models.weights_digest import values_of
+
+    read = bytearray()
+    for name, tensor in sorted(model.state_dict().items()):
+        with values_of(model, name, tensor) as values:
+            read += _json([name, list(values.shape)]) + _sample(values)
+    return read.hex()
 
 
 def _sample(tensor: Tensor) -> bytes:

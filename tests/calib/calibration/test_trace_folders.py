@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from fsd_calib.calibration.baseline import traces_along_target
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.progress import Advance, Silent
-from fsd_calib.tasks.base import Problem
+from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.collection import run_facts
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.sampling import Sampling
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 
@@ -37,11 +39,14 @@ class Interrupting(Silent):
         yield advance
 
 
+TASK = tiny_calibration.task(150)
+
+
 @contextmanager
-def session(cache: Path, batch_size: int) -> Iterator[Session]:
-    decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), seed=0)
+def session(cache: Path, batch_size: int, task: Task = TASK, **settings: Any) -> Iterator[Session]:
+    decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), **{"seed": 0, **settings})
     config = RunConfig(cache=cache, state=cache, batch_size=batch_size)
-    with open_session(decoder, tiny_calibration.task(150), config) as made:
+    with open_session(decoder, task, config) as made:
         yield made
 
 
@@ -53,9 +58,9 @@ def traced(cache: Path, batch_size: int, **changes: Any) -> tuple[Path, int, dic
         return traces.path, traces.manifest.batch_size, {row["problem"]: row["text"] for row in rows}
 
 
-def interrupted(cache: Path, batch_size: int) -> None:
+def interrupted(cache: Path, batch_size: int, task: Task = TASK) -> None:
     """Collects one portion of two."""
-    with session(cache, batch_size) as made:
+    with session(cache, batch_size, task) as made:
         stopped = traces_along_target(replace(made, progress=Interrupting(35)), ("js",), problems(made))
         with pytest.raises(KeyboardInterrupt):
             stopped.__enter__()
@@ -83,12 +88,49 @@ def test_a_batch_that_does_not_fit_any_more_is_not_continued(tmp_path: Path) -> 
     assert traced(tmp_path, 2)[1] == 2
 
 
-def test_traces_of_other_versions_of_libraries_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they hold depends on versions that are in the folder's name."""
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_is_not_the_models_or_the_data_leaves_traces_as_they_are(
+    finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data's place and name, and versions that rows do not depend on; unfinished traces are compared, too."""
+    elsewhere = replace(TASK, source="/other/path.jsonl", name="other")
     with monkeypatch.context() as earlier:
-        earlier.setattr(run_facts, "version", lambda name: "0.1")
+        earlier.setattr(run_facts, "version", lambda name: "0.1" if name in ("fsd-calib", "pyarrow") else version(name))
+        earlier.setattr("platform.python_version", lambda: "3.12.0")
+        if finished:
+            traced(tmp_path, 4)
+        else:
+            interrupted(tmp_path, 4)
+    with session(tmp_path, 4, elsewhere) as made, traces_along_target(made, ("js",), problems(made)) as traces:
+        assert traces.complete
+        assert traces.manifest.versions["pyarrow"] == "0.1"
+        assert traces.manifest.task.source == TASK.source
+
+
+SAMPLED: dict[str, Any] = {"sampling": Sampling(0.8, top_k=5)}
+
+
+@pytest.mark.parametrize("changes", [{"on": "processed"}, {"seed": 1}, {"sampling": Sampling(0.8, top_k=4)}])
+def test_other_settings_have_traces_of_their_own_and_not_an_error(changes: dict[str, Any], tmp_path: Path) -> None:
+    folders = []
+    for settings in (SAMPLED, SAMPLED | changes):
+        with session(tmp_path, 4, **settings) as made, traces_along_target(made, ("js",), problems(made)) as traces:
+            folders.append(traces.path)
+    assert len({*folders}) == 2
+
+
+def test_greedy_traces_are_the_same_under_any_seed(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        with session(tmp_path, 4, seed=seed) as made, traces_along_target(made, ("js",), problems(made)) as traces:
+            assert traces.manifest.seed == 0
+
+
+def test_versions_that_rows_depend_on_have_traces_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(run_facts, "version", lambda name: "0.1" if name == "torch" else version(name))
+        interrupted(tmp_path, 4)
         first = traced(tmp_path, 4)
-    assert traced(tmp_path, 4) == first
+    assert traced(tmp_path, 4)[0] != first[0]
 
 
 @pytest.mark.parametrize("changes", [{"prompt": "a b"}, {"reference": "c"}])

@@ -134,7 +134,7 @@ def test_a_file_of_another_version_is_renamed(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "cache"):
-        with pytest.raises(UsageError, match=r"cache of decodings '.*' cannot be used \(.*\); free or repair it"):
+        with pytest.raises(UsageError, match=r"cache of decodings '.*' cannot be used \(.*\); free space or repair it"):
             ResultCache(path)
 
 

@@ -17,8 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fsd_decoding import hub
 from fsd_decoding.loading import load_model
-from fsd_decoding.models import checkpoint_files, known_digests
-from fsd_decoding.models.fingerprint import model_fingerprint
+from fsd_decoding.models import checkpoint_files, fingerprint, known_digests
+from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint
 from fsd_decoding.models.weights_digest import weights_digest
 
 
@@ -101,6 +101,50 @@ def test_an_edited_object_has_another_fingerprint(edit: Callable[[Any], None]) -
     before = model_fingerprint(changed)
     edit(changed)
     assert model_fingerprint(changed) != before
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_steps_of_a_fused_optimizer_are_noticed(optimizer: Any) -> None:
+    """Fused kernels leave torch's counts as they are; here they change three rows of one embedding alone."""
+    trained = model()
+    weight = trained.model.embed_tokens.weight
+    before, first = model_fingerprint(trained), weight.detach().clone()
+    steps = optimizer([weight], lr=1e-2, weight_decay=0.0, fused=True)
+    for _ in range(5):
+        weight.grad = torch.zeros_like(weight)
+        weight.grad[[7, 9, 11], 3:] = 1.0
+        steps.step()
+        steps.zero_grad()
+    assert (weight != first).any(1).sum() == 3
+    assert model_fingerprint(trained) != before
+
+
+def test_a_model_that_holds_gradients_is_read_again(reads: list[Any]) -> None:
+    """What trains it may be no optimizer of torch, and write past its counts."""
+    trained = model()
+    weight = trained.model.embed_tokens.weight
+    weight.grad = torch.zeros_like(weight)
+    before = model_fingerprint(trained)
+    weight.detach().numpy()[7, 3] += 1
+    assert model_fingerprint(trained) != before
+    weight.grad = None
+    model_fingerprint(trained)
+    model_fingerprint(trained)
+    assert len(reads) == 3
+
+
+def test_samples_of_an_earlier_version_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    sample = fingerprint._sample
+    monkeypatch.setattr(fingerprint, "_sample", lambda tensor: (read.append(1), sample(tensor))[1])
+    one = model()
+    before = sampled_fingerprint(one)
+    count = len(read)
+    assert sampled_fingerprint(one) == before
+    assert len(read) == count > 0
+    by_one_element(one)
+    sampled_fingerprint(one)
+    assert len(read) == 2 * count
 
 
 def test_weights_that_count_no_writes_are_read_again(reads: list[Any]) -> None:
