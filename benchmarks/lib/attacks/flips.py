@@ -16,6 +16,7 @@ from lib.attacks.cases import Case, random_of
 from lib.attacks.commands import Ended, control_character, run
 
 ATTACK = "flips"
+_SHOWN_AS_EDITED = "edited: not certified"
 _PROMPT = "Ann has 3 boxes of 12 pens. How many?"
 
 Load = Callable[[Path], Any]
@@ -85,6 +86,8 @@ def _judge_command(ended: Ended, undisturbed: Ended) -> tuple[str, str]:
         return "refused", ended.last_line
     if ended.code == undisturbed.code and ended.out == undisturbed.out:
         return "equal", ""
+    if ended.out.startswith(_SHOWN_AS_EDITED):
+        return "refused", "shown, as edited and not certified"
     return "silent", f"exit code {ended.code}, another output than the whole profile's"
 
 
