@@ -87,7 +87,7 @@ def traces_along_target(
     sampling = decoder.sampling
     states = None if hidden is None else HiddenStates(decoder.draft, hidden, decoder.seed)
     asked = manifest_of(decoder, task, task.problems, None, divergences, states, session.batch_size)
-    with _trace_folder(session.cache, asked) as folder:
+    with _trace_folder(session, asked) as folder:
         begun = _begun(folder, session.batch_size)
         traces = begun if begun is not None and begun.complete else collect_traces(
             task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder,
@@ -113,18 +113,18 @@ def _begun(folder: Path, fitting: int) -> Traces | None:
 
 
 @contextmanager
-def _trace_folder(cache: Path | None, asked: Manifest) -> Iterator[Path]:
+def _trace_folder(session: Session, asked: Manifest) -> Iterator[Path]:
     """Yields a folder for these traces alone, locked; temporary where there is no cache.
 
     Its name is made of all that the traces depend on, beyond rounding: what differs from them has another folder.
     """
-    if cache is None:
+    if session.cache is None:
         with TemporaryDirectory() as temporary:
             yield Path(temporary)
         return
     facts = {name: fact for name, fact in asked.facts.items() if name not in _ROUNDING}
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    folder = cache / "traces" / name
+    folder = session.cache / "traces" / name
     make_private_folder(folder.parent)
     waiting = Waiting(session.progress, "collects the same traces")
     with waiting.holding(private_lock(folder.with_suffix(".lock"))):
