@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -49,18 +50,27 @@ def profile_config(
     profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
     unbound = profile.check_digest(allow_edited=allow_edited)
     profile.check(models[0], models[1], tokenizer)
-    threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
-    if isinstance(threshold, ThresholdPolicy):
-        threshold.check(models, tokenizer, profile.rule, profile.divergence)
-    config = DecodingConfig(
-        rule=profile.effective_rule, divergence=profile.divergence, threshold=threshold,
-        draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
-        seed=profile.seed, stop_policy=early_stop(profile, models[0], models[1], tokenizer), on=profile.logits,
-        within_support=profile.within_support,
-    )  # fmt: skip
+    config = config_of(profile)
+    if isinstance(config.threshold, ThresholdPolicy):
+        config.threshold.check(models, tokenizer, profile.rule, profile.divergence)
+    config = replace(config, stop_policy=early_stop(profile, models[0], models[1], tokenizer))
     coverage = Coverage(_setting(config), profile.task, profile.certificate.certified and not profile.edited)
     drift = _drift(profile, models[0], config, coverage)
     return ProfileConfig(config, coverage, drift, unbound, warning_of(profile))
+
+
+def config_of(profile: ThresholdProfile) -> DecodingConfig:
+    """Returns what a profile sets, but for its early stop, which needs the models.
+
+    Raises:
+        UsageError: this version does not know its threshold policy.
+    """
+    return DecodingConfig(
+        rule=profile.effective_rule, divergence=profile.divergence,
+        threshold=-1.0 if profile.threshold is None else moved(profile.threshold, profile.policy),
+        draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
+        seed=profile.seed, on=profile.logits, within_support=profile.within_support,
+    )  # fmt: skip
 
 
 def _setting(config: DecodingConfig) -> DecodingSetting:
