@@ -172,6 +172,7 @@ class SpeculativeDecoder:
         self.threshold, self.draft_length = resolved.threshold, resolved.draft_length
         self.sampling, self.seed = config.sampling, config.seed
         self.stop_policy, self.threshold_policy = resolved.stop_policy, resolved.threshold_policy
+        self._made = None if self.coverage is None else self.setting  # attributes may be assigned later
 
     @property
     def divergence(self) -> str:
@@ -233,7 +234,7 @@ class SpeculativeDecoder:
         requests = self._requests(call, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
-        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
+        _warn(self._departures(settings, requests), stacklevel=3)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
             begun = requests if begin is None else (request for request in requests if begin(request.index))
@@ -266,7 +267,7 @@ class SpeculativeDecoder:
         call = call_overrides("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
-        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
+        _warn(self._departures(settings, requests), stacklevel=3)
         with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
@@ -333,11 +334,16 @@ class SpeculativeDecoder:
             )
         return ending, moving
 
+    def _departures(self, settings: Settings, requests: Sequence[Request]) -> list[str | None]:
+        """Warnings where a call differs from what the decoder's profile, or those of its policy, certified."""
+        policy, asked = settings.threshold_policy, _settings_of(settings, requests)
+        return [self._departure(asked), *(policy.departures(asked) if policy is not None else ())]
+
     def _departure(self, settings: Sequence[DecodingSetting]) -> str | None:
-        """A warning where settings differ from what the profile certified; None for those of this decoder itself."""
-        if self.coverage is None:
+        """A warning where settings differ from what the profile certified; None for what this decoder was made with."""
+        if self.coverage is None or self._made is None:
             return None
-        own = self.setting.values()
+        own = self._made.values()
         return self.coverage.departure(setting for setting in settings if setting.values() != own)
 
     def _requests(

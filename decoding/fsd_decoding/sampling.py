@@ -88,7 +88,7 @@ class Sampling:
         Raises:
             UsageError: as for a new `Sampling`.
         """
-        off = dict.fromkeys(_TRUNCATIONS) if given.get("temperature", self.temperature) == 0.0 else {}
+        off: dict[str, Any] = dict.fromkeys(_TRUNCATIONS) if given.get("temperature", self.temperature) == 0.0 else {}
         return replace(self, **off | dict(given))
 
     @property

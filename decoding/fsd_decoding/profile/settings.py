@@ -50,11 +50,10 @@ def profile_config(
     profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
     unbound = profile.check_digest(allow_edited=allow_edited)
     profile.check(models[0], models[1], tokenizer)
-    config = config_of(profile)
+    config = _with_early_stop(profile, models, tokenizer)
     if isinstance(config.threshold, ThresholdPolicy):
         config.threshold.check(models, tokenizer, profile.rule, profile.divergence)
-    config = replace(config, stop_policy=early_stop(profile, models[0], models[1], tokenizer))
-    coverage = Coverage(_setting(config), profile.task, profile.certificate.certified and not profile.edited)
+    coverage = _coverage(profile, config)
     drift = _drift(profile, models[0], config, coverage)
     return ProfileConfig(config, coverage, drift, unbound, warning_of(profile))
 
@@ -71,6 +70,19 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
         draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
         seed=profile.seed, on=profile.logits, within_support=profile.within_support,
     )  # fmt: skip
+
+
+def coverage_of(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> Coverage:
+    """Returns what a profile certified with its models. UsageError: its predictor cannot be used."""
+    return _coverage(profile, _with_early_stop(profile, models, tokenizer))
+
+
+def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> DecodingConfig:
+    return replace(config_of(profile), stop_policy=early_stop(profile, models[0], models[1], tokenizer))
+
+
+def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
+    return Coverage(_setting(config), profile.task, profile.certificate.certified and not profile.edited)
 
 
 def _setting(config: DecodingConfig) -> DecodingSetting:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from fsd_decoding.adaptive import DivergenceBudget, EntropyScaled
+from fsd_decoding.adaptive import (
+    Constant,
+    DivergenceBudget,
+    EntropyScaled,
+    Min,
+    PerDomain,
+    SpeedBudget,
+    ThresholdPolicy,
+)
 from fsd_decoding.config import CallOverrides, DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.hf.generate import fsd_generate
@@ -18,7 +27,7 @@ from fsd_decoding.profile import settings
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.sampling import SETTINGS
+from fsd_decoding.sampling import SETTINGS, Sampling
 from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, profile
 from support.messages import usage_error
 from support.models.tiny_models import word_tokenizer
@@ -214,6 +223,19 @@ def test_a_decoder_is_told_once_and_its_calls_only_of_what_they_change() -> None
     assert message == f"threshold is 0.5 instead of 0.0625, draft_length is 4 instead of 3: {DOES_NOT_APPLY}"
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "difference"),
+    [
+        ("threshold", 0.5, "threshold is 0.5 instead of 0.0625"),
+        ("sampling", Sampling(0.3), "temperature is 0.3 instead of 0.8"),
+    ],
+)
+def test_an_attribute_that_is_assigned_is_told_of_too(attribute: str, value: Any, difference: str) -> None:
+    ours = load()
+    setattr(ours, attribute, value)
+    assert warned(lambda: ours.generate(PROMPTS, NEW)) == [f"{difference}: {DOES_NOT_APPLY}"]
+
+
 def test_without_a_certificate_that_is_said_instead() -> None:
     for outcome in (UNCERTIFIED, SD_SUFFICES):
         (message,) = warned(lambda: load(outcome, rule="fsd", threshold=0.5))  # noqa: B023
@@ -276,6 +298,45 @@ def test_a_policy_or_a_number_in_place_of_the_profiles_is_named() -> None:
         == f"threshold is 0.0 instead of 0.0625, threshold_policy is DivergenceBudget instead of None: {DOES_NOT_APPLY}"
     )
     assert warned(lambda: load(threshold_policy=DivergenceBudget(per_token=0.01)))[0] == message
+
+
+OF_PROFILES: list[Callable[[ThresholdProfile], ThresholdPolicy]] = [
+    lambda own: PerDomain({"sums": own}, ["sums"] * 3),
+    lambda own: DivergenceBudget(per_token=0.01, profile=own),
+    lambda own: SpeedBudget(1.0, own),
+    lambda own: Min(Constant(0.5), DivergenceBudget(per_token=0.01, profile=own)),
+]
+LONG = {"draft_length": 5}  # as the points of the curve, which a speed budget needs
+CERTIFIED: dict[str, Any] = {"temperature": 0.8, "draft_length": 5}
+
+
+@pytest.mark.parametrize("policy", OF_PROFILES, ids=["domains", "divergence", "speed", "composed"])
+def test_a_policy_of_a_profile_says_what_differs_from_it(policy: Any) -> None:
+    own = followed(LONG)
+    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), divergence=own.divergence)
+
+    def told(**given: Any) -> list[str]:
+        found = warned(lambda: plain.generate(PROMPTS, NEW, threshold=policy(own), **given))
+        return [message for message in found if "certificate" in message]
+
+    assert told(**CERTIFIED) == []
+    (message,) = told(**CERTIFIED | {"temperature": 0.3})
+    assert message.removeprefix("domain 'sums': ") == f"temperature is 0.3 instead of 0.8: {DOES_NOT_APPLY}"
+    (message,) = told(**CERTIFIED, stop_policy=_OneStep())
+    assert message.removeprefix("domain 'sums': ") == f"stop_policy is 'one step' instead of None: {DOES_NOT_APPLY}"
+
+
+def test_the_early_stop_of_a_domain_is_part_of_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "early_stop", lambda *_: _OneStep())
+    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), divergence=followed().divergence)
+    policy = PerDomain({"sums": followed(LONG), "tales": 0.5, "unused": followed(LONG)}, ["sums", "tales", "sums"])
+    ways = {"domain 'sums': stop_policy is None instead of 'one step': " + DOES_NOT_APPLY: None, None: _OneStep()}
+    for expected, stop_policy in ways.items():
+        found = warned(lambda: plain.generate(PROMPTS, NEW, **CERTIFIED, threshold=policy, stop_policy=stop_policy))  # noqa: B023
+        assert found == ([] if expected is None else [expected])
+    cold: dict[str, Any] = CERTIFIED | {"temperature": 0.3, "stop_policy": _OneStep()}
+    (message,) = warned(lambda: list(plain.stream(PROMPTS[0], NEW, **cold, threshold=policy)))
+    assert message.startswith("domain 'sums': temperature is 0.3 instead of 0.8")
 
 
 class _OneStep(StopPolicy):
