@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.config_keywords import override
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.sampling import Sampling
+from fsd_decoding.sampling import SETTINGS, Sampling
 
 StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
 """A stop policy, or a function with the return values of `StopPolicy.goes_on`."""
 
 Threshold = float | ThresholdPolicy
 """T, or a policy that moves it."""
-
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -58,20 +56,19 @@ class DecodingConfig:
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
         """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
 
-        A `threshold` without a `threshold_policy` replaces the policy too.
+        None keeps what this configuration has. A `threshold` without a `threshold_policy` replaces the policy too.
         """
-        if keywords.get("sampling", self.sampling) is None:  # as once was the default
-            del keywords["sampling"]
-        config = override(self._without_replaced(keywords), keywords)
-        sampling = {name: keywords.pop(name) for name in _SAMPLING if name in keywords}
-        return replace(config, sampling=replace(config.sampling, **_without_none(sampling))) if sampling else config
+        names = (*(f.name for f in fields(self)), *SETTINGS)
+        given = {name: value for name in names if (value := keywords.pop(name, None)) is not None}
+        config = override(self._without_replaced(given), given)
+        return replace(config, sampling=config.sampling.changed(given)) if given else config
 
-    def _without_replaced(self, keywords: Mapping[str, Any]) -> DecodingConfig:
+    def _without_replaced(self, given: Mapping[str, Any]) -> DecodingConfig:
         """A T alone replaces a policy, and a policy alone another, or T, as in a decoder's call."""
-        if "threshold" in keywords and "threshold_policy" not in keywords:
+        if "threshold" in given and "threshold_policy" not in given:
             return replace(self, threshold_policy=None)
-        replaced = isinstance(keywords.get("threshold_policy"), ThresholdPolicy) or (
-            "threshold_policy" in keywords and isinstance(self.threshold, ThresholdPolicy)
+        replaced = isinstance(given.get("threshold_policy"), ThresholdPolicy) or (
+            "threshold_policy" in given and isinstance(self.threshold, ThresholdPolicy)
         )
         return replace(self, threshold=None) if replaced else self
 
@@ -81,8 +78,9 @@ class CallOverrides:
     """Settings of one call that override the decoder's `DecodingConfig`; None keeps the decoder's setting.
 
     Args:
-        temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`. If any of them is given, the others take
-            their defaults, except for the temperature, which stays the decoder's.
+        temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`. Temperature 0 turns off the decoder's
+            top_k, top_p and min_p; to turn them off at another temperature, give 1.0 as top_p, or a `Sampling` to
+            `with_config`.
         threshold, draft_length: one value, or one per prompt.
     """
 
@@ -99,18 +97,12 @@ class CallOverrides:
 
     def sampling(self, usual: Sampling) -> Sampling:
         """Returns the call's sampling, where `usual` is the decoder's."""
-        changed = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-        kept: dict[str, Any] = {"temperature": usual.temperature, "processors": usual.processors}
-        return Sampling(**kept | changed) if changed else usual
-
-
-def _without_none(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out what has a default other than None."""
-    return {name: value for name, value in sampling.items() if value is not None or name.startswith(("top", "min"))}
+        given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+        return usual.changed(given) if given else usual
 
 
 class DecodingKeywords(TypedDict, total=False):
-    """The fields of `DecodingConfig` and of its sampling, as keywords."""
+    """The fields of `DecodingConfig` and of its sampling, as keywords; None keeps what there is."""
 
     rule: str | Sequence[str]
     divergence: str | Sequence[str] | None

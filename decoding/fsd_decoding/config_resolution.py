@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 from fsd_decoding.acceptance.proposal import Criterion
@@ -57,41 +57,59 @@ def configured(
     keywords: Mapping[str, Any],
     base: DecodingConfig | None = None,
 ) -> DecodingConfig:
-    """Returns the base with what is given in its place: keywords first, then the fields of `decoding`.
+    """Returns `decoding`, or else the base, with the keywords in its place; a keyword that is None keeps what it has.
 
-    A field of `decoding` that has its default is not given; a keyword is, whatever its value. `function` is named in
-    error messages.
+    Args:
+        function: named in error messages.
+        decoding: what a user gave as an object.
+        keywords: what a user gave by name.
+        base: the configuration of a decoder or a profile that is changed; not together with `decoding`.
 
     Raises:
-        UsageError: a T is given and the rule of the base, which has none, stays; or a policy that moves T is given and
-            the rule has no threshold on a divergence. A policy of the base does not apply to such a rule.
+        UsageError: a policy that moves T is given and the rule has no threshold on a divergence (one of the base does
+            not apply to such a rule); see also `check_threshold`.
     """
-    named = rename_former(keywords, stacklevel=4)
-    fields_given = _fields_given(check_type("decoding", decoding, DecodingConfig) or DecodingConfig())
-    given = fields_given | named
-    config = (base or DecodingConfig()).override(dict(fields_given)).override(named)
-    refuse_rest(function, named)
-    _check_has_threshold(given, config)
+    given = rename_former(keywords, stacklevel=4)
+    rest = dict(given)
+    config = (check_type("decoding", decoding, DecodingConfig) or base or DecodingConfig()).override(rest)
+    refuse_rest(function, rest)
+    if isinstance(config.rule, str):  # else `resolve` says so
+        _check_given(given, config.rule, config.rule if base is None else str(base.rule))
     return config
 
 
-def _fields_given(decoding: DecodingConfig) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
-    usual = DecodingConfig()
-    values = {field.name: getattr(decoding, field.name) for field in fields(decoding)}
-    return {name: value for name, value in values.items() if value != getattr(usual, name)}
-
-
-def _check_has_threshold(given: Mapping[str, Any], config: DecodingConfig) -> None:
-    """UsageError: a T or a policy is given, but the rule has no such threshold."""
-    if not isinstance(config.rule, str):
-        return  # `resolve` says so
-    rule = rule_named(config.rule)
-    for policy in (given.get("threshold"), given.get("threshold_policy")):
+def _check_given(given: Mapping[str, Any], rule: str, own: str) -> None:
+    """UsageError: a T or a policy is given that the rule has no use for, or none where it needs one."""
+    thresholds = [value for name in ("threshold", "threshold_policy") if (value := given.get(name)) is not None]
+    for policy in thresholds:
         if isinstance(policy, ThresholdPolicy):
-            check_movable(policy, rule)
-    if given.get("threshold") is not None and "rule" not in given and not rule.fuzzy:
-        raise UsageError(f"threshold is given, but the decoder's rule {rule.name!r} has none; give rule= too")
+            check_movable(policy, rule_named(rule))
+    check_threshold(own, given.get("rule"), bool(thresholds))
+
+
+def check_threshold(own: str, rule: str | None, given: bool) -> None:
+    """Checks that the T of a decoder or a profile, or one given in its place, means something under the rule.
+
+    Args:
+        own: the rule of the decoder or the profile.
+        rule: the rule given in its place, if any.
+        given: whether a T is given too.
+
+    Raises:
+        UsageError: a T is given and `own`, which has none, stays; or none is given and the rule measures T on another
+            scale.
+    """
+    kept, chosen = rule_named(own), rule_named(rule or own)
+    if given and rule is None and not chosen.fuzzy:
+        raise UsageError(f"threshold is given, but the decoder's rule {own!r} has none; give rule= too")
+    if not given and chosen.fuzzy and _scale(chosen) != _scale(kept):
+        whose = "a scale of its own" if _scale(chosen) else f"another scale than {own!r}"
+        raise UsageError(f"rule {chosen.name!r} measures T on {whose}; give threshold= too")
+
+
+def _scale(rule: Rule) -> str | None:
+    """The rule whose own scale T is on; None: T bounds a divergence, or there is none."""
+    return rule.name if rule.fuzzy and not rule.bounds_divergence else None
 
 
 def call_overrides(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 import torch
@@ -13,8 +14,14 @@ from fsd_decoding.acceptance.rules import Rule, rule_named
 from fsd_decoding.argument_checks import check_count
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
-from fsd_decoding.config_keywords import rename_former
-from fsd_decoding.config_resolution import call_overrides, check_movable, configured, resolve, threshold_and_policy
+from fsd_decoding.config_resolution import (
+    call_overrides,
+    check_movable,
+    check_threshold,
+    configured,
+    resolve,
+    threshold_and_policy,
+)
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import Engine, Settings
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
@@ -36,7 +43,8 @@ from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.drift import Drift, watch
-from fsd_decoding.profile.settings import profile_config
+from fsd_decoding.profile.settings import config_of, profile_config
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.requests import Prompt, requests_for
 from fsd_decoding.text import StopStrings, TextStream
 
@@ -93,9 +101,9 @@ class SpeculativeDecoder:
         Args:
             target: hub id, path, or loaded model (then `tokenizer` is needed), on any device or devices.
             draft: the same, or `NGram()`, which drafts from the text itself.
-            profile: path of a profile, or a `ThresholdProfile`; sets what is not given. What is given goes first, and
-                where decoding then differs from what the profile certified, a warning names the difference.
-            decoding: how tokens are accepted and drawn. Beside a profile, a field that has its default is not given.
+            profile: path of a profile, or a `ThresholdProfile`; sets what no keyword gives. Where decoding then
+                differs from what the profile certified, a warning names the difference.
+            decoding: how tokens are accepted and drawn; not beside a profile, which sets all of it.
             device: by default "cuda" if available, else "cpu". Loaded models are not moved.
             dtype: by default the checkpoint's own. Loaded models are not converted.
             tokenizer: the tokenizer of loaded models.
@@ -106,26 +114,29 @@ class SpeculativeDecoder:
                 calls; see docs/decoding.md.
             allow_edited: follow a profile that was changed after its calibration, without a certificate.
             keywords: fields of `DecodingConfig` and of its sampling (`rule`, `divergence`, `threshold`,
-                `draft_length`, `temperature`, …), which take precedence over `decoding`, and are given whatever their
-                value.
+                `draft_length`, `temperature`, …), which take precedence over `decoding` and the profile; None keeps
+                what those say.
 
         Raises:
-            UsageError: a model cannot be loaded, the tokenizers differ, or the profile is for other models or edited.
+            UsageError: a model cannot be loaded, the tokenizers differ, the profile is for other models or edited, or
+                settings contradict each other or the profile, which is found before any weights are loaded.
         """
-        given: Any = rename_former(keywords, stacklevel=3)
-        config = configured("from_pretrained", decoding, given)
+        followed = _as_profile(profile, decoding, allow_edited)
+        base = None if followed is None else config_of(followed)
+        config = configured("from_pretrained", decoding, keywords, base)
+        resolve(config)
         place = device or default_device()
         check_device(place)
         as_dtype(dtype)
         shared = shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
         models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
-        if profile is None:
+        if followed is None:
             return cls(models[0], models[1], shared, config, compile=compile)
-        followed = profile_config(profile, models, shared, allow_edited)
-        decoder = cls(
-            models[0], models[1], shared, compile=compile, coverage=followed.coverage, drift=followed.drift
-        ).reconfigured(configured("from_pretrained", decoding, given, followed.config))
-        _warn(followed.warnings(decoder.setting), stacklevel=3)
+        own = profile_config(followed, models, shared, allow_edited)
+        if config.stop_policy is None:
+            config = replace(config, stop_policy=own.config.stop_policy)
+        decoder = cls(models[0], models[1], shared, config, compile=compile, coverage=own.coverage, drift=own.drift)
+        _warn(own.warnings(decoder.setting), stacklevel=3)
         return decoder
 
     def with_config(self, **keywords: Unpack[DecodingKeywords]) -> SpeculativeDecoder:
@@ -135,14 +146,17 @@ class SpeculativeDecoder:
         decoder follows a profile and decoding then differs from what that certified, a warning names the difference.
 
         Args:
-            keywords: fields of `DecodingConfig`, which take precedence over this decoder's.
+            keywords: fields of `DecodingConfig` and of its sampling, in place of this decoder's; None keeps those.
         """
         other = self.reconfigured(configured("with_config", None, keywords, self.decoding))
         _warn([self._departure([other.setting])], stacklevel=3)
         return other
 
     def reconfigured(self, config: DecodingConfig) -> SpeculativeDecoder:
-        """Returns a decoder with this configuration as a whole, as `with_config` does, without a warning."""
+        """Returns a decoder with this configuration as a whole, as `with_config` does, without a warning.
+
+        What is None in it is not kept but has the meaning that `DecodingConfig` says; so a stop policy can be removed.
+        """
         other = copy.copy(self)
         other._configure(config)
         return other
@@ -158,6 +172,7 @@ class SpeculativeDecoder:
         self.threshold, self.draft_length = resolved.threshold, resolved.draft_length
         self.sampling, self.seed = config.sampling, config.seed
         self.stop_policy, self.threshold_policy = resolved.stop_policy, resolved.threshold_policy
+        self._made = None if self.coverage is None else self.setting  # attributes may be assigned later
 
     @property
     def divergence(self) -> str:
@@ -219,7 +234,7 @@ class SpeculativeDecoder:
         requests = self._requests(call, prompts, max_new_tokens, ids)
         check_count("batch_size", batch_size)
         settings = self.settings(call, stop, observer)
-        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
+        _warn(self._departures(settings, requests), stacklevel=3)
         finished: dict[int, Result] = {}
         with attach_finished(finished, min(batch_size, len(requests))):
             begun = requests if begin is None else (request for request in requests if begin(request.index))
@@ -252,7 +267,7 @@ class SpeculativeDecoder:
         call = call_overrides("stream", keywords, temperature, top_k, top_p)
         requests = self._requests(call, [prompt], max_new_tokens, [id])
         settings = self.settings(call, stop)
-        _warn([self._departure(_settings_of(settings, requests))], stacklevel=3)
+        _warn(self._departures(settings, requests), stacklevel=3)
         with attach_finished({}, 1):
             return self._pieces(self.engine(settings, requests, 1), settings, requests, stop)
 
@@ -277,11 +292,7 @@ class SpeculativeDecoder:
         draft_length: int | Sequence[int] | None = None,
     ) -> list[Request]:
         """Returns the requests that `generate` makes from its prompts; None keeps the decoder's setting."""
-        if threshold is not None and rule is None and not rule_named(self.rule).fuzzy:
-            raise UsageError(f"threshold is given, but the decoder's rule {self.rule!r} has none; give rule= too")
-        chosen = rule_named(rule or self.rule)
-        if threshold is None and chosen.name != self.rule and chosen.fuzzy and not chosen.bounds_divergence:
-            raise UsageError(f"rule {chosen.name!r} measures T on a scale of its own; give threshold= too")
+        check_threshold(self.rule, rule, threshold is not None)
         lengths = [length for m in self._models() if (length := context_length(m)) is not None]
         return requests_for(
             self.tokenizer, min(lengths, default=None), self._vocabulary, prompts, ids,
@@ -323,11 +334,16 @@ class SpeculativeDecoder:
             )
         return ending, moving
 
+    def _departures(self, settings: Settings, requests: Sequence[Request]) -> list[str | None]:
+        """Warnings where a call differs from what the decoder's profile, or those of its policy, certified."""
+        policy, asked = settings.threshold_policy, _settings_of(settings, requests)
+        return [self._departure(asked), *(policy.departures(asked) if policy is not None else ())]
+
     def _departure(self, settings: Sequence[DecodingSetting]) -> str | None:
-        """A warning where settings differ from what the profile certified; None for those of this decoder itself."""
-        if self.coverage is None:
+        """A warning where settings differ from what the profile certified; None for what this decoder was made with."""
+        if self.coverage is None or self._made is None:
             return None
-        own = self.setting.values()
+        own = self._made.values()
         return self.coverage.departure(setting for setting in settings if setting.values() != own)
 
     def _requests(
@@ -368,6 +384,18 @@ class SpeculativeDecoder:
 
     def _models(self) -> list[Any]:
         return [self.target] if isinstance(self.draft, DraftSource) else [self.target, self.draft]
+
+
+def _as_profile(source: Any, decoding: DecodingConfig | None, allow_edited: bool) -> ThresholdProfile | None:
+    """The profile to follow, if any. UsageError: a configuration is given too; see also `ThresholdProfile.load`."""
+    if source is not None and decoding is not None:
+        raise UsageError(
+            "decoding= is given beside a profile, which sets all fields of the configuration; give the fields to "
+            "change as keywords, such as draft_length=4"
+        )
+    if source is None or isinstance(source, ThresholdProfile):
+        return source
+    return ThresholdProfile.load(source, allow_edited=allow_edited)
 
 
 def _settings_of(settings: Settings, requests: Sequence[Request]) -> list[DecodingSetting]:

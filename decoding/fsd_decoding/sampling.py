@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from fsd_decoding.kernels.dispatch import kernels_support
 if TYPE_CHECKING:
     from fsd_decoding.kernels.scan import Scan
 
+SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""The numbers of a `Sampling`, by name: all but its processors."""
+_TRUNCATIONS = ("top_k", "top_p", "min_p")  # which greedy decoding has no use for
 _LEAST_TEMPERATURE = 1e-6  # below this, logits divided by it overflow fp32
 _COLD = 1e-3  # temperature below which fp32 loses the noise that is added to logits / temperature
 
@@ -73,10 +77,19 @@ class Sampling:
             raise UsageError(
                 f"repetition_penalty is {self.repetition_penalty}; it must be a positive number (1 is no penalty)"
             )
-        for name in ("top_k", "top_p", "min_p"):
+        for name in _TRUNCATIONS:
             if self.greedy and (value := getattr(self, name)) is not None:
                 raise UsageError(f"{name} is {value} at temperature 0, which is greedy; set a temperature above 0")
         object.__setattr__(self, "_warpers", self._make_warpers())
+
+    def changed(self, given: Mapping[str, Any]) -> Sampling:
+        """Returns a copy with these settings. Temperature 0 turns off top_k, top_p and min_p where they are not given.
+
+        Raises:
+            UsageError: as for a new `Sampling`.
+        """
+        off: dict[str, Any] = dict.fromkeys(_TRUNCATIONS) if given.get("temperature", self.temperature) == 0.0 else {}
+        return replace(self, **off | dict(given))
 
     @property
     def greedy(self) -> bool:

@@ -25,7 +25,7 @@ from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.policies.registry import policy_named
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy
-from fsd_decoding.sampling import Sampling
+from fsd_decoding.sampling import SETTINGS, Sampling
 
 # Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since
 # logits move by rounding and D is of second order in them (tv and hellinger are of first order, but small only where
@@ -201,5 +201,4 @@ def _model(model: Any) -> dict[str, str]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return {name: getattr(sampling, name) for name in names}
+    return {name: getattr(sampling, name) for name in SETTINGS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
@@ -217,7 +218,8 @@ class CachedDecoder:
         """The draft's decoder with another seed, divergence and stop policy; models and compiled graphs are shared."""
         decoder, divergence = self._decoders[configuration.draft], configuration.divergence
         stopping = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
-        return decoder.with_config(seed=seed, divergence=divergence, stop_policy=stopping)
+        config = replace(decoder.decoding, seed=seed, divergence=divergence, stop_policy=stopping)
+        return decoder.reconfigured(config)
 
     def _count_reused(self, cached: Sequence[CachedText]) -> None:
         self.reused += len(cached)

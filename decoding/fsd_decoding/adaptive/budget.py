@@ -1,9 +1,9 @@
-"""What the two budgets have in common: the check of their profile, the sums over a call, and saved states."""
+"""What policies with profiles have in common: the check of a profile, and of budgets the sums and saved states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ref
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import RoundState
+from fsd_decoding.profile.coverage import Coverage, DecodingSetting
+from fsd_decoding.profile.settings import coverage_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 MOSTLY = 0.5  # a budget counts as out of reach if T was at its limit in a larger share of the rounds
@@ -76,14 +78,47 @@ def check_criterion(name: str, profile: ThresholdProfile, criterion: Criterion) 
             )
 
 
-class ProfileCheck:
-    """Checks a budget's profile against the models it is used with, once for each pair, as that reads their weights.
+class ModelsCheck:
+    """Compares a policy's profile with the models it is used with, once for each pair, as that reads their weights.
+
+    Attributes:
+        doubts: warnings about the profile with these models.
+    """
+
+    def __init__(self, profile: ThresholdProfile) -> None:
+        self.profile = profile
+        self.doubts: list[str] = []
+        self._compared: list[ref[Any]] = []  # models that passed
+        self._coverage: Coverage | None = None
+
+    def compare(self, models: Sequence[Any], tokenizer: Any) -> None:
+        """Raises UsageError if the profile is of other models."""
+        if [model() for model in self._compared] == list(models):
+            return
+        self.doubts = [
+            *filter(None, [self.profile.digest_doubt()]),
+            *self.profile.compare(models[0], models[1], tokenizer),
+        ]
+        self._coverage = coverage_of(self.profile, models, tokenizer)
+        self._compared = [ref(model) for model in models]
+
+    def departure(self, settings: Sequence[DecodingSetting]) -> str | None:
+        """Returns a warning that names what differs from the profile besides T, which the policy sets."""
+        if self._coverage is None:
+            return None
+        usual = self._coverage.setting.threshold
+        return self._coverage.departure(replace(each, threshold=usual, threshold_policy=None) for each in settings)
+
+
+class ProfileCheck(ModelsCheck):
+    """Checks a budget's profile against the decoder that it is used with.
 
     Raises:
         UsageError: the profile is edited, without `allow_edited`, or a policy moves its T already.
     """
 
     def __init__(self, profile: ThresholdProfile, allow_edited: bool) -> None:
+        super().__init__(profile)
         if not allow_edited:
             profile.require_unedited()
         if profile.policy is not None:
@@ -91,9 +126,6 @@ class ProfileCheck:
                 f"the threshold of the profile of {profile.task!r} is already moved by the policy "
                 f"{profile.policy.name!r}; use a profile that was calibrated with a constant threshold"
             )
-        self.profile = profile
-        self.doubts: list[str] = []
-        self._checked: list[ref[Any]] = []  # models that passed
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
         """Raises UsageError if the profile is of other models, or of another rule or divergence. Collects `doubts`."""
@@ -109,9 +141,11 @@ class ProfileCheck:
                 f"the profile was calibrated with the draft model {profile.draft.id!r}, but this decoder drafts "
                 "without a model; load that draft model"
             )
-        if [model() for model in self._checked] != list(models):
-            self.doubts = [*filter(None, [profile.digest_doubt()]), *profile.compare(models[0], models[1], tokenizer)]
-            self._checked = [ref(model) for model in models]
+        self.compare(models, tokenizer)
+
+    def departures(self, settings: Sequence[DecodingSetting]) -> list[str]:
+        """Returns `departure` as a list."""
+        return [*filter(None, [self.departure(settings)])]
 
     def check_round(self, state: RoundState) -> None:
         """Raises UsageError if T is compared with other divergences than the profile's."""

@@ -160,6 +160,9 @@ class DivergenceBudget(ThresholdPolicy):
         overshoot = self._slots or 0 if self.measure == "substitutions" else 0
         return self.per_token + (self._credit / self._unit + overshoot) / tokens
 
+    def departures(self, settings: Sequence[Any]) -> list[str]:
+        return [] if self._profile_check is None else self._profile_check.departures(settings)
+
     def doubts(self) -> list[str]:
         call, doubts = self._call, self._profile_check.doubts if self._profile_check is not None else []
         if call.share_limited <= MOSTLY:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 
-from fsd_decoding.adaptive.budget import check_criterion
+from fsd_decoding.adaptive.budget import ModelsCheck, check_criterion
 from fsd_decoding.argument_checks import number
 from fsd_decoding.batch import Request
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import NewRequests, RoundState
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.coverage import DecodingSetting
 from fsd_decoding.profile.settings import warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -50,21 +51,28 @@ class PerDomain(ThresholdPolicy):
         self.by_tag = {tag: _threshold(tag, value) for tag, value in loaded.items()}
         self.tags = [_check_tag(tag, i, self.by_tag) for i, tag in enumerate(tags)]
         self.threshold = max(self.by_tag.values())
-        self._checked: list[Any] = []  # models that passed
-        self._doubts: list[str] = []
+        self._checks = {tag: ModelsCheck(profile) for tag, profile in self.profiles.items()}
         self._check_agreement()
 
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
         for tag, profile in self.profiles.items():
             for name, now in (("rule", rule), ("divergence", divergence)):
                 _check_equal(name, tag, getattr(profile, name), "this decoding", now)
-        now_checked = [ref(model) for model in models]
-        if now_checked != self._checked:  # reading the models' weights takes a while
-            self._doubts = [doubt for tag in self.profiles for doubt in self._compare(tag, models, tokenizer)]
-            self._checked = now_checked
+            self._check_drafts(tag, models)
+            self._checks[tag].compare(models, tokenizer)
+
+    def departures(self, settings: Sequence[Any]) -> list[str]:
+        found = {tag: self._departure(tag, settings) for tag in self.profiles if tag in self.tags}
+        return [f"domain {tag!r}: {departure}" for tag, departure in found.items() if departure is not None]
+
+    def _departure(self, tag: str, settings: Sequence[DecodingSetting]) -> str | None:
+        own = self.profiles[tag].effective_draft_length  # that of its prompts is checked, others may have another
+        return self._checks[tag].departure([replace(each, draft_length=own) for each in settings])
 
     def doubts(self) -> list[str]:
-        return self._doubts
+        doubts = [(tag, doubt) for tag, check in self._checks.items()
+                  for doubt in (*check.doubts, warning_of(check.profile))]  # fmt: skip
+        return [f"domain {tag!r}: {doubt}" for tag, doubt in doubts if doubt is not None]
 
     def start(self, new: NewRequests) -> None:
         thresholds = torch.tensor([self._threshold_of(request) for request in new.requests], dtype=torch.float64)
@@ -82,20 +90,12 @@ class PerDomain(ThresholdPolicy):
             for name in _SHARED:
                 _check_equal(name, tag, getattr(profile, name), f"that of {first!r}", getattr(other, name))
 
-    def _compare(self, tag: str, models: Sequence[Any], tokenizer: Any) -> list[str]:
-        """Returns warnings about a profile with these models. Raises UsageError if it is of other models."""
-        profile = self.profiles[tag]
+    def _check_drafts(self, tag: str, models: Sequence[Any]) -> None:
         if len(models) < 2:
             raise UsageError(
-                f"the profile of {tag!r} was calibrated with the draft model {profile.draft.id!r}, but this decoder "
-                f"drafts without a model; load that draft model, or set a number as the T of {tag!r}"
+                f"the profile of {tag!r} was calibrated with the draft model {self.profiles[tag].draft.id!r}, but this "
+                f"decoder drafts without a model; load that draft model, or set a number as the T of {tag!r}"
             )
-        doubts = [
-            *profile.compare(models[0], models[1], tokenizer),
-            profile.digest_doubt(),
-            warning_of(profile),
-        ]
-        return [f"domain {tag!r}: {doubt}" for doubt in doubts if doubt is not None]
 
     def _threshold_of(self, request: Request) -> float:
         if request.index >= len(self.tags):

@@ -239,6 +239,9 @@ class SpeedBudget(ThresholdPolicy):
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
         self._profile_check.check(models, tokenizer, rule, divergence)
 
+    def departures(self, settings: Sequence[Any]) -> list[str]:
+        return self._profile_check.departures(settings)
+
     def doubts(self) -> list[str]:
         call, requested = self._call, self.tokens_per_second
         if call.share_limited <= MOSTLY or float(call.tokens) >= _CLOSE * requested * float(call.spent):

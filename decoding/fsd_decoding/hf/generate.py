@@ -18,7 +18,6 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.batch import Request
-from fsd_decoding.config import DecodingConfig
 from fsd_decoding.config_resolution import configured
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.engine import Row, Settings
@@ -123,9 +122,9 @@ def _decoder(
     allow_edited: bool,
 ) -> SpeculativeDecoder:  # fmt: skip
     """The decoder of what is given, or else of the profile. UsageError: see `profile_config`."""
-    keywords = {name: value for name, value in given.items() if value is not None} | {"sampling": sampling}
+    keywords: Any = {**given, "sampling": sampling}
     if profile is None:
-        return SpeculativeDecoder(model, draft, tokenizer, DecodingConfig(**keywords))
+        return SpeculativeDecoder(model, draft, tokenizer, **keywords)
     followed = profile_config(profile, (model, draft), tokenizer, allow_edited)
     decoder = SpeculativeDecoder(model, draft, tokenizer, coverage=followed.coverage, drift=followed.drift)
     decoder = decoder.reconfigured(configured("fsd_generate", None, keywords, followed.config))

@@ -69,6 +69,9 @@ class Composed(ThresholdPolicy):
         for policy in self.policies:
             policy.check(models, tokenizer, rule, divergence)
 
+    def departures(self, settings: Sequence[Any]) -> list[str]:
+        return [departure for policy in self.policies for departure in policy.departures(settings)]
+
     def doubts(self) -> list[str]:
         return [doubt for policy in self.policies for doubt in policy.doubts()]
 

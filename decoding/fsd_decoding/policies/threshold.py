@@ -56,6 +56,14 @@ class ThresholdPolicy:
     def check(self, models: Sequence[Any], tokenizer: Any, rule: str, divergence: str) -> None:
         """Raises UsageError if the policy is for other models, or for another rule or divergence."""
 
+    def departures(self, settings: Sequence[Any]) -> list[str]:
+        """Returns warnings where a call decodes otherwise than the policy's profiles certified, T apart.
+
+        Args:
+            settings: the different `profile.coverage.DecodingSetting`s of the call's requests, after `check`.
+        """
+        return []
+
     def doubts(self) -> list[str]:
         """Returns what to warn the caller of, when a call of the decoder ends; each warning is shown once."""
         return []

@@ -12,9 +12,8 @@ from fsd_decoding.acceptance.rules import Rule
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.policy import brief
-from fsd_decoding.sampling import Sampling
+from fsd_decoding.sampling import SETTINGS, Sampling
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "processors")
 _LONGEST = 60  # characters of a value that are shown
 
 
@@ -68,7 +67,7 @@ class DecodingSetting:
             "threshold_policy": _key(moving),
             "draft_length": self.draft_length if self.rule.drafts else None,
             "stop_policy": _key(self.stop_policy) if self.rule.drafts else None,
-            **{name: getattr(self.sampling, name) for name in _SAMPLING},
+            **{name: getattr(self.sampling, name) for name in (*SETTINGS, "processors")},
         }
 
 

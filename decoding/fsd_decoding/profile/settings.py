@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,7 +28,7 @@ class ProfileConfig(NamedTuple):
     coverage: Coverage
     drift: Drift | None
     doubts: list[str]
-    """Warnings of the profile whatever is decoded; see `ThresholdProfile.digest_doubt` and `compare`."""
+    """Warnings of the profile whatever is decoded; see `doubts_of`."""
     of_threshold: str | None
     """A warning where the profile's rule and threshold are used; see `warning_of`."""
 
@@ -50,22 +51,48 @@ def profile_config(
     profile = source if loaded else ThresholdProfile.load(source, allow_edited=allow_edited)
     if not allow_edited:
         profile.require_unedited()
-    doubts = [*filter(None, [profile.digest_doubt()]), *profile.compare(models[0], models[1], tokenizer)]
-    threshold = -1.0 if profile.threshold is None else moved(profile.threshold, profile.policy)
-    if isinstance(threshold, ThresholdPolicy):
-        threshold.check(models, tokenizer, profile.rule, profile.divergence)
-    config = DecodingConfig(
-        rule=profile.effective_rule, divergence=profile.divergence, threshold=threshold,
-        draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
-        seed=profile.seed, stop_policy=early_stop(profile, models[0], models[1], tokenizer), on=profile.logits,
-        within_support=profile.within_support,
-    )  # fmt: skip
-    coverage = Coverage(_setting_of(config), profile.task, profile.certificate.certified and profile.bound)
+    doubts = doubts_of(profile, models, tokenizer)
+    config = _with_early_stop(profile, models, tokenizer)
+    if isinstance(config.threshold, ThresholdPolicy):
+        config.threshold.check(models, tokenizer, profile.rule, profile.divergence)
+    coverage = _coverage(profile, config)
     drift = _drift(profile, models[0], config, coverage)
     return ProfileConfig(config, coverage, drift, doubts, warning_of(profile))
 
 
-def _setting_of(config: DecodingConfig) -> DecodingSetting:
+def doubts_of(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> list[str]:
+    """Returns warnings of a profile with these models, whatever is decoded. UsageError: it is of other models."""
+    return [*filter(None, [profile.digest_doubt()]), *profile.compare(models[0], models[1], tokenizer)]
+
+
+def config_of(profile: ThresholdProfile) -> DecodingConfig:
+    """Returns what a profile sets, but for its early stop, which needs the models.
+
+    Raises:
+        UsageError: this version does not know its threshold policy.
+    """
+    return DecodingConfig(
+        rule=profile.effective_rule, divergence=profile.divergence,
+        threshold=-1.0 if profile.threshold is None else moved(profile.threshold, profile.policy),
+        draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
+        seed=profile.seed, on=profile.logits, within_support=profile.within_support,
+    )  # fmt: skip
+
+
+def coverage_of(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> Coverage:
+    """Returns what a profile certified with its models. UsageError: its predictor cannot be used."""
+    return _coverage(profile, _with_early_stop(profile, models, tokenizer))
+
+
+def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> DecodingConfig:
+    return replace(config_of(profile), stop_policy=early_stop(profile, models[0], models[1], tokenizer))
+
+
+def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
+    return Coverage(_setting(config), profile.task, profile.certificate.certified and profile.bound)
+
+
+def _setting(config: DecodingConfig) -> DecodingSetting:
     resolved = resolve(config)
     return DecodingSetting.of(resolved, resolved.threshold, resolved.draft_length)
 

@@ -32,7 +32,8 @@ def fitting() -> ThresholdProfile:
     pair = decoder()
     models = {"target": ModelInfo.of(pair.target), "draft": ModelInfo.of(pair.draft)}
     made = profile().model_copy(update={**models, "tokenizer": tokenizer_fingerprint(pair.tokenizer)})
-    return made.model_copy(update={"draft_length": DRAFTS, "threshold": 0.3}).sealed()
+    warm = made.sampling.model_copy(update={"temperature": 0.9})  # that of `decode`
+    return made.model_copy(update={"draft_length": DRAFTS, "threshold": 0.3, "sampling": warm}).sealed()
 
 
 TAGS = ["sums", "tales", "lossless"] * 8

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from fsd_decoding.adaptive import DivergenceBudget, EntropyScaled
-from fsd_decoding.config import DecodingConfig
+from fsd_decoding.adaptive import (
+    Constant,
+    DivergenceBudget,
+    EntropyScaled,
+    Min,
+    PerDomain,
+    SpeedBudget,
+    ThresholdPolicy,
+)
+from fsd_decoding.config import CallOverrides, DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.hf.generate import fsd_generate
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
@@ -18,7 +27,7 @@ from fsd_decoding.profile import settings
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from fsd_decoding.sampling import Sampling
+from fsd_decoding.sampling import SETTINGS, Sampling
 from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, UNTESTED, profile
 from support.messages import usage_error
 from support.models.tiny_models import word_tokenizer
@@ -48,11 +57,6 @@ def by_loading(**given: Any) -> None:
     load(**given)
 
 
-def by_object(**given: Any) -> None:
-    sampling = {name: given.pop(name) for name in ("temperature", "top_k") if name in given}
-    load(decoding=DecodingConfig(**given, sampling=Sampling(**sampling)))
-
-
 def by_with_config(**given: Any) -> None:
     load().with_config(**given)
 
@@ -65,7 +69,7 @@ def by_a_stream(**given: Any) -> None:
     list(load().stream(PROMPTS[0], NEW, **given))
 
 
-WAYS = [by_loading, by_object, by_with_config, by_a_call, by_a_stream]
+WAYS = [by_loading, by_with_config, by_a_call, by_a_stream]
 
 
 def warned(run: Any, **given: Any) -> list[str]:
@@ -109,14 +113,14 @@ def test_lossless_decoding_never_warns(way: Any, lossless: dict[str, Any]) -> No
     assert warned(way, **lossless, draft_length=7, temperature=0.3) == []
 
 
-@pytest.mark.parametrize("way", [by_loading, by_object, by_with_config])
+@pytest.mark.parametrize("way", [by_loading, by_with_config])
 def test_a_seed_is_no_difference(way: Any) -> None:
     assert warned(way, seed=5) == []
 
 
 def test_given_values_are_used() -> None:
     with pytest.warns(UserWarning, match=DOES_NOT_APPLY):
-        ours = load(decoding=DecodingConfig(draft_length=4), threshold=0.5, temperature=0.3)
+        ours = load(draft_length=4, threshold=0.5, temperature=0.3)
     assert (ours.threshold, ours.draft_length, ours.sampling.temperature) == (0.5, 4, 0.3)
     assert (ours.rule, ours.divergence) == ("fsd-coupled", followed().divergence)
     plain = SpeculativeDecoder(*PAIR, word_tokenizer(), threshold=0.5, draft_length=4, temperature=0.3,
@@ -124,11 +128,91 @@ def test_given_values_are_used() -> None:
     assert ours.generate(PROMPTS, NEW) == plain.generate(PROMPTS, NEW)
 
 
-def test_a_keyword_counts_as_given_whatever_its_value_and_a_field_of_an_object_if_it_is_not_the_default() -> None:
+def test_a_keyword_counts_as_given_whatever_its_value_and_an_object_is_refused() -> None:
     hot = {"rule": "fsd", "seed": 7}
-    assert load(hot, decoding=DecodingConfig(rule="fsd-coupled", seed=0)).setting == load(hot).setting
+    message = usage_error(lambda: load(hot, decoding=DecodingConfig(rule="fsd-coupled", seed=0)))
+    assert message.startswith("decoding= is given beside a profile, which sets all fields of the configuration")
     with pytest.warns(UserWarning, match="rule is 'fsd-coupled' instead of 'fsd'"):
         assert load(hot, rule="fsd-coupled").rule == "fsd-coupled"
+
+
+CUT: dict[str, Any] = {"sampling": {"temperature": 0.8, "top_k": None, "top_p": 0.9}}
+
+
+@pytest.mark.parametrize("given", [{"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.1}, {"temperature": 0.5}], ids=str)
+def test_a_part_of_the_sampling_is_given_and_the_rest_stays_the_profiles(given: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=DOES_NOT_APPLY):
+        loaded = load(CUT, **given)
+    values = {"temperature": 0.8, "top_p": 0.9} | given
+    assert {name: getattr(loaded.sampling, name) for name in values} == values
+    with pytest.warns(UserWarning, match=DOES_NOT_APPLY):
+        assert load(CUT).with_config(**given).sampling == loaded.sampling
+    call = CallOverrides(**given)
+    assert load(CUT).settings(call).sampling == loaded.sampling
+
+
+def test_none_keeps_what_the_profile_sets_in_every_way() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(
+        (*SETTINGS, "rule", "threshold", "draft_length", "stop_policy", "threshold_policy")
+    )
+    own = load(CUT | MOVING)
+    everything: Any = dict.fromkeys((*nothing, "divergence", "sampling", "seed", "on", "within_support"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in (load(CUT | MOVING, **everything), own.with_config(**everything)):
+            assert (other.setting.values(), other.seed) == (own.setting.values(), own.seed)
+        assert own.generate(PROMPTS, NEW, **nothing) == own.generate(PROMPTS, NEW)
+    by_transformers(CUT, fsd_rule=None, fsd_threshold=None, fsd_draft_length=None, top_p=0.9)
+
+
+def test_the_profiles_own_temperature_changes_nothing() -> None:
+    own = load(CUT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert own.generate(PROMPTS, NEW, temperature=0.8) == own.generate(PROMPTS, NEW)
+        for other in (load(CUT, temperature=0.8), own.with_config(temperature=0.8)):
+            assert other.sampling == own.sampling
+
+
+def test_greedy_decoding_needs_none_of_the_profiles_truncations() -> None:
+    message = f"temperature is 0.0 instead of 0.8, top_p is None instead of 0.9: {DOES_NOT_APPLY}"
+    own = load(CUT)
+    assert warned(lambda: load(CUT, temperature=0.0)) == [message]
+    assert warned(lambda: own.with_config(temperature=0.0)) == [message]
+    assert warned(lambda: own.generate(PROMPTS, NEW, temperature=0.0)) == [message]
+    for way in (lambda **given: load(CUT, **given), own.with_config, lambda **given: own.generate(PROMPTS, **given)):
+        assert "top_p is 0.9 at temperature 0" in usage_error(lambda: way(temperature=0.0, top_p=0.9))  # noqa: B023
+
+
+def test_a_rule_with_another_scale_needs_a_threshold_in_every_way() -> None:
+    message = "rule 'typical' measures T on a scale of its own; give threshold= too"
+    for way in WAYS:
+        assert usage_error(lambda: way(rule="typical")) == message  # noqa: B023
+        (warning,) = warned(way, rule="typical", threshold=0.3)
+        assert warning.startswith("rule is 'typical' instead of 'fsd-coupled'")
+    assert usage_error(lambda: by_transformers(fsd_rule="typical")) == message
+    with pytest.warns(UserWarning, match=DOES_NOT_APPLY):
+        typical = load(rule="typical", threshold=0.3)
+    back = "rule 'fsd' measures T on another scale than 'typical'; give threshold= too"
+    assert usage_error(lambda: typical.with_config(rule="fsd")) == back
+    assert usage_error(lambda: typical.generate(PROMPTS, NEW, rule="fsd")) == back
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temperature": 0.0, "top_p": 0.9}, "top_p is 0.9 at temperature 0"),
+        ({"draft_length": 0}, "draft_length is 0"),
+        ({"rule": "typical"}, "a scale of its own"),
+        ({"decoding": DecodingConfig()}, "decoding= is given beside a profile"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_the_profile_is_refused_before_weights_are_loaded(given: dict[str, Any], message: str) -> None:
+    refused = usage_error(
+        lambda: SpeculativeDecoder.from_pretrained("no/target", "no/draft", followed(CUT), **given, device="cpu")
+    )
+    assert message in refused
 
 
 def test_a_decoder_is_told_once_and_its_calls_only_of_what_they_change() -> None:
@@ -142,6 +226,19 @@ def test_a_decoder_is_told_once_and_its_calls_only_of_what_they_change() -> None
     assert warned(ours.with_config, seed=3) == []
     (message,) = warned(decode, prompts=PROMPTS, max_new_tokens=NEW, threshold=[0.0625, -1.0, 0.5])
     assert message == f"threshold is 0.5 instead of 0.0625, draft_length is 4 instead of 3: {DOES_NOT_APPLY}"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "difference"),
+    [
+        ("threshold", 0.5, "threshold is 0.5 instead of 0.0625"),
+        ("sampling", Sampling(0.3), "temperature is 0.3 instead of 0.8"),
+    ],
+)
+def test_an_attribute_that_is_assigned_is_told_of_too(attribute: str, value: Any, difference: str) -> None:
+    ours = load()
+    setattr(ours, attribute, value)
+    assert warned(lambda: ours.generate(PROMPTS, NEW)) == [f"{difference}: {DOES_NOT_APPLY}"]
 
 
 def test_without_a_certificate_that_is_said_instead() -> None:
@@ -255,6 +352,45 @@ def test_a_policy_or_a_number_in_place_of_the_profiles_is_named() -> None:
         == f"threshold is 0.0 instead of 0.0625, threshold_policy is DivergenceBudget instead of None: {DOES_NOT_APPLY}"
     )
     assert warned(lambda: load(threshold_policy=DivergenceBudget(per_token=0.01)))[0] == message
+
+
+OF_PROFILES: list[Callable[[ThresholdProfile], ThresholdPolicy]] = [
+    lambda own: PerDomain({"sums": own}, ["sums"] * 3),
+    lambda own: DivergenceBudget(per_token=0.01, profile=own),
+    lambda own: SpeedBudget(1.0, own),
+    lambda own: Min(Constant(0.5), DivergenceBudget(per_token=0.01, profile=own)),
+]
+LONG = {"draft_length": 5}  # as the points of the curve, which a speed budget needs
+CERTIFIED: dict[str, Any] = {"temperature": 0.8, "draft_length": 5}
+
+
+@pytest.mark.parametrize("policy", OF_PROFILES, ids=["domains", "divergence", "speed", "composed"])
+def test_a_policy_of_a_profile_says_what_differs_from_it(policy: Any) -> None:
+    own = followed(LONG)
+    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), divergence=own.divergence)
+
+    def told(**given: Any) -> list[str]:
+        found = warned(lambda: plain.generate(PROMPTS, NEW, threshold=policy(own), **given))
+        return [message for message in found if "certificate" in message]
+
+    assert told(**CERTIFIED) == []
+    (message,) = told(**CERTIFIED | {"temperature": 0.3})
+    assert message.removeprefix("domain 'sums': ") == f"temperature is 0.3 instead of 0.8: {DOES_NOT_APPLY}"
+    (message,) = told(**CERTIFIED, stop_policy=_OneStep())
+    assert message.removeprefix("domain 'sums': ") == f"stop_policy is 'one step' instead of None: {DOES_NOT_APPLY}"
+
+
+def test_the_early_stop_of_a_domain_is_part_of_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "early_stop", lambda *_: _OneStep())
+    plain = SpeculativeDecoder(*PAIR, word_tokenizer(), divergence=followed().divergence)
+    policy = PerDomain({"sums": followed(LONG), "tales": 0.5, "unused": followed(LONG)}, ["sums", "tales", "sums"])
+    ways = {"domain 'sums': stop_policy is None instead of 'one step': " + DOES_NOT_APPLY: None, None: _OneStep()}
+    for expected, stop_policy in ways.items():
+        found = warned(lambda: plain.generate(PROMPTS, NEW, **CERTIFIED, threshold=policy, stop_policy=stop_policy))  # noqa: B023
+        assert found == ([] if expected is None else [expected])
+    cold: dict[str, Any] = CERTIFIED | {"temperature": 0.3, "stop_policy": _OneStep()}
+    (message,) = warned(lambda: list(plain.stream(PROMPTS[0], NEW, **cold, threshold=policy)))
+    assert message.startswith("domain 'sums': temperature is 0.3 instead of 0.8")
 
 
 class _OneStep(StopPolicy):
