@@ -13,7 +13,7 @@ from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.rounds import RoundState
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
-from fsd_decoding.profile.settings import coverage_of
+from fsd_decoding.profile.settings import coverage_of, doubts_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 MOSTLY = 0.5  # a budget counts as out of reach if T was at its limit in a larger share of the rounds
@@ -95,10 +95,7 @@ class ModelsCheck:
         """Raises UsageError if the profile is of other models."""
         if [model() for model in self._compared] == list(models):
             return
-        self.doubts = [
-            *filter(None, [self.profile.digest_doubt()]),
-            *self.profile.compare(models[0], models[1], tokenizer),
-        ]
+        self.doubts = doubts_of(self.profile, models, tokenizer)
         self._coverage = coverage_of(self.profile, models, tokenizer)
         self._compared = [ref(model) for model in models]
 
