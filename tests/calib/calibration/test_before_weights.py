@@ -107,6 +107,22 @@ def test_too_little_memory_is_refused_with_the_arithmetic(
     assert loaded == []
 
 
+@pytest.mark.parametrize("device", ["foo", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused_first(device: str, tmp_path: Path, loaded: list[Any]) -> None:
+    assert device in refusal(tmp_path, device=device)
+    assert loaded == []
+
+
+def test_careful_timing_needs_the_models_twice(
+    tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_memory(monkeypatch, 1)
+    sums = [refusal(tmp_path, timing=timing) for timing in ("run", "careful")]
+    assert [said.split(" + ")[0] for said in sums] == [
+        f"decoding 1 at a time takes about target's weights {size} MB" for size in (9, 18)
+    ]
+
+
 def test_the_batch_size_is_the_largest_that_fits(
     tmp_path: Path, loaded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +160,8 @@ def test_a_plan_names_the_memory_and_the_device_hours(tmp_path: Path) -> None:
     assert replace(plan, devices=2).device_seconds == 2 * plan.seconds
     print_plan(plan, console := paper(80))
     text = " ".join(text_of(console).split())
-    assert "device-hours on one device, of which certification takes at most" in text
+    assert "Device-hours on one device: about" in text
+    assert "for certification." in text
     assert "Estimated memory, 32 problems at a time on cpu" in text
     assert "KV caches" in text
 
