@@ -219,7 +219,7 @@ def test_a_full_disk_is_named_with_its_reason(line: str, code: int, verdict: str
 def finished(folder: Path, **changes: Any) -> Calibration:
     """What a calibration leaves: a profile, a cache of one result, and a ledger of one attempt."""
     job = Calibration(folder)
-    profile().model_copy(update=changes).save(job.profile)
+    profile().model_copy(update=changes).sealed().save(job.profile)
     with ResultCache(folder / "cache" / "decodings.sqlite") as cache:
         cache.add(KEY, QUERY, 0.2, result())
     with AttemptLedger(folder / "state" / LEDGER) as ledger:
@@ -246,7 +246,7 @@ def counted_twice(job: Calibration) -> None:
 
 
 def another_profile(job: Calibration) -> None:
-    profile().model_copy(update={"task": "gsm8k"}).save(job.profile)
+    profile().model_copy(update={"task": "gsm8k"}).sealed().save(job.profile)
 
 
 def left_behind(job: Calibration) -> None:
