@@ -53,7 +53,7 @@ class Calibration:
     def arguments(self) -> list[str | Path]:
         goal = ["--task", "arithmetic", "--device", "cpu", "--min-acc", "0.8", "--limit", str(PROBLEMS), "--no-timing"]
         folders = [part for name in ("out", "cache", "state") for part in (f"--{name}", self.folder / name)]
-        return [*goal, "--divergence", "js", "--draft-length", "4", *folders]
+        return [*goal, "--divergence", "js", "--draft-length", "10", *folders]
 
     @property
     def profile(self) -> Path:
