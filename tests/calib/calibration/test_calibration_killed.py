@@ -68,9 +68,11 @@ def test_it_ends_the_same_after_twenty_kills(tmp_path: Path) -> None:
     assert untimed(calm) == untimed(out)
     again = decodings(cache)
     assert len(again) == len(set(again))
-    # Without a threshold the clock has a say: a killed process may have found another draft length of sd the fastest.
-    under_threshold = [[row for row in rows if row[2] is not None] for rows in (again, decodings(tmp_path / "cold"))]
-    assert sorted(under_threshold[0], key=str) == sorted(under_threshold[1], key=str)
+    calm_rows = decodings(tmp_path / "cold")
+    more = set(again) - set(calm_rows)
+    assert set(calm_rows) <= set(again)
+    # The clock chooses the draft length of sd: a killed process may have found another one the fastest.
+    assert all(threshold is None for *_, threshold in more)
 
 
 @pytest.mark.slow
