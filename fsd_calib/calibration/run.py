@@ -70,7 +70,7 @@ def find(ready: Prepared) -> ThresholdProfile:
         frozen, trials = front[-1:], trials + more
     meter.mark()
     decision = _decide(ready, objective, frozen, baseline)
-    decision.trials = trials
+    decision.study, decision.trials = study_name(ready, objective), trials
     meter.mark()
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
@@ -83,6 +83,7 @@ class Decision:
         chosen: what passed, else what is given as an estimate; None: the lossless rule.
         opened: the certification part; None: nothing was tested.
         evidence: by tested configuration; of the target alone it is evidence on lossless decoding.
+        study: name of the study that was searched; None: there was no search.
         trials: how many the search took.
     """
 
@@ -90,12 +91,13 @@ class Decision:
     chosen: Configuration | None = None
     opened: HoldoutAttempt | None = None
     evidence: dict[Configuration, Evidence] = field(default_factory=dict)
+    study: str | None = None
     trials: int = 0
 
 
 def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> ThresholdProfile:
     """Returns the profile, with the outcome that follows from the timing."""
-    sd = _fastest_sd(ready, timed.speeds)
+    sd = _agreed_sd(ready, decision.study, timed.speeds)
     outcome, chosen = _timed_outcome(ready, decision, timed.speeds, sd), decision.chosen
     if chosen is None or (outcome == "lossless-suffices" and ready.alone in decision.evidence):
         chosen = sd
@@ -141,6 +143,15 @@ def _needs_no_gain(ready: Prepared) -> bool:
 
 def _fastest_sd(ready: Prepared, speeds: Speeds[Configuration]) -> Configuration:
     return max(ready.sds, key=lambda sd: speeds.of(sd).value)
+
+
+def _agreed_sd(ready: Prepared, study: str | None, speeds: Speeds[Configuration]) -> Configuration:
+    """Returns the fastest `sd` by the clock of the study's first process: no other one is decoded later."""
+    own = _fastest_sd(ready, speeds)
+    if study is None:
+        return own
+    (first,) = _agreed(ready, study, f"fastest sd, timing {ready.timer.request.way}", [own])
+    return first
 
 
 def _objective(ready: Prepared, baseline: Baseline, alone: Measurement) -> Objective:
