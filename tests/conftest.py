@@ -4,6 +4,7 @@ test before, since sums over two threads differ in their last bits. Kernels are 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,3 +45,12 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Fails a test that changes how this process takes Ctrl-C, which the processes that later tests start inherit."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    after = signal.signal(signal.SIGINT, before)
+    assert after is before

@@ -8,7 +8,6 @@ import pty
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -116,15 +115,15 @@ def test_progress_is_literal(title: str) -> None:
         assert stream.getvalue().count("[/red]") >= 3
 
 
-def test_errors_and_warnings_are_literal(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+PROFILE = "from fsd_calib.cli.profile import main; main()"  # in a process of its own, whose interrupts it ends
+
+
+def test_errors_and_warnings_are_literal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     say("fsd-x", f"warning: {HOSTILE}\nsecond line")
-    monkeypatch.setattr(sys, "argv", ["fsd-profile", "show", str(tmp_path / HOSTILE.replace("/", ""))])
-    with warnings.catch_warnings(), pytest.raises(SystemExit) as left:
-        console.leave(profile.app, profile.NAME)
-    assert left.value.code == 2
-    first, second = capsys.readouterr().err.splitlines()
+    command = [sys.executable, "-c", PROFILE, "show", str(tmp_path / HOSTILE.replace("/", ""))]
+    shown = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 2
+    (first,), (second,) = capsys.readouterr().err.splitlines(), shown.stderr.splitlines()
     assert first.startswith(rf"fsd-x: warning: {MARKUP}\x1b[31m")
     for line in (first, second):
         assert not ACTS.search(line)
