@@ -42,7 +42,7 @@ class Quality(Part):
         accepted: share of them that came true.
         auc: AUC of the forecast; None where all rows are of one class.
         probability_auc: AUC of q(x) on the same rows, for S of the product of q(x), in the direction, high or low, that
-            ranked the training rows better.
+            is better on them.
         entropy_auc: the same of q's entropy, for S of the sum of entropies.
         error: expected calibration error.
     """

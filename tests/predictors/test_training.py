@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from fsd_predictors.models.boosted import Boosted
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.api import train
-from fsd_predictors.training.evaluation import Forecasts, directions_of, evaluate, survival_forecasts
+from fsd_predictors.training.evaluation import Forecasts, evaluate, survival_forecasts
 from fsd_predictors.training.importances import importance
 from support.models.tiny_models import word_tokenizer
 from support.traces.rows import ON_POLICY, manifest, write
@@ -145,7 +144,7 @@ def test_a_perfect_forecast_and_a_wrong_one() -> None:
     judged = Forecasts(chance, truth, np.repeat([1.0, 2.0], 1500), 1 - chance, chance)
     evaluation = evaluate({"a": {("js", -1.0): judged}})
     (quality,) = evaluation.reached
-    assert (quality.auc, quality.probability_auc, quality.entropy_auc) == (1.0, 0.0, 0.0)
+    assert (quality.auc, quality.probability_auc, quality.entropy_auc) == (1.0, 1.0, 1.0)
     assert quality.error == pytest.approx(0.1)
     assert [(each.step, each.rows, each.accepted) for each in evaluation.steps] == [(1, 1500, 1 / 3), (2, 1500, 1 / 3)]
     assert evaluation.steps[0].mean == pytest.approx(0.9 / 3 + 0.1 * 2 / 3)
@@ -154,25 +153,21 @@ def test_a_perfect_forecast_and_a_wrong_one() -> None:
     assert curve.accepted.tolist() == [0.0, 1.0]
 
 
-def test_what_stands_beside_a_forecast_is_read_in_the_direction_that_training_rows_gave() -> None:
-    """Also where the evaluated rows would say otherwise: the direction is not chosen on them."""
-    random = np.random.default_rng(0)
-    rows = random.uniform(size=(2000, len(FEATURES)))
-    likely, entropy = (rows[:, FEATURES.index(name)] for name in ("probability", "entropy"))
-    directions = directions_of({"accepting": (rows, likely - entropy > 0), "next": (rows, likely - entropy < 0)})
-    assert directions == {"a": (1, -1), "b": (-1, 1), "S": (1, -1)}
-    judged = Forecasts(likely, likely < 0.5, np.ones(2000), likely, -likely)
-    for name, auc in (("a", 0.0), ("b", 1.0), ("S", 0.0)):
-        (quality,) = evaluate({name: {("js", 0.1): judged}}, directions).reached  # type: ignore[dict-item]
-        assert (quality.probability_auc, quality.entropy_auc) == (auc, auc)
-
-
-def test_the_card_says_in_which_direction(training_traces: Traces, tmp_path: Path) -> None:
-    train(training_traces, tmp_path, "boosted", "fsd-coupled", trials=0, tokenizer=TOKENIZER)
-    text = " ".join((tmp_path / "card.md").read_text().split())
-    assert re.search(
-        r"ranked the training rows better: for a a (high|low) q\(x\) and a (high|low) entropy; for b", text
-    )
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_stands_beside_a_forecast_gets_its_better_direction(sign: int) -> None:
+    """For each T of its own."""
+    likely = np.random.default_rng(0).uniform(size=2000)
+    truth = sign * (likely - 0.5) + 0.1 * np.sin(1e4 * likely) > 0  # a rank that errs
+    steps = np.ones(2000)
+    judged = {
+        0.1: Forecasts(likely, truth, steps, likely, likely),
+        0.2: Forecasts(likely, ~truth, steps, likely, likely),
+    }
+    points = {("js", T): each for T, each in judged.items()}
+    reached = evaluate({"b": points}).reached
+    assert reached[0].probability_auc == reached[0].entropy_auc == reached[1].probability_auc
+    assert {0.9 < (quality.auc or 0) < 1 for quality in reached} == {True, False}
+    assert 0.9 < (reached[0].probability_auc or 0) < 1
 
 
 def test_one_class_has_no_auc() -> None:

@@ -58,8 +58,7 @@ def _forecasts(quality: Mapping[str, Any], at: str) -> Iterator[Claim]:
     for measures in quality["reached"]:
         name, auc = measures["forecast"], measures["auc"]
         if auc is not None:
-            rivals = (measures["probability_auc"], measures["entropy_auc"])
-            best = max(max(rival, 1 - rival) for rival in rivals)  # whichever sign predicts better
+            best = max(measures["probability_auc"], measures["entropy_auc"])
             name_auc = f"AUC of {name} (bound: the better of q(x) and entropy), {at}"
             yield Claim(name_auc, "> bound", auc, best, auc > best)
         yield Claim.at_most(f"calibration error of {name}, {at}", _ERROR, measures["error"])

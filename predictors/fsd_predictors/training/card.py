@@ -8,7 +8,7 @@ from fsd_collectors.manifest import Manifest
 from fsd_collectors.report.panels import can_draw
 from fsd_collectors.report.tables import Sheet, model_line, number, sampling_line
 from fsd_predictors.facts import Facts, Quality
-from fsd_predictors.training.evaluation import Directions, Evaluation, StepQuality
+from fsd_predictors.training.evaluation import Evaluation, StepQuality
 from fsd_predictors.training.importances import Importance
 from fsd_predictors.training.reliability import reliability
 
@@ -36,8 +36,7 @@ def card(
     ]  # fmt: skip
     text = _TEXT.format(
         kind=facts.kind, rule=facts.rule, divergences=", ".join(facts.divergences), falling=facts.falling,
-        turned=_turned(evaluation.directions), picture=_DRAWN if can_draw() else _NOT_DRAWN,
-        sheets="\n".join(map(_markdown, sheets)),
+        picture=_DRAWN if can_draw() else _NOT_DRAWN, sheets="\n".join(map(_markdown, sheets)),
     )  # fmt: skip
     if not can_draw():
         return {"card.md": text.encode()}
@@ -60,19 +59,10 @@ The figures below are of problems that were used neither to fit nor to calibrate
 
 Forecasts that fall as T rises, of 10,000 random rows for each model: {falling}.
 
-The AUCs beside the forecasts' own are those of q(x) and of q's entropy, each read in the direction that ranked the
-training rows better: {turned}.
+The AUCs beside the forecasts' own are those of q(x) and of q's entropy, each read, row by row of the table, in the
+direction (high or low) that is better.
 
 {sheets}"""
-
-
-def _turned(directions: Directions) -> str:
-    """The direction of each quantity, by forecast: which values count as accepted."""
-    high = {1: "high", -1: "low"}
-    return "; ".join(
-        f"for {forecast} a {high[probability]} q(x) and a {high[entropy]} entropy"
-        for forecast, (probability, entropy) in directions.items()
-    )
 
 
 def by_threshold(facts: Facts) -> Sheet:
@@ -82,9 +72,9 @@ def by_threshold(facts: Facts) -> Sheet:
         ("forecast", "D", "T", "rows", "accepted", "AUC", "of q(x)", "of entropy", "calibration error"),
         tuple(_quality(each) for each in facts.reached),
         "AUC: share of pairs of an accepted and a rejected row that the forecast ranks correctly; beside it the AUC of "
-        "q(x) and of q's entropy on the same rows (for S, of their product and sum), in the direction that ranked the "
-        "training rows better. Calibration error: mean distance "
-        "between forecast and share accepted, in 15 bins of equally many rows. T below 0 is lossless.",
+        "q(x) and of q's entropy on the same rows (for S, of their product and sum), in the direction, high or low, "
+        "that is better. Calibration error: mean distance between forecast and share accepted, in 15 bins of equally "
+        "many rows. T below 0 is lossless.",
         names=2,
     )
 

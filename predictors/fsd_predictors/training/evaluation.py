@@ -23,12 +23,6 @@ from fsd_predictors.training.reliability import Curve
 Name = Literal["a", "b", "S"]
 Point = tuple[str, float]  # a divergence and a threshold on it
 
-Directions = Mapping[Name, tuple[int, int]]
-"""By forecast, whether q(x) and q's entropy rank accepted rows higher (1) or lower (-1)."""
-
-USUAL: Directions = dict.fromkeys(("a", "b", "S"), (1, -1))
-"""A likelier token is accepted, and one of a less certain draft is not; the next token may be the other way round."""
-
 STEPS = 8  # draft positions that are reported one by one
 
 
@@ -69,15 +63,11 @@ class StepQuality:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Quality by forecast and threshold, by forecast and draft position, and reliability curves by forecast.
-
-    `directions` are those in which the quantities beside the forecasts were judged.
-    """
+    """Quality by forecast and threshold, by forecast and draft position, and reliability curves by forecast."""
 
     reached: tuple[Quality, ...]
     steps: tuple[StepQuality, ...]
     curves: Mapping[Name, Sequence[Curve]]
-    directions: Directions
 
 
 def make_forecasts(
@@ -91,37 +81,12 @@ def make_forecasts(
     }
 
 
-def directions_of(rows: Mapping[str, tuple[Array, Array]]) -> Directions:
-    """Returns the directions that rank training rows better, so that the quantities beside a forecast get their best.
-
-    Args:
-        rows: by role of the model, its rows (n, features) and whether they were accepted (n,). S takes those of a.
-    """
-    accepting, following = (
-        (_direction(accepted, _column(values, "probability")), _direction(accepted, _column(values, "entropy")))
-        for values, accepted in (rows["accepting"], rows["next"])
-    )
-    return {"a": accepting, "b": following, "S": accepting}
-
-
-def _direction(accepted: Array, score: Array) -> int:
-    return 1 if auc(accepted, score) >= 0.5 else -1
-
-
-def evaluate(forecasts: Mapping[Name, Mapping[Point, Forecasts]], directions: Directions = USUAL) -> Evaluation:
-    """Evaluates the forecasts by threshold, by draft position, and as reliability curves.
-
-    `directions` are chosen on other rows than these, by `directions_of`.
-    """
+def evaluate(forecasts: Mapping[Name, Mapping[Point, Forecasts]]) -> Evaluation:
+    """Evaluates the forecasts by threshold, by draft position, and as reliability curves."""
     return Evaluation(
-        tuple(
-            _quality(name, point, each, directions[name])
-            for name, points in forecasts.items()
-            for point, each in points.items()
-        ),
+        tuple(_quality(name, point, each) for name, points in forecasts.items() for point, each in points.items()),
         tuple(quality for name, points in forecasts.items() for quality in _by_step(name, list(points.values()))),
         {name: [_curve(point, each) for point, each in points.items()] for name, points in forecasts.items()},
-        directions,
     )
 
 
@@ -191,13 +156,12 @@ def _column(values: Array, name: str) -> Array:
     return np.asarray(values[:, FEATURES.index(name)])
 
 
-def _quality(name: Name, point: Point, each: Forecasts, directions: tuple[int, int]) -> Quality:
-    of_probability, of_entropy = directions
+def _quality(name: Name, point: Point, each: Forecasts) -> Quality:
     return Quality(
         forecast=name, divergence=point[0], threshold=point[1], rows=len(each.forecast),
         accepted=float(each.accepted.mean()), auc=_auc(each.accepted, each.forecast),
-        probability_auc=_auc(each.accepted, of_probability * each.probability),
-        entropy_auc=_auc(each.accepted, of_entropy * each.entropy),
+        probability_auc=_best_auc(each.accepted, each.probability),
+        entropy_auc=_best_auc(each.accepted, each.entropy),
         error=calibration_error(each.accepted, each.forecast),
     )  # fmt: skip
 
@@ -222,3 +186,9 @@ def _curve(point: Point, each: Forecasts) -> Curve:
 def _auc(accepted: Array, score: Array) -> float | None:
     """Returns None where all rows are of one class."""
     return None if accepted.all() or not accepted.any() else auc(accepted, score)
+
+
+def _best_auc(accepted: Array, score: Array) -> float | None:
+    """Returns the AUC of a rival in the direction, high or low, that is better on these very rows."""
+    high = _auc(accepted, score)
+    return None if high is None else max(high, 1 - high)

@@ -31,7 +31,7 @@ from fsd_predictors.models.registry import MODELS
 from fsd_predictors.models.tuning import tune
 from fsd_predictors.predictor import Predictor
 from fsd_predictors.training.card import card
-from fsd_predictors.training.evaluation import Directions, Evaluation, Point, directions_of, evaluate, make_forecasts
+from fsd_predictors.training.evaluation import Evaluation, Point, evaluate, make_forecasts
 from fsd_predictors.training.importances import importance
 
 STEPS = 5  # that progress is reported in
@@ -80,8 +80,7 @@ class Trainer:
             parameters[role] = self._tune(training[role])
             models[role] = self._fit(parameters[role], training[role], calibration[role])
             done(1)
-        directions = directions_of({role: (each.rows, each.accepted) for role, each in training.items()})
-        evaluation = self._evaluate(models["accepting"], models["next"], directions)
+        evaluation = self._evaluate(models["accepting"], models["next"])
         done(1)
         falling = sum(self._count_falling(models[role], calibration[role].rows) for role in ROLES)
         facts = self._facts(
@@ -151,11 +150,11 @@ class Trainer:
         fitted = MODELS[self.kind](**parameters, **self._column_arguments).fit(training.rows, training.accepted)
         return fit_calibration(fitted, calibration.rows, calibration.accepted)
 
-    def _evaluate(self, accepting: AcceptanceModel, following: AcceptanceModel, directions: Directions) -> Evaluation:
+    def _evaluate(self, accepting: AcceptanceModel, following: AcceptanceModel) -> Evaluation:
         hidden = self._hidden is not None
         texts = Texts.of(self.traces, self.rule, self.divergences, self.kinds, self.ids.evaluation, hidden)
         rows = {point: self._rows_at(*point) for point in self._points()}
-        return evaluate(make_forecasts(accepting, following, rows, texts), directions)
+        return evaluate(make_forecasts(accepting, following, rows, texts))
 
     def _points(self) -> list[Point]:
         """The thresholds to evaluate at: for each divergence a few quantiles, and T < 0 unless that accepts nothing."""
