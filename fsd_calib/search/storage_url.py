@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
+from fsd_decoding.terminal import visible
+
 _DIALECTS = "postgres|postgresql|mysql|mariadb|sqlite|oracle|mssql|cockroachdb|redis|rediss|grpc|https?"
 _MEANT = re.compile(
     rf"(?![./~]).*://"
@@ -42,8 +44,11 @@ def without_password(storage: str | None) -> str:
 
 
 def reason(storage: str, error: BaseException) -> str:
-    """Returns the first line of a driver's message, in which `***` stands for what may be a part of a password."""
-    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    """Returns the first line of a driver's message, in which `***` stands for what may be a part of a password.
+
+    It may quote bytes of a damaged file, so control characters become escapes.
+    """
+    line = visible(next(iter(str(error).strip().splitlines()), "") or type(error).__name__)
     if _may_be_shown(storage):
         return line
     content = re.sub(rf"^\s*({_DIALECTS})\b", "", storage, flags=re.IGNORECASE)

@@ -82,3 +82,9 @@ def test_what_may_be_shown_is_shown() -> None:
     refused = OSError('connection to "host" failed: password authentication failed for user "me"\nmore')
     said = reason("postgresql://me:secret@host/db", refused)
     assert said == 'connection to "***" failed: password authentication failed for user "***"'
+
+
+@pytest.mark.parametrize("storage", ["sqlite:////data/study.db", "postgresql://me:secret@host/db"])
+def test_bytes_that_a_driver_quotes_do_not_act_on_a_terminal(storage: str) -> None:
+    damaged = ValueError('malformed schema: unrecognized token: "\x1a\x1b[2J"')
+    assert reason(storage, damaged) == r'malformed schema: unrecognized token: "\x1a\x1b[2J"'
