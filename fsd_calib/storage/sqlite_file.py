@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from fsd_calib.storage.private_files import make_private_file, make_private_folder, private_lock
 from fsd_decoding.errors import UsageError
+from fsd_decoding.terminal import visible
 
 _SAFE = "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;"
 _SECONDS = 60.0  # to wait for another process; each holds the file for milliseconds
@@ -141,8 +142,8 @@ def _sync(folder: Path) -> None:
 
 
 def _shorten(message: object) -> str:
-    """Returns a short message: SQLite quotes whole schemas, and lists a hundred faults."""
-    return textwrap.shorten(str(message), 100, placeholder=" …")
+    """Returns a short message: SQLite quotes whole schemas, damaged bytes included, and lists a hundred faults."""
+    return textwrap.shorten(visible(str(message)), 100, placeholder=" …")
 
 
 def _why(path: Path | None, code: int, error: sqlite3.DatabaseError) -> str:

@@ -131,6 +131,17 @@ def test_a_file_of_another_version_is_renamed(tmp_path: Path) -> None:
     assert "its schema has version 7, and this fsd-calib reads version 1" in named(tmp_path / "cache")[0]
 
 
+def test_damaged_bytes_in_a_warning_do_not_act_on_a_terminal(tmp_path: Path) -> None:
+    """SQLite quotes the schema as it stands in the file."""
+    path = tmp_path / "cache"
+    filled(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"CREATE TABLE decodings", b"CREATE TABLE \x1b[2Jdings"))
+    (line,) = named(path)
+    assert "malformed database schema" in line
+    assert line.isprintable()
+
+
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "cache"):
