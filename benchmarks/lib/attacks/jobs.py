@@ -77,8 +77,11 @@ class Calibration:
         yield from self.other_results(reference)
         if again := [row for row, times in self.saved().items() if times > 1]:
             yield f"{len(again)} results were decoded again"
-        if self.saved() != reference.saved():
-            yield "other results were decoded"
+        mine, theirs = self.saved(), reference.saved()
+        if mine != theirs:
+            more, fewer = mine - theirs, theirs - mine
+            example = next(iter(more or fewer))
+            yield f"{more.total()} results more and {fewer.total()} fewer were decoded, such as {example!s:.300}"
         for traces in sorted((self.folder / "cache" / "traces").glob("*/manifest.json")):
             yield from verify(traces.parent)
 
