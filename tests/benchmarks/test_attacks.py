@@ -235,9 +235,19 @@ def test_the_same_end_is_no_fault_though_dates_differ(tmp_path: Path) -> None:
     assert kills.judge_end(OK, job, reference) == ("resumed", "")
 
 
-def decoded_again(job: Calibration) -> None:
-    with sqlite3.connect(job.folder / "cache" / "decodings.sqlite") as connection:
-        connection.execute("INSERT INTO decodings SELECT * FROM decodings")
+def changed_cache(statement: str) -> Any:
+    def change(job: Calibration) -> None:
+        with closing(sqlite3.connect(job.folder / "cache" / "decodings.sqlite")) as connection, connection:
+            connection.execute(statement)
+
+    return change
+
+
+def test_rounding_of_an_interval_is_no_fault(tmp_path: Path) -> None:
+    reference, job = finished(tmp_path / "a"), finished(tmp_path / "b")
+    changed_cache("UPDATE decodings SET lo = lo + 1e-6, hi = hi - 1e-6")(job)
+    assert reference.saved() != job.saved()
+    assert kills.judge_end(OK, job, reference) == ("resumed", "")
 
 
 def counted_twice(job: Calibration) -> None:
@@ -256,7 +266,10 @@ def left_behind(job: Calibration) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (decoded_again, "1 results were decoded again"),
+        (changed_cache("INSERT INTO decodings SELECT * FROM decodings"), "1 results were decoded again"),
+        (changed_cache("UPDATE decodings SET text = 'other'"), "1 results more were decoded, such as"),
+        (changed_cache("DELETE FROM decodings"), "1 results fewer were decoded, such as"),
+        (changed_cache("UPDATE decodings SET lo = lo + 0.001"), "1 ends of intervals differ, such as"),
         (counted_twice, "the ledger's table attempts differs"),
         (another_profile, "task differs: gsm8k, should be arithmetic"),
         (left_behind, "files are left: out/.profile.json.17.tmp"),

@@ -6,6 +6,7 @@ The folders of a job are `out`, `cache` and `state` within one folder.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sqlite3
 import tempfile
@@ -21,6 +22,7 @@ from fsd_predictors.predictor import Predictor
 
 _TIMED = {"created", "speed", "effort", "digest"}  # what differs from run to run by nature, and the digest of it
 _LOGS = ("-wal", "-journal")
+_ROUNDING = 1e-4  # of D, by what else is in a batch: at most 1.2e-4 sqrt(D) for js (fsd_calib/measuring/cache_key.py)
 PROBLEMS, COLLECTED = 80, 200
 
 
@@ -75,15 +77,25 @@ class Calibration:
     def faults(self, reference: Job) -> Iterator[str]:
         assert isinstance(reference, Calibration)
         yield from self.other_results(reference)
-        if again := [row for row, times in self.saved().items() if times > 1]:
-            yield f"{len(again)} results were decoded again"
-        mine, theirs = self.saved(), reference.saved()
-        if mine != theirs:
-            more, fewer = mine - theirs, theirs - mine
-            example = next(iter(more or fewer))
-            yield f"{more.total()} results more and {fewer.total()} fewer were decoded, such as {example!s:.300}"
+        yield from self._other_decodings(reference)
         for traces in sorted((self.folder / "cache" / "traces").glob("*/manifest.json")):
             yield from verify(traces.parent)
+
+    def _other_decodings(self, reference: Calibration) -> Iterator[str]:
+        """Yields what was decoded twice, or otherwise than in an undisturbed run."""
+        mine, theirs = self._intervals(), reference._intervals()
+        if again := self.saved().total() - len(mine):
+            yield f"{again} results were decoded again"
+        for what, rows in (("more", mine.keys() - theirs.keys()), ("fewer", theirs.keys() - mine.keys())):
+            if rows:
+                yield f"{len(rows)} results {what} were decoded, such as {next(iter(rows))!s:.300}"
+        ends = [(end, other) for row in mine.keys() & theirs for end, other in zip(mine[row], theirs[row], strict=True)]
+        if moved := [pair for pair in ends if not math.isclose(*pair, rel_tol=0, abs_tol=_ROUNDING)]:
+            yield f"{len(moved)} ends of intervals differ, such as {moved[0]}"
+
+    def _intervals(self) -> dict[Any, tuple[float, float]]:
+        """The interval of T for which each result holds, by the columns that rounding does not change."""
+        return {(*row[:4], *row[6:]): row[4:6] for row in self.saved()}
 
     def other_results(self, reference: Calibration) -> Iterator[str]:
         """Yields how profile and ledger differ from those of an undisturbed run."""
