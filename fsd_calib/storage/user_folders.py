@@ -7,7 +7,7 @@ from pathlib import Path
 
 from platformdirs import user_state_path
 
-from fsd_decoding.user_cache import CACHE_VARIABLE, default_cache
+from fsd_decoding.user_cache import CACHE_VARIABLE, default_cache, no_home
 
 __all__ = ["CACHE_VARIABLE", "STATE_VARIABLE", "default_cache", "default_state"]
 
@@ -15,6 +15,14 @@ STATE_VARIABLE = "FSD_CALIB_STATE"
 
 
 def default_state() -> Path:
-    """Returns the folder of the attempt ledger, which certificates rest on."""
-    path = os.environ.get(STATE_VARIABLE)
-    return Path(path) if path else user_state_path("fsd-calib")
+    """Returns the folder of the attempt ledger, which certificates rest on.
+
+    Raises:
+        UsageError: neither it nor the user's home is known.
+    """
+    if path := os.environ.get(STATE_VARIABLE):
+        return Path(path)
+    try:
+        return user_state_path("fsd-calib")
+    except RuntimeError as error:
+        raise no_home("ledger of attempts", STATE_VARIABLE) from error

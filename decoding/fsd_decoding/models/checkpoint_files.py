@@ -63,15 +63,15 @@ def read_digest(key: str) -> str | None:
     """Returns the digest kept under a key; None: there is none, or it is damaged."""
     try:
         digest, check = (default_cache() / "fingerprints" / key).read_text("ascii").split()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # ValueError: damaged, or there is no home for the folder
         return None
     return digest if _DIGEST.fullmatch(digest) and check == _check(key, digest) else None
 
 
 def write_digest(key: str, digest: str) -> None:
     """Keeps a digest under a key, if the folder can be written."""
-    folder = default_cache() / "fingerprints"
     with contextlib.suppress(OSError, ValueError):
+        folder = default_cache() / "fingerprints"
         for path in (folder.parent, folder):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f"{key}.", delete=False) as file:
