@@ -79,6 +79,8 @@ CRAFTED = {
     "fewer features than there are": (r"max_feature_idx=4", "max_feature_idx=1"),
     "several classes": (r"num_class=1", "num_class=3"),
     "another objective": (r"objective=.*", "objective=multiclass num_class:9"),
+    "a name that breaks LightGBM's JSON": (r"Column_0", r'{"a":['),
+    "another name": (r"Column_0", "share"),
     "an unknown field": (r"label_index=0", "label_index=0\nlinear_tree=1"),
     "a tree twice": (r"Tree=1", "Tree=0"),
     "no end": (r"end of parameters", "end"),
@@ -89,11 +91,30 @@ CRAFTED = {
 def test_crafted_text_is_refused_in_one_line(parts: Parts, what: str) -> None:
     text, count = re.subn(*CRAFTED[what], parts.text, count=1)
     assert count
-    sizes = " ".join(str(len(block)) for block in re.findall(r"Tree=\d+\n.*?\n\n\n", text, re.DOTALL))
     if "size" not in what:
-        text = re.sub(r"tree_sizes=.*", f"tree_sizes={sizes}", text)  # so that nothing else is wrong
+        text = with_sizes(text)  # so that nothing else is wrong
     with pytest.raises(UsageError, match=r"^the model's text is not as training writes it: .*train again$"):
         Boosted.from_parts(Parts(parts.numbers, text=text))
+
+
+@pytest.mark.parametrize("signs", [(1, 1, 1), (1, 1, -1)])
+def test_leaves_whose_sum_may_overflow_are_refused(parts: Parts, signs: tuple[int, ...]) -> None:
+    """Each is finite, and forecasts, their sums, would be infinite or NaN."""
+    sign = iter(signs)
+
+    def huge(leaves: re.Match[str]) -> str:
+        value = f"{next(sign) * 1.7}e308"
+        return "leaf_value=" + " ".join([value] * len(leaves[1].split()))
+
+    text = with_sizes(re.sub(r"leaf_value=(.*)", huge, parts.text))
+    with pytest.raises(UsageError, match=r"more than a float holds; restore it from a copy, or train again$"):
+        Boosted.from_parts(Parts(parts.numbers, text=text))
+
+
+def with_sizes(text: str) -> str:
+    """The text with the lengths that its trees have."""
+    sizes = " ".join(str(len(block)) for block in re.findall(r"Tree=\d+\n.*?\n\n\n", text, re.DOTALL))
+    return re.sub(r"tree_sizes=.*", f"tree_sizes={sizes}", text)
 
 
 def mutated(text: str, random: Random) -> str:

@@ -43,9 +43,12 @@ def check_text(text: str, features: int) -> None:
     sizes = _check_header(_fields(header.removeprefix("tree\n"), _HEADER, "header"), features)
     if not blank or not header.startswith("tree\n"):
         raise _invalid("its header does not begin with 'tree', or does not end")
+    largest = 0.0
     for number, size in enumerate(sizes):
-        _check_tree(rest[:size], number, features)
+        largest += _check_tree(rest[:size], number, features)
         rest = rest[size:]
+    if not math.isfinite(largest):
+        raise _invalid("the leaves of its trees may add up to more than a float holds")
     if not _TAIL.fullmatch(rest):
         raise _invalid("it does not end as it should after its trees")
 
@@ -60,6 +63,8 @@ def _check_header(fields: dict[str, str], features: int) -> list[int]:
     for name in ("feature_names", "monotone_constraints", "feature_infos"):
         if len(fields[name].split(" ")) != features:
             raise _invalid(f"{name} does not have {features} entries")
+    if fields["feature_names"].split(" ") != [f"Column_{column}" for column in range(features)]:
+        raise _invalid("feature_names are not Column_0, Column_1 and so on")
     if not set(fields["monotone_constraints"].split(" ")) <= {"-1", "0", "1"}:
         raise _invalid("monotone_constraints holds something else than -1, 0 and 1")
     for info in fields["feature_infos"].split(" "):
@@ -70,7 +75,8 @@ def _check_header(fields: dict[str, str], features: int) -> list[int]:
     return _integers(fields["tree_sizes"].split(" "), "tree_sizes")
 
 
-def _check_tree(block: str, number: int, features: int) -> None:
+def _check_tree(block: str, number: int, features: int) -> float:
+    """Returns the largest magnitude of the tree's leaves."""
     where = f"tree {number}: "
     head, _, body = block.partition("\n")
     if head != f"Tree={number}" or not body.endswith("\n\n\n"):
@@ -91,6 +97,7 @@ def _check_tree(block: str, number: int, features: int) -> None:
         raise _invalid(f"{where}decision_type has a split that is not numerical")
     left, right = ([int(each) for each in numbers[name]] for name in ("left_child", "right_child"))
     _check_children(left, right, where)
+    return max(map(abs, numbers["leaf_value"]))
 
 
 def _check_children(left: Sequence[int], right: Sequence[int], where: str) -> None:
