@@ -23,6 +23,7 @@ from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.search.space import Space
+from fsd_calib.search.study import check_storage
 from fsd_calib.storage.system_errors import naming
 from fsd_calib.storage.user_folders import default_cache, default_state
 from fsd_calib.tasks.base import Task
@@ -174,6 +175,7 @@ class Calibration:
         if out is not None:
             with naming("the output folder", out):
                 out.mkdir(parents=True, exist_ok=True)
+        check_storage(self.config.study_storage)
         first, *others = _drafts(self.draft)
         tokenizer = shared_tokenizer(self.target, first, self.tokenizer)
         for other in others:

@@ -28,7 +28,7 @@ from fsd_calib.storage.sqlite_file import set_aside
 from fsd_calib.storage.system_errors import naming
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.profile.parts import Amount, Natural, Part
-from fsd_decoding.profile.strict_json import parse
+from fsd_decoding.strict_json import parse
 
 
 class RecordedCosts(Part):

@@ -29,6 +29,7 @@ from fsd_calib.search.storage_url import is_url, names_a_file_by_a_password, rea
 from fsd_calib.storage.system_errors import naming
 from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
+from fsd_decoding.regular_file import check_regular
 
 _CHECK = "check"
 _JOURNAL = "the study's journal"
@@ -84,13 +85,30 @@ class _Lock:
         self.reentrant.release()
 
 
+def check_storage(storage: str | None) -> None:
+    """Checks what can be told of a storage, as `open_study` takes it, before a search needs it.
+
+    Raises:
+        UsageError: It is a path of something else than a regular file, reading which may never end.
+    """
+    if storage is not None and not is_url(storage):
+        _check_journal(Path(storage))
+
+
+def _check_journal(path: Path) -> None:
+    check_path(_JOURNAL, path)
+    with naming(_JOURNAL, path):
+        if path.exists():
+            check_regular(path)
+
+
 def open_journal(path: Path) -> JournalStorage:
     """Returns the journal, or a new one where it is damaged.
 
     Raises:
-        UsageError: The path cannot be written.
+        UsageError: The path cannot be written, or is not of a regular file.
     """
-    check_path(_JOURNAL, path)
+    _check_journal(path)
     with naming(_JOURNAL, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):

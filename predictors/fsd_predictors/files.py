@@ -18,6 +18,8 @@ from typing import Any
 
 from fsd_collectors.store.folder import TEMPORARY, atomic_write
 from fsd_decoding.errors import UsageError
+from fsd_decoding.regular_file import read_regular
+from fsd_decoding.strict_json import parse
 
 DESCRIPTION = "predictor.json"
 CARD = "card.md"
@@ -83,12 +85,12 @@ def read(folder: Path, schema_version: int) -> tuple[dict[str, Any], dict[str, b
 
 def _read_description(folder: Path, schema_version: int) -> dict[str, Any]:
     try:
-        content = json.loads(_bytes(folder, DESCRIPTION))
+        content = parse(_bytes(folder, DESCRIPTION))
     except ValueError as error:
         raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not JSON: {error}") from error
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int:
-        raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not valid: schema_version is {version!r}")
+        raise UsageError(f"predictor {str(folder)!r}: {DESCRIPTION} is not valid: schema_version is {version!r:.60}")
     if version > schema_version:
         raise UsageError(
             f"predictor {str(folder)!r} has schema_version {version}, this version reads up to {schema_version}; "
@@ -117,7 +119,7 @@ def _sha256(content: bytes) -> str:
 
 def _bytes(folder: Path, name: str) -> bytes:
     try:
-        return (folder / name).read_bytes()
+        return read_regular(folder / name)
     except OSError as error:
         raise UsageError(f"predictor {str(folder)!r}: {name} cannot be read ({error.strerror})") from error
 

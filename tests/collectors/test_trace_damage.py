@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.shard_file import checksum
 from fsd_collectors.store.tables import schemas
 from fsd_collectors.store.verifying import notes, verify
-from support.messages import usage_error
+from support.messages import usage_error, usage_error_of
 from support.traces.rows import ON_POLICY, manifest, portion, replace_column, write
 
 ALONG = manifest(hidden=4)
@@ -47,7 +48,10 @@ def edit(path: Path, **facts: Any) -> None:
     [
         (lambda path: path.unlink(), "manifest.json cannot be read (No such file or directory)"),
         (lambda path: path.write_text("{"), "is not JSON: Expecting"),
-        (lambda path: path.write_bytes(b"\xff\xfe{"), "is not JSON: 'utf-16-le' codec"),
+        (lambda path: path.write_bytes(b"\xff\xfe{"), "is not JSON: 'utf-8' codec"),
+        (lambda path: path.write_text("[" * 100_000), "is not JSON: it is nested too deeply"),
+        (lambda path: path.write_text('{"seed": 0, "seed": 0}'), "is not JSON: 'seed' is there twice"),
+        (lambda path: path.write_text('{"seed": NaN}'), "is not JSON: NaN is not a number of JSON"),
         (lambda path: path.write_text("[]"), "is not one of traces"),
         (
             lambda path: edit(path, schema_version=2),
@@ -65,6 +69,15 @@ def test_a_manifest_that_cannot_be_used_is_named(
     message = usage_error(lambda: use(folder))
     assert str(folder) in message
     assert said in message
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shards.jsonl"])
+def test_a_fifo_is_refused_at_once(folder: Path, name: str) -> None:
+    """Nothing writes to it, so reading it would wait for ever."""
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    load = "from fsd_collectors.store.reading import load_traces\nload_traces(sys.argv[1])"
+    assert f"{name} cannot be read (it is not a regular file)" in usage_error_of(load, folder)
 
 
 # --- damaged ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickletools
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from fsd_predictors.features.share_scale import Knots, ShareScale
 from fsd_predictors.models.calibration import fit_calibration
 from fsd_predictors.models.registry import MODELS
 from fsd_predictors.predictor import Predictor
+from support.messages import usage_error, usage_error_of
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related
 from support.traces.rows import manifest
@@ -139,6 +141,29 @@ def test_an_invalid_description_is_refused(changes: dict[str, Any], complaint: s
     with pytest.raises(UsageError) as refusal:
         Predictor.load(tmp_path)
     assert complaint in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"schema_version": 1, "schema_version": 1}', "'schema_version' is there twice"),
+        ('{"schema_version": NaN}', "NaN is not a number of JSON"),
+    ],
+)
+def test_a_description_that_is_not_plain_json_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "predictor.json").write_text(text)
+    assert usage_error(lambda: Predictor.load(tmp_path)).endswith(f"predictor.json is not JSON: {complaint}")
+
+
+@pytest.mark.parametrize("name", ["predictor.json", "accepting.txt"])
+def test_a_fifo_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    """Nothing writes to it, so reading it would wait for ever."""
+    predictor().save(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    load = "from fsd_predictors.predictor import Predictor\nPredictor.load(sys.argv[1])"
+    assert f"{name} cannot be read (it is not a regular file)" in usage_error_of(load, tmp_path)
 
 
 def test_no_folder_at_all_is_refused(tmp_path: Path) -> None:

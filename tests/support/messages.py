@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -23,3 +25,16 @@ def usage_error(call: Callable[[], object]) -> str:
         call()
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def usage_error_of(code: str, *arguments: object) -> str:
+    """Returns the one-line message of the `UsageError` that code must raise, in a process that ends if it hangs.
+
+    Args:
+        code: the code; it finds the arguments in `sys.argv[1:]`, as strings.
+    """
+    command = [sys.executable, "-c", f"import sys\n{code}", *map(str, arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    line = ran.stderr.splitlines()[-1]
+    assert line.startswith(f"{UsageError.__module__}.{UsageError.__qualname__}: ")
+    return line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,8 @@ from fsd_collectors.schema import SCHEMA_VERSION
 from fsd_collectors.store.folder import LISTING, MANIFEST, file_of, sync
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import Count, Natural, Part
+from fsd_decoding.regular_file import read_regular
+from fsd_decoding.strict_json import parse
 
 
 class FileEntry(Part):
@@ -96,7 +97,7 @@ def read_manifest(folder: Path) -> Manifest:
     name = f"manifest {str(path)!r}"
     content = _bytes(path)
     try:
-        facts = json.loads(content)
+        facts = parse(content)
     except ValueError as error:
         raise UsageError(f"{name} is not JSON: {error}") from error
     _check_version(facts, name)
@@ -109,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _check_version(facts: Any, name: str) -> None:
     version = facts.get("schema_version") if isinstance(facts, dict) else None
     if not isinstance(version, int):
-        raise UsageError(f"{name} is not one of traces: its schema_version is {version!r}")
+        raise UsageError(f"{name} is not one of traces: its schema_version is {version!r:.60}")
     if version > SCHEMA_VERSION:
         raise UsageError(
             f"{name} has schema_version {version}, this version reads up to {SCHEMA_VERSION}; upgrade fsd-calib"
@@ -118,7 +119,7 @@ def _check_version(facts: Any, name: str) -> None:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise UsageError(f"folder {str(path.parent)!r}: {path.name} cannot be read ({error.strerror})") from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,8 @@ from pydantic import ValidationError
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile import digest
-from fsd_decoding.profile.strict_json import parse
+from fsd_decoding.regular_file import check_regular
+from fsd_decoding.strict_json import parse
 
 SCHEMA_VERSION: Final = 4
 FILE_NAME: Final = "profile.json"
@@ -90,7 +90,7 @@ def read(path: Path, name: str) -> dict[str, Any]:
     """
     data = _bytes(path, name)
     try:
-        content = parse(data.decode("utf-8"))
+        content = parse(data)
     except ValueError as error:
         raise UsageError(f"{name} is not JSON: {error}") from error
     if not isinstance(content, dict):
@@ -126,18 +126,14 @@ def _check_version(content: Mapping[str, Any], name: str) -> None:
 
 
 def _bytes(path: Path, name: str) -> bytes:
-    """Returns the content of a regular file; reading any other may never end."""
+    """Returns the content of a regular file that is not too large."""
     try:
-        unfit = _why_unfit(path.stat())
-        data = b"" if unfit else path.read_bytes()
+        size = check_regular(path).st_size
+        data = path.read_bytes() if size <= _LARGEST else b""
     except (OSError, ValueError) as error:  # ValueError: the path holds a null byte
         raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if unfit:
-        raise UsageError(f"{name} {unfit}; pass a {FILE_NAME}, or a folder that holds one")
+    if size > _LARGEST:
+        raise UsageError(
+            f"{name} has {size:,} bytes, too many for a profile; pass a {FILE_NAME}, or a folder that holds one"
+        )
     return data
-
-
-def _why_unfit(status: os.stat_result) -> str:
-    if not stat.S_ISREG(status.st_mode):
-        return "is not a regular file"
-    return f"has {status.st_size:,} bytes, too many for a profile" if status.st_size > _LARGEST else ""

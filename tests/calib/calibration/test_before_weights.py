@@ -90,6 +90,13 @@ def test_prompts_that_are_too_long_are_refused_first(tmp_path: Path, loaded: lis
     assert loaded == []
 
 
+def test_a_storage_that_is_no_regular_file_is_refused_first(tmp_path: Path, loaded: list[Any]) -> None:
+    os.mkfifo(tmp_path / "ff")
+    said = refusal(tmp_path, storage=str(tmp_path / "ff"))
+    assert f"the study's journal {str(tmp_path / 'ff')!r} cannot be used: it is not a regular file" in said
+    assert loaded == []
+
+
 def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
     monkeypatch.setattr(memory, "available", lambda device: free)
 

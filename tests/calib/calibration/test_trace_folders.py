@@ -133,6 +133,14 @@ def test_versions_that_rows_depend_on_have_traces_of_their_own(tmp_path: Path, m
     assert traced(tmp_path, 4)[0] != first[0]
 
 
+def test_a_manifest_that_is_nested_too_deeply_is_set_aside(tmp_path: Path) -> None:
+    folder, *first = traced(tmp_path, 4)
+    (folder / "manifest.json").write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match=r"are damaged \(.*nested too deeply\); they are renamed"):
+        assert traced(tmp_path, 4) == (folder, *first)
+    assert folder.with_name(f"{folder.name}.damaged-1").is_dir()
+
+
 @pytest.mark.parametrize("changes", [{"prompt": "a b"}, {"reference": "c"}])
 def test_other_prompts_or_references_have_traces_of_their_own(changes: dict[str, str], tmp_path: Path) -> None:
     assert traced(tmp_path, 4, **changes)[0] != traced(tmp_path, 4)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from fsd_calib.search.trial import setting_attributes
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
 from support.calibration.simulated_worlds import TARGET, Formula, World
 from support.child_processes import start_process
-from support.messages import usage_error
+from support.messages import usage_error, usage_error_of
 from support.paths import ROOT, environment
 from support.postgres import Postgres, start_postgres
 
@@ -270,6 +271,15 @@ def test_a_damaged_journal_is_renamed_and_begun_anew(damage: str, tmp_path: Path
     assert (tmp_path / "study.log.damaged-1").read_bytes() == spoilt
     assert len(again.calls) == len(alone.trials)
     assert run_search(str(path), world()) == alone
+
+
+def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    """Nothing writes to it, so reading it would wait for ever."""
+    os.mkfifo(tmp_path / "ff")
+    opening = (
+        "from pathlib import Path\nfrom fsd_calib.search.study import open_journal\nopen_journal(Path(sys.argv[1]))"
+    )
+    assert "cannot be used: it is not a regular file" in usage_error_of(opening, tmp_path / "ff")
 
 
 @pytest.mark.parametrize("other", [replace(SPACE, draft_lengths=(2, 6)), replace(SPACE, policies=(None, "{}"))])

@@ -7,8 +7,10 @@ import math
 from typing import Any, NoReturn
 
 
-def parse(text: str) -> Any:
-    """Returns what `text` holds. Raises ValueError if it is not JSON, or not strictly so."""
+def parse(text: str | bytes) -> Any:
+    """Returns what `text` holds, bytes being UTF-8. Raises ValueError if it is not JSON, or not strictly so."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
     try:
         return json.loads(
             text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant, parse_float=_finite

@@ -1,0 +1,22 @@
+"""Reading of regular files only: a FIFO or a device may keep its reader waiting for ever, or never end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def check_regular(path: Path) -> os.stat_result:
+    """Returns the status of a regular file. Raises OSError if there is no file, or one of another kind."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return status
+
+
+def read_regular(path: Path) -> bytes:
+    """Returns the content of a regular file. Raises OSError if it cannot be read, or is of another kind."""
+    check_regular(path)
+    return path.read_bytes()
