@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 NONE = "–"
 
@@ -34,12 +34,12 @@ def exact(share: float) -> str:
 
 def at_most(share: float) -> str:
     """Returns two significant digits, rounded up: an upper bound that is rounded down claims more than was shown."""
-    return exact(min(_rounded(share, math.ceil), 1.0))
+    return exact(min(_rounded(share, ROUND_CEILING), 1.0))
 
 
 def at_least(share: float) -> str:
     """Returns two significant digits, rounded down."""
-    return exact(_rounded(share, math.floor))
+    return exact(_rounded(share, ROUND_FLOOR))
 
 
 def level(delta: float) -> str:
@@ -52,16 +52,12 @@ def confidence(delta: float) -> str:
 
     Delta keeps two significant digits, rounded up, so that no more confidence is claimed than there is.
     """
-    return exact(1 - _rounded(delta, math.ceil))
+    return exact(1 - _rounded(delta, ROUND_CEILING))
 
 
-def _rounded(share: float, towards: Callable[[float], int]) -> float:
-    """To two significant digits; what differs from them by a float's last bits is left as it is."""
-    if share <= 0:
-        return 0.0
-    unit = 10.0 ** (math.floor(math.log10(share)) - 1)
-    near = round(share / unit)
-    return unit * (near if abs(share / unit - near) < 1e-6 else towards(share / unit))
+def _rounded(share: float, towards: str) -> float:
+    """To two significant digits. A difference from them beyond the eighth digit is a float's last bits, and ignored."""
+    return float(Context(prec=2, rounding=towards).create_decimal(f"{max(share, 0.0):.8g}"))
 
 
 def points(change: float) -> str:

@@ -38,7 +38,7 @@ def profile_table(profile: ThresholdProfile) -> Table:
     table.add_column("")
     headings = ("accuracy", "retention", *_pace_headings(profile.speed))
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(literal(heading), justify="right", no_wrap=True)
     for row in _rows(profile):
         table.add_row(*map(literal, (*row[:-1], *row.paces)))
     return table

@@ -59,8 +59,9 @@ def profile_of(
         "certificate": {**counts, **unknown, "certified": False, "confidence": 0.95, "method": "none",
                         "guarantee": "none"},
         "tokens_per_round": {"sd": points[0].tokens_per_round, "chosen": chosen.tokens_per_round},
-        "speed": {"target": 0.0, "sd": points[0].tokens_per_second, "chosen": chosen.tokens_per_second, "batch": 1,
-                  "timed": 1},
+        # The target's own speed is not measured; budgets do not read it. This is a token per round of sd.
+        "speed": {"target": points[0].tokens_per_second / points[0].tokens_per_round,
+                  "sd": points[0].tokens_per_second, "chosen": chosen.tokens_per_second, "batch": 1, "timed": 1},
         "estimate": None, "device": "cpu", "dtype": "float32", "versions": {},
     }  # fmt: skip
     return ThresholdProfile.model_validate(values).sealed()

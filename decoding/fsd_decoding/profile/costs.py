@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fsd_decoding.profile.parts import Amount, Confidence, Count, Natural, Part
+from fsd_decoding.profile.parts import Amount, Confidence, Count, Natural, Pace, Part
 
 
 def _check_order(interval: tuple[float, float]) -> tuple[float, float]:
@@ -40,11 +40,11 @@ class SpeedFigures(Part):
     """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
     turn on the same problems."""
 
-    target: Amount
+    target: Pace
     """Of the target alone."""
-    sd: Amount
+    sd: Pace
     """Of `sd` at its own best draft length."""
-    chosen: Amount
+    chosen: Pace
     """Of the chosen configuration."""
     timed: Count
     """Number of timed problems. 0: nothing was timed, and these are forecasts of the cost model."""
@@ -61,11 +61,11 @@ class SpeedFigures(Part):
 class Forecasts(Part):
     """The same three speeds by the cost model alone, timed or not, as the curve has them for these settings."""
 
-    target: Amount
+    target: Pace
     """Of the target alone."""
-    sd: Amount
+    sd: Pace
     """Of `sd` at its own best draft length."""
-    chosen: Amount
+    chosen: Pace
     """Of the chosen configuration."""
 
 
@@ -124,7 +124,8 @@ class Work(Part):
     """Number of tokens that those had emitted."""
 
     def __add__(self, other: Work) -> Work:
-        return Work(**{name: getattr(self, name) + getattr(other, name) for name in Work.model_fields})
+        # Not validated: the sum of what files may hold can be more than they may.
+        return Work.model_construct(**{name: getattr(self, name) + getattr(other, name) for name in Work.model_fields})
 
 
 class Effort(Part):

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from fsd_decoding.profile.parts import Amount, Counts, Natural, Part, Share, check_total
+from fsd_decoding.profile.parts import Amount, Counts, Natural, Part, Ratio, Share, Stride, check_total
 from fsd_decoding.profile.policy import PolicyInfo
 
 Source = Literal["tuning", "certification"]
@@ -37,12 +37,12 @@ class CurvePoint(Part):
     """The id of its draft model, if it is not the profile's own."""
     accuracy: Share
     """Share of right answers."""
-    retention: Amount
+    retention: Ratio
     """Right answers, divided by those of the target."""
-    lower_bound: Amount | None
+    lower_bound: Ratio | None
     """Lower bound of retention, by itself at the certificate's level or, if `simultaneous`, together with all other
     such points. null: the point was not tested."""
-    tokens_per_round: Amount
+    tokens_per_round: Stride
     """Tokens per round."""
     forecast: Amount | None
     """Tokens/s of one stream by the cost model, from the rounds that the configuration took on the tuning part, so that

@@ -6,15 +6,21 @@ Speeds, costs and effort are in `costs.py`, points of the curve in `curve.py`; `
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Count = Annotated[int, Field(ge=0)]
-Natural = Annotated[int, Field(ge=1)]
+LARGEST: Final = 2**53
+"""The largest number of anything. Up to it every integer is a float, too, so that any reader of JSON takes it exactly,
+and quotients of counts are floats."""
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Natural = Annotated[int, Field(ge=1, le=LARGEST)]
+Ratio = Annotated[float, Field(ge=0, le=LARGEST)]  # of two counts; above 1 where more was solved than by the target
 Share = Annotated[float, Field(ge=0, le=1)]
 Change = Annotated[float, Field(ge=-1, le=1)]  # difference of two shares
 Amount = Annotated[float, Field(ge=0)]
+Pace = Annotated[float, Field(gt=0)]  # tokens per second: every decoding emits a token, in finite time
+Stride = Annotated[float, Field(ge=1)]  # tokens per round: every round emits one at least
 Confidence = Annotated[float, Field(gt=0, lt=1)]
 _ROUNDING = 1e-6  # tolerance between two ways to compute the same number
 
@@ -117,9 +123,9 @@ class Certificate(Counts):
     wanted: Annotated[float, Field(gt=0)] | None
     """What --min-acc requested of `acc`. null: speed or the front was requested; then `certified` says that
     `lower_bound` was computed on problems that played no part in the choice."""
-    retention: Amount | None
+    retention: Ratio | None
     """Right answers of the configuration, divided by those of the target. null: nothing was decoded."""
-    lower_bound: Amount | None
+    lower_bound: Ratio | None
     """Lower bound of retention, by itself at `delta`. null: nothing was decoded."""
     confidence: Confidence
     """Confidence over all attempts on these problems."""
@@ -211,9 +217,9 @@ class Accuracy(Part):
 class TokensPerRound(Part):
     """Tokens per round, on the same part as `Accuracy`."""
 
-    sd: Amount
+    sd: Stride
     """Of `sd` at its own best draft length."""
-    chosen: Amount
+    chosen: Stride
     """Of the chosen configuration."""
 
 
@@ -224,9 +230,9 @@ class Estimate(Part):
 
     threshold: Amount
     """Its T."""
-    retention: Amount
+    retention: Ratio
     """Its measured retention."""
-    lower_bound: Amount | None
+    lower_bound: Ratio | None
     """Lower bound of its retention. null: it was not tested."""
     draft: str | None = None
     """The id of its draft model, if it is not the profile's own."""

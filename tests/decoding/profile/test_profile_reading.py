@@ -72,6 +72,31 @@ def test_types_are_not_converted(tmp_path: Path, changes: dict[str, Any], compla
     assert complaint in refusal(written(tmp_path, text_of(changes)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"certificate.attempt": 10**400}, "certificate.attempt: Input should be less than or equal to 90071992547409"),
+        ({"certificate.attempt": 10**300}, "certificate.attempt: Input should be less than or equal to 90071992547409"),
+        ({"effort.search.decoded_tokens": 2**53 + 1}, "effort.search.decoded_tokens: Input should be less than"),
+        ({"numerical_churn.problems": 10**400}, "numerical_churn.problems: Input should be less than"),
+        ({"certificate.lower_bound": 1e308}, "certificate.lower_bound: Input should be less than"),
+        ({"speed.target": 0}, "speed.target: Input should be greater than 0"),
+        ({"speed.sd": 0.0}, "speed.sd: Input should be greater than 0"),
+        ({"tokens_per_round.sd": 0.5}, "tokens_per_round.sd: Input should be greater than or equal to 1"),
+        ({"curve.0.tokens_per_round": 0}, "curve.0.tokens_per_round: Input should be greater than or equal to 1"),
+    ],
+)
+def test_values_that_no_calibration_writes_are_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    assert complaint in refusal(written(tmp_path, text_of(changes)))
+
+
+def test_the_largest_count_is_read_and_added_up(tmp_path: Path) -> None:
+    most = {f"effort.{part}.decoded_tokens": 2**53 for part in ("baseline", "search", "certification")}
+    loaded = ThresholdProfile.load(written(tmp_path, text_of(most)), allow_edited=True)
+    assert loaded.effort is not None
+    assert loaded.effort.total.decoded_tokens == 3 * 2**53
+
+
 def test_an_integer_is_a_number(tmp_path: Path) -> None:
     loaded = ThresholdProfile.load(written(tmp_path, text_of({"speed.target": 20})))
     assert loaded.model_dump() == profile().model_dump()
