@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fsd_decoding.profile.parts import Amount, Confidence, Count, Natural, Pace, Part
+from fsd_decoding.profile.parts import Amount, Confidence, Count, Natural, Part, Positive
 
 
 def _check_order(interval: tuple[float, float]) -> tuple[float, float]:
@@ -40,11 +40,11 @@ class SpeedFigures(Part):
     """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
     turn on the same problems."""
 
-    target: Pace
+    target: Positive
     """Of the target alone."""
-    sd: Pace
+    sd: Positive
     """Of `sd` at its own best draft length."""
-    chosen: Pace
+    chosen: Positive
     """Of the chosen configuration."""
     timed: Count
     """Number of timed problems. 0: nothing was timed, and these are forecasts of the cost model."""
@@ -61,11 +61,11 @@ class SpeedFigures(Part):
 class Forecasts(Part):
     """The same three speeds by the cost model alone, timed or not, as the curve has them for these settings."""
 
-    target: Pace
+    target: Positive
     """Of the target alone."""
-    sd: Pace
+    sd: Positive
     """Of `sd` at its own best draft length."""
-    chosen: Pace
+    chosen: Positive
     """Of the chosen configuration."""
 
 

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from fsd_decoding.profile.parts import Amount, Counts, Natural, Part, Ratio, Share, Stride, check_total
+from fsd_decoding.profile.parts import Amount, Counts, Natural, Part, Positive, Ratio, Share, check_total
 from fsd_decoding.profile.policy import PolicyInfo
 
 Source = Literal["tuning", "certification"]
@@ -42,7 +42,7 @@ class CurvePoint(Part):
     lower_bound: Ratio | None
     """Lower bound of retention, by itself at the certificate's level or, if `simultaneous`, together with all other
     such points. null: the point was not tested."""
-    tokens_per_round: Stride
+    tokens_per_round: Positive
     """Tokens per round."""
     forecast: Amount | None
     """Tokens/s of one stream by the cost model, from the rounds that the configuration took on the tuning part, so that

@@ -19,8 +19,7 @@ Ratio = Annotated[float, Field(ge=0, le=LARGEST)]  # of two counts; above 1 wher
 Share = Annotated[float, Field(ge=0, le=1)]
 Change = Annotated[float, Field(ge=-1, le=1)]  # difference of two shares
 Amount = Annotated[float, Field(ge=0)]
-Pace = Annotated[float, Field(gt=0)]  # tokens per second: every decoding emits a token, in finite time
-Stride = Annotated[float, Field(ge=1)]  # tokens per round: every round emits one at least
+Positive = Annotated[float, Field(gt=0)]  # tokens per second or round: every decoding emits a token, in finite time
 Confidence = Annotated[float, Field(gt=0, lt=1)]
 _ROUNDING = 1e-6  # tolerance between two ways to compute the same number
 
@@ -217,9 +216,9 @@ class Accuracy(Part):
 class TokensPerRound(Part):
     """Tokens per round, on the same part as `Accuracy`."""
 
-    sd: Stride
+    sd: Positive
     """Of `sd` at its own best draft length."""
-    chosen: Stride
+    chosen: Positive
     """Of the chosen configuration."""
 
 
