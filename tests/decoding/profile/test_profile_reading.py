@@ -82,8 +82,8 @@ def test_types_are_not_converted(tmp_path: Path, changes: dict[str, Any], compla
         ({"certificate.lower_bound": 1e308}, "certificate.lower_bound: Input should be less than"),
         ({"speed.target": 0}, "speed.target: Input should be greater than 0"),
         ({"speed.sd": 0.0}, "speed.sd: Input should be greater than 0"),
-        ({"tokens_per_round.sd": 0.5}, "tokens_per_round.sd: Input should be greater than or equal to 1"),
-        ({"curve.0.tokens_per_round": 0}, "curve.0.tokens_per_round: Input should be greater than or equal to 1"),
+        ({"tokens_per_round.sd": 0}, "tokens_per_round.sd: Input should be greater than 0"),
+        ({"curve.0.tokens_per_round": 0}, "curve.0.tokens_per_round: Input should be greater than 0"),
     ],
 )
 def test_values_that_no_calibration_writes_are_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
