@@ -121,6 +121,11 @@ class ThresholdProfile(ProfileContent):
             profile.require_unedited(name)
         return profile
 
+    @classmethod
+    def from_content(cls, content: str) -> ThresholdProfile:
+        """Returns the profile of which `model_dump_json` returned `content`, as another process hands it on."""
+        return cls.model_validate_json(content, strict=True)
+
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:
         """Calls `compare` and issues what it returns as warnings, at the caller's line."""
         for doubt in self.compare(target_model, draft_model, tokenizer):

@@ -1,0 +1,119 @@
+"""Whether an engine's settings allow to follow a profile, and what of its certificate they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fsd_calib.vllm_plugin import cpu_sampling
+from fsd_calib.vllm_plugin.thresholds import policy_of
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
+"""Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
+
+_RULES = ("fsd-sd", "fsd-coupled")  # where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law
+_CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
+
+
+def check_engine(config: Any, profile: ThresholdProfile) -> None:
+    """Raises UsageError with the first reason why the engine cannot follow the profile."""
+    for reason in _obstacles(config, profile):
+        raise UsageError(reason)
+    policy_of(profile)
+
+
+def _obstacles(config: Any, profile: ThresholdProfile) -> Iterator[str]:
+    yield from _of_profile(profile)
+    yield from _of_speculation(config.speculative_config, profile)
+    yield from _of_engine(config, profile)
+
+
+def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
+    if profile.threshold is not None and profile.rule not in _RULES:
+        yield (f"the profile's rule is {profile.rule!r}; vLLM can follow {' and '.join(_RULES)}; calibrate with one")
+    if profile.logits != "raw":
+        yield "the profile's divergence is of processed logits; vLLM compares raw ones: calibrate on raw ones"
+    if profile.within_support:
+        yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
+    if profile.early_stop is not None:
+        yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without --predictor"
+
+
+def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
+    if spec is None:
+        yield "there is no --speculative-config, so nothing is drafted; `fsd-profile vllm` prints one for the profile"
+        return
+    if spec.method not in DRAFTERS:
+        yield (
+            f"the drafter is {spec.method!r}, whose drafts have no distribution to compare; use one of "
+            f'{", ".join(DRAFTERS)} as "method" in --speculative-config'
+        )
+    unsupported = {
+        "parallel_drafting": spec.parallel_drafting,
+        "use_heterogeneous_vocab": spec.use_heterogeneous_vocab,
+        "use_local_argmax_reduction": spec.use_local_argmax_reduction,
+        "enable_adaptive_verification": spec.enable_adaptive_verification,
+    }
+    for name, on in unsupported.items():
+        if on:
+            yield f'"{name}" in --speculative-config cannot be combined with fsd; leave it out'
+    if spec.rejection_sample_method != "standard":
+        yield (
+            f'"rejection_sample_method" is {spec.rejection_sample_method!r} in --speculative-config, another law than '
+            "fsd's; leave it out"
+        )
+    if profile.sampling.temperature > 0 and spec.draft_sample_method != "probabilistic":
+        yield (
+            f'the profile samples (temperature {profile.sampling.temperature:g}), but "draft_sample_method" is '
+            f'{spec.draft_sample_method!r}; set "draft_sample_method": "probabilistic" in --speculative-config'
+        )
+
+
+def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
+    if config.parallel_config.worker_cls not in _CLASSES:
+        yield f"the worker is {config.parallel_config.worker_cls}; fsd profiles are followed on CUDA GPUs and CPUs"
+    if config.use_v2_model_runner:
+        yield "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner"
+    if config.model_config.logprobs_mode.startswith("processed"):
+        yield (
+            f"--logprobs-mode is {config.model_config.logprobs_mode}, whose values fsd would change; use "
+            "raw_logprobs or raw_logits"
+        )
+    if profile.sampling.temperature > 0 and (fault := cpu_sampling.fault(config)):
+        yield fault
+
+
+def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
+    """Yields warnings of settings that the profile's certificate is not for."""
+    spec, length = config.speculative_config, profile.effective_draft_length
+    if spec.num_speculative_tokens != length:
+        yield (
+            f"num_speculative_tokens is {spec.num_speculative_tokens} instead of the profile's {length}: its "
+            "certificate does not apply"
+        )
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
+    if dtype != profile.target.dtype:
+        yield f"the profile was calibrated with the target in {profile.target.dtype}, this one is in {dtype}"
+    kind = config.device_config.device_type
+    if kind != profile.device.partition(":")[0]:
+        yield f"the profile was calibrated on {profile.device}, decoding runs on {kind}"
+
+
+def introduction(path: str, profile: ThresholdProfile) -> str:
+    """Returns what an engine says of the profile when it starts, in one line."""
+    whose = f"profile {path!r} of task {profile.task!r}"
+    if profile.threshold is None:
+        return f"following {whose}, which has no threshold: decoding is lossless unless a request sets fsd_threshold"
+    scale = "" if profile.policy is None else f", scaled by {profile.policy}"
+    bound = profile.certificate.lower_bound
+    certified = profile.certificate.certified and profile.bound and bound is not None
+    proof = (
+        f"fsd-calib certified {profile.certificate.acc} of at least {bound:.4g}, in its own engine, which ends rounds "
+        "elsewhere" if certified else "nothing is certified"
+    )  # fmt: skip
+    return (
+        f"following {whose}: LOSSY, drafted tokens with {profile.divergence} <= {profile.threshold:.6g}{scale} are "
+        f"accepted; {proof}"
+    )

@@ -1,0 +1,101 @@
+"""Fuzzy acceptance of a step's drafted tokens: D of every token, its T, and whether D <= T."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fsd_calib.vllm_plugin.draft_logits import DraftLogits, Layout
+from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
+from fsd_decoding.divergence import chunk_elements, entropy, unchecked_divergences
+from fsd_decoding.policies.entropy_scaled import EntropyScaled
+from fsd_decoding.policies.schedule import Schedule
+from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.tensors import to_device
+
+Piece = tuple[Tensor, Tensor]  # target and draft logits of some tokens, (…, V) each
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A step of vLLM in which the target's logits of B requests' drafted tokens are known, before they are judged."""
+
+    requests: Sequence[str]  # B ids
+    counts: Sequence[int]  # B numbers of drafted tokens
+    logits: Tensor  # (rows, V) the target's raw logits; if all have n drafts, request b's begin at row b · (n + 1)
+    rows: Tensor  # (N,) row of `logits` for each drafted token
+    places: Tensor | None  # (N,) positions of the tokens in their completions, from 0; None where no policy needs them
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The N drafted tokens of a step, judged by their divergences."""
+
+    requests: Sequence[str]
+    layout: Layout
+    divergences: Tensor  # (N,)
+    thresholds: Tensor  # (N,) float64
+    fuzzy: Tensor  # (N,) bool: D <= T
+
+
+class Judge:
+    """Compares the divergences of drafted tokens with thresholds.
+
+    Args:
+        drafts: logits of the drafts.
+        divergence: its name.
+        policy: scales T; None: T is the request's own.
+    """
+
+    def __init__(self, drafts: DraftLogits, divergence: str, policy: ScalePolicy | None) -> None:
+        self._drafts, self._divergence, self._policy = drafts, divergence, policy
+
+    @property
+    def needs_places(self) -> bool:
+        """Whether T depends on where a token is in its completion."""
+        return isinstance(self._policy, Schedule)
+
+    def __call__(self, step: Verification, thresholds: Sequence[float]) -> Judged | None:
+        """Judges a step; None where nothing can be accepted by divergence: all is decoded exactly.
+
+        Args:
+            thresholds: T of each request.
+        """
+        drafting = (t for t, count in zip(thresholds, step.counts, strict=True) if count)
+        rows = self._drafts.rows_of(step.requests, step.counts)
+        if rows is None or max(drafting, default=-1.0) < 0:
+            return None
+        layout = Layout(step.counts, rows)
+        pieces = list(self._pieces(step, layout))
+        name = self._divergence
+        found = torch.cat([unchecked_divergences([name], *piece)[name].reshape(-1) for piece in pieces])
+        own = to_device(thresholds, found.device, torch.float64)
+        bounds = own.expand(layout.count) if len(own) == 1 else own[to_device(layout.owner.tolist(), found.device)]
+        if self._policy is not None:
+            bounds = scaled(bounds, self._policy, self._tokens(step, pieces))
+        return Judged(step.requests, layout, found, bounds, (found <= bounds) & found.isfinite())
+
+    def _tokens(self, step: Verification, pieces: Sequence[Piece]) -> StepTokens:
+        signal = self._policy.signal if isinstance(self._policy, EntropyScaled) else None
+        of = {"target": 0, "draft": 1}.get(str(signal))
+        found = None if of is None else torch.cat([entropy(piece[of]).reshape(-1) for piece in pieces])
+        return StepTokens(step.places, found if of == 0 else None, found if of == 1 else None)
+
+    def _pieces(self, step: Verification, layout: Layout) -> Iterator[Piece]:
+        """Yields the logits of the drafted tokens, in order.
+
+        On a GPU, where requests are in the order of their drafts and all have equally many, they are read in place. If
+        not, some rows are copied at a time, whose memory is bounded.
+        """
+        vocabulary = step.logits.shape[1]
+        if step.logits.is_cuda and layout.in_order:
+            requests, count = len(layout.counts), int(layout.counts[0])
+            yield step.logits.view(requests, count + 1, vocabulary)[:, :count], self._drafts.first(requests, count)
+            return
+        size = chunk_elements(step.logits.device.type, vocabulary) // vocabulary
+        indices = step.rows, layout.draft_index(self._drafts.length, step.logits.device)
+        for target_rows, draft_rows in zip(*(index.split(size) for index in indices), strict=True):
+            yield step.logits[target_rows], self._drafts.flat[draft_rows]

@@ -1,0 +1,70 @@
+"""vLLM's rejection sampler, made to accept drafted tokens whose divergence is at most T."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
+
+from fsd_calib.vllm_plugin.judge import Judged
+
+_CERTAIN = 1e30  # a logit beside which all others have probability 0 in fp32, even divided by vLLM's least temperature
+
+Observe = Callable[[Judged, Tensor, Tensor], None]
+
+
+class FuzzyRejectionSampler(RejectionSampler):
+    """vLLM's own rejection sampler, run on logits in which the fuzzily accepted tokens are certain.
+
+    Where D <= T the target's distribution is replaced by certainty of the drafted token, so vLLM's rule accepts it: the
+    argmax is x, and u <= p(x)/q(x) holds for every u. All other positions, the noise and its order stay vLLM's. Tokens
+    that the request forbids (a grammar, bad words, allowed tokens) are left to vLLM's rule, which rejects them.
+
+    Attributes:
+        judged: the step's tokens; None: vLLM's rule alone decides.
+        observe: called after each step with the tokens, which of them the exact rule would accept when greedy (N,), and
+            the step's output (B, L + 1), padded with -1.
+    """
+
+    judged: Judged | None = None
+    observe: Observe | None = None
+
+    def forward(self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any) -> Any:
+        output = super().forward(metadata, draft_probs, logits, sampling_metadata)
+        if self.judged is not None and self.observe is not None:
+            self.observe(self.judged, self._most_likely, output.sampled_token_ids)
+        return output
+
+    def apply_logits_processors(self, logits: Tensor, sampling_metadata: Any, metadata: Any) -> Tensor:
+        """Returns the processed logits (N, V) of the drafted tokens."""
+        processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
+        if self.judged is not None:
+            self._most_likely = accept_certainly(processed, metadata.draft_token_ids, self.judged.fuzzy)
+        return processed
+
+
+def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
+    """Makes drafted tokens certain where `fuzzy`, except those that have probability 0, in place.
+
+    Args:
+        logits: (N, V) the target's, processed.
+        drafted: (N,) ids; negative ones are padding, which vLLM rejects.
+        fuzzy: (N,) bool.
+
+    Returns:
+        Whether the drafted token is a most likely one of the target: (N,) bool.
+    """
+    x = drafted.long().clamp_min(0).unsqueeze(1)
+    own = logits.gather(1, x)
+    most_likely = (own >= logits.amax(1, keepdim=True)).squeeze(1) & (drafted >= 0)
+    allowed = (own > -torch.inf).squeeze(1) & (drafted >= 0)
+    logits.scatter_(1, x, torch.where((fuzzy & allowed).unsqueeze(1), _CERTAIN, own))
+    return most_likely
+
+
+def accepted_counts(sampled: Tensor) -> Tensor:
+    """Returns how many drafted tokens vLLM accepted for each request (B,), from its output (B, L + 1)."""
+    return (sampled != PLACEHOLDER_TOKEN_ID).sum(1) - 1

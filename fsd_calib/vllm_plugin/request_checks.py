@@ -1,0 +1,52 @@
+"""Checks of requests in vLLM's front end, which answers those that fail with HTTP 400."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
+
+from fsd_calib.vllm_plugin import cpu_sampling
+from fsd_calib.vllm_plugin.plugin import KEY
+from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
+from fsd_decoding.errors import UsageError
+
+_MARK = "_checks_fsd_options"
+
+
+def install() -> None:
+    """Lets this process check the options of requests to engines that follow a profile."""
+    original = InputProcessor._validate_params
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def validate(self: Any, params: Any, *args: Any, **keywords: Any) -> Any:
+        if KEY in self.vllm_config.additional_config and isinstance(params, SamplingParams):
+            _check(self.vllm_config, params)
+        return original(self, params, *args, **keywords)
+
+    setattr(validate, _MARK, True)
+    InputProcessor._validate_params = validate
+
+
+def _check(config: Any, params: SamplingParams) -> None:
+    try:
+        exact = requested_threshold(params.extra_args, default=0.0) == EXACT
+    except UsageError as error:
+        raise VLLMValidationError(str(error)) from error
+    if params.temperature > 0 and not exact and (obstacle := _to_sampling(config)):
+        raise VLLMValidationError(obstacle)
+
+
+def _to_sampling(config: Any) -> str | None:
+    """Returns why sampled requests cannot be decoded fuzzily; None: they can."""
+    if config.speculative_config.draft_sample_method != "probabilistic":
+        return (
+            "sampled requests need the server's draft_sample_method to be 'probabilistic' in --speculative-config; "
+            'send temperature 0, or "vllm_xargs": {"fsd": "off"}'
+        )
+    return cpu_sampling.fault(config)

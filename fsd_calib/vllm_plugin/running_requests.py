@@ -1,0 +1,99 @@
+"""What the plugin knows of every running request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.sampling import SETTINGS
+
+
+@dataclass(frozen=True)
+class RunningRequest:
+    """Facts of a request, which do not change while it runs."""
+
+    threshold: float  # T; below 0: it is decoded exactly
+    greedy: bool
+    departures: tuple[str, ...]  # in what it is decoded otherwise than the profile says
+    ends: frozenset[int]  # tokens that end its text
+    stops: tuple[str, ...]  # strings that its text ends before
+
+    @property
+    def as_calibrated(self) -> bool:
+        """Whether it is decoded as the profile says, so that its certificate and its acceptance rates are for it."""
+        return not self.departures
+
+
+class RunningRequests:
+    """The requests that a model runner knows, described once each.
+
+    Args:
+        known: vLLM's own states of requests, by id.
+        profile: which they follow.
+        departed: called with what a request departs in, for each new one that departs from the profile.
+    """
+
+    def __init__(self, known: Any, profile: ThresholdProfile, departed: Callable[[tuple[str, ...]], None]) -> None:
+        self._known, self._profile, self._departed = known, profile, departed
+        self._described: dict[str, RunningRequest] = {}
+
+    def of(self, ids: Sequence[str]) -> list[RunningRequest]:
+        """Returns the requests with these ids."""
+        return [self._described.get(request) or self._describe(request) for request in ids]
+
+    def forget(self, finished: Iterable[str]) -> None:
+        for request in finished:
+            self._described.pop(request, None)
+
+    def _describe(self, request: str) -> RunningRequest:
+        described = describe(self._known[request].sampling_params, self._profile)
+        self._described[request] = described
+        if described.departures and described.threshold >= 0:
+            self._departed(described.departures)
+        return described
+
+
+def describe(parameters: Any, profile: ThresholdProfile) -> RunningRequest:
+    """Describes a request from vLLM's `SamplingParams`; None, as of pooling requests, is decoded exactly."""
+    if parameters is None:
+        return RunningRequest(EXACT, True, ("nothing is sampled",), frozenset(), ())
+    own = EXACT if profile.threshold is None else profile.threshold
+    threshold = requested_threshold(parameters.extra_args, own)
+    ends = frozenset(parameters.stop_token_ids or ()) if parameters.ignore_eos else parameters.all_stop_token_ids
+    return RunningRequest(
+        threshold=threshold, greedy=parameters.temperature == 0,
+        departures=tuple(_departures(parameters, profile, threshold, own)), ends=frozenset(ends),
+        stops=tuple(parameters.stop or ()),
+    )  # fmt: skip
+
+
+def _departures(parameters: Any, profile: ThresholdProfile, threshold: float, own: float) -> Iterable[str]:
+    if threshold != own:
+        yield f"threshold is {threshold:g} instead of {own:g}"
+    served = _sampling(parameters)
+    for name in SETTINGS:
+        calibrated = getattr(profile.sampling, name)
+        if served[name] != calibrated:
+            yield f"{name} is {served[name]} instead of {calibrated}"
+    yield from (f"{name} is set" for name in _CONSTRAINTS if getattr(parameters, name, None))
+
+
+_CONSTRAINTS = (
+    "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
+    "structured_outputs",
+)  # fmt: skip
+
+
+def _sampling(parameters: Any) -> dict[str, Any]:
+    """The settings of `Sampling` by their names; None is off. Greedy decoding has no use for truncations."""
+    greedy = parameters.temperature == 0
+    return {
+        "temperature": parameters.temperature,
+        "top_k": None if greedy or parameters.top_k <= 0 else parameters.top_k,
+        "top_p": None if greedy or parameters.top_p == 1 else parameters.top_p,
+        "min_p": None if greedy or parameters.min_p == 0 else parameters.min_p,
+        "repetition_penalty": parameters.repetition_penalty,
+    }

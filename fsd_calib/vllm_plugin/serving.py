@@ -1,0 +1,135 @@
+"""A model runner of vLLM that follows a profile: where the plugin acts within a step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from vllm.logger import init_logger
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from fsd_calib.vllm_plugin.draft_logits import DraftLogits
+from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification
+from fsd_calib.vllm_plugin.plugin import KEY
+from fsd_calib.vllm_plugin.rejection_sampler import FuzzyRejectionSampler
+from fsd_calib.vllm_plugin.running_requests import RunningRequests
+from fsd_calib.vllm_plugin.settings import ServeSettings
+from fsd_calib.vllm_plugin.telemetry.acceptance import Acceptance
+from fsd_calib.vllm_plugin.telemetry.counters import Counters
+from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN
+from fsd_calib.vllm_plugin.telemetry.steps import Listener, StepLog
+from fsd_calib.vllm_plugin.telemetry.texts import TextListener, Texts
+from fsd_calib.vllm_plugin.thresholds import policy_of
+from fsd_decoding.profile.drift import Drift
+from fsd_decoding.profile.settings import coverage_of
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.tensors import to_device
+
+logger = init_logger("vllm.fsd")
+
+
+class Serving:
+    """Follows a profile in a model runner (V1) whose models are loaded.
+
+    A step of the runner verifies the drafts of the step before, then drafts again. The plugin keeps the logits of every
+    draft step, judges the tokens by them before vLLM masks the target's logits by a grammar, and puts its own rejection
+    sampler in the place of vLLM's.
+
+    Args:
+        runner: vLLM's `GPUModelRunner`, or a subclass of it.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        config = runner.vllm_config
+        settings = ServeSettings(**config.additional_config[KEY])
+        profile = ThresholdProfile.from_content(settings.content)
+        self._runner = runner
+        self._drafts = DraftLogits(
+            config.scheduler_config.max_num_seqs, config.speculative_config.num_speculative_tokens,
+            config.model_config.get_vocab_size(), config.model_config.dtype, runner.device,
+        )  # fmt: skip
+        self._judge = Judge(self._drafts, profile.divergence, policy_of(profile))
+        self._requests = RunningRequests(runner.requests, profile, functools.partial(_warn_of, profile.task))
+        self._log = StepLog(_listeners(profile, settings, config))
+        self._sampler = FuzzyRejectionSampler(runner.sampler, runner.speculative_config, runner.device)
+        self._sampler.observe = self._observe
+        runner.rejection_sampler = self._sampler
+        runner.drafter._sample_draft_tokens = functools.partial(_sample_draft_tokens, runner.drafter, self._drafts)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Judges the drafts that the step verifies, and keeps the logits of those that it makes."""
+        self._sampler.judged = self._judged()
+        self._drafts.begin()
+        yield
+        self._drafts.end(self._runner.input_batch.req_ids)
+
+    def forget(self, finished: Set[str]) -> None:
+        """Forgets requests that have finished."""
+        if finished:
+            self._log.finish(finished)
+            self._requests.forget(finished)
+
+    def _judged(self) -> Judged | None:
+        """The drafted tokens that the runner is about to verify, judged; None: vLLM's rule alone decides."""
+        state = self._runner.execute_model_state
+        metadata = None if state is None else state.spec_decode_metadata
+        if metadata is None:
+            return None
+        ids = self._runner.input_batch.req_ids
+        thresholds = [request.threshold for request in self._requests.of(ids)]
+        rows = metadata.target_logits_indices
+        step = Verification(ids, metadata.num_draft_tokens, state.logits, rows, self._places(metadata))
+        return self._judge(step, thresholds)
+
+    def _places(self, metadata: Any) -> Tensor | None:
+        """Positions of the drafted tokens in their completions (N,), if T depends on them."""
+        if not self._judge.needs_places:
+            return None
+        before = self._runner._get_positions(metadata.logits_indices[metadata.target_logits_indices])
+        prompts = self._runner.input_batch.num_prompt_tokens.tolist()
+        of_tokens = [prompts[row] for row, count in enumerate(metadata.num_draft_tokens) for _ in range(count)]
+        places: Tensor = before.reshape(-1, before.shape[-1])[0] + 1 - to_device(of_tokens, before.device)
+        return places
+
+    def _observe(self, judged: Judged, most_likely: Tensor, sampled: Tensor) -> None:
+        self._log.add(self._requests.of(judged.requests), judged, most_likely, sampled)
+
+
+def _listeners(profile: ThresholdProfile, settings: ServeSettings, config: Any) -> list[Listener]:
+    """What receives the steps of this worker: only one of those that sample the same tokens has any."""
+    parallel = config.parallel_config
+    if parallel.rank % parallel.tensor_parallel_size:
+        return []
+    counters = Counters(Path(settings.counters, PATTERN.format(parallel.data_parallel_rank)))
+    listeners: list[Listener] = [counters]
+    of_texts: list[TextListener] = []
+    if profile.acceptance is not None:
+        drift = Drift(profile.acceptance, coverage_of(profile, (None, None), None))
+        of_texts.append(Acceptance(drift, counters, functools.partial(logger.warning, "fsd: %s")))
+    if of_texts:
+        listeners.append(Texts(of_texts, cached_tokenizer_from_config(config.model_config)))
+    return listeners
+
+
+def _warn_of(task: str, departures: tuple[str, ...]) -> None:
+    """Warns once of requests that the certificate is not for, for each set of names of what differs."""
+    names = ", ".join(sorted({departure.split()[0] for departure in departures}))
+    logger.warning_once(
+        "fsd: requests are served with another %s than the profile of %r was calibrated with: its certificate is not "
+        "for them", names, task,
+    )  # fmt: skip
+
+
+def _sample_draft_tokens(
+    drafter: Any, drafts: DraftLogits, hidden_states: Tensor, sampling_metadata: Any
+) -> tuple[Tensor, Tensor | None]:
+    """vLLM's `_sample_draft_tokens`, which also keeps the logits, before vLLM scales them in place."""
+    logits = drafter.model.compute_logits(hidden_states)
+    drafts.add(logits)
+    sampled: tuple[Tensor, Tensor | None] = drafter._sample_from_logits(logits, sampling_metadata)
+    return sampled

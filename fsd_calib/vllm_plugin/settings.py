@@ -1,0 +1,59 @@
+"""What a user sets for the plugin: the entry "fsd" of vLLM's --additional-config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+from fsd_decoding.errors import UsageError
+
+_EXAMPLE = """--additional-config '{"fsd": {"profile": "profile.json"}}'"""
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Settings of the plugin.
+
+    Args:
+        profile: the profile's file, or its folder.
+        allow_edited: follow a profile that was changed after its calibration, too.
+        records: folder for traces of what is served; None: none are written.
+        record_texts: number of texts after which recording ends.
+        content: the profile as it was read when the engine was configured, which its workers follow. Not for users.
+        counters: folder by which workers pass their counters on. Not for users.
+    """
+
+    profile: str
+    allow_edited: bool = False
+    records: str | None = None
+    record_texts: int = 1000
+    content: str = ""
+    counters: str = ""
+
+    @classmethod
+    def of(cls, given: object) -> Self:
+        """Returns the settings that a user gave. Raises UsageError: one is unknown, missing or of another type."""
+        known = [field.name for field in fields(cls)][:-2]
+        if not isinstance(given, Mapping):
+            raise UsageError(f"fsd is {given!r:.60}; it must be an object, as in {_EXAMPLE}")
+        if unknown := [name for name in given if name not in known]:
+            raise UsageError(f"fsd has no setting {unknown[0]!r:.60}; it has {', '.join(known)}")
+        if not isinstance(given.get("profile"), str):
+            raise UsageError(f"fsd has the profile {given.get('profile')!r:.60}; it must be a path, as in {_EXAMPLE}")
+        _check("allow_edited", given, bool, "true or false")
+        _check("records", given, str, "the path of a folder")
+        _check("record_texts", given, int, "a whole number of at least 1")
+        if given.get("record_texts", 1) < 1:
+            raise UsageError(f"record_texts is {given['record_texts']}; it must be a whole number of at least 1")
+        return cls(**given)
+
+    def passed_on(self, content: str, counters: str) -> dict[str, Any]:
+        """Returns the settings for the workers, as JSON holds them."""
+        return asdict(replace(self, content=content, counters=counters))
+
+
+def _check(name: str, given: Mapping[str, Any], kind: type, rule: str) -> None:
+    value = given.get(name)
+    if value is not None and type(value) is not kind:
+        raise UsageError(f"{name} is {value!r:.60}; it must be {rule}")

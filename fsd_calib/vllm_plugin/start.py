@@ -1,0 +1,43 @@
+"""What happens when an engine is configured with a profile: checks, then the worker that follows it is chosen."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.version import __version__ as vllm_version
+
+from fsd_calib.vllm_plugin import engine_checks, hooks, model_checks, request_checks
+from fsd_calib.vllm_plugin.plugin import KEY
+from fsd_calib.vllm_plugin.settings import ServeSettings
+from fsd_calib.vllm_plugin.telemetry.metrics import export_counters
+from fsd_calib.vllm_plugin.worker import WORKERS
+from fsd_decoding.profile.settings import warning_of
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+logger = init_logger("vllm.fsd")  # vLLM's own handlers take what is logged below its name
+
+
+def follow(config: Any) -> None:
+    """Lets the engine of a configuration follow the profile that its `additional_config` names.
+
+    Raises:
+        UsageError: the profile, this vLLM or the engine's settings do not allow it; the message names what, and the way
+            out. vLLM is unchanged then.
+    """
+    hooks.check_vllm(vllm_version)
+    settings = ServeSettings.of(config.additional_config[KEY])
+    profile = ThresholdProfile.load(settings.profile, allow_edited=settings.allow_edited)
+    engine_checks.check_engine(config, profile)
+    doubts = [*filter(None, [profile.digest_doubt(), warning_of(profile)]), *engine_checks.doubts(config, profile)]
+    doubts += model_checks.check_models(config, profile)
+    counters = tempfile.mkdtemp(prefix="fsd-counters-")
+    own = settings.passed_on(profile.model_dump_json(), counters)
+    config.additional_config = {**config.additional_config, KEY: own}
+    config.parallel_config.worker_cls = WORKERS[config.parallel_config.worker_cls]
+    request_checks.install()
+    export_counters(counters, profile)
+    logger.info("fsd: %s", engine_checks.introduction(settings.profile, profile))
+    for doubt in doubts:
+        logger.warning("fsd: %s", doubt)

@@ -1,0 +1,1 @@
+"""What the plugin reports of serving: counters, drift, and records of drafted tokens."""

@@ -1,0 +1,44 @@
+"""Counters that workers pass on to vLLM's front end, which is another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fsd_calib.vllm_plugin.telemetry.steps import Step
+
+NAMES: Final = ("exact", "fuzzy", "rejected", "fuzzy_divergence", "texts", "accepted_share", "drifted")
+"""What is counted: drafted tokens accepted without need of D <= T, by it, and rejected; the sum of D of the second;
+texts that were decoded as the profile says, with the sum of their shares of accepted tokens; whether they drifted."""
+
+
+class Counters:
+    """Numbers in a file that another process reads, without locks: one process writes, each number alone.
+
+    Args:
+        file: which is created, or begun anew.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._values = np.memmap(file, np.float64, "w+", shape=(len(NAMES),))
+
+    def increase(self, name: str, by: float) -> None:
+        self._values[NAMES.index(name)] += by
+
+    def add(self, step: Step) -> None:
+        needed, kept = step.needed, step.kept
+        self.increase("exact", float((kept & ~needed).sum()))
+        self.increase("fuzzy", float(needed.sum()))
+        self.increase("rejected", float((step.decided & ~kept).sum()))
+        self.increase("fuzzy_divergence", float(step.divergences[needed].sum()))
+
+    def finish(self, ids: Iterable[str]) -> None:
+        """Counts nothing by request."""
+
+
+def read_counters(file: Path) -> dict[str, float]:
+    """Returns the numbers of a file by name, as they are now."""
+    return dict(zip(NAMES, np.fromfile(file, np.float64).tolist(), strict=True))

@@ -1,0 +1,54 @@
+"""vLLM's workers, with a profile followed by their model runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
+
+from fsd_calib.vllm_plugin.serving import Serving
+
+
+class _FollowsProfile:
+    """Lets `Serving` act before and after the steps of a worker. Where the worker does not sample, it does nothing."""
+
+    serving: Serving | None = None
+
+    def load_model(self, **keywords: Any) -> None:
+        worker: Any = super()
+        worker.load_model(**keywords)
+        runner = self.model_runner  # type: ignore[attr-defined]
+        if hasattr(runner, "drafter"):
+            self.serving = Serving(runner)
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: Any) -> Any:
+        if self.serving is not None:
+            self.serving.forget(scheduler_output.finished_req_ids)
+        worker: Any = super()
+        return worker.execute_model(scheduler_output)
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        worker: Any = super()
+        if self.serving is None:
+            return worker.sample_tokens(grammar_output)
+        with self.serving.step():
+            return worker.sample_tokens(grammar_output)
+
+
+class FuzzyCPUWorker(_FollowsProfile, CPUWorker):
+    """vLLM's worker on a CPU, following a profile."""
+
+
+class FuzzyGPUWorker(_FollowsProfile, Worker):
+    """vLLM's worker on a GPU, following a profile."""
+
+
+WORKERS = {
+    "vllm.v1.worker.cpu_worker.CPUWorker": f"{__name__}.{FuzzyCPUWorker.__name__}",
+    "vllm.v1.worker.gpu_worker.Worker": f"{__name__}.{FuzzyGPUWorker.__name__}",
+}
+"""The worker that follows a profile, by vLLM's own: full names."""
