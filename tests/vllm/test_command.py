@@ -1,0 +1,169 @@
+"""What vLLM makes of the command that `fsd-profile vllm` prints: a server whose requests are decoded as calibrated."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from fsd_calib import load_task
+from fsd_calib.vllm_plugin.command import serve_command
+from fsd_calib.vllm_plugin.running_requests import describe
+from fsd_data import pair_paths
+from fsd_decoding.loading import load_model, load_tokenizer
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.parts import ModelInfo
+from support.calibration.profiles import profile
+
+_STARTING = 300  # seconds that a server may take
+_SMALL = "--enforce-eager --gpu-memory-utilization 0.3 --max-model-len 400 --host 127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that a printed command has started."""
+
+    address: str
+    log: Path
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
+
+    def read(self, path: str) -> str:
+        with urllib.request.urlopen(self.address + path, timeout=60) as answer:
+            return str(answer.read().decode())
+
+    def metric(self, name: str) -> float | None:
+        """The value of a metric, given with its labels; None: there is none yet."""
+        values = [line.removeprefix(f"{name} ") for line in self.read("/metrics").splitlines() if line.startswith(name)]
+        return float(values[0]) if values else None
+
+
+@contextmanager
+def started(command: str, folder: Path) -> Iterator[Server]:
+    """Pastes the command into a shell; stops what it starts afterwards."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
+    path = f"{_program(folder, port)}{os.pathsep}{os.environ['PATH']}"
+    with server.log.open("wb") as log:
+        process = subprocess.Popen(
+            ["sh", "-c", command], env={**os.environ, "PATH": path}, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        _wait(server, process)
+        yield server
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _program(folder: Path, port: int) -> Path:
+    """Returns a folder with the program `vllm`, which the CPU build lacks: a small server on a port of its own."""
+    program = folder / "bin" / "vllm"
+    program.parent.mkdir()
+    serve = f"{shlex.quote(sys.executable)} -m vllm.entrypoints.openai.api_server"
+    program.write_text(f'#!/bin/sh\ntarget=$2\nshift 2\nexec {serve} --model "$target" "$@" {_SMALL} --port {port}\n')
+    program.chmod(0o755)
+    return program.parent
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _STARTING
+    while time.monotonic() < end and process.poll() is None:
+        with suppress(urllib.error.URLError):
+            server.read("/health")
+            return
+        time.sleep(0.5)
+    pytest.fail(server.log.read_text(encoding="utf-8", errors="replace"))
+
+
+@pytest.fixture(scope="module")
+def of_pair() -> dict[str, Any]:
+    """What makes a profile one of the bundled pair."""
+    target, draft = (ModelInfo.of(load_model(str(path), "cpu", "float32")).model_dump() for path in pair_paths())
+    return {"target": target, "draft": draft, "tokenizer": tokenizer_fingerprint(load_tokenizer(str(pair_paths()[0])))}
+
+
+@pytest.fixture(scope="module")
+def server(of_pair: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("it's served")
+    made = profile({**of_pair, "divergence": "doubt", "threshold": 0.65, "draft_length": 8})
+    made.save(folder / "profile.json")
+    with started(serve_command(made, folder), folder) as running:
+        yield running
+
+
+def test_the_command_starts_a_server_that_says_what_it_follows(server: Server) -> None:
+    log = server.log.read_text(encoding="utf-8")
+    (line,) = [line for line in log.splitlines() if "fsd: following" in line]
+    assert "LOSSY, drafted tokens with doubt <= 0.65 are accepted; fsd-calib certified retention of at least" in line
+
+
+def test_a_request_that_sets_nothing_is_decoded_as_calibrated(server: Server) -> None:
+    task = load_task("arithmetic", seed=3, limit=8)
+
+    def texts(**settings: Any) -> list[str]:
+        (model,) = server.client.models.list().data
+        return [
+            server.client.completions.create(
+                model=model.id, prompt=problem.prompt, max_tokens=task.max_new_tokens, stop=list(task.stop), **settings
+            ).choices[0].text
+            for problem in task.problems
+        ]  # fmt: skip
+
+    plain = texts()
+    assert server.metric('fsd:acceptance_rate_mean{engine="0"}') is not None  # of such texts only
+    assert (server.metric('fsd:drafted_tokens_total{engine="0",outcome="fuzzy"}') or 0) > 0
+    assert plain == texts(temperature=0)
+    assert plain != texts(extra_body={"vllm_xargs": {"fsd": "off"}})
+    assert "fsd: requests are served with another" not in server.log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.0, "top_k": None, "top_p": None}, {"temperature": 0.6, "top_k": None, "top_p": 0.9},
+     {"temperature": 1.0, "top_k": 7, "top_p": None, "repetition_penalty": 1.2}],
+    ids=["greedy", "top_p", "top_k"],
+)  # fmt: skip
+def test_defaults_of_requests_are_the_sampling_of_the_profile_and_not_the_model_s_own(
+    sampling: dict[str, Any], of_pair: dict[str, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(pair_paths()[0], tmp_path / "target")
+    own = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+    (tmp_path / "target" / "generation_config.json").write_text(json.dumps(own))
+    made = profile({**of_pair, "target.id": str(tmp_path / "target"), "sampling": sampling})
+    words = shlex.split(serve_command(made, tmp_path).replace("\\\n", ""))
+    given = make_arg_parser(FlexibleArgumentParser()).parse_args(words[3:])
+    given.model = given.model_tag
+    defaults = AsyncEngineArgs.from_cli_args(given).create_model_config().get_diff_sampling_param()
+    chat = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}])
+    for request in (CompletionRequest(prompt="?"), chat):
+        assert describe(request.to_sampling_params(10, defaults), made).departures == ()
