@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm import LLM, SamplingParams
 
 from fsd_calib import ThresholdProfile
 from fsd_calib.tasks import load_task
@@ -21,7 +22,6 @@ from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from support.calibration.profiles import profile
-from vllm import LLM, SamplingParams
 
 TARGET, DRAFT = map(str, pair_paths())
 LENGTH, THRESHOLD = 5, 0.075

@@ -1,4 +1,4 @@
-"""What an engine of vLLM that follows a profile accepts: vLLM's own texts at T < 0, and else just what D <= T allows."""
+"""What an engine of vLLM that follows a profile accepts: vLLM's own texts at T < 0, else what D <= T allows."""
 
 from __future__ import annotations
 
