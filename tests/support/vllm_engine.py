@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm import LLM, SamplingParams
+from vllm.entrypoints.llm import LLM
+from vllm.sampling_params import SamplingParams
 
 from fsd_calib import ThresholdProfile
 from fsd_calib.tasks import load_task

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm import SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from support.vllm_engine import Recorded, arithmetic, engine, logits, sampling, saved, served, tokenizer, worker
 
@@ -59,7 +58,7 @@ def test_preempted_requests_go_on_as_before(path: str, texts: list[list[int]]) -
 
 
 def _preemptions(llm: Any) -> float:
-    return sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
+    return float(sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"))
 
 
 def test_texts_end_before_a_stop_string(following: Any, texts: list[list[int]]) -> None:
