@@ -27,14 +27,9 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from fsd_calib import load_task
 from fsd_calib.vllm_plugin.command import serve_command
 from fsd_calib.vllm_plugin.running_requests import describe
-from fsd_data import pair_paths
-from fsd_decoding.loading import load_model, load_tokenizer
-from fsd_decoding.models.fingerprint import tokenizer_fingerprint
-from fsd_decoding.profile.parts import ModelInfo
-from support.calibration.profiles import profile
+from support.vllm_engine import TARGET, arithmetic, bundled_profile
 
 _STARTING = 300  # seconds that a server may take
 _SMALL = "--enforce-eager --gpu-memory-utilization 0.3 --max-model-len 400 --host 127.0.0.1"
@@ -69,9 +64,10 @@ def started(command: str, folder: Path) -> Iterator[Server]:
         port = free.getsockname()[1]
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     path = f"{_program(folder, port)}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "VLLM_LOGGING_LEVEL": "INFO"}
     with server.log.open("wb") as log:
         process = subprocess.Popen(
-            ["sh", "-c", command], env={**os.environ, "PATH": path}, stdout=log, stderr=log, start_new_session=True
+            ["sh", "-c", command], env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
         _wait(server, process)
@@ -106,18 +102,11 @@ def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_pair() -> dict[str, Any]:
-    """What makes a profile one of the bundled pair."""
-    target, draft = (ModelInfo.of(load_model(str(path), "cpu", "float32")).model_dump() for path in pair_paths())
-    return {"target": target, "draft": draft, "tokenizer": tokenizer_fingerprint(load_tokenizer(str(pair_paths()[0])))}
-
-
-@pytest.fixture(scope="module")
-def server(of_pair: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("it's served")
-    made = profile({**of_pair, "divergence": "doubt", "threshold": 0.65, "draft_length": 8})
-    made.save(folder / "profile.json")
-    with started(serve_command(made, folder), folder) as running:
+    followed = bundled_profile({"divergence": "doubt", "threshold": 0.65, "draft_length": 8})
+    followed.save(folder / "profile.json")
+    with started(serve_command(followed, folder), folder) as running:
         yield running
 
 
@@ -128,7 +117,7 @@ def test_the_command_starts_a_server_that_says_what_it_follows(server: Server) -
 
 
 def test_a_request_that_sets_nothing_is_decoded_as_calibrated(server: Server) -> None:
-    task = load_task("arithmetic", seed=3, limit=8)
+    task = arithmetic(8)
 
     def texts(**settings: Any) -> list[str]:
         (model,) = server.client.models.list().data
@@ -154,16 +143,16 @@ def test_a_request_that_sets_nothing_is_decoded_as_calibrated(server: Server) ->
     ids=["greedy", "top_p", "top_k"],
 )  # fmt: skip
 def test_defaults_of_requests_are_the_sampling_of_the_profile_and_not_the_model_s_own(
-    sampling: dict[str, Any], of_pair: dict[str, Any], tmp_path: Path
+    sampling: dict[str, Any], tmp_path: Path
 ) -> None:
-    shutil.copytree(pair_paths()[0], tmp_path / "target")
+    shutil.copytree(TARGET, tmp_path / "target")
     own = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
     (tmp_path / "target" / "generation_config.json").write_text(json.dumps(own))
-    made = profile({**of_pair, "target.id": str(tmp_path / "target"), "sampling": sampling})
-    words = shlex.split(serve_command(made, tmp_path).replace("\\\n", ""))
+    followed = bundled_profile({"target.id": str(tmp_path / "target"), "sampling": sampling})
+    words = shlex.split(serve_command(followed, tmp_path).replace("\\\n", ""))
     given = make_arg_parser(FlexibleArgumentParser()).parse_args(words[3:])
     given.model = given.model_tag
     defaults = AsyncEngineArgs.from_cli_args(given).create_model_config().get_diff_sampling_param()
     chat = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}])
     for request in (CompletionRequest(prompt="?"), chat):
-        assert describe(request.to_sampling_params(10, defaults), made).departures == ()
+        assert describe(request.to_sampling_params(10, defaults), followed).departures == ()
