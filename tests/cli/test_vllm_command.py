@@ -111,7 +111,7 @@ def test_paths_and_names_are_quoted_and_absolute(tmp_path: Path, pasted: Any, mo
         ({"within_support": True}, "rejects tokens outside the target's support"),
         ({"sampling": {"temperature": 0.6, "top_k": None, "top_p": None, "min_p": 0.1}}, "samples with min_p 0.1"),
         (
-            {"policy": PolicyInfo.of(EntropyScaled(0.0625, slope=1.0, of="last").identity).model_dump()},
+            {"policy": PolicyInfo.of(str(EntropyScaled(0.0625, slope=1.0, of="last").identity)).model_dump()},
             "the profile's threshold policy is",
         ),
         (

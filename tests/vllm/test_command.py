@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -29,8 +30,10 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from fsd_calib.vllm_plugin.command import serve_command
 from fsd_calib.vllm_plugin.running_requests import describe
-from support.vllm_engine import TARGET, arithmetic, bundled_profile
+from support.paths import DOCS
+from support.vllm_engine import TARGET, arithmetic, bundled_profile, saved
 
+_SHOWN: dict[str, Any] = {}  # names of the page's blocks: an engine that is deleted takes what others share with it
 _STARTING = 300  # seconds that a server may take
 _SMALL = "--enforce-eager --gpu-memory-utilization 0.3 --max-model-len 400 --host 127.0.0.1"
 
@@ -156,3 +159,20 @@ def test_defaults_of_requests_are_the_sampling_of_the_profile_and_not_the_model_
     chat = ChatCompletionRequest(messages=[{"role": "user", "content": "?"}])
     for request in (CompletionRequest(prompt="?"), chat):
         assert describe(request.to_sampling_params(10, defaults), followed).departures == ()
+
+
+def test_what_the_page_on_vllm_shows_runs(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = (DOCS / "vllm.md").read_text(encoding="utf-8").replace("http://localhost:8000", server.address)
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path)
+    for block in blocks:
+        exec(compile(block, "vllm.md", "exec"), _SHOWN)
+    texts = capfd.readouterr().out
+    assert texts.count("#### 19") == 4
+    (curl,) = re.findall(r"```sh\n(curl .*?)```", page, flags=re.DOTALL)
+    ran = subprocess.run(["sh", "-c", curl.replace("TARGET", TARGET)], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout)["usage"]["completion_tokens"] > 0
