@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import torch
 
 # vLLM looks at them when it is first imported, and processes that tests start inherit them.
 os.environ.update(
@@ -23,17 +21,12 @@ def pytest_collect_file() -> None:
 
 @pytest.fixture(scope="class")
 def mended_expansion() -> Iterator[None]:
-    """vLLM's expansion of temperatures for drafted tokens, which 0.32 leaves uninitialised on a CPU, mended."""
+    """vLLM's expansion of temperatures, which 0.32 leaves uninitialised on a CPU, mended in this process."""
     from vllm.v1.sample import rejection_sampler
 
-    from fsd_calib.vllm_plugin import cpu_sampling
+    from support.vllm_mend import fsd_vllm_mend
 
     with pytest.MonkeyPatch.context() as patch:
-        assert not cpu_sampling._expands_correctly(), "this vLLM needs no mend any more: remove it"
-        patch.setattr(rejection_sampler, "expand_batch_to_tokens", _expand)
+        patch.setattr(rejection_sampler, "expand_batch_to_tokens", rejection_sampler.expand_batch_to_tokens)
+        fsd_vllm_mend.register()
         yield
-
-
-def _expand(x: Any, cumulated: Any, count: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    replaced = torch.where(x == replace_from, torch.as_tensor(replace_to, dtype=x.dtype), x)
-    return replaced.repeat_interleave(torch.diff(cumulated, prepend=cumulated.new_zeros(1)), output_size=count)
