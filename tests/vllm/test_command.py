@@ -7,16 +7,9 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,56 +25,10 @@ from fsd_calib.vllm_plugin.command import serve_command
 from fsd_calib.vllm_plugin.running_requests import describe
 from support.paths import DOCS
 from support.vllm_engine import TARGET, arithmetic, bundled_profile, saved
+from support.vllm_server import Server, free_port, running
 
 _SHOWN: dict[str, Any] = {}  # names of the page's blocks: an engine that is deleted takes what others share with it
-_STARTING = 300  # seconds that a server may take
 _SMALL = "--enforce-eager --gpu-memory-utilization 0.3 --max-model-len 400 --host 127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server that a printed command has started."""
-
-    address: str
-    log: Path
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
-
-    def read(self, path: str) -> str:
-        with urllib.request.urlopen(self.address + path, timeout=60) as answer:
-            return str(answer.read().decode())
-
-    def metric(self, name: str) -> float | None:
-        """The value of a metric, given with its labels; None: there is none yet."""
-        values = [line.removeprefix(f"{name} ") for line in self.read("/metrics").splitlines() if line.startswith(name)]
-        return float(values[0]) if values else None
-
-
-@contextmanager
-def started(command: str, folder: Path) -> Iterator[Server]:
-    """Pastes the command into a shell; stops what it starts afterwards."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
-    path = f"{_program(folder, port)}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "VLLM_LOGGING_LEVEL": "INFO"}
-    with server.log.open("wb") as log:
-        process = subprocess.Popen(
-            ["sh", "-c", command], env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        _wait(server, process)
-        yield server
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _program(folder: Path, port: int) -> Path:
@@ -94,49 +41,32 @@ def _program(folder: Path, port: int) -> Path:
     return program.parent
 
 
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + _STARTING
-    while time.monotonic() < end and process.poll() is None:
-        with suppress(urllib.error.URLError):
-            server.read("/health")
-            return
-        time.sleep(0.5)
-    pytest.fail(server.log.read_text(encoding="utf-8", errors="replace"))
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("it's served")
     followed = bundled_profile({"divergence": "doubt", "threshold": 0.65, "draft_length": 8})
     followed.save(folder / "profile.json")
-    with started(serve_command(followed, folder), folder) as running:
-        yield running
+    port = free_port()
+    path = f"{_program(folder, port)}{os.pathsep}{os.environ['PATH']}"
+    with running(["sh", "-c", serve_command(followed, folder)], port, folder / "server.log", {"PATH": path}) as started:
+        yield started
 
 
 def test_the_command_starts_a_server_that_says_what_it_follows(server: Server) -> None:
-    log = server.log.read_text(encoding="utf-8")
-    (line,) = [line for line in log.splitlines() if "fsd: following" in line]
+    (line,) = [line for line in server.log.splitlines() if "fsd: following" in line]
     assert "LOSSY, drafted tokens with doubt <= 0.65 are accepted; fsd-calib certified retention of at least" in line
 
 
 def test_a_request_that_sets_nothing_is_decoded_as_calibrated(server: Server) -> None:
-    task = arithmetic(8)
+    def texts(options: dict[str, Any] | None = None, **sampling: Any) -> list[str]:
+        return [server.complete(p.prompt, options, **sampling).choices[0].text for p in arithmetic(8).problems]
 
-    def texts(**settings: Any) -> list[str]:
-        (model,) = server.client.models.list().data
-        return [
-            server.client.completions.create(
-                model=model.id, prompt=problem.prompt, max_tokens=task.max_new_tokens, stop=list(task.stop), **settings
-            ).choices[0].text
-            for problem in task.problems
-        ]  # fmt: skip
-
-    plain = texts()
-    assert server.metric('fsd:acceptance_rate_mean{engine="0"}') is not None  # of such texts only
-    assert (server.metric('fsd:drafted_tokens_total{engine="0",outcome="fuzzy"}') or 0) > 0
+    plain = texts(temperature=openai.omit)
+    assert server.metric('fsd:acceptance_rate_mean{engine="0"}') > 0  # of texts that are decoded as calibrated only
+    assert server.metric('fsd:drafted_tokens_total{engine="0",outcome="fuzzy"}') > 0
+    assert "fsd: requests are served with another" not in server.log
     assert plain == texts(temperature=0)
-    assert plain != texts(extra_body={"vllm_xargs": {"fsd": "off"}})
-    assert "fsd: requests are served with another" not in server.log.read_text(encoding="utf-8")
+    assert plain != texts({"fsd": "off"})
 
 
 @pytest.mark.parametrize(
