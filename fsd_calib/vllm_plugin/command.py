@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.engine_checks import check_profile
-from fsd_calib.vllm_plugin.settings import KEY
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 

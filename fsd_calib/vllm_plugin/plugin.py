@@ -6,7 +6,7 @@ import functools
 import logging
 from typing import Any
 
-from fsd_calib.vllm_plugin.settings import KEY
+from fsd_calib.vllm_plugin import KEY
 
 _MARK = "_looks_for_fsd_profile"
 

@@ -9,9 +9,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from fsd_calib.vllm_plugin import cpu_sampling
+from fsd_calib.vllm_plugin import KEY, cpu_sampling
 from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
-from fsd_calib.vllm_plugin.settings import KEY
 from fsd_decoding.errors import UsageError
 
 _MARK = "_checks_fsd_options"

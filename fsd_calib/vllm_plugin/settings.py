@@ -8,9 +8,6 @@ from typing import Any, Self
 
 from fsd_decoding.errors import UsageError
 
-KEY = "fsd"
-"""The entry of --additional-config that holds the plugin's settings."""
-
 _EXAMPLE = """--additional-config '{"fsd": {"profile": "profile.json"}}'"""
 
 
