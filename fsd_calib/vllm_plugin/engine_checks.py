@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,8 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         yield f"the worker is {config.parallel_config.worker_cls}; fsd profiles are followed on CUDA GPUs and CPUs"
     if config.use_v2_model_runner:
         yield "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner"
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
+        yield "VLLM_USE_RUST_FRONTEND is set, and that front end does not check requests' fsd options; unset it"
     if config.lora_config is not None:
         yield "--enable-lora lets requests change the target, and the profile is of one target; leave it out"
     if config.model_config.logprobs_mode.startswith("processed"):

@@ -21,8 +21,7 @@ _COMMON: Mapping[str, Sequence[str]] = {
 }
 _RUNNER_1: Mapping[str, Sequence[str]] = {
     "vllm.v1.sample.rejection_sampler": [
-        "RejectionSampler.forward", "RejectionSampler.apply_logits_processors", "PLACEHOLDER_TOKEN_ID",
-        "expand_batch_to_tokens",
+        "RejectionSampler.forward", "RejectionSampler.apply_logits_processors", "expand_batch_to_tokens",
     ],
     "vllm.v1.spec_decode.llm_base_proposer": [
         "SpecDecodeBaseProposer._sample_draft_tokens", "SpecDecodeBaseProposer._sample_from_logits",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from fsd_calib.vllm_plugin.judge import Judged
 
@@ -63,8 +63,3 @@ def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
     allowed = (own > -torch.inf).squeeze(1) & (drafted >= 0)
     logits.scatter_(1, x, torch.where((fuzzy & allowed).unsqueeze(1), _CERTAIN, own))
     return most_likely
-
-
-def accepted_counts(sampled: Tensor) -> Tensor:
-    """Returns how many drafted tokens vLLM accepted for each request (B,), from its output (B, L + 1)."""
-    return (sampled != PLACEHOLDER_TOKEN_ID).sum(1) - 1

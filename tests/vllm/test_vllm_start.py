@@ -83,6 +83,25 @@ def test_policies_that_look_at_more_than_tokens_are_refused(tmp_path: Path) -> N
     assert "threshold policy is entropy" in _refusal(saved(tmp_path, {"policy": entropy}))
 
 
+@pytest.mark.parametrize(
+    ("keywords", "named"),
+    [
+        ({"logprobs_mode": "processed_logprobs"}, "--logprobs-mode is processed_logprobs"),
+        ({"enable_lora": True}, "--enable-lora"),
+    ],
+    ids=str,
+)
+def test_settings_of_the_engine_that_fsd_would_change_are_refused(
+    tmp_path: Path, keywords: dict[str, Any], named: str
+) -> None:
+    assert named in _refusal(saved(tmp_path), **keywords)
+
+
+def test_a_front_end_that_does_not_check_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    assert "VLLM_USE_RUST_FRONTEND is set" in _refusal(saved(tmp_path))
+
+
 def test_an_edited_profile_is_refused_unless_allowed(tmp_path: Path) -> None:
     path = saved(tmp_path)
     content = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -19,10 +19,11 @@ class Counters:
     """Numbers in a file that another process reads, without locks: one process writes, each number alone.
 
     Args:
-        file: which is created, or begun anew.
+        file: which is created, or begun anew. On a host without the front end its folder is, too, and nobody reads it.
     """
 
     def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         self._values = np.memmap(file, np.float64, "w+", shape=(len(NAMES),))
 
     def increase(self, name: str, by: float) -> None:
