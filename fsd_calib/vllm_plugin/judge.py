@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,11 +73,10 @@ class Judge:
         pieces = list(self._pieces(step, layout))
         name = self._divergence
         found = torch.cat([unchecked_divergences([name], *piece)[name].reshape(-1) for piece in pieces])
-        own = to_device(thresholds, found.device, torch.float64)
-        bounds = own.expand(layout.count) if len(own) == 1 else own[to_device(layout.owner.tolist(), found.device)]
+        bounds = to_device(np.repeat(thresholds, step.counts).tolist(), found.device, torch.float64)
         if self._policy is not None:
             bounds = scaled(bounds, self._policy, self._tokens(step, pieces))
-        return Judged(step.requests, layout, found, bounds, (found <= bounds) & found.isfinite())
+        return Judged(step.requests, layout, found, bounds, (found <= bounds) & (found < torch.inf))
 
     def _tokens(self, step: Verification, pieces: Sequence[Piece]) -> StepTokens:
         signal = self._policy.signal if isinstance(self._policy, EntropyScaled) else None
@@ -87,15 +87,17 @@ class Judge:
     def _pieces(self, step: Verification, layout: Layout) -> Iterator[Piece]:
         """Yields the logits of the drafted tokens, in order.
 
-        On a GPU, where requests are in the order of their drafts and all have equally many, they are read in place. If
-        not, some rows are copied at a time, whose memory is bounded.
+        Where requests are in the order of their drafts and all have equally many, they are read in place, on a GPU in
+        one kernel. If not, some rows are copied at a time, whose memory is bounded.
         """
         vocabulary = step.logits.shape[1]
-        if step.logits.is_cuda and layout.in_order:
-            requests, count = len(layout.counts), int(layout.counts[0])
-            yield step.logits.view(requests, count + 1, vocabulary)[:, :count], self._drafts.first(requests, count)
-            return
         size = chunk_elements(step.logits.device.type, vocabulary) // vocabulary
+        if layout.in_order:
+            requests, count = len(layout.counts), int(layout.counts[0])
+            target = step.logits.view(requests, count + 1, vocabulary)[:, :count]
+            together = requests if target.is_cuda else max(1, size // count)
+            yield from zip(target.split(together), self._drafts.first(requests, count).split(together), strict=True)
+            return
         indices = step.rows, layout.draft_index(self._drafts.length, step.logits.device)
         for target_rows, draft_rows in zip(*(index.split(size) for index in indices), strict=True):
             yield step.logits[target_rows], self._drafts.flat[draft_rows]
