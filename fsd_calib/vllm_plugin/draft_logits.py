@@ -25,6 +25,7 @@ class DraftLogits:
 
     def __init__(self, rows: int, length: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
         self._kept = torch.zeros(rows, length, vocabulary, dtype=dtype, device=device)
+        self._of_step = self._kept.unbind(1)  # (rows, V) views, made once since a step fills each of them
         self._row_of: dict[str, int] = {}
         self._steps = 0
 
@@ -39,7 +40,7 @@ class DraftLogits:
                 f"the draft has {logits.shape[-1]} logits, the target {self._kept.shape[-1]}; fsd compares "
                 "distributions over one vocabulary"
             )
-        self._kept[: len(logits), self._steps].copy_(logits)
+        self._of_step[self._steps][: len(logits)].copy_(logits)
         self._steps += 1
 
     def begin(self) -> None:

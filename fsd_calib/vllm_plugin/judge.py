@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,11 +73,10 @@ class Judge:
         pieces = list(self._pieces(step, layout))
         name = self._divergence
         found = torch.cat([unchecked_divergences([name], *piece)[name].reshape(-1) for piece in pieces])
-        own = to_device(thresholds, found.device, torch.float64)
-        bounds = own.expand(layout.count) if len(own) == 1 else own[to_device(layout.owner.tolist(), found.device)]
+        bounds = to_device(np.repeat(thresholds, step.counts).tolist(), found.device, torch.float64)
         if self._policy is not None:
             bounds = scaled(bounds, self._policy, self._tokens(step, pieces))
-        return Judged(step.requests, layout, found, bounds, (found <= bounds) & found.isfinite())
+        return Judged(step.requests, layout, found, bounds, (found <= bounds) & (found < torch.inf))
 
     def _tokens(self, step: Verification, pieces: Sequence[Piece]) -> StepTokens:
         signal = self._policy.signal if isinstance(self._policy, EntropyScaled) else None

@@ -57,9 +57,10 @@ def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
     Returns:
         Whether the drafted token is a most likely one of the target: (N,) bool.
     """
+    token = (drafted >= 0).unsqueeze(1)
     x = drafted.long().clamp_min(0).unsqueeze(1)
     own = logits.gather(1, x)
-    most_likely = (own >= logits.amax(1, keepdim=True)).squeeze(1) & (drafted >= 0)
-    allowed = (own > -torch.inf).squeeze(1) & (drafted >= 0)
-    logits.scatter_(1, x, torch.where((fuzzy & allowed).unsqueeze(1), _CERTAIN, own))
-    return most_likely
+    most_likely = token & (own >= logits.amax(1, keepdim=True))
+    certain = fuzzy.unsqueeze(1) & token & (own > -torch.inf)
+    logits.scatter_(1, x, own.masked_fill(certain, _CERTAIN))
+    return most_likely.squeeze(1)

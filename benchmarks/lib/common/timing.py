@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
+
+class Summable(Protocol):
+    """What a piece of work took."""
+
+    def __add__(self, other: Self, /) -> Self: ...
+
+
 Work = TypeVar("Work")
+Taken = TypeVar("Taken", bound=Summable)
 _RESAMPLES, _CONFIDENCE = 10_000, 0.95
 
 
@@ -52,20 +60,21 @@ class Ratio:
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[Work], Run]], work: Sequence[Work], repeats: int
-) -> dict[str, list[Run]]:
-    """Returns for each contender one `Run` per repeat: the sum over the pieces of `work`.
+    contenders: Mapping[str, Callable[[Work], Taken]], work: Sequence[Work], repeats: int
+) -> dict[str, list[Taken]]:
+    """Returns for each contender what one repeat took, for all repeats: the sum over the pieces of `work`, in order.
 
     All contenders do a piece before any does the next, so that a machine that slows down slows all of them. Their order
     is drawn anew for every piece and repeat, so that none always follows the same other one.
     """
     order = Random(0)
-    runs: dict[str, list[Run]] = {name: [] for name in contenders}
+    runs: dict[str, list[Taken]] = {name: [] for name in contenders}
     for _ in range(repeats):
-        sums = dict.fromkeys(contenders, Run(0.0, 0.0))
+        sums: dict[str, Taken] = {}
         for piece in work:
             for name in order.sample(list(contenders), len(contenders)):
-                sums[name] += contenders[name](piece)
+                taken = contenders[name](piece)
+                sums[name] = sums[name] + taken if name in sums else taken
         for name, run in sums.items():
             runs[name].append(run)
     return runs

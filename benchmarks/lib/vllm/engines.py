@@ -1,0 +1,123 @@
+"""Engines that decode work, each built and used in its own process: vLLM, with or without a profile, and our own."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from lib.vllm.work import Decoded, Work
+
+LARGEST_BATCH = 32
+
+SETTINGS: Mapping[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "max_model_len": 400, "max_num_seqs": LARGEST_BATCH,
+    # Our engine has no prefix cache, and repeated prompts would be found in one.
+    "enable_prefix_caching": False,
+    "kv_cache_memory_bytes": 256 << 20,
+}  # fmt: skip
+"""vLLM's settings that all of its contestants have in common."""
+
+
+class Engine(Protocol):
+    """Decodes work in one of its ways."""
+
+    def decode(self, work: Work, way: str) -> Decoded: ...
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """How vLLM is set up.
+
+    Args:
+        models: paths of the target and the draft.
+        length: L; None: the target alone.
+        profile: the profile that the plugin follows; None: there is no plugin in the engine.
+    """
+
+    models: tuple[str, str]
+    length: int | None = None
+    profile: Path | None = None
+
+    def build(self) -> Engine:
+        return VllmEngine(self)
+
+
+class VllmEngine:
+    """vLLM's engine in this process. Its ways are "", and "off", which tells the plugin to decode exactly."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        from vllm import LLM
+
+        target, draft = settings.models
+        own: dict[str, Any] = {}
+        if settings.length is not None:
+            own["speculative_config"] = {
+                "model": draft, "num_speculative_tokens": settings.length, "method": "draft_model"
+            }  # fmt: skip
+        if settings.profile is not None:  # one at a T of the benchmark's own is an edited one
+            own["additional_config"] = {"fsd": {"profile": str(settings.profile), "allow_edited": True}}
+        self._engine = LLM(target, **SETTINGS, **own).llm_engine
+
+    def decode(self, work: Work, way: str) -> Decoded:
+        from vllm import SamplingParams
+
+        arguments = {"fsd": way} if way else None
+        sampling = SamplingParams(
+            temperature=0, max_tokens=work.max_new_tokens, stop=list(work.stop), extra_args=arguments
+        )
+        engine, waiting = self._engine, deque(enumerate(work.prompts))
+        finished: dict[str, Any] = {}
+        steps, cpu, wall = 0, time.process_time(), time.perf_counter()
+        while waiting or engine.has_unfinished_requests():
+            while waiting and engine.get_num_unfinished_requests() < work.batch:
+                index, prompt = waiting.popleft()
+                engine.add_request(str(index), prompt, sampling)
+            finished |= {output.request_id: output.outputs[0] for output in engine.step() if output.finished}
+            steps += 1
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        outputs = [finished[str(index)] for index in range(len(work.prompts))]
+        return Decoded(tuple(o.text for o in outputs), sum(len(o.token_ids) for o in outputs), steps, cpu, wall)
+
+
+@dataclass(frozen=True)
+class OwnSettings:
+    """How our engine is set up: models, and the profile that it follows."""
+
+    models: tuple[str, str]
+    profile: Path
+
+    def build(self) -> Engine:
+        return OwnEngine(self)
+
+
+class OwnEngine:
+    """`SpeculativeDecoder` in this process. Its ways are "target", "sd" and "fsd", all with the profile's settings."""
+
+    def __init__(self, settings: OwnSettings) -> None:
+        import torch
+
+        from fsd_calib import SpeculativeDecoder, ThresholdProfile
+
+        profile = ThresholdProfile.load(settings.profile)
+        decoder = SpeculativeDecoder.from_pretrained(
+            *settings.models, profile=profile, device="cpu", dtype=torch.float32
+        )
+        self._ways: Mapping[str, Callable[..., Any]] = {
+            "target": partial(decoder.generate, rule="target"),
+            "sd": partial(decoder.generate, rule="sd", draft_length=profile.sd_draft_length),
+            "fsd": decoder.generate,
+        }
+
+    def decode(self, work: Work, way: str) -> Decoded:
+        generate = self._ways[way]
+        cpu, wall = time.process_time(), time.perf_counter()
+        results = generate(
+            list(work.prompts), work.max_new_tokens, ids=list(work.ids), stop=work.stop, batch_size=work.batch
+        )
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        return Decoded(tuple(r.text for r in results), sum(r.emitted for r in results), 0, cpu, wall)

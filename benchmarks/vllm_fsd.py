@@ -1,0 +1,170 @@
+"""FSD inside vLLM: cost of the plugin, speed and retention: `python benchmarks/vllm_fsd.py`; takes 22 minutes.
+
+It runs in the environment that has vLLM (`sh install.sh vllm`). Everything is greedy, in fp32, eager and on one core.
+First `fsd-calibrate --task arithmetic --min-acc 0.98` makes a profile, unless --profile gives one. Then engines, each a
+process of its own, decode the same problems in turns:
+  vLLM: its target alone, its own `sd` at several L, and the plugin, at the profile's T and at one that accepts nothing;
+  our engine, with the same profile: `target`, `sd` and FSD.
+Last, fresh problems are decoded by vLLM's target and by the plugin. The exit code is 1 if a claim is not reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fsd_calib import ThresholdProfile, load_task
+from fsd_calib.tasks.base import Problem, Task
+from fsd_data import pair_paths
+from lib.common.claims import Claim, claims_table
+from lib.common.machine import machine_facts
+from lib.common.results import write_and_print
+from lib.vllm.claims import vllm_claims
+from lib.vllm.engines import SETTINGS, OwnSettings, VllmSettings
+from lib.vllm.processes import Served, openmp, pin, serve
+from lib.vllm.retention import Retention, measure_retention
+from lib.vllm.speeds import Contestants, Plan, Speeds
+
+_BATCHES, _LENGTHS = (1, 8, 32), (3, 4, 5, 6, 8)
+_NOTHING = 1e-12  # T that accepts no token but those with D = 0, while every D is computed
+_CHOOSING_SEED, _TIMED_SEED, _FRESH_SEED = 72_001, 72_002, 72_003
+_SPARE = 400  # problems generated beyond those needed, since some were in the calibration
+
+
+def plan(problems: int, repeats: int) -> Plan:
+    """Plans for `problems` at batch 32, the largest; smaller batches are slower and get fewer."""
+    by_batch = {1: problems // 5, 8: problems // 2, 32: problems}
+    return Plan(
+        problems={batch: max(count, batch) for batch, count in by_batch.items()},
+        choosing={batch: max(count // 2, batch) for batch, count in by_batch.items()},
+        repeats=repeats, choosing_repeats=max(1, repeats // 3),
+    )  # fmt: skip
+
+
+def calibrate(folder: Path) -> Path:
+    """Runs the command, each of its folders below this one; returns the profile."""
+    own = [f"--{name}={folder / name}" for name in ("out", "cache", "state")]
+    command = ["fsd-calibrate", "--task=arithmetic", "--min-acc=0.98", *own]
+    print(" ".join(command), flush=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder / "out" / "profile.json"
+
+
+def accepting_nothing(profile: Path, folder: Path) -> Path:
+    """Writes the profile with a T that accepts nothing."""
+    changed = json.loads(profile.read_text()) | {"threshold": _NOTHING}
+    edited = folder / "accepts-nothing.json"
+    edited.write_text(json.dumps(changed))
+    return edited
+
+
+class Fresh:
+    """Problems that no calibration of a profile has seen, and none twice."""
+
+    def __init__(self, profile: ThresholdProfile) -> None:
+        self._seen = {problem.id for problem in load_task(profile.task, profile.seed).problems}
+
+    def task(self, seed: int, count: int) -> tuple[Task, Sequence[Problem]]:
+        task = load_task("arithmetic", seed=seed, limit=count + _SPARE)
+        new = {p.id: p for p in task.problems if p.id not in self._seen}
+        problems = list(new.values())[:count]
+        self._seen |= {problem.id for problem in problems}
+        return task, problems
+
+
+def measure(profile_file: Path, folder: Path, planned: Plan, fresh_problems: int) -> dict[str, Any]:
+    profile = ThresholdProfile.load(profile_file)
+    if profile.threshold is None:
+        sys.exit(f"the profile {profile_file} has no threshold, so no FSD to measure; give another by --profile")
+    fresh = Fresh(profile)
+    _, choosing = fresh.task(_CHOOSING_SEED, max(planned.choosing.values()))
+    task, timed = fresh.task(_TIMED_SEED, max(planned.problems.values()))
+    retained, unseen = fresh.task(_FRESH_SEED, fresh_problems)
+    with serve(_engines(profile_file, profile, folder)) as served:
+        contestants = _contestants(served, profile.draft_length)
+        speeds = {}
+        for batch in _BATCHES:
+            speeds[batch] = Speeds(contestants, task, choosing, timed, planned).measure(batch)
+            print(table(speeds[batch]), end="\n\n", flush=True)
+        retention: Retention | None = None
+        if fresh_problems:
+            retention = measure_retention(retained, unseen, contestants.target, contestants.fuzzy, profile)
+    return {
+        "profile": {name: getattr(profile, name) for name in ("digest", "rule", "divergence", "threshold",
+                                                              "draft_length", "sd_draft_length")},
+        "speeds": speeds, "retention": retention, "claims": vllm_claims(speeds, retention),
+    }  # fmt: skip
+
+
+def _engines(file: Path, profile: ThresholdProfile, folder: Path) -> dict[str, Any]:
+    target, draft = pair_paths()
+    models = (str(target), str(draft))
+    lengths = sorted({*_LENGTHS, profile.draft_length})
+    return {
+        "target": VllmSettings(models),
+        **{f"sd {length}": VllmSettings(models, length) for length in lengths},
+        "judging": VllmSettings(models, profile.draft_length, accepting_nothing(file, folder)),
+        "fuzzy": VllmSettings(models, profile.draft_length, file),
+        "own": OwnSettings(models, file),
+    }
+
+
+def _contestants(served: Mapping[str, Served], length: int) -> Contestants:
+    exact = {int(name.removeprefix("sd ")): each for name, each in served.items() if name.startswith("sd ")}
+    return Contestants(served["target"], exact, served["judging"], served["fuzzy"], served["own"], length)
+
+
+def table(speeds: Mapping[str, Any]) -> str:
+    """Returns lines with the speeds at one batch size: medians and quartiles over repeats."""
+    lines = [f"batch {speeds['batch']}, {speeds['problems']} problems, best L of sd: {speeds['sd_lengths']['best']}"]
+    for name, about in speeds["contestants"].items():
+        cpu, wall = about["tokens_per_cpu_second"], about["tokens_per_second"]
+        steps = f", {about['tokens'] / about['steps']:.2f} tokens a step" if about["steps"] else ""
+        lines.append(
+            f"  {name:22s} {cpu.median:7.1f} tokens per CPU second ({cpu.low:.1f} to {cpu.high:.1f}), "
+            f"{wall.median:.1f} by the clock, {about['right']} right, {about['texts_of_target']} texts as the target's"
+            f"{steps}"
+        )
+    cost, off = speeds["step_cost"], speeds["step_cost_off"]
+    lines.append(f"  a step with the plugin / without: {cost.median:.4f} ({cost.at_least:.4f} to {cost.at_most:.4f}), "
+                 f"requests off: {off.median:.4f} ({off.at_least:.4f} to {off.at_most:.4f})")  # fmt: skip
+    lines += [f"  {name}: {ratio.median:.3f} ({ratio.at_least:.3f} to {ratio.at_most:.3f})"
+              for name, ratio in speeds["speed_ups"].items()]  # fmt: skip
+    return "\n".join(lines)
+
+
+def reached(claims: Sequence[Claim]) -> bool:
+    return all(claim.reached is not False for claim in claims)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", type=Path, help="a profile of the bundled pair for arithmetic; default: make one")
+    parser.add_argument("--problems", type=int, default=128, help="timed at batch 32; fewer at smaller batches")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--fresh", type=int, default=2000, help="fresh problems whose answers are compared")
+    parser.add_argument("--skip-fresh", action="store_true", help="do not measure retention")
+    parser.add_argument("--core", type=int, help="default: the last one")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "vllm_fsd.json")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="vllm-fsd-") as name:
+        profile = options.profile or calibrate(Path(name))
+        core = pin(options.core)
+        machine = machine_facts() | {"core": core, "threads": 1, "intel_openmp": openmp() is not None}
+        fresh = 0 if options.skip_fresh else options.fresh
+        measured = measure(profile, Path(name), plan(options.problems, options.repeats), fresh)
+    results = {"machine": machine, "vllm_settings": SETTINGS, **measured, "seconds": time.perf_counter() - began}
+    write_and_print(results, options.out, claims_table(measured["claims"]))
+    return 0 if reached(measured["claims"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
