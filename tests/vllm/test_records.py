@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -86,9 +86,9 @@ def of_text(served: Served) -> dict[int, Any]:
     """vLLM's output by the recorded number of its text."""
     unmatched = list(served.outputs)
     found = {}
-    for row in served.traces.to_pandas(table="completions").itertuples():
+    for row in _rows(served.traces, "completions"):
         match = next(each for each in unmatched if _same(each, row))
-        found[int(row.problem)] = match
+        found[row.problem] = match
         unmatched.remove(match)
     assert not unmatched
     return found
@@ -96,13 +96,21 @@ def of_text(served: Served) -> dict[int, Any]:
 
 def _same(output: Any, row: Any) -> bool:
     (text,) = output.outputs
-    return text.text == row.text and len(output.prompt_token_ids) == row.prompt_tokens
+    return (text.text, len(output.prompt_token_ids)) == (row.text, row.prompt_tokens)
+
+
+def _rows(traces: Traces, table: str, where: Any = None) -> list[Any]:
+    return list(traces.to_pandas(where=where, table=table).itertuples())
+
+
+def _texts(traces: Traces) -> dict[int, list[int]]:
+    return {row.problem: list(row.tokens) for row in _rows(traces, "completions")}
 
 
 def test_every_text_is_recorded_as_vllm_returned_it(served: Served, of_text: dict[int, Any]) -> None:
-    completions = served.traces.to_pandas(table="completions")
+    completions = _rows(served.traces, "completions")
     assert len(completions) == TEXTS
-    for row in completions.itertuples():
+    for row in completions:
         (text,) = of_text[row.problem].outputs
         ended = row.finish_reason == "eos"
         assert row.emitted == len(row.tokens) + ended
@@ -115,10 +123,11 @@ def test_every_text_is_recorded_as_vllm_returned_it(served: Served, of_text: dic
 def test_what_vllm_accepted_is_recorded_as_accepted_at_its_place(served: Served) -> None:
     tokens = served.traces.to_pandas()
     assert int(tokens.accepted.sum()) == served.accepted
-    texts = served.traces.to_pandas(["problem", "tokens"], table="completions").set_index("problem").tokens
-    inside = tokens[tokens.accepted & (tokens.position < tokens.problem.map(texts.map(len)))]
+    texts = _texts(served.traces)
+    rows = _rows(served.traces, "tokens")
+    inside = [row for row in rows if row.accepted and row.position < len(texts[row.problem])]
     assert len(inside) > 1000
-    assert [texts[row.problem][row.position] for row in inside.itertuples()] == inside.drafted.tolist()
+    assert [texts[row.problem][row.position] for row in inside] == [row.drafted for row in inside]
     assert tokens.position.min() == 1  # the first token of a text comes with its prompt
     fuzzy = tokens.js <= THRESHOLD
     assert (tokens.fuzzy == fuzzy).all()
@@ -129,18 +138,18 @@ def test_what_vllm_accepted_is_recorded_as_accepted_at_its_place(served: Served)
 
 def test_d_and_choices_are_those_of_uncached_fp64_logits(served: Served, of_text: dict[int, Any]) -> None:
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval() for path in (TARGET, DRAFT)]
-    tokens = served.traces.to_pandas(where=[("problem", "<", 6)])
-    texts = served.traces.to_pandas(["problem", "tokens"], table="completions").set_index("problem").tokens
-    checked = 0
-    for (problem, _), rows in tokens.groupby(["problem", "round"]):
-        begin, count = int(rows.position.iloc[0]), len(rows)
-        before = [*of_text[problem].prompt_token_ids, *texts[problem][:begin]]
-        target, draft = (_logits(model, [*before, *rows.drafted])[-count - 1 : -1] for model in models)  # (n, V)
-        expected = divergence("js", target, draft)
-        assert torch.allclose(torch.tensor(rows.js.to_numpy()).double(), expected.double(), atol=CLOSE)
-        _assert_choices(target, rows.target_choice)
-        _assert_choices(draft, rows.drafted)
-        checked += count
+    texts, checked = _texts(served.traces), 0
+    rows = _rows(served.traces, "tokens", [("problem", "<", 6)])
+    for (problem, _), of_round in groupby(rows, lambda row: (row.problem, row.round)):
+        drafts = list(of_round)
+        drafted = [row.drafted for row in drafts]
+        before = [*of_text[problem].prompt_token_ids, *texts[problem][: drafts[0].position]]
+        target, draft = (_logits(model, [*before, *drafted])[-len(drafts) - 1 : -1] for model in models)  # (n, V)
+        recorded = torch.tensor([row.js for row in drafts], dtype=torch.float64)
+        assert torch.allclose(recorded, divergence("js", target, draft).double(), rtol=0, atol=CLOSE)
+        _assert_choices(target, [row.target_choice for row in drafts])
+        _assert_choices(draft, drafted)
+        checked += len(drafts)
     assert checked > 300
 
 
@@ -150,8 +159,8 @@ def _logits(model: Any, ids: Sequence[int]) -> Tensor:
     return logits
 
 
-def _assert_choices(logits: Tensor, choices: pd.Series[int]) -> None:
-    own = logits.gather(1, torch.tensor(choices.tolist()).unsqueeze(1)).squeeze(1)
+def _assert_choices(logits: Tensor, choices: Sequence[int]) -> None:
+    own = logits.gather(1, torch.tensor(choices).unsqueeze(1)).squeeze(1)
     assert (own >= logits.amax(1) - CLOSE).all()
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, Full, Queue
+from typing import Any
 
 from fsd_calib.vllm_plugin.telemetry.record_tables import Served, tables_of
 from fsd_calib.vllm_plugin.telemetry.texts import Text
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.writing import TraceWriter
 
-_WAITING = 16  # portions that may wait for the disk
 _PATIENCE = 30.0  # seconds that the end of serving waits for the disk
 
 
@@ -29,16 +30,18 @@ class Records:
         measured: names of the columns that follow the first three facts of a drafted token.
         tokenizer: decodes texts.
         log: receives what users should know.
+        waiting: number of texts that may wait for the disk.
+        longest: seconds after which a text is written, in a smaller portion if need be: vLLM may kill its workers.
     """
 
     def __init__(
-        self, folder: str, manifest: Manifest, measured: Sequence[str], tokenizer: object, log: logging.Logger
-    ) -> None:
+        self, folder: str, manifest: Manifest, measured: Sequence[str], tokenizer: Any, log: logging.Logger,
+        waiting: int = 800, longest: float = 30.0,
+    ) -> None:  # fmt: skip
         self._folder, self._manifest, self._measured = folder, manifest, tuple(measured)
-        self._tokenizer, self._log = tokenizer, log
-        self._held: list[Served] = []
+        self._tokenizer, self._log, self._longest = tokenizer, log, longest
         self._unusable = 0
-        self._queue: Queue[list[Served] | None] = Queue(_WAITING)
+        self._queue: Queue[Served | None] = Queue(waiting)  # None: there are no more
         self._ended, self._ending = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, name="fsd-records", daemon=True)
         self._thread.start()
@@ -50,18 +53,20 @@ class Records:
 
     def finished(self, text: Text) -> None:
         if not self.active:
-            self._held.clear()
-        elif not text.whole:
+            return
+        if not text.whole:
             self._unusable += 1
-        else:
-            self._held.append(Served.of(text, self._tokenizer))
-            if len(self._held) == self._manifest.portion:
-                self._send()
+            return
+        try:
+            self._queue.put_nowait(Served.of(text, self._tokenizer))
+        except Full:
+            self._end(
+                f"folder {self._folder!r} is written slower than texts finish; it keeps what it has, choose one on a "
+                "faster disk"
+            )
 
     def close(self) -> None:
         """Writes what is left, and waits for it."""
-        if self.active and self._held:
-            self._send()
         with suppress(Full):
             if self._thread.is_alive():
                 self._queue.put(None, timeout=_PATIENCE)
@@ -71,16 +76,6 @@ class Records:
         if self._unusable:
             self._log.warning("fsd: %d texts were not recorded: vLLM did not show all of their tokens", self._unusable)
             self._unusable = 0
-
-    def _send(self) -> None:
-        portion, self._held = self._held, []
-        try:
-            self._queue.put_nowait(portion)
-        except Full:
-            self._end(
-                f"folder {self._folder!r} is written slower than texts finish; it keeps what it has, choose one on a "
-                "faster disk"
-            )
 
     def _run(self) -> None:
         try:
@@ -97,13 +92,32 @@ class Records:
         wanted, folder = writer.manifest.task.problems, self._folder
         if writer.problems < wanted:
             self._log.info("fsd: recording texts to folder %r, which has %d of %d", folder, writer.problems, wanted)
+        portions = self._portions(writer.manifest.portion)
         while writer.problems < wanted:
-            texts = self._queue.get()
+            first, texts = writer.problems, next(portions, None)
             if texts is None:
                 return
-            first = writer.problems
             writer.write(writer.finished, tables_of(writer.manifest, self._measured, texts[: wanted - first], first))
         self._log.info("fsd: folder %r has all %d texts; nothing more is recorded", folder, wanted)
+
+    def _portions(self, most: int) -> Iterator[list[Served]]:
+        """Yields `most` texts at a time, or as many as there are when one has waited for long, or at the end."""
+        while True:
+            text, deadline = self._queue.get(), time.monotonic() + self._longest
+            texts: list[Served] = []
+            while text is not None:
+                texts.append(text)
+                left = deadline - time.monotonic()
+                if len(texts) == most or left <= 0:
+                    break
+                try:
+                    text = self._queue.get(timeout=left)
+                except Empty:
+                    break
+            if texts:
+                yield texts
+            if text is None:
+                return
 
     def _end(self, reason: str) -> None:
         """Ends recording because of a failure, of which the first is logged."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,9 +47,9 @@ MEASURES = Measures(manifest().divergences, "raw", Sampling())
 
 
 @contextmanager
-def recording(folder: Path, of: Manifest) -> Iterator[tuple[StepLog, Records]]:
+def recording(folder: Path, of: Manifest, **settings: Any) -> Iterator[tuple[StepLog, Records]]:
     """Yields a log whose texts are recorded, closed as a worker closes its own."""
-    records = Records(str(folder), of, MEASURES.columns, TOKENIZER, LOG)
+    records = Records(str(folder), of, MEASURES.columns, TOKENIZER, LOG, **settings)
     texts = Texts([records], TOKENIZER)
     log = StepLog([texts])
     yield log, records
@@ -87,7 +89,8 @@ def test_rows_are_what_was_served(tmp_path: Path) -> None:
     completions, tokens = traces.to_pandas(table="completions"), traces.to_pandas()
     assert len(served) == len(completions) == 20
     assert in_order(traces) == list(range(20))
-    for row in completions.itertuples():
+    rows: list[Any] = list(completions.itertuples())
+    for row in rows:
         ended = row.finish_reason == "eos"
         text = served.pop((*row.tokens, *([EOS] if ended else [])))
         assert row.emitted == len(text.tokens)
@@ -116,9 +119,9 @@ def test_what_nobody_knows_is_null_and_is_described_as_unknown(
     assert traces.to_pandas(["correct"], table="completions").correct.isna().all()
     tokens = traces.to_pandas()
     unknown = ["target_choice", "same_token", "sd_accepts", "sd_probability"]
-    by_text = tokens.groupby("problem")[unknown].apply(lambda rows: rows.isna().to_numpy())
-    assert sorted(bool(each.all()) for each in by_text) == [False, True]
-    assert sorted(bool(each.any()) for each in by_text) == [False, True]
+    missing = [tokens.loc[tokens.problem == problem, unknown].isna().to_numpy() for problem in (0, 1)]
+    assert sorted(bool(each.all()) for each in missing) == [False, True]
+    assert sorted(bool(each.any()) for each in missing) == [False, True]
     assert set(tokens.split) == {"serving"}
     assert run(traces_app.app, traces_app.NAME, ["describe", str(traces.path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -168,7 +171,7 @@ def test_texts_end_where_vllm_ends_them(
 
 def test_a_stop_string_ends_a_text_at_the_token_that_completes_it(tmp_path: Path) -> None:
     (whole,) = record(tmp_path / "whole", manifest(), [request(3, 40)], seed=3)
-    stop = TOKENIZER.decode(whole.tokens[:12])[-3:]
+    stop = str(TOKENIZER.decode(whole.tokens[:12]))[-3:]
     with recording(tmp_path / "run", manifest()) as (log, _):
         serve(log, [request(3, 40, stops=[stop])], MEASURES, seed=3)
     row = load_traces(tmp_path / "run").to_pandas(table="completions").iloc[0]
@@ -229,12 +232,21 @@ def test_a_full_disk_ends_recording_with_one_warning_and_whole_shards(
 def test_a_folder_that_is_too_slow_ends_recording_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with recording(tmp_path / "run", manifest(portion=1)) as (log, records):
-        serve(log, [request(3, 1)] * 200, MEASURES)  # at once, each a portion
+    with recording(tmp_path / "run", manifest(portion=1), waiting=16) as (log, records):
+        serve(log, [request(3, 1)] * 300, MEASURES)  # at once, each a portion
         assert not records.active
     (warning,) = warnings(caplog)
     assert "is written slower than texts finish; it keeps what it has" in warning
-    assert 16 <= len(in_order(load_traces(tmp_path / "run"))) < 200
+    assert 16 <= len(in_order(load_traces(tmp_path / "run"))) < 300
+
+
+def test_texts_are_written_before_long_though_few_finish(tmp_path: Path) -> None:
+    with recording(tmp_path / "run", manifest(), longest=0.2) as (log, _):
+        serve(log, some(3), MEASURES)
+        until = time.monotonic() + 60
+        while not (tmp_path / "run" / "shards.jsonl").exists() or not load_traces(tmp_path / "run").shards:
+            assert time.monotonic() < until
+        assert len(load_traces(tmp_path / "run").to_pandas(table="completions")) == 3
 
 
 def test_a_folder_that_is_removed_ends_recording_with_one_warning(
