@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_calib.vllm_plugin.telemetry.record_manifest import EngineFacts, manifest_of
+from fsd_calib.vllm_plugin.telemetry.record_tables import Served, tables_of
 from fsd_calib.vllm_plugin.telemetry.records import Records
-from fsd_calib.vllm_plugin.telemetry.steps import StepLog
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog, Verified
 from fsd_calib.vllm_plugin.telemetry.texts import Text, Texts
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.manifest import Manifest
@@ -109,6 +111,36 @@ def test_rows_are_what_was_served(tmp_path: Path) -> None:
         kept = mine[mine.accepted & mine.in_text]
         assert [text.tokens[position] for position in kept.position] == kept.drafted.tolist()
     assert not served
+
+
+def test_rows_of_a_step_that_is_measured_in_parts_are_in_order(tmp_path: Path) -> None:
+    with recording(tmp_path / "run", manifest(texts=2000), waiting=2000) as (log, _):
+        served = serve(log, [request(2, 3)] * 900, MEASURES)  # 3,600 tokens of 40 logits; 3,276 are measured at once
+    expected = sorted(each.token for text in served for each in text.drafted)
+    tokens = load_traces(tmp_path / "run").to_pandas()
+    assert sorted(tokens.drafted) == expected
+    assert (tokens.loc[tokens.fuzzy, "js"] <= THRESHOLD).all()
+    by_argmax = tokens[tokens.draft_rank == 0]
+    assert len(by_argmax) == len(tokens)  # every token is its own draft's argmax
+
+
+def test_texts_that_ended_are_recorded_though_vllm_never_said_so(tmp_path: Path) -> None:
+    with recording(tmp_path / "run", manifest()) as (log, _):
+        ended = serve(log, some(5), MEASURES, reported=False)
+        under_way = Emitted(torch.tensor([[7]], dtype=torch.int32), torch.tensor([3]), np.array([True]))
+        log.add(["under way"], [request(3, 9)], Verified.nothing(1, torch.device("cpu")), under_way)
+    emitted = load_traces(tmp_path / "run").to_pandas(["emitted"], table="completions").emitted
+    assert sorted(emitted) == sorted(len(each.tokens) for each in ended)
+
+
+def test_the_divergence_of_the_rule_is_the_one_that_decided() -> None:
+    facts = np.zeros((3 + len(MEASURES.columns), 2), np.float32)
+    facts[0], facts[3 + MEASURES.columns.index("js")] = [0.25, 0.5], [0.2500001, 0.5]
+    text = Text(request(2, 9))
+    text.add(0, [5], 0, facts[:, :0])
+    text.add(1, [6, 7, 8], 2, facts)
+    tables = tables_of(manifest(), MEASURES.columns, [Served.of(text, TOKENIZER)], 0)
+    assert tables["tokens"]["js"].to_pylist() == [0.25, 0.5]
 
 
 def test_what_nobody_knows_is_null_and_is_described_as_unknown(
@@ -238,6 +270,17 @@ def test_a_folder_that_is_too_slow_ends_recording_with_one_warning(
     (warning,) = warnings(caplog)
     assert "is written slower than texts finish; it keeps what it has" in warning
     assert 16 <= len(in_order(load_traces(tmp_path / "run"))) < 300
+
+
+def test_a_second_failure_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with recording(tmp_path / "run", manifest(portion=1), waiting=16) as (log, records):
+        while not (tmp_path / "run" / "shards.jsonl").exists():
+            assert records.active
+        (tmp_path / "run/completions/00012.parquet/in the way").mkdir(parents=True)
+        serve(log, [request(3, 1)] * 300, MEASURES)  # more than may wait
+    (warning,) = warnings(caplog)
+    assert "slower" in warning
+    assert len(in_order(load_traces(tmp_path / "run"))) == 12
 
 
 def test_texts_are_written_before_long_though_few_finish(tmp_path: Path) -> None:

@@ -51,16 +51,21 @@ def request(prompt: int, limit: int, greedy: bool = True, stops: Sequence[str] =
     return RunningRequest(THRESHOLD, greedy, (), frozenset({EOS}), tuple(stops), range(prompt), limit)
 
 
-def serve(log: StepLog, requests: Sequence[RunningRequest], measures: Measures | None, seed: int = 0) -> list[Running]:
-    """Serves a batch of greedy requests to their ends and reports the finished ones as vLLM does, a step later."""
+def serve(
+    log: StepLog, requests: Sequence[RunningRequest], measures: Measures | None, seed: int = 0, reported: bool = True
+) -> list[Running]:
+    """Serves a batch of greedy requests to their ends.
+
+    Those that have finished are reported a step later, as vLLM does; it ends without the last report (`reported`).
+    """
     random = torch.Generator().manual_seed(seed)
     batch = [Running(f"{seed}-{number}", request) for number, request in enumerate(requests)]
     _prefill(log, batch, random)
     running = [each for each in batch if not each.ended]
-    log.finish([each.name for each in batch if each.ended])
+    log.finish([each.name for each in batch if each.ended and reported])
     while running:
         _step(log, running, measures, random)
-        log.finish([each.name for each in running if each.ended])
+        log.finish([each.name for each in running if each.ended and reported])
         running = [each for each in running if not each.ended]
     return batch
 
