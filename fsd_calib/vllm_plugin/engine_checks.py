@@ -76,6 +76,8 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         yield f"the worker is {config.parallel_config.worker_cls}; fsd profiles are followed on CUDA GPUs and CPUs"
     if config.use_v2_model_runner:
         yield "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner"
+    if config.lora_config is not None:
+        yield "--enable-lora lets requests change the target, and the profile is of one target; leave it out"
     if config.model_config.logprobs_mode.startswith("processed"):
         yield (
             f"--logprobs-mode is {config.model_config.logprobs_mode}, whose values fsd would change; use "
@@ -93,9 +95,6 @@ def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
             f"num_speculative_tokens is {spec.num_speculative_tokens} instead of the profile's {length}: its "
             "certificate does not apply"
         )
-    dtype = str(config.model_config.dtype).removeprefix("torch.")
-    if dtype != profile.target.dtype:
-        yield f"the profile was calibrated with the target in {profile.target.dtype}, this one is in {dtype}"
     kind = config.device_config.device_type
     if kind != profile.device.partition(":")[0]:
         yield f"the profile was calibrated on {profile.device}, decoding runs on {kind}"

@@ -1,7 +1,101 @@
-"""Whether an engine serves the models of a profile."""
+"""Whether an engine serves the models of a profile: by their fingerprints, or by less where these are not at hand."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from typing import Any
 
+from fsd_decoding.errors import UsageError
+from fsd_decoding.loading import load_config, load_model, load_tokenizer
+from fsd_decoding.memory import UnknownSizeError, available, skeleton
+from fsd_decoding.models.fingerprint import architecture_digest, tokenizer_fingerprint
+from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-def check_models(config: Any, profile: Any) -> list[str]:
-    return []
+_HEADS = ("eagle", "eagle3", "mtp")  # drafters that are no models by themselves
+
+
+def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
+    """Compares an engine's models and tokenizer with the profile's, before any process of the engine starts.
+
+    Fingerprints are computed from the checkpoints on the CPU, one model after the other, and kept in the user's cache.
+    A quantised or sharded model, and one that does not fit into memory a second time, is compared by its configuration.
+
+    Returns:
+        Warnings, among them one that says what was not compared.
+
+    Raises:
+        UsageError: a model or the tokenizer is another.
+    """
+    tokenizer = tokenizer_fingerprint(load_tokenizer(config.model_config.tokenizer))
+    served = {"target": config.model_config, "draft": config.speculative_config.draft_model_config}
+    found: dict[str, ModelInfo] = {}
+    doubts = []
+    for role, then in (("target", profile.target), ("draft", profile.draft)):
+        if role == "draft" and config.speculative_config.method in _HEADS:
+            doubts += _compare_ids(then, served[role])
+        elif reason := next(_uncomputable(config, served[role]), None):
+            doubts += _compare_configurations(role, then, served[role], reason)
+        else:
+            found[role] = ModelInfo.of(load_model(served[role].model, "cpu", served[role].dtype), like=then)
+    return profile.compare_facts(found, tokenizer) + doubts
+
+
+def _uncomputable(config: Any, served: Any) -> Iterator[str]:
+    """Yields why the weights that an engine serves have no fingerprint, or none at an acceptable cost."""
+    shards = config.parallel_config.world_size
+    if served.quantization is not None:
+        yield f"it is quantised ({served.quantization})"
+    if shards > 1:
+        yield f"it is sharded over {shards} workers"
+    if config.load_config.load_format not in ("auto", "hf", "safetensors"):
+        yield f"it is loaded as {config.load_config.load_format!r}"
+    if served.revision is not None:
+        yield f"its revision {served.revision!r} is given"
+    if served.trust_remote_code:
+        yield "it may run code of its own"
+    yield from _too_large(served)
+
+
+def _too_large(served: Any) -> Iterator[str]:
+    free = available("cpu")
+    try:
+        built = skeleton(load_config(served.model), served.dtype)
+    except UnknownSizeError as error:
+        yield str(error)
+        return
+    size = sum(tensor.nbytes for tensor in built.parameters())
+    if free is not None and size > free:
+        yield f"its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
+
+
+def _compare_configurations(role: str, then: ModelInfo, served: Any, reason: str) -> list[str]:
+    """Compares what is known without weights; returns what was not compared."""
+    width = served.get_vocab_size()
+    if width != then.vocab_size:
+        raise UsageError(
+            f"the profile's {role} is {then.id!r} with vocab_size {then.vocab_size}, but this {role} has {width}; "
+            "serve that model, or calibrate again"
+        )
+    try:
+        calibrated = architecture_digest(load_config(then.id))
+    except UsageError:
+        return [f"the weights of the {role} are not compared with the profile's, as {reason}; only its vocabulary and "
+                f"tokenizer are, as {then.id!r} cannot be read"]  # fmt: skip
+    if architecture_digest(load_config(served.model)) != calibrated:
+        raise UsageError(
+            f"the profile's {role} is {then.id!r}, but the configuration of this one, {served.model!r}, differs; serve "
+            "that model, or calibrate again"
+        )
+    return [f"the weights of the {role} are not compared with the profile's, as {reason}; its configuration and "
+            "tokenizer are"]  # fmt: skip
+
+
+def _compare_ids(then: ModelInfo, served: Any) -> list[str]:
+    """Compares a draft head by its name alone."""
+    if then.id != served.model:
+        raise UsageError(
+            f"the profile's draft is {then.id!r}, but this engine drafts with {served.model!r}; serve that one, or "
+            "calibrate again"
+        )
+    return [f"the weights of the draft {then.id!r} are not compared with the profile's, as it is no model by itself"]

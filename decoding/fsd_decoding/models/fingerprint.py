@@ -40,6 +40,12 @@ def model_fingerprint(model: Any) -> str:
     return f"{DIGEST_VERSION}-{digest.hexdigest()}"
 
 
+def architecture_digest(config: Any) -> str:
+    """Returns the SHA-256 (hex) of a model's configuration, whatever quantises its weights."""
+    described = _architecture(config.to_diff_dict())
+    return hashlib.sha256(_json({k: v for k, v in described.items() if k != "quantization_config"})).hexdigest()
+
+
 def sampled_fingerprint(model: Any) -> str:
     """Returns the fingerprint of earlier versions, which covers 64 elements of every tensor.
 

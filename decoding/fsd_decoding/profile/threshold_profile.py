@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -142,32 +143,48 @@ class ThresholdProfile(ProfileContent):
             UsageError: weights, configuration, vocabulary, tokenizer or the definition of divergences differ, so the
                 threshold says nothing about these models; or the draft is not a model.
         """
-        from fsd_decoding.divergence import DIVERGENCE_VERSION
         from fsd_decoding.drafters.base import DraftSource
-        from fsd_decoding.models.fingerprint import doubt_of_sample, tokenizer_fingerprint
+        from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 
         if isinstance(draft_model, DraftSource):
             raise UsageError(
                 f"the profile was calibrated with the draft model {self.draft.id!r}, but this draft, {draft_model!r}, "
                 "is not a model; load that model, or decode without a profile"
             )
+        found = {
+            "target": ModelInfo.of(target_model, like=self.target),
+            "draft": ModelInfo.of(draft_model, like=self.draft),
+        }
+        doubts = self.compare_facts(found, None if tokenizer is None else tokenizer_fingerprint(tokenizer))
+        if (kind := target_model.device.type) != self.device.split(":")[0]:
+            doubts.append(f"the profile was calibrated on {self.device}, decoding runs on {kind}")
+        return doubts
+
+    def compare_facts(self, found: Mapping[str, ModelInfo], tokenizer: str | None) -> list[str]:
+        """Does what `compare` does, from what is known of the models.
+
+        Args:
+            found: of the "target" and the "draft", or of those that can be compared.
+            tokenizer: its fingerprint; None: it is not compared.
+        """
+        from fsd_decoding.divergence import DIVERGENCE_VERSION
+        from fsd_decoding.models.fingerprint import doubt_of_sample
+
         if self.divergence_version != DIVERGENCE_VERSION:
             raise UsageError(
                 f"the profile was calibrated with version {self.divergence_version} of the divergences, but this "
                 f"fsd-calib has version {DIVERGENCE_VERSION}; calibrate again"
             )
-        if tokenizer is not None and tokenizer_fingerprint(tokenizer) != self.tokenizer:
+        if tokenizer is not None and tokenizer != self.tokenizer:
             raise UsageError(
                 "the profile was calibrated with another tokenizer; load the profile's models, or calibrate again"
             )
         doubts = doubt_of_sample("profile", (self.target.fingerprint, self.draft.fingerprint), "calibrate")
-        for role, then, model in (("target", self.target, target_model), ("draft", self.draft, draft_model)):
-            now = ModelInfo.of(model, like=then)
+        for role, now in found.items():
+            then = self.target if role == "target" else self.draft
             _check_same_model(role, then, now)
             if then.dtype != now.dtype:
                 doubts.append(f"the profile was calibrated with the {role} in {then.dtype}, this one is in {now.dtype}")
-        if (kind := target_model.device.type) != self.device.split(":")[0]:
-            doubts.append(f"the profile was calibrated on {self.device}, decoding runs on {kind}")
         return doubts
 
     def at(self, *, min_acc: float | None = None, min_speed: float | None = None, certified: bool = True) -> Choice:

@@ -297,7 +297,8 @@ def test_a_folder_that_is_removed_ends_recording_with_one_warning(
 ) -> None:
     with recording(tmp_path / "run", manifest(portion=4)) as (log, records):
         serve(log, some(4), MEASURES)
-        while not (tmp_path / "run" / "tokens" / "00000.parquet").exists():
+        listing = tmp_path / "run" / "shards.jsonl"
+        while not listing.exists() or b"\n" not in listing.read_bytes():
             assert records.active
         shutil.rmtree(tmp_path / "run")
         for seed in range(1, 4):
