@@ -15,14 +15,16 @@ from fsd_decoding.profile.parts import Count, ModelInfo, Natural, Part, Sampling
 _WHERE_FROM = {"target": {"id", "revision"}, "draft": {"id", "revision"}, "task": {"name", "source"}}
 _DECISIVE = ("torch", "transformers", "engine")  # the versions that rows may depend on
 
-Way = Literal["along-target", "on-policy"]
+Way = Literal["along-target", "on-policy", "serving"]
 
 
 class TaskInfo(Part):
-    """The task of a run.
+    """The task of a run; in serving, that of the profile.
 
     `fingerprint` covers all questions and references in order. `prompts` covers each problem's prompt and part: a chat
-    template that contains the date makes other prompts from the same questions.
+    template that contains the date makes other prompts from the same questions. In serving nobody knows the problems
+    before they are asked: `fingerprint` is the profile's digest, `prompts` is empty, and `problems` is the number of
+    texts after which recording ends.
     """
 
     name: str
@@ -35,7 +37,7 @@ class TaskInfo(Part):
 
 
 class Policy(Part):
-    """The rule that on-policy traces were decoded under. `threshold` is a string, since JSON has no infinity."""
+    """The rule that texts were decoded under, but along the target. `threshold` is a string: JSON has no infinity."""
 
     rule: str
     divergence: str
@@ -63,7 +65,7 @@ class Manifest(Part):
     hidden: Count  # width of the draft's hidden state in the rows; 0 where it is not kept
     projected: bool  # whether the state was projected to that width
     batch_size: Natural
-    portion: Natural  # problems per shard
+    portion: Natural  # problems per shard; in serving at most
     device: str
     versions: dict[str, str]
 

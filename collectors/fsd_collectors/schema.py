@@ -7,7 +7,7 @@ there with the same noise. Logarithms are natural.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -36,8 +36,8 @@ class Column:
 
 _WHOSE = (
     Column("run", pa.string(), "", "the run's id, as in manifest.json"),
-    Column("problem", pa.int64(), "", "the problem's id, of its question alone"),
-    Column("split", pa.string(), "", "tuning or certification, by problem"),
+    Column("problem", pa.int64(), "", "the problem's id, of its question alone; in serving the text's number, from 0"),
+    Column("split", pa.string(), "", "tuning or certification, by problem; serving where texts were served"),
 )
 
 _PLACE = (
@@ -82,13 +82,18 @@ _HISTORY = tuple(
 
 _OUTCOME = (Column("correct", pa.bool_(), "", "the whole completion's answer is right"),)
 
+FUZZY = Column("fuzzy", pa.bool_(), "", "D <= T, with the profile's own policy; in serving only")
+
+# Of served texts nobody knows the reference, and of sampled tokens not what vLLM's noise would have made of them.
+_UNKNOWN = frozenset({"correct", "target_choice", "same_token", "sd_accepts", "sd_probability"})
+
 COMPLETIONS: tuple[Column, ...] = (
     *_WHOSE,
     Column("prompt_tokens", pa.int32(), "tokens", "length of the prompt"),
     Column("tokens", pa.list_(pa.int32()), "token id", "the completion, without EOS"),
     Column("text", pa.string(), "", "the completion, cut before a stop string"),
-    Column("finish_reason", pa.string(), "", "eos, stop or length"),
-    Column("emitted", pa.int32(), "tokens", "tokens brought by rounds, an EOS included"),
+    Column("finish_reason", pa.string(), "", "eos, stop or length; in serving also abort: the client left"),
+    Column("emitted", pa.int32(), "tokens", "tokens it took, an EOS included"),
     Column("rounds", pa.int32(), "rounds", "verifications it took"),
     Column("proposed", pa.int32(), "tokens", "tokens drafted"),
     Column("accepted", pa.int32(), "tokens", "of them, those that stayed"),
@@ -130,6 +135,25 @@ def token_columns(divergences: Sequence[str], hidden: int = 0) -> tuple[Column, 
         Column("draft_hidden", pa.list_(pa.float16(), hidden), "", "the draft's last hidden state, q's own input"),
     )
     return (*_WHOSE, *_PLACE, *_DECISION, *measured, *_SHAPE, *_HISTORY, *_OUTCOME, *(state if hidden else ()))
+
+
+def tables_of(way: str, divergences: Sequence[str], hidden: int) -> dict[str, tuple[Column, ...]]:
+    """Returns the columns of each table of a run, in the order in which the tables are listed.
+
+    Args:
+        way: along-target, on-policy or serving.
+        divergences, hidden: see `token_columns`.
+    """
+    columns = {"tokens": token_columns(divergences, hidden), "completions": COMPLETIONS}
+    if way == "on-policy":
+        return columns | {"rounds": ROUNDS}
+    if way == "serving":
+        return {"tokens": (*_served(columns["tokens"]), FUZZY), "completions": _served(COMPLETIONS)}
+    return columns
+
+
+def _served(columns: Sequence[Column]) -> tuple[Column, ...]:
+    return tuple(replace(column, nullable=column.nullable or column.name in _UNKNOWN) for column in columns)
 
 
 def schema_of(table: str, columns: Sequence[Column]) -> pa.Schema:

@@ -17,8 +17,10 @@ _COMMON: Mapping[str, Sequence[str]] = {
     "vllm.engine.arg_utils": ["EngineArgs.create_engine_config"],
     "vllm.exceptions": ["VLLMValidationError"],
     "vllm.v1.engine.input_processor": ["InputProcessor._validate_params"],
-    "vllm.v1.worker.gpu_worker": ["Worker.load_model", "Worker.execute_model", "Worker.sample_tokens"],
-}
+    "vllm.v1.worker.gpu_worker": [
+        "Worker.load_model", "Worker.execute_model", "Worker.sample_tokens", "Worker.shutdown",
+    ],
+}  # fmt: skip
 _RUNNER_1: Mapping[str, Sequence[str]] = {
     "vllm.v1.sample.rejection_sampler": [
         "RejectionSampler.forward", "RejectionSampler.apply_logits_processors", "expand_batch_to_tokens",
@@ -30,7 +32,8 @@ _RUNNER_1: Mapping[str, Sequence[str]] = {
     "vllm.v1.spec_decode.draft_model": ["DraftModelProposer"],
     "vllm.v1.spec_decode.eagle": ["EagleProposer"],
     "vllm.v1.worker.gpu_model_runner": [
-        "GPUModelRunner.sample_tokens", "GPUModelRunner._get_positions", "ExecuteModelState.logits",
+        "GPUModelRunner.sample_tokens", "GPUModelRunner._sample", "GPUModelRunner._get_positions",
+        "ExecuteModelState.logits",
         "ExecuteModelState.spec_decode_metadata",
     ],
 }  # fmt: skip

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import DraftLogits, Layout
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
+from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
 from fsd_decoding.policies.entropy_scaled import EntropyScaled
 from fsd_decoding.policies.schedule import Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.tensors import to_device
+
+_MEASURED = 1 << 22  # logits of a model that are measured for records at once, in about ten temporaries of that size
 
 Piece = tuple[Tensor, Tensor]  # target and draft logits of some tokens, (…, V) each
 
@@ -29,6 +32,7 @@ class Verification:
     logits: Tensor  # (rows, V) the target's raw logits; if all have n drafts, request b's begin at row b · (n + 1)
     rows: Tensor  # (N,) row of `logits` for each drafted token
     places: Tensor | None  # (N,) positions of the tokens in their completions, from 0; None where no policy needs them
+    drafted: Tensor | None = None  # (N,) the tokens; None where nothing is recorded
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Judged:
     divergences: Tensor  # (N,)
     thresholds: Tensor  # (N,) float64
     fuzzy: Tensor  # (N,) bool: D <= T
+    measured: Tensor | None = None  # (columns, N) of traces; None where nothing is recorded
 
 
 class Judge:
@@ -59,15 +64,18 @@ class Judge:
         """Whether T depends on where a token is in its completion."""
         return isinstance(self._policy, Schedule)
 
-    def __call__(self, step: Verification, thresholds: Sequence[float]) -> Judged | None:
-        """Judges a step; None where nothing can be accepted by divergence: all is decoded exactly.
+    def __call__(
+        self, step: Verification, thresholds: Sequence[float], measures: Measures | None = None
+    ) -> Judged | None:
+        """Judges a step; None where nothing can be accepted by divergence and nothing is measured.
 
         Args:
-            thresholds: T of each request.
+            thresholds: T of each request; below 0, it is decoded exactly.
+            measures: columns of traces to compute, too.
         """
-        drafting = (t for t, count in zip(thresholds, step.counts, strict=True) if count)
+        drafting = [t for t, count in zip(thresholds, step.counts, strict=True) if count]
         rows = self._drafts.rows_of(step.requests, step.counts)
-        if rows is None or max(drafting, default=-1.0) < 0:
+        if rows is None or not drafting or (max(drafting) < 0 and measures is None):
             return None
         layout = Layout(step.counts, rows)
         pieces = list(self._pieces(step, layout))
@@ -76,7 +84,20 @@ class Judge:
         bounds = to_device(np.repeat(thresholds, step.counts).tolist(), found.device, torch.float64)
         if self._policy is not None:
             bounds = scaled(bounds, self._policy, self._tokens(step, pieces))
-        return Judged(step.requests, layout, found, bounds, (found <= bounds) & (found < torch.inf))
+        measured = None if measures is None else self._measured(step, pieces, measures)
+        return Judged(step.requests, layout, found, bounds, (found <= bounds) & (found < torch.inf), measured)
+
+    def _measured(self, step: Verification, pieces: Sequence[Piece], measures: Measures) -> Tensor:
+        """Returns the columns of traces (columns, N), computed for some tokens at a time, whose memory is bounded."""
+        assert step.drafted is not None
+        flat = ((part.flatten(0, -2).float() for part in parts) for piece in pieces for parts in _parts(*piece))
+        columns, begin = [], 0
+        for target, draft in flat:
+            drafted = step.drafted[begin : begin + len(target)].long().clamp_min(0)  # negative ones are padding
+            keys = drafted.unsqueeze(1).expand(-1, 2)  # of no noise: vLLM's own is not known
+            columns.append(measures(Positions(target, draft, drafted, target.argmax(-1), drafted, keys)))
+            begin += len(target)
+        return torch.cat(columns, 1)
 
     def _tokens(self, step: Verification, pieces: Sequence[Piece]) -> StepTokens:
         signal = self._policy.signal if isinstance(self._policy, EntropyScaled) else None
@@ -102,3 +123,9 @@ class Judge:
         indices = step.rows, layout.draft_index(self._drafts.length, step.logits.device)
         for target_rows, draft_rows in zip(*(index.split(size) for index in indices), strict=True):
             yield step.logits[target_rows], self._drafts.flat[draft_rows]
+
+
+def _parts(target: Tensor, draft: Tensor) -> Iterator[Piece]:
+    """Yields the logits (n, …, V) of some rows at a time, few enough for the memory that vLLM leaves."""
+    size = max(1, min(chunk_size(target), _MEASURED) // target[:1].numel())
+    yield from zip(target.split(size), draft.split(size), strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +11,6 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from fsd_calib.vllm_plugin.judge import Judged
 
 _CERTAIN = 1e30  # a logit beside which all others have probability 0 in fp32, even divided by vLLM's least temperature
-
-Observe = Callable[[Judged, Tensor, Tensor], None]
 
 
 class FuzzyRejectionSampler(RejectionSampler):
@@ -25,24 +22,18 @@ class FuzzyRejectionSampler(RejectionSampler):
 
     Attributes:
         judged: the step's tokens; None: vLLM's rule alone decides.
-        observe: called after each step with the tokens, which of them the exact rule would accept when greedy (N,), and
-            the step's output (B, L + 1), padded with -1.
+        most_likely: of the latest step that had judged tokens, which of them the exact rule would accept when greedy
+            (N,).
     """
 
     judged: Judged | None = None
-    observe: Observe | None = None
-
-    def forward(self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any) -> Any:
-        output = super().forward(metadata, draft_probs, logits, sampling_metadata)
-        if self.judged is not None and self.observe is not None:
-            self.observe(self.judged, self._most_likely, output.sampled_token_ids)
-        return output
+    most_likely: Tensor
 
     def apply_logits_processors(self, logits: Tensor, sampling_metadata: Any, metadata: Any) -> Tensor:
         """Returns the processed logits (N, V) of the drafted tokens."""
         processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
         if self.judged is not None:
-            self._most_likely = accept_certainly(processed, metadata.draft_token_ids, self.judged.fuzzy)
+            self.most_likely = accept_certainly(processed, metadata.draft_token_ids, self.judged.fuzzy)
         return processed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
@@ -20,6 +20,8 @@ class RunningRequest:
     departures: tuple[str, ...]  # in what it is decoded otherwise than the profile says
     ends: frozenset[int]  # tokens that end its text
     stops: tuple[str, ...]  # strings that its text ends before
+    prompt: Sequence[int] = ()  # token ids
+    limit: int | None = None  # the most tokens that it may have
 
     @property
     def as_calibrated(self) -> bool:
@@ -34,10 +36,14 @@ class RunningRequests:
         known: vLLM's own states of requests, by id.
         profile: which they follow.
         departed: called with what a request departs in, for each new one that departs from the profile.
+        context: the most tokens that a prompt and its text may have together; None: that is not known.
     """
 
-    def __init__(self, known: Any, profile: ThresholdProfile, departed: Callable[[tuple[str, ...]], None]) -> None:
-        self._known, self._profile, self._departed = known, profile, departed
+    def __init__(
+        self, known: Any, profile: ThresholdProfile, departed: Callable[[tuple[str, ...]], None],
+        context: int | None = None,
+    ) -> None:  # fmt: skip
+        self._known, self._profile, self._departed, self._context = known, profile, departed, context
         self._described: dict[str, RunningRequest] = {}
 
     def of(self, ids: Sequence[str]) -> list[RunningRequest]:
@@ -49,11 +55,18 @@ class RunningRequests:
             self._described.pop(request, None)
 
     def _describe(self, request: str) -> RunningRequest:
-        described = describe(self._known[request].sampling_params, self._profile)
+        state = self._known[request]
+        described = describe(state.sampling_params, self._profile)
+        prompt = state.prompt_token_ids or range(state.num_prompt_tokens)  # embeddings have no ids
+        described = replace(described, prompt=prompt, limit=self._limit(described, len(prompt)))
         self._described[request] = described
         if described.departures and described.threshold >= 0:
             self._departed(described.departures)
         return described
+
+    def _limit(self, request: RunningRequest, prompt: int) -> int | None:
+        limits = [request.limit, None if self._context is None else self._context - prompt]
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def describe(parameters: Any, profile: ThresholdProfile) -> RunningRequest:
@@ -66,7 +79,7 @@ def describe(parameters: Any, profile: ThresholdProfile) -> RunningRequest:
     return RunningRequest(
         threshold=threshold, greedy=parameters.temperature == 0,
         departures=tuple(_departures(parameters, profile, threshold, own)), ends=frozenset(ends),
-        stops=tuple(parameters.stop or ()),
+        stops=tuple(parameters.stop or ()), limit=parameters.max_tokens,
     )  # fmt: skip
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from vllm.logger import init_logger
-from vllm.tokenizers import cached_tokenizer_from_config
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.draft_logits import DraftLogits
@@ -18,14 +16,9 @@ from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification
 from fsd_calib.vllm_plugin.rejection_sampler import FuzzyRejectionSampler
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_calib.vllm_plugin.telemetry.acceptance import Acceptance
-from fsd_calib.vllm_plugin.telemetry.counters import Counters
-from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN
-from fsd_calib.vllm_plugin.telemetry.steps import Listener, StepLog
-from fsd_calib.vllm_plugin.telemetry.texts import TextListener, Texts
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Verified
+from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_calib.vllm_plugin.thresholds import policy_of
-from fsd_decoding.profile.drift import Drift
-from fsd_decoding.profile.settings import coverage_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.tensors import to_device
 
@@ -53,11 +46,13 @@ class Serving:
             config.model_config.get_vocab_size(), config.model_config.dtype, runner.device,
         )  # fmt: skip
         self._judge = Judge(self._drafts, profile.divergence, policy_of(profile))
-        self._requests = RunningRequests(runner.requests, profile, functools.partial(_warn_of, profile.task))
-        self._log = StepLog(_listeners(profile, settings, config))
+        self._requests = RunningRequests(
+            runner.requests, profile, functools.partial(_warn_of, profile.task), config.model_config.max_model_len
+        )
+        self._telemetry = Telemetry(profile, settings, config)
         self._sampler = FuzzyRejectionSampler(runner.sampler, runner.speculative_config, runner.device)
-        self._sampler.observe = self._observe
         runner.rejection_sampler = self._sampler
+        runner._sample = functools.partial(self._sample, runner._sample)
         runner.drafter._sample_draft_tokens = functools.partial(_sample_draft_tokens, runner.drafter, self._drafts)
 
     @contextmanager
@@ -71,8 +66,12 @@ class Serving:
     def forget(self, finished: Set[str]) -> None:
         """Forgets requests that have finished."""
         if finished:
-            self._log.finish(finished)
+            self._telemetry.log.finish(finished)
             self._requests.forget(finished)
+
+    def close(self) -> None:
+        """Brings what was seen of the last steps to where it belongs. Nothing follows."""
+        self._telemetry.close()
 
     def _judged(self) -> Judged | None:
         """The drafted tokens that the runner is about to verify, judged; None: vLLM's rule alone decides."""
@@ -83,8 +82,9 @@ class Serving:
         ids = list(self._runner.input_batch.req_ids)  # vLLM changes its own
         thresholds = [request.threshold for request in self._requests.of(ids)]
         rows = metadata.target_logits_indices
-        step = Verification(ids, metadata.num_draft_tokens, state.logits, rows, self._places(metadata))
-        return self._judge(step, thresholds)
+        places, drafted = self._places(metadata), metadata.draft_token_ids
+        step = Verification(ids, metadata.num_draft_tokens, state.logits, rows, places, drafted)
+        return self._judge(step, thresholds, self._telemetry.measures)
 
     def _places(self, metadata: Any) -> Tensor | None:
         """Positions of the drafted tokens in their completions (N,), if T depends on them."""
@@ -96,24 +96,24 @@ class Serving:
         places: Tensor = before if before.dim() == 1 else before[0]  # of text all three of M-RoPE are the same
         return places + 1 - to_device(of_tokens, before.device)
 
-    def _observe(self, judged: Judged, most_likely: Tensor, sampled: Tensor) -> None:
-        self._log.add(self._requests.of(judged.requests), judged, most_likely, sampled)
-
-
-def _listeners(profile: ThresholdProfile, settings: ServeSettings, config: Any) -> list[Listener]:
-    """What receives the steps of this worker: only one of those that sample the same tokens has any."""
-    parallel = config.parallel_config
-    if parallel.rank % parallel.tensor_parallel_size:
-        return []
-    counters = Counters(Path(settings.counters, PATTERN.format(parallel.data_parallel_rank)))
-    listeners: list[Listener] = [counters]
-    of_texts: list[TextListener] = []
-    if profile.acceptance is not None:
-        drift = Drift(profile.acceptance, coverage_of(profile, (None, None), None))
-        of_texts.append(Acceptance(drift, counters, functools.partial(logger.warning, "fsd: %s")))
-    if of_texts:
-        listeners.append(Texts(of_texts, cached_tokenizer_from_config(config.model_config)))
-    return listeners
+    def _sample(self, original: Callable[[Any, Any], Any], logits: Any, metadata: Any) -> Any:
+        """vLLM's `_sample`, whose step is logged: every one, so that the tokens of all texts are known."""
+        if not self._telemetry.listens:
+            return original(logits, metadata)
+        ids, runner = self._runner.input_batch.req_ids, self._runner
+        begins = runner.seq_lens[: len(ids)].clone()  # the drafter goes on in it
+        if metadata is not None:
+            begins -= to_device(metadata.num_draft_tokens, begins.device, begins.dtype)
+        emits = ~runner.discard_request_mask.np[: len(ids)]
+        output = original(logits, metadata)
+        judged = self._sampler.judged
+        verified = (
+            Verified.nothing(len(ids), begins.device) if judged is None
+            else Verified.of(judged, self._sampler.most_likely)
+        )  # fmt: skip
+        emitted = Emitted(output.sampled_token_ids, begins, emits)
+        self._telemetry.log.add(ids, self._requests.of(ids), verified, emitted)
+        return output
 
 
 def _warn_of(task: str, departures: tuple[str, ...]) -> None:

@@ -38,6 +38,12 @@ class _FollowsProfile:
         with self.serving.step():
             return worker.sample_tokens(grammar_output)
 
+    def shutdown(self) -> None:
+        if self.serving is not None:
+            self.serving.close()
+        worker: Any = super()
+        worker.shutdown()
+
 
 class FuzzyCPUWorker(_FollowsProfile, CPUWorker):
     """vLLM's worker on a CPU, following a profile."""

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fsd_collectors.collection.hidden_states import HiddenStates
 from fsd_collectors.collection.measures import HostCopies, Measures, Positions
+from fsd_collectors.collection.protocols import Finished
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, vocabulary_size
 from fsd_decoding.noise import problem_keys
@@ -41,7 +41,7 @@ class Completion:
     ended: bool  # whether an EOS follows
 
     @classmethod
-    def of(cls, id: int, prompt: Sequence[int], result: Result) -> Self:
+    def of(cls, id: int, prompt: Sequence[int], result: Finished) -> Self:
         return cls(id, prompt, result.tokens, result.finish_reason == "eos")
 
     @property

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fsd_collectors.collection.on_policy import DraftedTokens, Rounds
+from fsd_collectors.collection.on_policy import DraftedTokens, Drafts, Rounds
+from fsd_collectors.collection.protocols import Finished
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.schema import COMPLETIONS, ROUNDS, ROUNDS_BACK, Column, token_columns
-from fsd_collectors.split import Part
-from fsd_decoding.engine.result import Result
+from fsd_collectors.schema import ROUNDS_BACK, Column, tables_of
 
 Array = NDArray[Any]
 
@@ -26,10 +25,10 @@ class Completions:
 
     manifest: Manifest
     problems: Sequence[int]  # ids
-    splits: Sequence[Part]
+    splits: Sequence[str]
     prompts: Sequence[Sequence[int]]
-    results: Sequence[Result]
-    correct: Sequence[bool]
+    results: Sequence[Finished]
+    correct: Sequence[bool | None]
 
     def table(self) -> pa.Table:
         """Returns the table of completions."""
@@ -41,7 +40,7 @@ class Completions:
             "accepted": [r.accepted for r in results],
             "prompt_tokens": [len(prompt) for prompt in self.prompts],
         }
-        return _table(COMPLETIONS, self._repeat(np.arange(len(results))) | each | counts)
+        return _table(self._columns["completions"], self._repeat(np.arange(len(results))) | each | counts)
 
     def along_target(self, owner: Array, position: Array, measured: dict[str, Array], states: Array | None) -> pa.Table:
         """Returns the table of tokens of traces along the target.
@@ -54,16 +53,19 @@ class Completions:
         """
         always = np.ones(len(owner), dtype=np.bool_)
         facts = {"position": position, "decided": always, "in_text": always, "draft_hidden": states}
-        return _table(self._token_columns, self._repeat(owner) | facts | measured)
+        return _table(self._columns["tokens"], self._repeat(owner) | facts | measured)
 
     def rounds(self, rounds: Rounds) -> pa.Table:
         """Returns the table of rounds."""
         place = {"round": rounds.number, "position": self._in_completion(rounds)}
         copied = ("proposed", "accepted", "batch", "draft_seconds", "verify_seconds")
-        return _table(ROUNDS, self._repeat(rounds.owner) | place | {name: getattr(rounds, name) for name in copied})
+        return _table(
+            self._columns["rounds"],
+            self._repeat(rounds.owner) | place | {name: getattr(rounds, name) for name in copied},
+        )
 
-    def on_policy(self, rounds: Rounds, drafted: DraftedTokens, measured: dict[str, Array]) -> pa.Table:
-        """Returns the table of tokens of on-policy traces; `measured` is `drafted.measured` by column."""
+    def on_policy(self, rounds: Drafts, drafted: DraftedTokens, measured: dict[str, Array]) -> pa.Table:
+        """Returns the table of tokens drafted in decoding; `measured` is `drafted.measured` by column."""
         at = drafted.round_
         position = self._in_completion(rounds)[at] + drafted.place
         accepted = rounds.accepted[at]
@@ -77,13 +79,13 @@ class Completions:
             "in_text": position < np.array([r.emitted for r in self.results])[rounds.owner[at]],
             "draft_hidden": drafted.states,
         }
-        return _table(self._token_columns, self._repeat(rounds.owner[at]) | place | history | measured)
+        return _table(self._columns["tokens"], self._repeat(rounds.owner[at]) | place | history | measured)
 
-    @property
-    def _token_columns(self) -> tuple[Column, ...]:
-        return token_columns(self.manifest.divergences, self.manifest.hidden)
+    @cached_property
+    def _columns(self) -> dict[str, tuple[Column, ...]]:
+        return tables_of(self.manifest.way, self.manifest.divergences, self.manifest.hidden)
 
-    def _in_completion(self, rounds: Rounds) -> Array:
+    def _in_completion(self, rounds: Drafts) -> Array:
         """Returns the positions in their completions where rounds begin."""
         lengths = np.array([len(prompt) for prompt in self.prompts])
         places: Array = rounds.position - lengths[rounds.owner]

@@ -98,14 +98,24 @@ class OnPolicy:
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """R rounds, ordered by completion and round; all columns are (R,)."""
+class Drafts:
+    """The drafts of R rounds, ordered by completion and round; all columns are (R,)."""
 
     owner: Array  # index of the prompt
     number: Array  # number of the round in its completion, from 0
     position: Array  # absolute position of the round's first token
     proposed: Array  # drafted tokens
     accepted: Array  # of them, those up to the first rejection
+
+    def accepted_back(self, back: int) -> np.ma.MaskedArray[Any, Any]:
+        """Returns the tokens accepted `back` rounds earlier; masked where the completion had no such round."""
+        return np.ma.masked_array(np.roll(self.accepted, back), self.number < back)
+
+
+@dataclass(frozen=True)
+class Rounds(Drafts):
+    """R rounds of the engine."""
+
     batch: Array  # number of completions in the round
     draft_seconds: Array
     verify_seconds: Array
@@ -133,14 +143,10 @@ class Rounds:
         rounds = cls(owner, number, position, proposed, accepted, batch, draft_seconds, verify_seconds)
         return rounds, (np.cumsum(drafts) - drafts)[order]
 
-    def accepted_back(self, back: int) -> np.ma.MaskedArray[Any, Any]:
-        """Returns the tokens accepted `back` rounds earlier; masked where the completion had no such round."""
-        return np.ma.masked_array(np.roll(self.accepted, back), self.number < back)
-
 
 @dataclass(frozen=True)
 class DraftedTokens:
-    """N drafted tokens in the order of `Rounds`."""
+    """N drafted tokens in the order of `Drafts`."""
 
     round_: Array  # (N,) index of its round
     place: Array  # (N,) position in the round's draft, from 0

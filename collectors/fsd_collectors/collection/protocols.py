@@ -1,4 +1,4 @@
-"""Protocols of what collection needs: a task, its problems, and a display of progress."""
+"""Protocols of what collection needs: a task, its problems and texts, and a display of progress."""
 
 from __future__ import annotations
 
@@ -43,6 +43,25 @@ class Task(Protocol):
     def stop(self) -> tuple[str, ...]: ...
 
     def grade(self, problem: Any, text: str) -> bool: ...
+
+
+class Finished(Protocol):
+    """What traces need of a finished text, such as `fsd_decoding.engine.result.Result`."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def emitted(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
 
 
 Advance = Callable[[int], None]

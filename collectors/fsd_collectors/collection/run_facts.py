@@ -93,12 +93,14 @@ def manifest_of(
         batch_size=batch_size,
         portion=_portion(batch_size, task.max_new_tokens * (policy.draft_length if policy else 1)),
         device=str(decoder.device),
-        versions={
-            "python": platform.python_version(),
-            **{name: version(name) for name in _PACKAGES},
-            "engine": str(ENGINE_VERSION),
-        },
+        versions=versions(str(ENGINE_VERSION)),
     )  # fmt: skip
+
+
+def versions(engine: str) -> dict[str, str]:
+    """Returns the versions of Python, of the packages that rows depend on, and of the engine that decodes."""
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **packages, "engine": engine}
 
 
 def _draft_info(decoder: SpeculativeDecoder) -> ModelInfo:

@@ -203,7 +203,8 @@ def _drawn_bins(divergence: DivergenceSummary) -> slice:
 
 
 def _exact(summary: Summary) -> str:
-    return percent(summary.means["same_token"].total, summary.counted)
+    same = summary.means["same_token"]
+    return percent(same.total, same.values)
 
 
 def _distributions_alt(summary: Summary) -> str:

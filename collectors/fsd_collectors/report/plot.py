@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PAGE = "index.html"
 _NO_ROUNDS = (
-    "Tokens per round against T are not drawn: these traces are on-policy, collected under one rule and T; only traces "
+    "Tokens per round against T are not drawn: these traces are {}, collected under one rule and T; only traces "
     "along the target (fsd-collect without --rule) can be replayed at another T."
 )
 
@@ -39,14 +39,14 @@ def plot(traces: TraceSource, folder: Path) -> list[Path]:
     ]
     manifest = traces.manifest
     title = f"Traces of {manifest.task.name}, {manifest.way}"
-    remarks = (_NO_ROUNDS,) if manifest.way == "on-policy" else ()
+    remarks = () if manifest.way == "along-target" else (_NO_ROUNDS.format(manifest.way),)
     files[PAGE] = page(title, sheets(manifest, summary), shown, remarks).encode()
     return [write(folder / name, content) for name, content in files.items()]
 
 
 def _swept(traces: TraceSource, summary: Summary) -> pd.DataFrame | None:
     """Returns the tokens per round, lossless and fuzzy, or None where the traces cannot be replayed."""
-    if traces.manifest.way == "on-policy" or not summary.counted:
+    if traces.manifest.way != "along-target" or not summary.counted:
         return None
     from fsd_collectors.replay.simulation import sweep
 

@@ -53,9 +53,13 @@ class Mean:
 
 @dataclass
 class PartSummary:
-    """Counts of one split: `tokens` are emitted tokens, an EOS included; `rows` are rows of the table of tokens."""
+    """Counts of one split: `tokens` are emitted tokens, an EOS included; `rows` are rows of the table of tokens.
+
+    Of the `graded` completions is known whether they are `right`: of served ones it is not.
+    """
 
     completions: int = 0
+    graded: int = 0
     right: int = 0
     tokens: int = 0
     rows: int = 0
@@ -64,7 +68,11 @@ class PartSummary:
 
 @dataclass(frozen=True)
 class DivergenceSummary:
-    """The distribution of a divergence; `counts` (2, 2, BINS.count) by `same_argmax`, `same_token` and bin of D."""
+    """The distribution of a divergence.
+
+    `counts` (2, 2, BINS.count) are by `same_argmax`, `same_token` and bin of D; where nobody knows whether x = y, as of
+    sampled tokens that were served, they are counted as x ≠ y.
+    """
 
     counts: Counts
 
@@ -150,7 +158,8 @@ class _Tally:
         self._count(tokens)
 
     def _count(self, tokens: pa.Table) -> None:
-        argmax, token = (tokens[name].to_numpy().astype(np.uint32) for name in ("same_argmax", "same_token"))
+        named = ("same_argmax", "same_token")
+        argmax, token = (pc.fill_null(tokens[name], False).to_numpy().astype(np.uint32) for name in named)
         place = (2 * argmax + token) * np.uint32(BINS.count)  # (N,)
         for name, counts in self.counts.items():
             values = tokens[name].to_numpy().astype(np.float32, copy=False)  # null becomes NaN
@@ -160,7 +169,7 @@ class _Tally:
 def summarise(traces: TraceSource) -> Summary:
     """Summarises traces in one pass over the tokens and one over the completions."""
     manifest = traces.manifest
-    on_policy = manifest.way == "on-policy"
+    on_policy = manifest.way != "along-target"
     means = [name for name in SHARES + ENTROPIES if on_policy or name != "accepted"]
     tally = _Tally(
         {name: Mean() for name in means},
@@ -185,7 +194,8 @@ def _parts(traces: TraceSource, rows: dict[str, int]) -> dict[str, PartSummary]:
         for split in pc.unique(completions["split"]).to_pylist():
             selected = completions.filter(pc.equal(completions["split"], split))
             parts[split].completions += len(selected)
-            parts[split].right += pc.sum(selected["correct"]).as_py()
+            parts[split].graded += len(selected) - selected["correct"].null_count
+            parts[split].right += pc.sum(selected["correct"], min_count=0).as_py()
             parts[split].tokens += pc.sum(selected["emitted"]).as_py()
             problems[split].append(selected["problem"].to_numpy())
     for split, part in parts.items():

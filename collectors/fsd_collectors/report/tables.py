@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 ACCEPTED = (0.8, 0.9, 0.95)
 _NONE = "–"
+_RULES = (("D ≤ T", False), ("x = y or D ≤ T", True))  # the second where it is known whether x = y
 _UPWARDS = Context(prec=3, rounding=ROUND_CEILING)
 _MEANINGS = {
     "same_argmax": "p and q have one argmax",
@@ -48,7 +49,7 @@ def sheets(manifest: Manifest, summary: Summary) -> tuple[Sheet, ...]:
     """Returns the tables of `fsd-traces describe`."""
     return (
         _origin(manifest),
-        _parts(summary, manifest.task.problems),
+        _parts(summary, manifest),
         _means(summary),
         _quantiles(summary),
         _thresholds(summary),
@@ -85,8 +86,9 @@ def way_line(manifest: Manifest) -> str:
     if policy is None:
         return "along the target: its own completions, teacher-forced"
     support = ", within the target's support" if policy.within_support else ""
+    way = "served by vLLM" if manifest.way == "serving" else manifest.way
     return (
-        f"on-policy: {policy.rule} with {policy.divergence} ≤ {policy.threshold}, "
+        f"{way}: {policy.rule} with {policy.divergence} ≤ {policy.threshold}, "
         f"{policy.draft_length} tokens a draft{support}"
     )
 
@@ -132,7 +134,7 @@ def _origin(manifest: Manifest) -> Sheet:
     return Sheet("What was collected", (), tuple(facts.items()))
 
 
-def _parts(summary: Summary, total: int) -> Sheet:
+def _parts(summary: Summary, manifest: Manifest) -> Sheet:
     rows = [(name, *_part_row(part)) for name, part in summary.parts.items()]
     if len(rows) != 1:
         rows.append(("all", *_part_row(summary.whole)))
@@ -140,21 +142,22 @@ def _parts(summary: Summary, total: int) -> Sheet:
         "Splits",
         ("split", "problems", "completions", "token rows", "accuracy", "tokens each"),
         tuple(rows),
-        _remarks(summary, total),
+        _remarks(summary, manifest),
     )
 
 
 def _part_row(part: PartSummary) -> tuple[str, ...]:
     counts = (part.problems, part.completions, part.rows)
     each = number(part.tokens / part.completions) if part.completions else _NONE
-    return (*(f"{count:,}" for count in counts), percent(part.right, part.completions), each)
+    return (*(f"{count:,}" for count in counts), percent(part.right, part.graded), each)
 
 
-def _remarks(summary: Summary, total: int) -> str:
+def _remarks(summary: Summary, manifest: Manifest) -> str:
     """Notes that the run is unfinished, or that rows are not counted."""
-    notes = []
+    notes, total = [], manifest.task.problems
+    maker = "serving" if manifest.way == "serving" else "fsd-collect"
     if (done := summary.whole.completions) < total:
-        notes.append(f"Unfinished: {done:,} of {total:,} problems; fsd-collect with the same settings continues.")
+        notes.append(f"Unfinished: {done:,} of {total:,} problems; {maker} with the same settings continues.")
     if beyond := summary.rows - summary.counted:
         notes.append(f"{beyond:,} token rows lie after a rejection or the end of a text and are not counted below.")
     return " ".join(notes)
@@ -194,18 +197,19 @@ def _units(summary: Summary) -> str:
 
 
 def _thresholds(summary: Summary) -> Sheet:
+    rules = _RULES if summary.means["same_token"].values or not summary.counted else _RULES[:1]
     return Sheet(
         "T that accepts a share of the drafted tokens",
         ("D", "accepted when", *(f"{share:.0%}" for share in ACCEPTED)),
-        tuple(row for name, of in summary.divergences.items() for row in _threshold_rows(name, of)),
+        tuple(row for name, of in summary.divergences.items() for row in _threshold_rows(name, of, rules)),
         "any: x = y alone accepts this share, at every T. Each T is at most 2% above the smallest that accepts it. "
         "What a T costs in quality is not shown here: fsd-calibrate measures it.",
         names=2,
     )
 
 
-def _threshold_rows(name: str, of: DivergenceSummary) -> Iterator[tuple[str, ...]]:
-    for rule, exact in (("D ≤ T", False), ("x = y or D ≤ T", True)):
+def _threshold_rows(name: str, of: DivergenceSummary, rules: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, ...]]:
+    for rule, exact in rules:
         yield name, rule, *(threshold(of.threshold(share, exact)) for share in ACCEPTED)
 
 

@@ -4,7 +4,7 @@ manifest.json            the facts of the run
 shards.jsonl             one line for each finished portion; files it does not list do not count
 tokens/00000.parquet     one file for each portion and table
 completions/00000.parquet
-rounds/00000.parquet     on-policy traces only
+rounds/00000.parquet     on-policy traces only, not those of serving
 .lock                    held by the collector that writes to the folder
 """
 

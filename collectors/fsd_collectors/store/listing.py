@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,6 +70,10 @@ class Listing:
             sync(file)
         self.shards.append(shard)
         self._end += len(line)
+
+    def drop_torn_line(self) -> None:
+        """Removes a line that `append` could not finish."""
+        os.truncate(self._path, self._end)
 
 
 def has_no_finished_portion(folder: Path) -> bool:

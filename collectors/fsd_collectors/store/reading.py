@@ -58,7 +58,7 @@ class Traces:
     @property
     def complete(self) -> bool:
         """Whether all portions are finished."""
-        return len(self.shards) == self.manifest.portions
+        return sum(shard.problems for shard in self.shards) == self.manifest.task.problems
 
     @property
     def tokens(self) -> ds.Dataset:

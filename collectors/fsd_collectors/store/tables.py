@@ -5,23 +5,30 @@ from __future__ import annotations
 import pyarrow as pa
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.schema import COMPLETIONS, ROUNDS, schema_of, token_columns
+from fsd_collectors.schema import schema_of, tables_of
 
 _RUN = "fsd_run"
 
 
 def schemas(manifest: Manifest) -> dict[str, pa.Schema]:
     """Returns the schemas of the run's tables, in the order of the listing; their metadata hold the run's id."""
-    columns = {"tokens": token_columns(manifest.divergences, manifest.hidden), "completions": COMPLETIONS}
-    if manifest.way == "on-policy":
-        columns["rounds"] = ROUNDS
+    columns = tables_of(manifest.way, manifest.divergences, manifest.hidden)
     plain = {table: schema_of(table, of) for table, of in columns.items()}
     return {table: schema.with_metadata({**schema.metadata, _RUN: manifest.run}) for table, schema in plain.items()}
 
 
-def problems_in(portion: int, manifest: Manifest) -> int:
-    """Returns the number of completions of a portion; only the last may have fewer than `manifest.portion`."""
-    return max(0, min(manifest.portion, manifest.task.problems - portion * manifest.portion))
+def problems_in(earlier: int, manifest: Manifest) -> range:
+    """Returns the numbers of completions that a portion may have, behind `earlier` completions of the run.
+
+    Only the last portion has fewer than `manifest.portion`. In serving any may: one ends wherever the server did.
+    """
+    most = min(manifest.portion, manifest.task.problems - earlier)
+    return range(1 if manifest.way == "serving" else most, most + 1)
+
+
+def in_words(counts: range) -> str:
+    least, most = counts.start, counts.stop - 1
+    return f"{most}" if least >= most else f"{least} to {most}"
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

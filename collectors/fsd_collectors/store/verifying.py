@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from fsd_collectors.store.folder import file_of, leftovers
 from fsd_collectors.store.listing import FileEntry, Listing, Shard, read_manifest
 from fsd_collectors.store.row_checks import ORDER, WHOSE, row_faults
 from fsd_collectors.store.shard_file import check_content, check_schema, check_size, read_file
-from fsd_collectors.store.tables import problems_in, schemas
+from fsd_collectors.store.tables import in_words, problems_in, schemas
 from fsd_decoding.errors import UsageError
 
 
@@ -30,8 +31,9 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
     except UsageError as error:
         return [str(error)]
     portions: dict[int, int] = {}  # portion by problem
+    earlier = [0, *accumulate(shard.problems for shard in shards)][: len(shards)]
     return [
-        *(fault for shard in shards for fault in folder.faults(shard, portions)),
+        *(f for shard, begin in zip(shards, earlier, strict=True) for f in folder.faults(shard, begin, portions)),
         *folder.unlisted_files(len(shards)),
     ]
 
@@ -43,10 +45,10 @@ def notes(path: str | os.PathLike[str]) -> list[str]:
         UsageError: the manifest or the listing cannot be read.
     """
     folder = _Folder(Path(path))
-    finished, portions = len(folder.listing().shards), folder.manifest.portions
-    missing = [f"{finished} of {portions} portions are finished"] if finished < portions else []
-    return missing + [
-        f"{name} is left from a collector that was killed, or is still running" for name in folder.unfinished(finished)
+    shards = folder.listing().shards
+    return folder.missing(shards) + [
+        f"{name} is left from a collector that was killed, or is still running"
+        for name in folder.unfinished(len(shards))
     ]
 
 
@@ -61,15 +63,22 @@ class _Folder:
     def listing(self) -> Listing:
         return Listing(self._path, tuple(self._schemas))
 
-    def faults(self, shard: Shard, portions: dict[int, int]) -> Iterator[str]:
-        """Yields the faults of a portion, and adds its problems to `portions`."""
+    def faults(self, shard: Shard, earlier: int, portions: dict[int, int]) -> Iterator[str]:
+        """Yields the faults of a portion, before which `earlier` problems are listed; adds its own to `portions`."""
         damaged = [str(error) for entry in shard.files if (error := self._damage(entry))]
         if damaged:
             yield from damaged
             return
         tables = {entry.table: self._places(entry) for entry in shard.files}
-        for fault in (*row_faults(tables, self.manifest), *self._owned_twice(shard, tables["completions"], portions)):
-            yield f"portion {shard.portion}: {fault}"
+        completions = tables["completions"]
+        yield from (
+            f"portion {shard.portion}: {fault}"
+            for fault in (
+                *row_faults(tables, self.manifest),
+                *self._miscounted(shard, completions, earlier),
+                *self._owned_twice(shard, completions, portions),
+            )
+        )
 
     def _damage(self, entry: FileEntry) -> UsageError | None:
         try:
@@ -84,16 +93,27 @@ class _Folder:
         columns = WHOSE + (ORDER if entry.table == "tokens" else ())
         return read_file(self._path, entry, self._schemas[entry.table], columns)
 
-    def _owned_twice(self, shard: Shard, completions: pa.Table, portions: dict[int, int]) -> Iterator[str]:
-        expected = problems_in(shard.portion, self.manifest)
-        if not shard.problems == completions.num_rows == expected:
+    def _miscounted(self, shard: Shard, completions: pa.Table, earlier: int) -> Iterator[str]:
+        expected = problems_in(earlier, self.manifest)
+        if shard.problems != completions.num_rows or shard.problems not in expected:
             yield (
                 f"it has {completions.num_rows} completions, {shard.problems} are listed, and the manifest implies "
-                f"{expected}"
+                f"{in_words(expected)}"
             )
+
+    def _owned_twice(self, shard: Shard, completions: pa.Table, portions: dict[int, int]) -> Iterator[str]:
         for problem in completions["problem"].to_pylist():
             if portions.setdefault(problem, shard.portion) != shard.portion:
                 yield f"problem {problem} is in portion {portions[problem]} too"
+
+    def missing(self, shards: Sequence[Shard]) -> list[str]:
+        """Returns a remark on what the run still lacks."""
+        texts, wanted = sum(shard.problems for shard in shards), self.manifest.task.problems
+        if texts == wanted:
+            return []
+        if self.manifest.way == "serving":
+            return [f"{texts} of {wanted} texts are recorded"]
+        return [f"{len(shards)} of {self.manifest.portions} portions are finished"]
 
     def unfinished(self, finished: int) -> list[str]:
         """Returns temporary files, and those of the portion that was being written."""

@@ -22,12 +22,13 @@ from fsd_collectors.store.folder import (
     MANIFEST,
     TEMPORARY,
     atomic_write,
+    file_of,
     open_as_private_as_folder,
     sync_folder,
 )
 from fsd_collectors.store.listing import Listing, Shard, has_no_finished_portion, read_manifest
 from fsd_collectors.store.shard_file import check_size, write_file
-from fsd_collectors.store.tables import conform, problems_in, schemas
+from fsd_collectors.store.tables import conform, in_words, problems_in, schemas
 from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
 
@@ -38,22 +39,27 @@ class TraceWriter:
     Once `write` has returned, its portion is kept even if the process is killed or the power fails; a portion that was
     interrupted is collected again. Memory is bounded by one portion.
 
+    Args:
+        folder: the folder.
+        manifest: the facts of the run.
+        option: what the user names the folder by.
+
     Raises:
         UsageError: on entry or later, another collector is writing there, the folder holds another run or other files,
             or it cannot be written. Finished portions stay intact.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], manifest: Manifest) -> None:
+    def __init__(self, folder: str | os.PathLike[str], manifest: Manifest, option: str = "--out") -> None:
         check_path("the folder of traces", folder)
-        self.folder, self.manifest = Path(folder), manifest
+        self.folder, self.manifest, self._option = Path(folder), manifest, option
         self._schemas = schemas(manifest)
         self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack, _writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            _refuse_other_files(self.folder)
-            stack.enter_context(_locked(self.folder))
+            _refuse_other_files(self.folder, self._option)
+            stack.enter_context(_locked(self.folder, self._option))
             self._begin_or_continue()
             self._lock = stack.pop_all()
         return self
@@ -68,6 +74,11 @@ class TraceWriter:
         """Number of finished portions, which is the index of the next one."""
         return len(self._listing.shards)
 
+    @property
+    def problems(self) -> int:
+        """Number of completions in the finished portions."""
+        return sum(shard.problems for shard in self._listing.shards)
+
     def write(self, portion: int, tables: Mapping[str, pa.Table]) -> None:
         """Writes the next portion.
 
@@ -80,9 +91,25 @@ class TraceWriter:
             UsageError: the disk is full, or the folder cannot be written any more.
         """
         rows = self._conform(portion, tables)
-        with _writable(self.folder, self.finished):
+        with _writable(self.folder, self.finished), self._whole(portion):
             files = tuple(write_file(rows[table], self.folder, table, portion) for table in rows)
             self._listing.append(Shard(portion=portion, problems=rows["completions"].num_rows, files=files))
+
+    @contextlib.contextmanager
+    def _whole(self, portion: int) -> Iterator[None]:
+        """If writing fails, removes what was written of a portion, which readers of *.parquet would take."""
+        try:
+            yield
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._listing.drop_torn_line()  # if it cannot be, the files stay: the line may be whole
+                self._remove(portion)
+            raise
+
+    def _remove(self, portion: int) -> None:
+        for table in self._schemas:
+            with contextlib.suppress(OSError):
+                (self.folder / file_of(table, portion)).unlink()
 
     def _begin_or_continue(self) -> None:
         if (self.folder / MANIFEST).exists() and not has_no_finished_portion(self.folder):
@@ -115,8 +142,8 @@ class TraceWriter:
         stored = read_manifest(self.folder)
         if differs := self.manifest.difference(stored):
             raise UsageError(
-                f"folder {str(self.folder)!r} holds traces of another run: {differs}; choose another --out, or the "
-                "settings of that run"
+                f"folder {str(self.folder)!r} holds traces of another run: {differs}; choose another "
+                f"{self._option}, or the settings of that run"
             )
         return stored
 
@@ -126,14 +153,14 @@ class TraceWriter:
         if set(tables) != set(self._schemas):
             raise ValueError(f"tables {sorted(tables)}; a portion of this run has {sorted(self._schemas)}")
         rows = {table: conform(tables[table], schema) for table, schema in self._schemas.items()}
-        actual, expected = rows["completions"].num_rows, problems_in(portion, self.manifest)
-        if actual != expected:
-            raise ValueError(f"portion {portion} has {actual} completions; in this run it has {expected}")
+        actual, expected = rows["completions"].num_rows, problems_in(self.problems, self.manifest)
+        if actual not in expected:
+            raise ValueError(f"portion {portion} has {actual} completions; in this run it has {in_words(expected)}")
         return rows
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, option: str) -> Iterator[None]:
     """Holds the folder's lock, which the system releases when this process ends, however it ends."""
     try:
         _touch(folder / LOCK)
@@ -141,7 +168,7 @@ def _locked(folder: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise UsageError(
-            f"folder {str(folder)!r} is being written by another collector; choose another --out, or wait"
+            f"folder {str(folder)!r} is being written by another collector; choose another {option}, or wait"
         ) from error
 
 
@@ -149,11 +176,11 @@ def _touch(path: Path) -> None:
     open(path, "ab", opener=open_as_private_as_folder).close()
 
 
-def _refuse_other_files(folder: Path) -> None:
+def _refuse_other_files(folder: Path, option: str) -> None:
     ours = {LOCK, MANIFEST + TEMPORARY}
     other = sorted(path.name for path in folder.iterdir() if path.name not in ours)
     if other and MANIFEST not in other:
-        raise UsageError(f"folder {str(folder)!r} holds {other[0]!r} and no {MANIFEST}; choose another --out")
+        raise UsageError(f"folder {str(folder)!r} holds {other[0]!r} and no {MANIFEST}; choose another {option}")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,8 @@ class Acceptance:
         self._drift, self._counters, self._warn = drift, counters, warn
 
     def finished(self, text: Text) -> None:
+        if not text.drafted or not text.whole:
+            return
         self._counters.increase("texts", 1)
         self._counters.increase("accepted_share", text.accepted / text.drafted)
         if message := self._drift.add(text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,14 +21,17 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A step on the host: N drafted tokens of B requests."""
+    """A step on the host: N drafted tokens of B requests, those whose logits were compared."""
 
     ids: Sequence[str]  # B
     requests: Sequence[RunningRequest]  # B
     layout: Layout
     accepted: Array  # (B,) drafted tokens that vLLM accepted
-    sampled: Array  # (B, L + 1) tokens it emitted, padded with -1
-    facts: Array  # (3 or more, N) of the drafted tokens: D, 1 where D <= T, 1 where it is the target's argmax
+    sampled: Array  # (B, L + 1 or 1) tokens it emitted, padded with -1
+    facts: Array  # (3 or more, N) of the drafted tokens: D, 1 where D <= T, 1 where it is the target's argmax; if
+    # recorded, the columns of `Measures`
+    begins: Array  # (B,) where the emitted tokens begin, counted from the prompt's first token
+    emits: Array  # (B,) bool: whether they count; those of a prompt that is not yet read to its end do not
 
     @property
     def divergences(self) -> Array:
@@ -69,6 +72,32 @@ class Step:
         return needed
 
 
+class Verified(NamedTuple):
+    """What is known of a step's drafted tokens, on the device."""
+
+    layout: Layout
+    facts: Tensor  # `Step.facts`
+
+    @classmethod
+    def of(cls, judged: Judged, most_likely: Tensor) -> Verified:
+        """Returns what is known of N judged tokens; `most_likely` (N,) bool."""
+        facts = torch.stack([judged.divergences.float(), judged.fuzzy.float(), most_likely.float()])
+        return cls(judged.layout, facts if judged.measured is None else torch.cat([facts, judged.measured]))
+
+    @classmethod
+    def nothing(cls, requests: int, device: torch.device) -> Verified:
+        """Returns that no drafted token was judged."""
+        return cls(Layout([0] * requests, [0] * requests), torch.empty(3, 0, device=device))
+
+
+class Emitted(NamedTuple):
+    """What a step emitted for B requests, on the device."""
+
+    sampled: Tensor  # `Step.sampled`
+    begins: Tensor  # `Step.begins`
+    emits: Array  # `Step.emits`
+
+
 class Listener(Protocol):
     """Receives steps and the ids of finished requests, in order."""
 
@@ -86,23 +115,22 @@ class StepLog:
         self._listeners = listeners
         self._sent: deque[_Sent] = deque()
 
-    def add(self, requests: Sequence[RunningRequest], judged: Judged, most_likely: Tensor, sampled: Tensor) -> None:
-        """Takes a step.
-
-        Args:
-            most_likely: (N,) bool.
-            sampled: (B, L + 1) token ids, padded with -1.
-        """
-        self._sent.append(_Sent(requests, judged, most_likely, sampled))
+    def add(self, ids: Sequence[str], requests: Sequence[RunningRequest], verified: Verified, emitted: Emitted) -> None:
+        """Takes a step of B requests."""
+        self._sent.append(_Sent(tuple(ids), requests, verified, emitted))
         while self._sent and self._sent[0].arrived:
             self._hand_on(self._sent.popleft())
 
     def finish(self, ids: Iterable[str]) -> None:
         """Takes the ids of requests that have finished, all of whose steps were added."""
-        while self._sent:
-            self._hand_on(self._sent.popleft())
+        self.flush()
         for listener in self._listeners:
             listener.finish(ids)
+
+    def flush(self) -> None:
+        """Hands on all steps that were added."""
+        while self._sent:
+            self._hand_on(self._sent.popleft())
 
     def _hand_on(self, sent: _Sent) -> None:
         step = sent.step()
@@ -114,15 +142,14 @@ class _Sent:
     """A step that is being copied to the host."""
 
     def __init__(
-        self, requests: Sequence[RunningRequest], judged: Judged, most_likely: Tensor, sampled: Tensor
+        self, ids: Sequence[str], requests: Sequence[RunningRequest], verified: Verified, emitted: Emitted
     ) -> None:
-        self._requests, self._judged = requests, judged
-        facts = torch.stack([judged.divergences.float(), judged.fuzzy.float(), most_likely.float()])  # (3, N)
-        self._copies = [_to_host(facts), _to_host(sampled)]
+        self._ids, self._requests, self._layout, self._emits = ids, requests, verified.layout, emitted.emits
+        self._copies = [_to_host(each) for each in (verified.facts, emitted.sampled, emitted.begins)]
         self._event = None
-        if sampled.is_cuda:
+        if emitted.sampled.is_cuda:
             self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(sampled.device))
+            self._event.record(torch.cuda.current_stream(emitted.sampled.device))
 
     @property
     def arrived(self) -> bool:
@@ -132,9 +159,9 @@ class _Sent:
         """The step, for which it waits if it has not arrived."""
         if self._event is not None:
             self._event.synchronize()
-        facts, sampled = (copy.numpy() for copy in self._copies)
+        facts, sampled, begins = (copy.numpy() for copy in self._copies)
         accepted = (sampled != -1).sum(1) - 1
-        return Step(self._judged.requests, self._requests, self._judged.layout, accepted, sampled, facts)
+        return Step(self._ids, self._requests, self._layout, accepted, sampled, facts, begins, self._emits)
 
 
 def _to_host(tensor: Tensor) -> Tensor:

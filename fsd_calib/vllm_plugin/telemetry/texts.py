@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,14 @@ from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_calib.vllm_plugin.telemetry.steps import Step
 
 Array = NDArray[Any]
+Reason = Literal["eos", "stop", "length", "abort"]
 
 
 @dataclass(frozen=True)
 class Round:
     """What a step did for one request: drafted tokens verified, and tokens emitted."""
 
-    begin: int  # tokens that earlier rounds emitted
+    begin: int  # tokens of the text before it
     accepted: int  # drafted tokens that vLLM accepted
     emitted: tuple[int, ...]  # the accepted tokens and the target's own
     facts: Array  # (facts, n) of the n drafted tokens: `Step.facts`
@@ -27,12 +28,13 @@ class Round:
 
 @dataclass
 class Text:
-    """The rounds of a request. The token that came with its prompt, before any round, is not in them."""
+    """The tokens of a request, and those rounds that brought some of them; the prompt brings the first token."""
 
     request: RunningRequest
     rounds: list[Round] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    length: int = 0  # tokens up to its end, a token that ends it included; known when it has finished
+    tokens: list[int] = field(default_factory=list)  # with those beyond its end, until it has finished
+    whole: bool = True  # whether all tokens are known
+    reason: Reason = "abort"  # why it ended; abort: none of the others, so the request was given up
 
     @property
     def drafted(self) -> int:
@@ -41,7 +43,23 @@ class Text:
     @property
     def accepted(self) -> int:
         """Number of drafted tokens that were accepted and lie before the text's end."""
-        return sum(max(0, min(each.accepted, self.length - each.begin)) for each in self.rounds)
+        return sum(max(0, min(each.accepted, len(self.tokens) - each.begin)) for each in self.rounds)
+
+    def add(self, begin: int, emitted: Sequence[int], accepted: int, facts: Array) -> None:
+        """Adds what a step emitted from `begin` on. What is known from there on vLLM has discarded."""
+        self.whole = self.whole and 0 <= begin <= len(self.tokens)
+        del self.tokens[max(begin, 0) :]
+        while self.rounds and self.rounds[-1].begin >= begin:
+            self.rounds.pop()
+        if facts.shape[1]:
+            self.rounds.append(Round(begin, accepted, tuple(emitted), facts))
+        self.tokens += emitted
+
+    def end(self, length: int, reason: Reason) -> None:
+        """Ends it behind `length` tokens. A step that begins there was under way before the end was known."""
+        self.reason = reason
+        del self.tokens[length:]
+        self.rounds = [each for each in self.rounds if each.begin < length]
 
 
 class TextListener(Protocol):
@@ -65,30 +83,49 @@ class Texts:
     def add(self, step: Step) -> None:
         begins = np.cumsum(step.layout.counts) - step.layout.counts
         for row, (name, request) in enumerate(zip(step.ids, step.requests, strict=True)):
+            if not request.as_calibrated or not step.emits[row]:
+                continue
+            text = self._running.setdefault(name, Text(request))
             count, accepted = int(step.layout.counts[row]), int(step.accepted[row])
-            if count and request.as_calibrated:
-                text = self._running.setdefault(name, Text(request))
-                emitted = tuple(step.sampled[row, : accepted + 1].tolist())
-                facts = step.facts[:, begins[row] : begins[row] + count]
-                text.rounds.append(Round(len(text.tokens), accepted, emitted, facts))
-                text.tokens += emitted
+            facts = step.facts[:, begins[row] : begins[row] + count].copy()  # not to keep those of the whole batch
+            begin = int(step.begins[row]) - len(request.prompt)
+            text.add(begin, step.sampled[row, : accepted + 1].tolist(), accepted, facts)
 
     def finish(self, ids: Iterable[str]) -> None:
         for name in ids:
             if text := self._running.pop(name, None):
-                text.length = self._length(text)
-                for listener in self._listeners:
-                    listener.finished(text)
+                text.end(*self._end(text))
+                self._hand_on(text)
 
-    def _length(self, text: Text) -> int:
-        """Number of tokens up to the first one that ends the text or completes a stop string."""
-        ends = (place + 1 for place, token in enumerate(text.tokens) if token in text.request.ends)
-        length = next(ends, len(text.tokens))
-        if not text.request.stops:
-            return length
-        low, high = 0, length  # the shortest prefix that holds a stop string is longer than `low`, if there is one
-        if not self._stopped(text, length):
-            return length
+    def close(self) -> None:
+        """Hands on the texts that have ended, though vLLM has not said so: it does at its next step."""
+        for text in self._running.values():
+            length, reason = self._end(text)
+            if reason != "abort":
+                text.end(length, reason)
+                self._hand_on(text)
+        self._running.clear()
+
+    def _hand_on(self, text: Text) -> None:
+        for listener in self._listeners:
+            listener.finished(text)
+
+    def _end(self, text: Text) -> tuple[int, Reason]:
+        """Returns the number of tokens up to the text's end, a token that ends it included, and what ends it there."""
+        request, length = text.request, len(text.tokens)
+        reason: Reason = "abort"
+        if request.limit is not None and length >= request.limit:
+            length, reason = request.limit, "length"
+        own = next((place + 1 for place, token in enumerate(text.tokens[:length]) if token in request.ends), None)
+        if own is not None:
+            length, reason = own, "eos"
+        if text.whole and request.stops and self._stopped(text, length):
+            return self._first_stopped(text, length), "stop"
+        return length, reason
+
+    def _first_stopped(self, text: Text, high: int) -> int:
+        """Returns the length of the shortest prefix that holds a stop string, which that of `high` tokens does."""
+        low = 0
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._stopped(text, middle) else (middle, high)

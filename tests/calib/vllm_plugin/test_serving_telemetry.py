@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import Layout
 from fsd_calib.vllm_plugin.judge import Judged
 from fsd_calib.vllm_plugin.running_requests import RunningRequest, RunningRequests, describe
 from fsd_calib.vllm_plugin.telemetry.acceptance import Acceptance
 from fsd_calib.vllm_plugin.telemetry.counters import Counters, read_counters
-from fsd_calib.vllm_plugin.telemetry.steps import Step, StepLog
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Step, StepLog, Verified
 from fsd_calib.vllm_plugin.telemetry.texts import Text, Texts
 from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
 from fsd_decoding.profile.settings import coverage_of
@@ -48,15 +49,20 @@ class Kept:
 
 def logged(
     log: StepLog, requests: Sequence[RunningRequest], counts: Sequence[int], divergences: Sequence[float],
-    most_likely: Sequence[bool], sampled: Sequence[Sequence[int]], ids: Sequence[str] | None = None,
+    most_likely: Sequence[bool], sampled: Sequence[Sequence[int]], ids: Sequence[str] | None = None, begin: int = 0,
 ) -> None:  # fmt: skip
-    """Adds a step in which tokens with D <= .25 are accepted by divergence."""
+    """Adds a step in which tokens with D <= .25 are accepted by divergence, and that emits tokens from `begin` on."""
     found = torch.tensor(divergences)
     judged = Judged(
         ids or [f"r{i}" for i in range(len(counts))], Layout(counts, [0] * len(counts)), found,
         torch.full_like(found, 0.25).double(), found <= 0.25,
     )  # fmt: skip
-    log.add(requests, judged, torch.tensor(most_likely), torch.tensor(sampled))
+    verified = Verified.of(judged, torch.tensor(most_likely))
+    log.add(judged.requests, requests, verified, emitted_at(begin, torch.tensor(sampled)))
+
+
+def emitted_at(begin: int, sampled: Tensor) -> Emitted:
+    return Emitted(sampled, torch.full((len(sampled),), begin), np.full(len(sampled), True))
 
 
 def test_tokens_are_counted_by_what_accepted_them(tmp_path: Path) -> None:
@@ -84,7 +90,7 @@ def test_tokens_behind_the_first_rejection_are_not_counted(tmp_path: Path) -> No
 def test_what_a_runner_writes_into_its_tensors_later_does_not_change_a_step() -> None:
     kept, sampled = Kept(), torch.tensor([[1, 2]])
     judged = Judged(["a"], Layout([1], [0]), torch.tensor([0.1]), torch.tensor([0.25]), torch.tensor([True]))
-    StepLog([kept]).add([GREEDY], judged, torch.tensor([True]), sampled)
+    StepLog([kept]).add(["a"], [GREEDY], Verified.of(judged, torch.tensor([True])), emitted_at(0, sampled))
     sampled.fill_(-1)
     assert kept.steps[0].sampled.tolist() == [[1, 2]]
     assert kept.steps[0].accepted.tolist() == [1]
@@ -94,9 +100,11 @@ def texts_of(rounds: Sequence[Sequence[int]], request: RunningRequest) -> Text:
     """The text whose rounds emitted these tokens, all but the last of which were drafted and accepted, of 3 drafted."""
     kept = Kept()
     log = StepLog([Texts([kept], word_tokenizer())])
+    begin = 0
     for emitted in rounds:
         padded = [*emitted, *[-1] * (4 - len(emitted))]
-        logged(log, [request], [3], [0.1] * 3, [True] * 3, [padded])
+        logged(log, [request], [3], [0.1] * 3, [True] * 3, [padded], begin=begin)
+        begin += len(emitted)
     log.finish(["r0"])
     (text,) = kept.texts
     return text
@@ -104,13 +112,13 @@ def texts_of(rounds: Sequence[Sequence[int]], request: RunningRequest) -> Text:
 
 def test_a_text_ends_at_its_end_token_which_may_be_drafted() -> None:
     text = texts_of([[1, 2, 3, 4], [5, 9, 6, 7]], GREEDY)
-    assert (text.length, text.drafted, text.accepted) == (6, 6, 5)
+    assert (len(text.tokens), text.drafted, text.accepted) == (6, 6, 5)
     assert [each.begin for each in text.rounds] == [0, 4]
 
 
 def test_a_text_without_an_end_counts_whole() -> None:
     text = texts_of([[1, 2], [3, 4, 5]], GREEDY)
-    assert (text.length, text.drafted, text.accepted) == (5, 6, 3)
+    assert (len(text.tokens), text.drafted, text.accepted) == (5, 6, 3)
 
 
 def test_a_text_ends_where_a_stop_string_is_complete() -> None:
@@ -119,7 +127,7 @@ def test_a_text_ends_where_a_stop_string_is_complete() -> None:
     stop = words.decode(tokens[:6]).split()[-1]
     request = RunningRequest(0.25, True, (), frozenset(), (stop,))
     text = texts_of([tokens[:4], tokens[4:8]], request)
-    assert text.length == 6
+    assert len(text.tokens) == 6
     assert text.accepted == 3 + 2
 
 
@@ -155,9 +163,14 @@ def parameters(**changed: Any) -> Any:
         "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "extra_args": None,
         "ignore_eos": False, "stop_token_ids": [5], "all_stop_token_ids": {5, 9}, "stop": [], "presence_penalty": 0.0,
         "frequency_penalty": 0.0, "logit_bias": None, "allowed_token_ids": None, "bad_words": [], "min_tokens": 0,
-        "structured_outputs": None,
+        "structured_outputs": None, "max_tokens": 30,
     }  # fmt: skip
     return SimpleNamespace(**{**usual, **changed})
+
+
+def state(**changed: Any) -> Any:
+    """What vLLM's model runner knows of a request."""
+    return SimpleNamespace(sampling_params=parameters(**changed), prompt_token_ids=[3, 4, 5], num_prompt_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +201,7 @@ def test_tokens_that_end_a_text() -> None:
 def test_departures_are_told_when_a_request_begins_and_exact_ones_never() -> None:
     told: list[tuple[str, ...]] = []
     states = {
-        name: SimpleNamespace(sampling_params=parameters(extra_args=extra))
+        name: state(extra_args=extra)
         for name, extra in (("loose", {"fsd_threshold": 0.5}), ("exact", {"fsd": "off"}), ("plain", None))
     }
     requests = RunningRequests(states, profile(), told.append)
@@ -196,8 +209,14 @@ def test_departures_are_told_when_a_request_begins_and_exact_ones_never() -> Non
         assert [r.threshold for r in requests.of(["loose", "exact", "plain"])] == [0.5, -1.0, 0.0625]
     assert told == [("threshold is 0.5 instead of 0.0625",)]
     requests.forget(["loose"])
-    states["loose"] = SimpleNamespace(sampling_params=parameters())
+    states["loose"] = state()
     assert requests.of(["loose"])[0].as_calibrated
+
+
+def test_a_text_may_have_as_many_tokens_as_the_request_and_the_context_allow() -> None:
+    states = {"short": state(max_tokens=5), "long": state(max_tokens=30)}
+    requests = RunningRequests(states, profile(), lambda departures: None, context=20).of(["short", "long"])
+    assert [(each.limit, list(each.prompt)) for each in requests] == [(5, [3, 4, 5]), (17, [3, 4, 5])]
 
 
 def test_counters_are_read_while_they_are_written(tmp_path: Path) -> None:

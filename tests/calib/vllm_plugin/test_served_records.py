@@ -1,0 +1,345 @@
+"""Records of what is served: rows against what was served, and what becomes of them when the folder fails."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from fsd_calib.cli import traces as traces_app
+from fsd_calib.cli.console import run
+from fsd_calib.vllm_plugin.running_requests import RunningRequest
+from fsd_calib.vllm_plugin.telemetry.record_manifest import EngineFacts, manifest_of
+from fsd_calib.vllm_plugin.telemetry.record_tables import Served, tables_of
+from fsd_calib.vllm_plugin.telemetry.records import Records
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog, Verified
+from fsd_calib.vllm_plugin.telemetry.texts import Text, Texts
+from fsd_collectors.collection.measures import Measures
+from fsd_collectors.manifest import Manifest
+from fsd_collectors.store.reading import Traces, load_traces
+from fsd_collectors.store.verifying import notes, verify
+from fsd_collectors.store.writing import TraceWriter
+from fsd_data import pair_paths
+from fsd_decoding.sampling import Sampling
+from support.calibration.profiles import profile
+from support.serving.random_serving import DRAFTS, EOS, THRESHOLD, Running, request, serve
+from support.small_disks import small_disk
+
+LOG = logging.getLogger("fsd-test-records")
+TOKENIZER = AutoTokenizer.from_pretrained(pair_paths()[0])
+ENGINE = EngineFacts(draft_length=DRAFTS, batch_size=8, context=400, eos=[EOS], device="cpu", version="0.32.0")
+
+
+def manifest(texts: int = 1000, portion: int = 50) -> Manifest:
+    followed = profile({"threshold": THRESHOLD, "divergence": "js"})
+    return manifest_of(followed, texts, ENGINE).model_copy(update={"portion": portion})
+
+
+MEASURES = Measures(manifest().divergences, "raw", Sampling())
+
+
+@contextmanager
+def recording(folder: Path, of: Manifest, **settings: Any) -> Iterator[tuple[StepLog, Records]]:
+    """Yields a log whose texts are recorded, closed as a worker closes its own."""
+    records = Records(str(folder), of, MEASURES.columns, TOKENIZER, LOG, **settings)
+    texts = Texts([records], TOKENIZER)
+    log = StepLog([texts])
+    yield log, records
+    log.flush()
+    texts.close()
+    records.close()
+
+
+def record(folder: Path, of: Manifest, requests: Sequence[RunningRequest], seed: int = 0) -> list[Running]:
+    with recording(folder, of) as (log, _):
+        return serve(log, requests, MEASURES, seed)
+
+
+def some(count: int, seed: int = 1) -> list[RunningRequest]:
+    random = np.random.default_rng(seed)
+    sizes = zip(random.integers(2, 9, count), random.integers(1, 60, count), strict=True)
+    return [request(int(prompt), int(limit)) for prompt, limit in sizes]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not any("\n" in each for each in found)
+    return found
+
+
+def in_order(traces: Traces) -> list[int]:
+    assert verify(traces.path) == []
+    return traces.to_pandas(["problem"], table="completions").problem.tolist()
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_what_was_served(tmp_path: Path) -> None:
+    served = {tuple(each.tokens): each for each in record(tmp_path / "run", manifest(portion=8), some(20))}
+    traces = load_traces(tmp_path / "run")
+    completions, tokens = traces.to_pandas(table="completions"), traces.to_pandas()
+    assert len(served) == len(completions) == 20
+    assert in_order(traces) == list(range(20))
+    rows: list[Any] = list(completions.itertuples())
+    for row in rows:
+        ended = row.finish_reason == "eos"
+        text = served.pop((*row.tokens, *([EOS] if ended else [])))
+        assert row.emitted == len(text.tokens)
+        assert row.prompt_tokens == len(text.request.prompt)
+        assert ended == (text.tokens[-1] == EOS)
+        assert row.text == TOKENIZER.decode(row.tokens, skip_special_tokens=True)
+        mine = tokens[tokens.problem == row.problem]
+        assert mine.position.tolist() == [each.position for each in text.drafted]
+        assert mine.drafted.tolist() == [each.token for each in text.drafted]
+        assert mine.accepted.tolist() == [each.accepted for each in text.drafted]
+        assert mine.fuzzy.tolist() == [each.divergence <= THRESHOLD for each in text.drafted]
+        assert mine.target_choice.tolist() == [each.choice for each in text.drafted]
+        assert np.allclose(mine.js, [each.divergence for each in text.drafted], atol=1e-6)
+        assert row.proposed == len(mine)
+        assert row.accepted == int((mine.accepted & mine.in_text).sum())
+        kept = mine[mine.accepted & mine.in_text]
+        assert [text.tokens[position] for position in kept.position] == kept.drafted.tolist()
+    assert not served
+
+
+def test_rows_of_a_step_that_is_measured_in_parts_are_in_order(tmp_path: Path) -> None:
+    with recording(tmp_path / "run", manifest(texts=2000), waiting=2000) as (log, _):
+        served = serve(log, [request(2, 3)] * 900, MEASURES)  # 3,600 tokens of 40 logits; 3,276 are measured at once
+    expected = sorted(each.token for text in served for each in text.drafted)
+    tokens = load_traces(tmp_path / "run").to_pandas()
+    assert sorted(tokens.drafted) == expected
+    assert (tokens.loc[tokens.fuzzy, "js"] <= THRESHOLD).all()
+    by_argmax = tokens[tokens.draft_rank == 0]
+    assert len(by_argmax) == len(tokens)  # every token is its own draft's argmax
+
+
+def test_texts_that_ended_are_recorded_though_vllm_never_said_so(tmp_path: Path) -> None:
+    with recording(tmp_path / "run", manifest()) as (log, _):
+        ended = serve(log, some(5), MEASURES, reported=False)
+        under_way = Emitted(torch.tensor([[7]], dtype=torch.int32), torch.tensor([3]), np.array([True]))
+        log.add(["under way"], [request(3, 9)], Verified.nothing(1, torch.device("cpu")), under_way)
+    emitted = load_traces(tmp_path / "run").to_pandas(["emitted"], table="completions").emitted
+    assert sorted(emitted) == sorted(len(each.tokens) for each in ended)
+
+
+def test_the_divergence_of_the_rule_is_the_one_that_decided() -> None:
+    facts = np.zeros((3 + len(MEASURES.columns), 2), np.float32)
+    facts[0], facts[3 + MEASURES.columns.index("js")] = [0.25, 0.5], [0.2500001, 0.5]
+    text = Text(request(2, 9))
+    text.add(0, [5], 0, facts[:, :0])
+    text.add(1, [6, 7, 8], 2, facts)
+    tables = tables_of(manifest(), MEASURES.columns, [Served.of(text, TOKENIZER)], 0)
+    assert tables["tokens"]["js"].to_pylist() == [0.25, 0.5]
+
+
+def test_what_nobody_knows_is_null_and_is_described_as_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "run", manifest(), [request(3, 30, greedy=False), request(3, 30)])
+    traces = load_traces(tmp_path / "run")
+    assert traces.to_pandas(["correct"], table="completions").correct.isna().all()
+    tokens = traces.to_pandas()
+    unknown = ["target_choice", "same_token", "sd_accepts", "sd_probability"]
+    missing = [tokens.loc[tokens.problem == problem, unknown].isna().to_numpy() for problem in (0, 1)]
+    assert sorted(bool(each.all()) for each in missing) == [False, True]
+    assert sorted(bool(each.any()) for each in missing) == [False, True]
+    assert set(tokens.split) == {"serving"}
+    assert run(traces_app.app, traces_app.NAME, ["describe", str(traces.path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "served by vLLM: fsd-coupled with js ≤ 0.2, 4 tokens a draft" in said
+    assert "Unfinished: 2 of 1,000 problems; serving with the same settings continues." in said
+    assert re.search(r"serving 2 2 \d+ – ", said)  # no accuracy
+
+
+def test_a_text_that_vllm_took_back_is_recorded_as_it_went_on() -> None:
+    text = Text(request(2, 50))
+    facts = np.zeros((3, 2), np.float32)
+    text.add(0, [5], 0, facts[:, :0])
+    text.add(1, [6, 7, 8], 2, facts)
+    text.add(4, [9], 0, facts)
+    text.add(2, [1, 2], 1, facts)  # preempted: what the last two steps emitted was dropped
+    assert text.tokens == [5, 6, 1, 2]
+    assert [each.begin for each in text.rounds] == [1, 2]
+    assert text.whole
+    text.add(7, [3], 0, facts)
+    assert not text.whole
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "stops", "length", "reason"),
+    [
+        ([5, EOS, 7], 9, (), 2, "eos"),
+        ([5, 6, 7, EOS], 3, (), 3, "length"),
+        ([5, 6, 7], 9, (), 3, "abort"),
+        ([5, 6, EOS], 3, (), 3, "eos"),
+    ],
+)
+def test_texts_end_where_vllm_ends_them(
+    tokens: list[int], limit: int, stops: tuple[str, ...], length: int, reason: str
+) -> None:
+    text = Text(request(2, limit, stops=stops))
+    text.add(0, tokens[:1], 0, np.zeros((3, 0), np.float32))
+    text.add(1, tokens[1:], len(tokens) - 2, np.zeros((3, 4), np.float32))
+    text.add(len(tokens), [8, 8], 1, np.zeros((3, 4), np.float32))  # under way when the end became known
+    if reason == "abort":
+        length += 2
+    found = Texts([], TOKENIZER)._end(text)
+    assert found == (length, reason)
+    text.end(length, text.reason)
+    assert text.tokens == [*tokens, 8, 8][:length]
+    assert len(text.rounds) == (2 if reason == "abort" else 1)
+
+
+def test_a_stop_string_ends_a_text_at_the_token_that_completes_it(tmp_path: Path) -> None:
+    (whole,) = record(tmp_path / "whole", manifest(), [request(3, 40)], seed=3)
+    stop = str(TOKENIZER.decode(whole.tokens[:12]))[-3:]
+    with recording(tmp_path / "run", manifest()) as (log, _):
+        serve(log, [request(3, 40, stops=[stop])], MEASURES, seed=3)
+    row = load_traces(tmp_path / "run").to_pandas(table="completions").iloc[0]
+    assert row.finish_reason == "stop"
+    assert stop not in row.text
+    assert stop in TOKENIZER.decode(row.tokens)
+    assert stop not in TOKENIZER.decode(row.tokens[:-1])
+    assert list(row.tokens) == whole.tokens[: len(row.tokens)]
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_portion_is_smaller_and_the_next_server_continues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of, folder = manifest(texts=30, portion=8), tmp_path / "run"
+    record(folder, of, some(11))
+    assert [shard.problems for shard in load_traces(folder).shards] == [8, 3]
+    assert not load_traces(folder).complete
+    assert notes(folder) == ["11 of 30 texts are recorded"]
+    record(folder, of, some(25, seed=2), seed=2)
+    traces = load_traces(folder)
+    assert [shard.problems for shard in traces.shards] == [8, 3, 8, 8, 3]
+    assert in_order(traces) == list(range(30))
+    assert traces.complete
+    assert notes(folder) == []
+    with recording(folder, of) as (_, records):
+        records._thread.join(60)
+        assert not records.active
+    assert [shard.problems for shard in load_traces(folder).shards] == [8, 3, 8, 8, 3]
+    assert warnings(caplog) == []
+
+
+def test_a_full_disk_ends_recording_with_one_warning_and_whole_shards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "disk"
+    with small_disk(folder, 256):
+        with recording(folder / "run", manifest(portion=4)) as (log, records):
+            for seed in range(20):
+                serve(log, some(8, seed=seed), MEASURES, seed=seed)
+            records._thread.join(60)
+            assert not records.active
+            serve(log, some(8), None, seed=99)  # serving goes on, with nothing measured
+        (warning,) = warnings(caplog)
+        assert "serving goes on: folder" in warning
+        assert "No space left on device" in warning
+        assert "free space or choose a folder" in warning
+        traces = load_traces(folder / "run")
+        assert len(traces.shards) > 1
+        assert in_order(traces) == list(range(4 * len(traces.shards)))
+        assert notes(folder / "run") == [f"{4 * len(traces.shards)} of 1000 texts are recorded"]
+        listed = {file.path for shard in traces.shards for file in shard.files}
+        assert {str(path.relative_to(traces.path)) for path in traces.path.glob("*/*")} == listed
+
+
+def test_a_folder_that_is_too_slow_ends_recording_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recording(tmp_path / "run", manifest(portion=1), waiting=16) as (log, records):
+        serve(log, [request(3, 1)] * 300, MEASURES)  # at once, each a portion
+        assert not records.active
+    (warning,) = warnings(caplog)
+    assert "is written slower than texts finish; it keeps what it has" in warning
+    assert 16 <= len(in_order(load_traces(tmp_path / "run"))) < 300
+
+
+def test_a_second_failure_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with recording(tmp_path / "run", manifest(portion=1), waiting=16) as (log, records):
+        while not (tmp_path / "run" / "shards.jsonl").exists():
+            assert records.active
+        (tmp_path / "run/completions/00012.parquet/in the way").mkdir(parents=True)
+        serve(log, [request(3, 1)] * 300, MEASURES)  # more than may wait
+    (warning,) = warnings(caplog)
+    assert "slower" in warning
+    assert len(in_order(load_traces(tmp_path / "run"))) == 12
+
+
+def test_texts_are_written_before_long_though_few_finish(tmp_path: Path) -> None:
+    with recording(tmp_path / "run", manifest(), longest=0.2) as (log, _):
+        serve(log, some(3), MEASURES)
+        until = time.monotonic() + 60
+        while not (tmp_path / "run" / "shards.jsonl").exists() or not load_traces(tmp_path / "run").shards:
+            assert time.monotonic() < until
+        assert len(load_traces(tmp_path / "run").to_pandas(table="completions")) == 3
+
+
+def test_a_folder_that_is_removed_ends_recording_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with recording(tmp_path / "run", manifest(portion=4)) as (log, records):
+        serve(log, some(4), MEASURES)
+        listing = tmp_path / "run" / "shards.jsonl"
+        while not listing.exists() or b"\n" not in listing.read_bytes():
+            assert records.active
+        shutil.rmtree(tmp_path / "run")
+        for seed in range(1, 4):
+            serve(log, some(8, seed=seed), MEASURES, seed=seed)
+        records._thread.join(60)
+    (warning,) = warnings(caplog)
+    assert "serving goes on: folder" in warning
+
+
+def test_a_folder_of_another_run_is_left_alone_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    record(folder, manifest(portion=4), some(4))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    record(folder, manifest(texts=7, portion=4), some(4))
+    (warning,) = warnings(caplog)
+    assert 'holds traces of another run: task.problems 1000, not 7; choose another "records" folder' in warning
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_another_server_writes_is_left_alone_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TraceWriter(tmp_path / "run", manifest()):
+        record(tmp_path / "run", manifest(), some(4))
+    (warning,) = warnings(caplog)
+    assert 'is being written by another collector; choose another "records" folder, or wait' in warning
+
+
+def test_a_file_in_the_place_of_the_folder_is_left_alone_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").write_text("mine")
+    record(tmp_path / "run", manifest(), some(4))
+    (warning,) = warnings(caplog)
+    assert "cannot be written" in warning
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_another_profile_is_another_run() -> None:
+    other = manifest_of(profile({"threshold": 0.3, "divergence": "js"}), 1000, ENGINE)
+    assert (manifest().difference(other) or "").startswith("policy.threshold '0.3'")
+    assert manifest().difference(manifest()) is None
