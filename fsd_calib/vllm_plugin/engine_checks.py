@@ -13,6 +13,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
 
+_NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
 _RULES = ("fsd-sd", "fsd-coupled")  # where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law
 _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
@@ -50,6 +51,11 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
             f"the drafter is {spec.method!r}, whose drafts have no distribution to compare; use one of "
             f'{", ".join(DRAFTERS)} as "method" in --speculative-config'
         )
+    elif spec.use_gemma4_mtp() or spec.use_step3p5_mtp():
+        kind = spec.draft_model_config.hf_config.model_type
+        yield f"the drafter is {kind!r}, which drafts in a way of its own that fsd does not know; use another drafter"
+    elif reason := _unreachable(spec, profile.divergence):
+        yield reason
     unsupported = {
         "parallel_drafting": spec.parallel_drafting,
         "use_heterogeneous_vocab": spec.use_heterogeneous_vocab,
@@ -69,6 +75,18 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
             f'the profile samples (temperature {profile.sampling.temperature:g}), but "draft_sample_method" is '
             f'{spec.draft_sample_method!r}; set "draft_sample_method": "probabilistic" in --speculative-config'
         )
+
+
+def _unreachable(spec: Any, divergence: str) -> str | None:
+    """Returns why no token can have a finite divergence; None: tokens can."""
+    of_target = spec.target_model_config.get_vocab_size()
+    of_draft = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None) or of_target
+    if of_draft >= of_target or divergence not in _NEED_ALL_TOKENS:
+        return None
+    return (
+        f"the drafter can draft {of_draft} of the target's {of_target} tokens, so {divergence} is infinite everywhere "
+        "and would accept nothing; calibrate with another --divergence, as js"
+    )
 
 
 def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:

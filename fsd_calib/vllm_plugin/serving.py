@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin.draft_logits import DraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification
@@ -24,6 +25,7 @@ from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN
 from fsd_calib.vllm_plugin.telemetry.steps import Listener, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import TextListener, Texts
 from fsd_calib.vllm_plugin.thresholds import policy_of
+from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.drift import Drift
 from fsd_decoding.profile.settings import coverage_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -44,6 +46,7 @@ class Serving:
     """
 
     def __init__(self, runner: Any) -> None:
+        _check_drafter(runner.drafter)
         config = runner.vllm_config
         settings = ServeSettings(**config.additional_config[KEY])
         profile = ThresholdProfile.from_content(settings.content)
@@ -80,7 +83,7 @@ class Serving:
         metadata = None if state is None else state.spec_decode_metadata
         if metadata is None:
             return None
-        ids = self._runner.input_batch.req_ids
+        ids = list(self._runner.input_batch.req_ids)  # vLLM changes its own list while steps wait to be logged
         thresholds = [request.threshold for request in self._requests.of(ids)]
         rows = metadata.target_logits_indices
         step = Verification(ids, metadata.num_draft_tokens, state.logits, rows, self._places(metadata))
@@ -98,6 +101,17 @@ class Serving:
 
     def _observe(self, judged: Judged, most_likely: Tensor, sampled: Tensor) -> None:
         self._log.add(self._requests.of(judged.requests), judged, most_likely, sampled)
+
+
+def _check_drafter(drafter: Any) -> None:
+    """Raises UsageError where a drafter draws tokens in a way of its own, whose logits would not be seen."""
+    kind = type(drafter)
+    for name in ("propose", "_sample_draft_tokens", "_sample_from_logits", "_greedy_sample"):
+        if getattr(kind, name, None) is not getattr(SpecDecodeBaseProposer, name):
+            raise UsageError(
+                f"vLLM's drafter is {kind.__name__}, which has a {name} of its own that fsd does not know; use another "
+                "drafter"
+            )
 
 
 def _listeners(profile: ThresholdProfile, settings: ServeSettings, config: Any) -> list[Listener]:
