@@ -13,7 +13,7 @@ def fault(config: Any) -> str | None:
     vLLM 0.32 expands temperatures for drafted tokens by a function that, on a CPU, leaves them uninitialised. Its texts
     are rubbish then, with or without this plugin.
     """
-    if config.device_config.device_type != "cpu" or _expands_correctly():
+    if config.device_config.device_type != "cpu" or expands_correctly():
         return None
     return (
         "this vLLM samples wrongly in speculative decoding on a CPU (its temperatures are uninitialised), with fsd or "
@@ -21,7 +21,8 @@ def fault(config: Any) -> str | None:
     )
 
 
-def _expands_correctly() -> bool:
+def expands_correctly() -> bool:
+    """Whether temperatures arrive at drafted tokens."""
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
 

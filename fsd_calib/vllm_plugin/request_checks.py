@@ -38,13 +38,13 @@ def _check(config: Any, params: SamplingParams) -> None:
         exact = requested_threshold(params.extra_args, default=0.0) == EXACT
     except UsageError as error:
         raise VLLMValidationError(str(error)) from error
-    if params.temperature > 0 and not exact and (obstacle := _to_sampling(config)):
+    if params.temperature > 0 and (obstacle := _to_sampling(config, exact)):
         raise VLLMValidationError(obstacle)
 
 
-def _to_sampling(config: Any) -> str | None:
-    """Returns why sampled requests cannot be decoded fuzzily; None: they can."""
-    if config.speculative_config.draft_sample_method != "probabilistic":
+def _to_sampling(config: Any, exact: bool) -> str | None:
+    """Returns why a sampled request cannot be decoded; None: it can."""
+    if not exact and config.speculative_config.draft_sample_method != "probabilistic":
         return (
             "sampled requests need the server's draft_sample_method to be 'probabilistic' in --speculative-config; "
             'send temperature 0, or "vllm_xargs": {"fsd": "off"}'

@@ -81,9 +81,9 @@ class Serving:
         """The drafted tokens that the runner is about to verify, judged; None: vLLM's rule alone decides."""
         state = self._runner.execute_model_state
         metadata = None if state is None else state.spec_decode_metadata
-        if metadata is None:
+        if metadata is None or not any(metadata.num_draft_tokens):
             return None
-        ids = list(self._runner.input_batch.req_ids)  # vLLM changes its own list while steps wait to be logged
+        ids = list(self._runner.input_batch.req_ids)  # vLLM changes its own
         thresholds = [request.threshold for request in self._requests.of(ids)]
         rows = metadata.target_logits_indices
         step = Verification(ids, metadata.num_draft_tokens, state.logits, rows, self._places(metadata))
@@ -96,8 +96,8 @@ class Serving:
         before = self._runner._get_positions(metadata.logits_indices[metadata.target_logits_indices])
         prompts = self._runner.input_batch.num_prompt_tokens.tolist()
         of_tokens = [prompts[row] for row, count in enumerate(metadata.num_draft_tokens) for _ in range(count)]
-        places: Tensor = before.reshape(-1, before.shape[-1])[0] + 1 - to_device(of_tokens, before.device)
-        return places
+        places: Tensor = before if before.dim() == 1 else before[0]  # of text all three of M-RoPE are the same
+        return places + 1 - to_device(of_tokens, before.device)
 
     def _observe(self, judged: Judged, most_likely: Tensor, sampled: Tensor) -> None:
         self._log.add(self._requests.of(judged.requests), judged, most_likely, sampled)

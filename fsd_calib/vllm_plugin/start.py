@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 from vllm.logger import init_logger
@@ -32,12 +31,10 @@ def follow(config: Any) -> None:
     engine_checks.check_engine(config, profile)
     doubts = [*filter(None, [profile.digest_doubt(), warning_of(profile)]), *engine_checks.doubts(config, profile)]
     doubts += model_checks.check_models(config, profile)
-    counters = tempfile.mkdtemp(prefix="fsd-counters-")
-    own = settings.passed_on(profile.model_dump_json(), counters)
+    own = settings.passed_on(profile.model_dump_json(), export_counters(profile))
     config.additional_config = {**config.additional_config, KEY: own}
     config.parallel_config.worker_cls = WORKERS[config.parallel_config.worker_cls]
     request_checks.install()
-    export_counters(counters, profile)
     logger.info("fsd: %s", engine_checks.introduction(settings.profile, profile))
     for doubt in doubts:
         logger.warning("fsd: %s", doubt)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from vllm.entrypoints.serve.instrumentator import metrics as endpoint
 
 from fsd_calib.vllm_plugin.telemetry.counters import read_counters
 from fsd_decoding.profile.drift import expected_range
@@ -17,9 +21,47 @@ PATTERN = "engine-{}.counters"
 """Name of the file of an engine's counters, by its index among data-parallel engines."""
 
 
-def export_counters(folder: str, profile: ThresholdProfile) -> None:
-    """Adds the counters that workers write to `folder` to this process's metrics."""
-    REGISTRY.register(Metrics(Path(folder), profile))
+_MARK = "_shows_fsd"
+_FOLDER = "FSD_CALIB_VLLM_COUNTERS"  # environment: process that made the folder, and the folder
+
+_exported: list[Metrics] = []
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when this process ends
+
+
+def export_counters(profile: ThresholdProfile) -> str:
+    """Adds counters to this process's metrics, in place of those of an earlier engine, and returns their folder.
+
+    Several API servers of one engine configure it once each, in processes that one parent starts. It is the parent's
+    folder that the workers write to, so the others take over that.
+    """
+    maker, _, folder = os.environ.get(_FOLDER, "").partition(":")
+    if not folder or maker == str(os.getpid()):
+        _folders.append(tempfile.TemporaryDirectory(prefix="fsd-counters-"))
+        folder = _folders[-1].name
+        os.environ[_FOLDER] = f"{os.getpid()}:{folder}"
+    for earlier in _exported:
+        REGISTRY.unregister(earlier)
+    _exported[:] = [Metrics(Path(folder), profile)]
+    REGISTRY.register(_exported[0])
+    _show_in_all_registries()
+    return folder
+
+
+def _show_in_all_registries() -> None:
+    """Lets /metrics show them where several API servers share a registry that is made for every scrape's process."""
+    shown: Any = endpoint.get_prometheus_registry
+    if hasattr(shown, _MARK):
+        return
+
+    @functools.wraps(shown)
+    def get_prometheus_registry() -> Any:
+        registry = shown()
+        if registry is not REGISTRY:
+            registry.register(_exported[0])
+        return registry
+
+    setattr(get_prometheus_registry, _MARK, True)
+    endpoint.get_prometheus_registry = get_prometheus_registry
 
 
 class Metrics:

@@ -1,0 +1,27 @@
+"""A mend of vLLM 0.32 on CPUs, where its expansion of temperatures to drafted tokens leaves them uninitialised.
+
+Processes of vLLM that have this folder in PYTHONPATH load it as a plugin of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def expand(x: Any, cumulated: Any, count: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+    """Does what `expand_batch_to_tokens` of vLLM's rejection sampler is for: (B,) -> (count,)."""
+    replaced = torch.where(x == replace_from, torch.as_tensor(replace_to, dtype=x.dtype), x)
+    return replaced.repeat_interleave(torch.diff(cumulated, prepend=cumulated.new_zeros(1)), output_size=count)
+
+
+def register() -> None:
+    """Puts it in the place of vLLM's own, which must be wrong: else the mend is needed no more."""
+    from vllm.v1.sample import rejection_sampler
+
+    from fsd_calib.vllm_plugin import cpu_sampling
+
+    if rejection_sampler.expand_batch_to_tokens is not expand:
+        assert not cpu_sampling.expands_correctly(), "this vLLM needs no mend: remove tests/support/vllm_mend"
+        rejection_sampler.expand_batch_to_tokens = expand

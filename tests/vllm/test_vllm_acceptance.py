@@ -1,0 +1,215 @@
+"""What an engine of vLLM that follows a profile accepts: vLLM's own texts at T < 0, else what D <= T allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from fsd_decoding.adaptive import EntropyScaled, Schedule
+from fsd_decoding.divergence import divergence, entropy
+from fsd_decoding.profile.policy import PolicyInfo
+from support.vllm_engine import (
+    THRESHOLD,
+    Recorded,
+    arithmetic,
+    bundled_profile,
+    engine,
+    logits,
+    sampling,
+    saved,
+    served,
+    tokenizer,
+)
+
+_NOTHING = {"fsd_threshold": 1e-30}  # D is computed for every token, and none is small enough
+
+
+@pytest.fixture(scope="module")
+def following(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return engine(saved(tmp_path_factory.mktemp("profile")))
+
+
+@pytest.fixture(scope="module")
+def own() -> Any:
+    """vLLM without a profile."""
+    return engine()
+
+
+@pytest.mark.parametrize("options", [{"fsd": "off"}, {"fsd_threshold": -1e-9}, _NOTHING], ids=str)
+def test_where_nothing_is_accepted_by_divergence_texts_are_vllms_own(
+    following: Any, own: Any, options: dict[str, Any]
+) -> None:
+    task = arithmetic(300)
+    assert served(following, task, sampling(options)) == served(own, task, sampling())
+
+
+def test_the_profiles_threshold_changes_texts_and_saves_steps(following: Any) -> None:
+    task = arithmetic(60)
+    recorded = Recorded(following)
+    lossy = served(following, task, sampling())
+    steps = len(recorded.steps)
+    assert lossy != served(following, task, sampling(_NOTHING))
+    assert steps < len(recorded.steps) - steps
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A drafted token that was decided, as recomputed from uncached logits in fp64."""
+
+    place: int  # in its completion
+    accepted: bool
+    emitted: int
+    recorded: float  # D as the plugin computed it
+    exact: float  # D in fp64
+    argmax: int
+    target_entropy: float
+
+
+def _decisions(llm: Any, count: int, options: dict[str, Any] | None = None) -> Iterator[Decision]:
+    """Serves problems and yields every decision, up to the first rejection of each round."""
+    task, recorded = arithmetic(count, seed=21), Recorded(llm)
+    name = bundled_profile().divergence
+    outputs = llm.generate([p.prompt for p in task.problems], sampling(options), use_tqdm=False)
+    for problem, output in zip(task.problems, outputs, strict=True):
+        prompt = tokenizer()(problem.prompt)["input_ids"]
+        rounds = recorded.of(output.request_id)
+        emitted = [output.outputs[0].token_ids[0], *(token for _, tokens, _ in rounds for token in tokens)]
+        assert emitted[: len(output.outputs[0].token_ids)] == list(output.outputs[0].token_ids)
+        target, draft = (logits(role, [*prompt, *emitted])[len(prompt) - 1 :] for role in ("target", "draft"))
+        exact, entropies = divergence(name, target, draft), entropy(target)
+        place = 1  # the first token comes with the prompt
+        for accepted, tokens, facts in rounds:
+            for i in range(min(accepted + 1, facts.shape[1])):
+                at = place + i
+                yield Decision(
+                    at, i < accepted, emitted[at], facts[0, i].item(), exact[at].item(),
+                    int(target[at].argmax()), entropies[at].item(),
+                )  # fmt: skip
+            place += len(tokens)
+
+
+def _agree(decision: Decision, threshold: float) -> bool:
+    """Whether a decision follows from D in fp64 and T, as far as |D - T| is beyond rounding."""
+    if decision.accepted:
+        return decision.emitted == decision.argmax or decision.exact <= threshold + 1e-5
+    return decision.emitted == decision.argmax and decision.exact > threshold - 1e-5
+
+
+def test_decisions_equal_those_from_uncached_logits_in_fp64(following: Any) -> None:
+    decisions = list(_decisions(following, 100))
+    assert len(decisions) > 3000
+    fuzzy = [d for d in decisions if d.accepted and d.emitted != d.argmax]
+    assert len(fuzzy) > 50
+    assert sum(not d.accepted for d in decisions) > 50
+    assert max(abs(d.recorded - d.exact) for d in decisions) < 1e-4
+    assert [d for d in decisions if not _agree(d, THRESHOLD)] == []
+
+
+def test_a_schedule_follows_positions_in_the_completion(tmp_path: Path) -> None:
+    schedule = Schedule(start=0.2, end=0.0, over=30)
+    policy = PolicyInfo.of(str(schedule.identity)).model_dump()
+    llm = engine(saved(tmp_path, {"policy": policy, "threshold": 0.2}))
+    decisions = list(_decisions(llm, 30))
+    assert [d for d in decisions if not _agree(d, 0.2 * max(0.0, 1 - d.place / 30))] == []
+    fuzzy = [d.place for d in decisions if d.accepted and d.emitted != d.argmax]
+    assert len(fuzzy) > 10
+    assert max(fuzzy) < 30
+
+
+def test_an_entropy_policy_follows_the_target(tmp_path: Path) -> None:
+    scaled = EntropyScaled(0.02, slope=3.0, of="target")
+    policy = PolicyInfo.of(str(scaled.identity)).model_dump()
+    llm = engine(saved(tmp_path, {"policy": policy, "threshold": 0.02}))
+    decisions = list(_decisions(llm, 30))
+    thresholds = [0.02 * float(torch.tensor(3.0 * (1 - 2.718281828459045**-d.target_entropy)).exp()) for d in decisions]
+    assert [d for d, t in zip(decisions, thresholds, strict=True) if not _agree(d, t)] == []
+    assert any(d.accepted and d.emitted != d.argmax and d.exact > 0.02 for d in decisions)
+
+
+def test_requests_of_one_batch_each_have_their_own_threshold(following: Any) -> None:
+    task = arithmetic(24)
+    options = [{"fsd": "off"}, None, {"fsd_threshold": 0.02}, {"fsd_threshold": 0.5}]
+    mixed = served(following, task, [sampling(options[i % 4]) for i in range(24)])
+    for turn, option in enumerate(options):
+        assert mixed[turn::4] == served(following, task, sampling(option))[turn::4], option
+
+
+@pytest.mark.usefixtures("mended_expansion")
+class TestSampled:
+    """Sampled requests: vLLM's own law where D > T, the draft's where D <= T."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sampled(cls, tmp_path_factory: pytest.TempPathFactory, mended_expansion: None) -> Any:
+        path = saved(tmp_path_factory.mktemp("sampled"), {"sampling.temperature": 1.0})
+        return engine(path, speculative_config={"draft_sample_method": "probabilistic"}, max_num_seqs=256)
+
+    @pytest.mark.parametrize("share", [-1.0, 0.9, 1.1])
+    def test_a_drafted_token_has_the_law_of_the_target_or_of_the_draft(
+        self, sampled: Any, context: Context, share: float
+    ) -> None:
+        """T is `share` of D: a chi-squared test, whose probability of a false alarm is 1e-5 for each T."""
+        parameters = sampling(
+            {"fsd_threshold": share * context.divergence}, temperature=1.0, max_tokens=3, stop=None, n=4000
+        )
+        (output,) = sampled.generate([{"prompt_token_ids": context.tokens}], parameters, use_tqdm=False)
+        drawn = [c.token_ids for c in output.outputs if c.token_ids[0] == context.first and len(c.token_ids) > 1]
+        assert len(drawn) > 1000
+        law = context.draft if share >= 1 else context.target
+        assert _p_value([tokens[1] for tokens in drawn], law) > 1e-5
+
+    def test_laws_of_target_and_draft_would_be_told_apart(self, context: Context) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for one, other in ((context.draft, context.target), (context.target, context.draft)):
+            drawn = torch.multinomial(one, 1000, replacement=True, generator=generator).tolist()
+            assert _p_value(drawn, other) < 1e-5
+
+
+@dataclass(frozen=True)
+class Context:
+    """Tokens after which one token is likely, and after that one target and draft differ much."""
+
+    tokens: list[int]
+    first: int
+    target: torch.Tensor  # (V,) its law after `first`
+    draft: torch.Tensor
+    divergence: float
+
+
+@pytest.fixture(scope="module")
+def context(own: Any) -> Context:
+    """The place in some texts where target and draft differ most, of those where neither is certain."""
+    task = arithmetic(40)
+    best: Context | None = None
+    for problem, completion in zip(task.problems, served(own, task, sampling()), strict=True):
+        tokens = [*tokenizer()(problem.prompt)["input_ids"], *completion]
+        target, draft = (logits(role, tokens) for role in ("target", "draft"))
+        found = divergence(bundled_profile().divergence, target, draft)
+        likely = torch.softmax(target, -1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).flatten() > 0.4
+        open_ = torch.minimum(entropy(target), entropy(draft))[1:] > 0.8
+        found = torch.where(likely & open_, found[1:], 0.0)
+        at = int(found.argmax()) + 1  # after `tokens[at]`, which is likely itself
+        if best is None or found[at - 1] > best.divergence:
+            laws = target[at].softmax(-1), draft[at].softmax(-1)
+            best = Context(tokens[:at], tokens[at], *laws, found[at - 1].item())
+    assert best is not None
+    assert best.divergence > 0
+    return best
+
+
+def _p_value(tokens: list[int], law: torch.Tensor) -> float:
+    """Of the chi-squared test, over the tokens that are expected at least 8 times, the last of them with all others."""
+    expected = law * len(tokens)
+    often = (expected >= 8).nonzero().flatten().tolist()
+    assert len(often) > 1
+    counts = [tokens.count(token) for token in often]
+    wanted = [expected[token].item() for token in often]
+    counts[-1] += len(tokens) - sum(counts)  # the rest goes to the least of them
+    wanted[-1] += len(tokens) - sum(wanted)
+    return float(chisquare(counts, wanted).pvalue)

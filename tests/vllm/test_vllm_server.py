@@ -1,0 +1,206 @@
+"""A real server of vLLM that follows a profile, asked over HTTP by the openai client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from support.vllm_engine import DRAFT, LENGTH, TARGET, arithmetic, engine, sampling, saved
+from support.vllm_mend import fsd_vllm_mend
+
+_MODEL = "pair"
+_MEND = Path(fsd_vllm_mend.__file__).parent  # without it sampled requests spoil greedy ones of their batch on a CPU
+
+
+class Server:
+    """A server's address, and its log so far."""
+
+    def __init__(self, port: int, log: Path) -> None:
+        self.port, self._log = port, log
+        self.client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def complete(self, prompt: str, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
+        usual: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "stop": list(arithmetic(1).stop)}
+        return self.client.completions.create(
+            model=_MODEL, prompt=prompt, extra_body={"vllm_xargs": options} if options else None, **usual | keywords
+        )
+
+
+@contextmanager
+def running(folder: Path, additional: dict[str, Any], *more: str) -> Iterator[Server]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    speculative = {"model": DRAFT, "method": "draft_model", "num_speculative_tokens": LENGTH}
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", TARGET, "--served-model-name", _MODEL,
+        "--dtype", "float32", "--max-model-len", "400", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
+        "--kv-cache-memory-bytes", str(128 << 20), "--speculative-config", json.dumps(speculative),
+        "--additional-config", json.dumps(additional), *more,
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO",
+        "PYTHONPATH": os.pathsep.join([str(_MEND), os.environ.get("PYTHONPATH", "")]),
+    }  # fmt: skip
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            server = Server(port, log)
+            _wait(server, process)
+            yield server
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(60)
+            finally:
+                os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+    """Waits until the server answers. Raises RuntimeError with the end of its log if it ends before."""
+    for _ in range(600):
+        if process.poll() is not None:
+            raise RuntimeError(server.log[-3000:])
+        try:
+            server.get("/health")
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise RuntimeError(f"the server does not answer: {server.log[-3000:]}")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    with running(folder, {"fsd": {"profile": saved(folder)}}) as started:
+        yield started
+
+
+def test_mixed_requests_get_the_texts_of_an_engine_in_one_process(server: Server, tmp_path: Path) -> None:
+    """Asked at once, streaming and not: lossy, exact and stricter ones; sampled ones that are exact beside them."""
+    task, offline = arithmetic(32), engine(saved(tmp_path))
+    kinds: list[dict[str, Any] | None] = [None, {"fsd": "off"}, {"fsd_threshold": 0.02}]
+    prompts = [problem.prompt for problem in task.problems]
+    expected = [offline.generate(prompts, sampling(options), use_tqdm=False) for options in kinds]
+
+    def ask(i: int) -> str:
+        prompt = prompts[i]
+        if i % 4 == 3:
+            return str(server.complete(prompt, {"fsd": "off"}, temperature=0.7).choices[0].text)
+        if i % 8 < 4:
+            return str(server.complete(prompt, kinds[i % 4]).choices[0].text)
+        return "".join(part.choices[0].text for part in server.complete(prompt, kinds[i % 4], stream=True))
+
+    with ThreadPoolExecutor(16) as pool:
+        texts = list(pool.map(ask, range(32)))
+    for i in range(32):
+        if i % 4 < 3:
+            assert texts[i] == expected[i % 4][i].outputs[0].text
+    assert all(texts[3::4])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"fsd": "maybe"}, "fsd in vllm_xargs is 'maybe'"),
+        ({"fsd_threshold": "a lot"}, "fsd_threshold in vllm_xargs is 'a lot'"),
+        ({"fsd_treshold": 0.1}, "vllm_xargs has 'fsd_treshold'"),
+        ({"fsd": "off", "fsd_threshold": 0.1}, "give one of them"),
+    ],
+    ids=str,
+)
+def test_options_that_are_wrong_are_answered_400_in_one_line(
+    server: Server, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        server.complete("What", options)
+    assert caught.value.status_code == 400
+    message = str(caught.value.body["message"] if isinstance(caught.value.body, dict) else caught.value.body)
+    assert named in message
+    assert len(message.splitlines()) == 1
+
+
+def test_sampled_requests_need_a_probabilistic_draft(server: Server) -> None:
+    with pytest.raises(BadRequestError, match="'probabilistic' in --speculative-config"):
+        server.complete("What", temperature=0.7)
+    assert server.complete("What", {"fsd": "off"}, temperature=0.7).choices[0].text
+
+
+def test_chat_requests_take_the_same_options(server: Server) -> None:
+    message: Any = [{"role": "user", "content": arithmetic(1).problems[0].question}]
+    answers = [
+        server.client.chat.completions.create(
+            model=_MODEL, messages=message, max_tokens=60, temperature=0, extra_body={"vllm_xargs": options}
+        ).choices[0].message.content
+        for options in ({"fsd": "off"}, {"fsd_threshold": 5.0})
+    ]  # fmt: skip
+    assert answers[0] != answers[1]
+    with pytest.raises(BadRequestError, match="give one of them"):
+        server.client.chat.completions.create(
+            model=_MODEL, messages=message, extra_body={"vllm_xargs": {"fsd": "off", "fsd_threshold": 1}}
+        )
+
+
+def test_a_stream_that_the_client_leaves_stops_nobody_else(server: Server) -> None:
+    task = arithmetic(6)
+    alone = [server.complete(p.prompt).choices[0].text for p in task.problems[1:]]
+    stream = server.complete(task.problems[0].prompt, stream=True, max_tokens=300, stop=None)
+    next(iter(stream))
+    stream.close()
+    with ThreadPoolExecutor(5) as pool:
+        assert list(pool.map(lambda p: server.complete(p.prompt).choices[0].text, task.problems[1:])) == alone
+
+
+def test_metrics_and_log_tell_what_was_done(server: Server) -> None:
+    for problem in arithmetic(12, seed=5).problems:
+        server.complete(problem.prompt)
+    metrics = server.get("/metrics")
+    counted = {
+        outcome: float(next(
+            line for line in metrics.splitlines()
+            if line.startswith("fsd:drafted_tokens_total") and f'outcome="{outcome}"' in line
+        ).split()[-1])
+        for outcome in ("exact", "fuzzy", "rejected")
+    }  # fmt: skip
+    assert counted["exact"] > counted["fuzzy"] > 0
+    assert counted["rejected"] > 0
+    assert "vllm:spec_decode_num_accepted_tokens_total" in metrics
+    assert "fsd:profile_info{" in metrics
+    mean = next(line for line in metrics.splitlines() if line.startswith("fsd:accepted_divergence_mean{"))
+    assert 0 < float(mean.split()[-1]) <= 0.5  # requests of other tests were looser than the profile
+    (said,) = [line for line in server.log.splitlines() if "fsd: following profile" in line]
+    assert "LOSSY, drafted tokens with js <= 0.075 are accepted" in said
+
+
+def test_a_refused_server_ends_with_the_reason_as_its_last_line(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"target.fingerprint": "2-" + "0" * 64})
+    with pytest.raises(RuntimeError) as caught, running(tmp_path, {"fsd": {"profile": path}}):
+        pass
+    last = str(caught.value).strip().splitlines()[-1]
+    assert "UsageError: the profile's target is" in last
+    assert "calibrate again" in last
