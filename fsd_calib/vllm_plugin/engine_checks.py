@@ -18,17 +18,23 @@ _RULES = ("fsd-sd", "fsd-coupled")  # where greedy, both accept x = argmax p or 
 _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
 
-def check_engine(config: Any, profile: ThresholdProfile) -> None:
-    """Raises UsageError with the first reason why the engine cannot follow the profile."""
-    for reason in _obstacles(config, profile):
+def check_engine(config: Any, profile: ThresholdProfile, untested_v2_runner: bool = False) -> None:
+    """Raises UsageError with the first reason why the engine cannot follow the profile.
+
+    Args:
+        untested_v2_runner: whether vLLM's V2 model runner may follow it, in which nobody has tested that.
+    """
+    for reason in _obstacles(config, profile, untested_v2_runner):
         raise UsageError(reason)
     policy_of(profile)
 
 
-def _obstacles(config: Any, profile: ThresholdProfile) -> Iterator[str]:
+def _obstacles(config: Any, profile: ThresholdProfile, untested_v2_runner: bool) -> Iterator[str]:
     yield from _of_profile(profile)
     yield from _of_speculation(config.speculative_config, profile)
     yield from _of_engine(config, profile)
+    if config.use_v2_model_runner:
+        yield from _of_runner_v2(config, untested_v2_runner)
 
 
 def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
@@ -92,8 +98,6 @@ def _unreachable(spec: Any, divergence: str) -> str | None:
 def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
     if config.parallel_config.worker_cls not in _CLASSES:
         yield f"the worker is {config.parallel_config.worker_cls}; fsd profiles are followed on CUDA GPUs and CPUs"
-    if config.use_v2_model_runner:
-        yield "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner"
     if config.lora_config is not None:
         yield "--enable-lora lets requests change the target, and the profile is of one target; leave it out"
     if config.model_config.logprobs_mode.startswith("processed"):
@@ -103,6 +107,23 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         )
     if profile.sampling.temperature > 0 and (fault := cpu_sampling.fault(config)):
         yield fault
+
+
+def _of_runner_v2(config: Any, untested_v2_runner: bool) -> Iterator[str]:
+    if not untested_v2_runner:
+        yield (
+            "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner, "
+            'or "untested_v2_runner": true in fsd of --additional-config to try it'
+        )
+    if config.speculative_config.draft_sample_method != "probabilistic":
+        yield (
+            "vLLM's V2 model runner keeps the drafts' logits only if \"draft_sample_method\" is 'probabilistic'; set "
+            "that in --speculative-config, also to decode greedily"
+        )
+    if config.parallel_config.enable_batch_sharded_sampling:
+        yield "--enable-batch-sharded-sampling cannot be combined with fsd; leave it out"
+    if getattr(config, "watermark_config", None) is not None:
+        yield "--watermark-config cannot be combined with fsd; leave it out"
 
 
 def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsd_calib.vllm_plugin.draft_logits import DraftLogits, Layout
+from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
 from fsd_decoding.divergence import chunk_elements, entropy, unchecked_divergences
 from fsd_decoding.policies.entropy_scaled import EntropyScaled
@@ -50,7 +50,7 @@ class Judge:
         policy: scales T; None: T is the request's own.
     """
 
-    def __init__(self, drafts: DraftLogits, divergence: str, policy: ScalePolicy | None) -> None:
+    def __init__(self, drafts: KeptLogits, divergence: str, policy: ScalePolicy | None) -> None:
         self._drafts, self._divergence, self._policy = drafts, divergence, policy
 
     @property

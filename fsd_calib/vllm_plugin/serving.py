@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ class Serving:
             config.model_config.get_vocab_size(), config.model_config.dtype, runner.device,
         )  # fmt: skip
         self._judge = Judge(self._drafts, profile.divergence, policy_of(profile))
-        self._requests = RunningRequests(runner.requests, profile, functools.partial(_warn_of, profile.task))
-        self._log = StepLog(_listeners(profile, settings, config))
+        self._requests = RunningRequests(runner.requests, profile, functools.partial(warn_of, profile.task))
+        self._log = StepLog(listeners_of(profile, settings, config))
         self._sampler = FuzzyRejectionSampler(runner.sampler, runner.speculative_config, runner.device)
         self._sampler.observe = self._observe
         runner.rejection_sampler = self._sampler
@@ -70,6 +70,9 @@ class Serving:
         self._drafts.begin()
         yield
         self._drafts.end(self._runner.input_batch.req_ids)
+
+    def admit(self, requests: Iterable[Any]) -> None:
+        """New requests need nothing: the runner knows them."""
 
     def forget(self, finished: Set[str]) -> None:
         """Forgets requests that have finished."""
@@ -114,7 +117,7 @@ def _check_drafter(drafter: Any) -> None:
             )
 
 
-def _listeners(profile: ThresholdProfile, settings: ServeSettings, config: Any) -> list[Listener]:
+def listeners_of(profile: ThresholdProfile, settings: ServeSettings, config: Any) -> list[Listener]:
     """What receives the steps of this worker: only one of those that sample the same tokens has any."""
     parallel = config.parallel_config
     if parallel.rank % parallel.tensor_parallel_size:
@@ -130,7 +133,7 @@ def _listeners(profile: ThresholdProfile, settings: ServeSettings, config: Any) 
     return listeners
 
 
-def _warn_of(task: str, departures: tuple[str, ...]) -> None:
+def warn_of(task: str, departures: tuple[str, ...]) -> None:
     """Warns once of requests that the certificate is not for, for each set of names of what differs."""
     names = ", ".join(sorted({departure.split()[0] for departure in departures}))
     logger.warning_once(

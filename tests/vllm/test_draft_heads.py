@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-
-pytest.importorskip("vllm")
-
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.entrypoints.llm import LLM
+from vllm.sampling_params import SamplingParams
 
 from fsd_calib import load_task
 from fsd_calib.vllm_plugin.telemetry.steps import Step
@@ -35,8 +31,9 @@ from support.models.draft_heads import (
     save_mimo,
     trained_head,
 )
-from vllm import LLM, SamplingParams
+from support.vllm_engine import worker
 
+_alive: list[LLM] = []  # an engine that is deleted takes what all engines of a process share with it
 LENGTH, TOKENS = 4, 18
 PROMPTS = ["Tom has 3 apples and 4 pears. How many", "What is 12 + 7?", "Anna reads 5 pages a day. In"]
 HEADS: Mapping[str, tuple[type[DraftHead], Mapping[str, Any]]] = {
@@ -80,11 +77,10 @@ class Served:
         }
         given = {name: value for name, value in spec.items() if value is not None}
         self.llm = engine(target, given, {"fsd": {"profile": str(place / "profile.json")}})
-        self.worker = self.llm.llm_engine.model_executor.driver_worker.worker
 
     def generate(self, options: Mapping[str, Any]) -> tuple[list[Any], Seen]:
         """Returns the outputs of `PROMPTS`, and what was judged meanwhile."""
-        serving, seen = self.worker.serving, Seen()
+        serving, seen = worker(self.llm).serving, Seen()
         judge, listeners = serving._judge, serving._log._listeners
 
         def recording(step: Any, thresholds: Sequence[float]) -> Any:
@@ -102,26 +98,16 @@ class Served:
             serving._judge, serving._log._listeners = judge, listeners
 
 
-@contextmanager
-def ended(llm: LLM) -> Iterator[LLM]:
-    """Frees what an engine holds of its process, so that the next one can start in it."""
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
-
-
 def engine(target: Path, speculation: Mapping[str, Any] | None, additional: Mapping[str, Any]) -> LLM:
-    return LLM(str(target), dtype="float32", max_model_len=200, enforce_eager=True, max_num_seqs=4,
-               speculative_config=speculation, additional_config=dict(additional))  # fmt: skip
+    _alive.append(LLM(str(target), dtype="float32", max_model_len=200, enforce_eager=True, max_num_seqs=4,
+                      kv_cache_memory_bytes=64 << 20, speculative_config=speculation,
+                      additional_config=dict(additional)))  # fmt: skip
+    return _alive[-1]
 
 
 def generate(llm: LLM, options: Mapping[str, Any]) -> list[Any]:
     wanted = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, extra_args=dict(options))
-    return llm.generate(PROMPTS, wanted, use_tqdm=False)
+    return list(llm.generate(PROMPTS, wanted, use_tqdm=False))
 
 
 def problems() -> list[list[int]]:
@@ -134,32 +120,21 @@ def texts(outputs: Sequence[Any]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def in_this_process() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        yield
-
-
 @pytest.fixture(scope="module", params=HEADS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Any]]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Any]:
     """An engine with a head, and the outputs of vLLM's own engine, without drafts and plugin, of its target."""
     kind, options = HEADS[request.param]
     place = tmp_path_factory.mktemp(request.param)
     bundled = Path(pair_paths()[0])
     if kind is MtpHead:
-        head = trained_head(kind, mimo_target(64, 979, seed=1), problems(), seed=2)
+        head: Any = trained_head(kind, mimo_target(64, 979, seed=1), problems(), seed=2)
         target, folder = save_mimo(head, bundled, place / "model"), None
     else:
         loaded = AutoModelForCausalLM.from_pretrained(bundled, dtype=torch.float32).eval().requires_grad_(False)
         head = trained_head(kind, loaded, problems(), seed=2, **options)
         target, folder = bundled, save_head(head, place / "head")
-    with ended(engine(target, None, {})) as llm:
-        own = generate(llm, {})
-    started = Served(target, head, folder, place)
-    with ended(started.llm):
-        yield started, own
+    own = generate(engine(target, None, {}), {})
+    return Served(target, head, folder, place), own
 
 
 @pytest.mark.parametrize("options", [{"fsd": "off"}, {"fsd_threshold": -1.0}])

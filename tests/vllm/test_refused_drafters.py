@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm")
-
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
@@ -89,6 +86,19 @@ def test_a_worker_refuses_proposers_that_it_does_not_know(proposer: type, name: 
 @pytest.mark.parametrize("proposer", [DraftModelProposer, EagleProposer])
 def test_a_worker_knows_vllms_common_proposers(proposer: type) -> None:
     _check_drafter(object.__new__(proposer))
+
+
+def test_the_v2_runner_has_to_be_asked_for(accepted: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(UsageError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
+        check_engine(accepted, PROFILE)
+    with pytest.raises(UsageError, match="\"draft_sample_method\" is 'probabilistic'"):
+        check_engine(accepted, PROFILE, untested_v2_runner=True)
+    monkeypatch.setattr(accepted.speculative_config, "draft_sample_method", "probabilistic")
+    check_engine(accepted, PROFILE, untested_v2_runner=True)
+    monkeypatch.setattr(accepted.parallel_config, "enable_batch_sharded_sampling", True)
+    with pytest.raises(UsageError, match="--enable-batch-sharded-sampling"):
+        check_engine(accepted, PROFILE, untested_v2_runner=True)
 
 
 @pytest.mark.parametrize(("divergence", "refused"), [("js", False), ("kl_qp", False), ("kl_pq", True), ("ag", True)])

@@ -70,7 +70,8 @@ class DraftHead(nn.Module, ABC):
         places = torch.arange(len(hidden)).unsqueeze(0)
         angles = self.rotary(hidden, places)
         out = layer(hidden.unsqueeze(0), attention_mask=None, position_embeddings=angles)
-        return (out[0] if isinstance(out, tuple) else out).view(len(hidden), -1)
+        states: Tensor = out[0] if isinstance(out, tuple) else out
+        return states.view(len(hidden), -1)
 
 
 class EagleHead(DraftHead):
@@ -115,7 +116,7 @@ class Eagle3Head(DraftHead):
         self.drafted = torch.arange(config.vocab_size) if drafted is None else drafted
         self.depths = (2, config.num_hidden_layers // 2, config.num_hidden_layers - 3)
         self.fc = nn.Linear(3 * width, width, bias=False)
-        self.midlayer = LlamaDecoderLayer(config, 0)
+        self.midlayer: Any = LlamaDecoderLayer(config, 0)
         self.midlayer.hidden_norm = LlamaRMSNorm(width, config.rms_norm_eps)
         for name, size in (("q_proj", heads), ("k_proj", keys), ("v_proj", keys)):
             setattr(self.midlayer.self_attn, name, nn.Linear(2 * width, size, bias=False))
