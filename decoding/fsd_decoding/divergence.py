@@ -175,8 +175,8 @@ def unchecked_divergences(
         names, target_logits, draft_logits: as for `divergences`.
         scans: results of the kernel's first pass over the target's and the draft's logits, where they exist already.
     """
-    if kernels_support(target_logits, draft_logits) and (fused := _fused(names, target_logits, draft_logits, scans)):
-        return fused
+    if is_fused(names, target_logits, draft_logits):
+        return _fused(names, target_logits, draft_logits, scans)
     *leading, vocabulary = target_logits.shape
     rows = chunk_elements(target_logits.device.type, vocabulary) // vocabulary
     both = (logits.reshape(-1, vocabulary).split(rows) for logits in (target_logits, draft_logits))
@@ -214,17 +214,24 @@ def entropy(logits: Tensor) -> Tensor:
     return -log.exp().mul_(log).sum(-1)
 
 
-def _fused(
-    names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scans: tuple[Scan | None, Scan | None]
-) -> dict[str, Tensor] | None:
-    """`unchecked_divergences` by the fused kernel; None where the kernel does not support the names or the inputs."""
-    from fsd_decoding.kernels.divergences import compare, supports
-    from fsd_decoding.kernels.scan import scan
+def is_fused(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor) -> bool:
+    """Whether a kernel computes all of these from logits as they lie in memory, without temporaries of their size."""
+    if not kernels_support(target_logits, draft_logits):
+        return False
+    from fsd_decoding.kernels.divergences import supports
 
     dtypes = {target_logits.dtype, draft_logits.dtype}
     mixed = torch.float64 in dtypes and len(dtypes) > 1
-    if not supports(names) or mixed or not target_logits.numel() or target_logits.shape != draft_logits.shape:
-        return None
+    return supports(names) and not mixed and target_logits.numel() > 0 and target_logits.shape == draft_logits.shape
+
+
+def _fused(
+    names: Sequence[str], target_logits: Tensor, draft_logits: Tensor, scans: tuple[Scan | None, Scan | None]
+) -> dict[str, Tensor]:
+    """`unchecked_divergences` by the fused kernel."""
+    from fsd_decoding.kernels.divergences import compare
+    from fsd_decoding.kernels.scan import scan
+
     target, draft = _to_3d(target_logits), _to_3d(draft_logits)
     values = compare(names, target, draft, (scans[0] or scan(target), scans[1] or scan(draft)))
     return {name: value.reshape(target_logits.shape[:-1]) for name, value in values.items()}

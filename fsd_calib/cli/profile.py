@@ -1,4 +1,4 @@
-"""`fsd-profile`: shows a profile, validates profile files, and compares two profiles.
+"""`fsd-profile`: shows a profile, validates profile files, compares two, and prints how vLLM serves one.
 
 Heavy imports are inside functions, so that `--help` prints at once.
 """
@@ -36,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Shows, validates and compares the profiles that fsd-calibrate writes.",
+    help="Shows, validates, compares and serves the profiles that fsd-calibrate writes.",
     epilog=_EPILOG,
 )
 
@@ -108,6 +108,24 @@ def diff(first: _A, second: _B) -> None:
         return
     LiteralConsole().print(difference_table(differing, (str(first), str(second))))
     raise typer.Exit(DIFFERENT)
+
+
+@app.command()
+def vllm(path: _Profile) -> None:
+    """Prints the command that serves the profile's models with vLLM, at its threshold, draft length and sampling.
+
+    vLLM follows the profile where fsd-calib is installed beside it. Exit code 2: it cannot follow this profile.
+    """
+    from fsd_calib.vllm_plugin.command import serve_command
+    from fsd_decoding.profile.io import file_of
+    from fsd_decoding.profile.settings import warning_of
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+    profile = ThresholdProfile.load(path)
+    command = serve_command(profile, file_of(path))
+    for doubt in filter(None, [profile.digest_doubt(), warning_of(profile)]):
+        say(NAME, f"warning: {doubt}")
+    reply(command)
 
 
 def main() -> None:

@@ -4,3 +4,6 @@
 profile against the engine and chooses a worker (`worker.py`), in which `serving.py` keeps the drafts' logits and makes
 vLLM's own rejection sampler accept by divergence, too. Only files of this folder import vLLM.
 """
+
+KEY = "fsd"
+"""The entry of --additional-config that holds the plugin's settings."""

@@ -18,19 +18,25 @@ _RULES = ("fsd-sd", "fsd-coupled")  # where greedy, both accept x = argmax p or 
 _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
 
-def check_engine(config: Any, profile: ThresholdProfile, untested_v2_runner: bool = False) -> None:
-    """Raises UsageError with the first reason why the engine cannot follow the profile.
-
-    Args:
-        untested_v2_runner: whether vLLM's V2 model runner may follow it, in which nobody has tested that.
-    """
-    for reason in _obstacles(config, profile, untested_v2_runner):
+def check_profile(profile: ThresholdProfile) -> None:
+    """Raises UsageError with the first reason why no engine can follow the profile."""
+    for reason in _of_profile(profile):
         raise UsageError(reason)
     policy_of(profile)
 
 
+def check_engine(config: Any, profile: ThresholdProfile, untested_v2_runner: bool = False) -> None:
+    """Raises UsageError with the first reason why the engine cannot follow the profile.
+
+    Args:
+        untested_v2_runner: whether vLLM's V2 model runner may follow it, which no GPU has tested.
+    """
+    check_profile(profile)
+    for reason in _obstacles(config, profile, untested_v2_runner):
+        raise UsageError(reason)
+
+
 def _obstacles(config: Any, profile: ThresholdProfile, untested_v2_runner: bool) -> Iterator[str]:
-    yield from _of_profile(profile)
     yield from _of_speculation(config.speculative_config, profile)
     yield from _of_engine(config, profile)
     if config.use_v2_model_runner:
@@ -46,6 +52,11 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:
         yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without --predictor"
+    if profile.sampling.min_p is not None:
+        yield (
+            f"the profile samples with min_p {profile.sampling.min_p:g}, which vLLM refuses in speculative decoding; "
+            "calibrate without it"
+        )
 
 
 def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:

@@ -15,7 +15,6 @@ SUPPORTED: Final = ">=0.32,<0.33"
 
 _COMMON: Mapping[str, Sequence[str]] = {
     "vllm.engine.arg_utils": ["EngineArgs.create_engine_config"],
-    "vllm.entrypoints.serve.instrumentator.metrics": ["get_prometheus_registry"],
     "vllm.exceptions": ["VLLMValidationError"],
     "vllm.v1.engine.input_processor": ["InputProcessor._validate_params"],
     "vllm.v1.worker.gpu_worker": ["Worker.load_model", "Worker.execute_model", "Worker.sample_tokens"],

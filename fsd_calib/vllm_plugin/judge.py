@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
-from fsd_decoding.divergence import chunk_elements, entropy, unchecked_divergences
+from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
 from fsd_decoding.policies.entropy_scaled import EntropyScaled
 from fsd_decoding.policies.schedule import Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
@@ -87,14 +87,17 @@ class Judge:
     def _pieces(self, step: Verification, layout: Layout) -> Iterator[Piece]:
         """Yields the logits of the drafted tokens, in order.
 
-        On a GPU, where requests are in the order of their drafts and all have equally many, they are read in place. If
-        not, some rows are copied at a time, whose memory is bounded.
+        Kernels read them in place, if requests are in the order of their drafts and all have equally many. If not, some
+        rows are copied at a time, whose memory is bounded.
         """
         vocabulary = step.logits.shape[1]
-        if step.logits.is_cuda and layout.in_order:
+        if layout.in_order:
             requests, count = len(layout.counts), int(layout.counts[0])
-            yield step.logits.view(requests, count + 1, vocabulary)[:, :count], self._drafts.first(requests, count)
-            return
+            target = step.logits.view(requests, count + 1, vocabulary)[:, :count]
+            draft = self._drafts.first(requests, count)
+            if is_fused([self._divergence], target, draft):
+                yield target, draft
+                return
         size = chunk_elements(step.logits.device.type, vocabulary) // vocabulary
         indices = step.rows, layout.draft_index(self._drafts.length, step.logits.device)
         for target_rows, draft_rows in zip(*(index.split(size) for index in indices), strict=True):

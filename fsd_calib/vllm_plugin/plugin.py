@@ -6,8 +6,7 @@ import functools
 import logging
 from typing import Any
 
-KEY = "fsd"
-"""The entry of --additional-config that holds the plugin's settings."""
+from fsd_calib.vllm_plugin import KEY
 
 _MARK = "_looks_for_fsd_profile"
 

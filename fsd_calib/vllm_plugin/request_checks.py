@@ -9,8 +9,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from fsd_calib.vllm_plugin import cpu_sampling
-from fsd_calib.vllm_plugin.plugin import KEY
+from fsd_calib.vllm_plugin import KEY, cpu_sampling
 from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
 from fsd_decoding.errors import UsageError
 

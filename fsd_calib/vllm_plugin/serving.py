@@ -13,9 +13,9 @@ from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
+from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.draft_logits import DraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification
-from fsd_calib.vllm_plugin.plugin import KEY
 from fsd_calib.vllm_plugin.rejection_sampler import FuzzyRejectionSampler
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import ServeSettings

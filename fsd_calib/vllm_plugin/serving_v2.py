@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
+from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification
 from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
-from fsd_calib.vllm_plugin.plugin import KEY
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.serving import listeners_of, warn_of
 from fsd_calib.vllm_plugin.settings import ServeSettings

@@ -20,7 +20,7 @@ class ServeSettings:
         allow_edited: follow a profile that was changed after its calibration, too.
         records: folder for traces of what is served; None: none are written.
         record_texts: number of texts after which recording ends.
-        untested_v2_runner: follow the profile in vLLM's V2 model runner, too, in which nobody has tested that.
+        untested_v2_runner: follow the profile in vLLM's V2 model runner, too, which no GPU has tested.
         content: the profile as it was read when the engine was configured, which its workers follow. Not for users.
         counters: folder by which workers pass their counters on. Not for users.
     """

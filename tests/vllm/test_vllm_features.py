@@ -169,3 +169,15 @@ def test_an_aborted_request_leaves_the_others_as_they_are(following: Any, texts:
         if len(recorded.steps) == 3:
             core.abort_request(["abort2"])
     assert [finished[f"abort{i}"] for i in (0, 1, 3, 4, 5)] == [texts[i] for i in (0, 1, 3, 4, 5)]
+
+
+def test_sharded_workers_decide_alike(path: str, texts: list[list[int]], caplog: pytest.LogCaptureFixture) -> None:
+    """Two processes hold half of each model; fingerprints are not compared, and that is said."""
+    llm = engine(
+        path, tensor_parallel_size=2, distributed_executor_backend="mp",
+        speculative_config={"draft_tensor_parallel_size": 2},
+    )  # fmt: skip
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("fsd:")]
+    assert len([line for line in said if "are not compared with the profile's, as it is sharded" in line]) == 2
+    assert served(llm, arithmetic(40), sampling()) == texts
+    llm.llm_engine.engine_core.shutdown()

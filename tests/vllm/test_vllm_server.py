@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,87 +12,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError
 
 from support.vllm_engine import DRAFT, LENGTH, TARGET, arithmetic, engine, sampling, saved
 from support.vllm_mend import fsd_vllm_mend
+from support.vllm_server import Server, free_port, running
 
-_MODEL = "pair"
 _MEND = Path(fsd_vllm_mend.__file__).parent  # without it sampled requests spoil greedy ones of their batch on a CPU
 
 
-class Server:
-    """A server's address, and its log so far."""
-
-    def __init__(self, port: int, log: Path) -> None:
-        self.port, self._log = port, log
-        self.client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace")
-
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
-            return str(answer.read().decode())
-
-    def complete(self, prompt: str, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
-        usual: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "stop": list(arithmetic(1).stop)}
-        return self.client.completions.create(
-            model=_MODEL, prompt=prompt, extra_body={"vllm_xargs": options} if options else None, **usual | keywords
-        )
-
-
 @contextmanager
-def running(folder: Path, additional: dict[str, Any], *more: str) -> Iterator[Server]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def following(folder: Path, additional: dict[str, Any]) -> Iterator[Server]:
+    port = free_port()
     speculative = {"model": DRAFT, "method": "draft_model", "num_speculative_tokens": LENGTH}
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", TARGET, "--served-model-name", _MODEL,
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", TARGET, "--served-model-name", "pair",
         "--dtype", "float32", "--max-model-len", "400", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
         "--kv-cache-memory-bytes", str(128 << 20), "--speculative-config", json.dumps(speculative),
-        "--additional-config", json.dumps(additional), *more,
+        "--additional-config", json.dumps(additional),
     ]  # fmt: skip
-    environment = {
-        **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO",
-        "PYTHONPATH": os.pathsep.join([str(_MEND), os.environ.get("PYTHONPATH", "")]),
-    }  # fmt: skip
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        try:
-            server = Server(port, log)
-            _wait(server, process)
-            yield server
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(60)
-            finally:
-                os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-
-
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
-    """Waits until the server answers. Raises RuntimeError with the end of its log if it ends before."""
-    for _ in range(600):
-        if process.poll() is not None:
-            raise RuntimeError(server.log[-3000:])
-        try:
-            server.get("/health")
-            return
-        except OSError:
-            time.sleep(0.5)
-    raise RuntimeError(f"the server does not answer: {server.log[-3000:]}")
+    path = {"PYTHONPATH": os.pathsep.join([str(_MEND), os.environ.get("PYTHONPATH", "")])}
+    with running(command, port, folder / "server.log", path) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    with running(folder, {"fsd": {"profile": saved(folder)}}) as started:
+    with following(folder, {"fsd": {"profile": saved(folder)}}) as started:
         yield started
 
 
@@ -155,14 +97,14 @@ def test_chat_requests_take_the_same_options(server: Server) -> None:
     message: Any = [{"role": "user", "content": arithmetic(1).problems[0].question}]
     answers = [
         server.client.chat.completions.create(
-            model=_MODEL, messages=message, max_tokens=60, temperature=0, extra_body={"vllm_xargs": options}
+            model=server.model, messages=message, max_tokens=60, temperature=0, extra_body={"vllm_xargs": options}
         ).choices[0].message.content
         for options in ({"fsd": "off"}, {"fsd_threshold": 5.0})
     ]  # fmt: skip
     assert answers[0] != answers[1]
     with pytest.raises(BadRequestError, match="give one of them"):
         server.client.chat.completions.create(
-            model=_MODEL, messages=message, extra_body={"vllm_xargs": {"fsd": "off", "fsd_threshold": 1}}
+            model=server.model, messages=message, extra_body={"vllm_xargs": {"fsd": "off", "fsd_threshold": 1}}
         )
 
 
@@ -181,25 +123,23 @@ def test_metrics_and_log_tell_what_was_done(server: Server) -> None:
         server.complete(problem.prompt)
     metrics = server.get("/metrics")
     counted = {
-        outcome: float(next(
-            line for line in metrics.splitlines()
-            if line.startswith("fsd:drafted_tokens_total") and f'outcome="{outcome}"' in line
-        ).split()[-1])
+        outcome: server.metric(f'fsd:drafted_tokens_total{{engine="0",outcome="{outcome}"}}')
         for outcome in ("exact", "fuzzy", "rejected")
-    }  # fmt: skip
+    }
     assert counted["exact"] > counted["fuzzy"] > 0
     assert counted["rejected"] > 0
     assert "vllm:spec_decode_num_accepted_tokens_total" in metrics
     assert "fsd:profile_info{" in metrics
-    mean = next(line for line in metrics.splitlines() if line.startswith("fsd:accepted_divergence_mean{"))
-    assert 0 < float(mean.split()[-1]) <= 0.5  # requests of other tests were looser than the profile
+    assert (
+        0 < server.metric('fsd:accepted_divergence_mean{engine="0"}') <= 0.5
+    )  # requests of other tests were looser than the profile
     (said,) = [line for line in server.log.splitlines() if "fsd: following profile" in line]
     assert "LOSSY, drafted tokens with js <= 0.075 are accepted" in said
 
 
 def test_a_refused_server_ends_with_the_reason_as_its_last_line(tmp_path: Path) -> None:
     path = saved(tmp_path, {"target.fingerprint": "2-" + "0" * 64})
-    with pytest.raises(RuntimeError) as caught, running(tmp_path, {"fsd": {"profile": path}}):
+    with pytest.raises(RuntimeError) as caught, following(tmp_path, {"fsd": {"profile": path}}):
         pass
     last = str(caught.value).strip().splitlines()[-1]
     assert "UsageError: the profile's target is" in last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-from vllm.entrypoints.serve.instrumentator import metrics as endpoint
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from fsd_calib.vllm_plugin.telemetry.counters import read_counters
 from fsd_decoding.profile.drift import expected_range
@@ -22,7 +23,7 @@ PATTERN = "engine-{}.counters"
 
 
 _MARK = "_shows_fsd"
-_FOLDER = "FSD_CALIB_VLLM_COUNTERS"  # environment: process that made the folder, and the folder
+_FOLDER = "FSD_CALIB_VLLM_COUNTERS"  # environment: the folder of the process that started this one
 
 _exported: list[Metrics] = []
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when this process ends
@@ -31,37 +32,35 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when this proce
 def export_counters(profile: ThresholdProfile) -> str:
     """Adds counters to this process's metrics, in place of those of an earlier engine, and returns their folder.
 
-    Several API servers of one engine configure it once each, in processes that one parent starts. It is the parent's
-    folder that the workers write to, so the others take over that.
+    Several API servers of one engine configure it once each, in processes that one parent starts with multiprocessing.
+    It is the parent's folder that the workers write to, so the others take over that. A server that another program
+    starts inherits the variable as well, but not the engine.
     """
-    maker, _, folder = os.environ.get(_FOLDER, "").partition(":")
-    if not folder or maker == str(os.getpid()):
+    folder = os.environ.get(_FOLDER)
+    if not folder or multiprocessing.parent_process() is None:
         _folders.append(tempfile.TemporaryDirectory(prefix="fsd-counters-"))
-        folder = _folders[-1].name
-        os.environ[_FOLDER] = f"{os.getpid()}:{folder}"
+        folder = os.environ[_FOLDER] = _folders[-1].name
     for earlier in _exported:
         REGISTRY.unregister(earlier)
     _exported[:] = [Metrics(Path(folder), profile)]
     REGISTRY.register(_exported[0])
-    _show_in_all_registries()
+    _show_beside_shared_metrics()
     return folder
 
 
-def _show_in_all_registries() -> None:
-    """Lets /metrics show them where several API servers share a registry that is made for every scrape's process."""
-    shown: Any = endpoint.get_prometheus_registry
-    if hasattr(shown, _MARK):
+def _show_beside_shared_metrics() -> None:
+    """Lets /metrics show them where API servers share metrics: each scrape then makes a registry of this collector."""
+    shared: Any = MultiProcessCollector.collect
+    if hasattr(shared, _MARK):
         return
 
-    @functools.wraps(shown)
-    def get_prometheus_registry() -> Any:
-        registry = shown()
-        if registry is not REGISTRY:
-            registry.register(_exported[0])
-        return registry
+    @functools.wraps(shared)
+    def collect(self: Any) -> Iterator[Any]:
+        yield from shared(self)
+        yield from _exported[0].collect()
 
-    setattr(get_prometheus_registry, _MARK, True)
-    endpoint.get_prometheus_registry = get_prometheus_registry
+    setattr(collect, _MARK, True)
+    MultiProcessCollector.collect = collect  # type: ignore[method-assign]
 
 
 class Metrics:

@@ -1,0 +1,51 @@
+"""The command that serves a profile with vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fsd_calib.vllm_plugin import KEY
+from fsd_calib.vllm_plugin.engine_checks import check_profile
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> str:
+    """Returns a command for a shell that serves a profile's models with vLLM, at its threshold, L and sampling.
+
+    The defaults of the target's generation_config.json are left out (--generation-config vllm), so a request that sets
+    no sampling is decoded as calibrated. Revisions of models are not set: the engine compares fingerprints when it
+    starts.
+
+    Args:
+        file: the profile's file, or its folder.
+
+    Raises:
+        UsageError: vLLM cannot follow the profile.
+    """
+    check_profile(profile)
+    sampling = profile.sampling.model_dump(exclude_none=True)
+    lines = [
+        f"VLLM_USE_V2_MODEL_RUNNER=0 vllm serve {shlex.quote(profile.target.id)}",
+        f"--dtype {shlex.quote(profile.dtype)}",
+        f"--speculative-config {_quoted(_speculation(profile))}",
+        f"--generation-config vllm --override-generation-config {_quoted(sampling)}",
+        f"--additional-config {_quoted({KEY: {'profile': str(Path(file).absolute())}})}",
+    ]
+    return " \\\n    ".join(lines)
+
+
+def _speculation(profile: ThresholdProfile) -> dict[str, Any]:
+    """The value of --speculative-config."""
+    settings = {
+        "model": profile.draft.id, "num_speculative_tokens": profile.effective_draft_length, "method": "draft_model",
+    }  # fmt: skip
+    return settings | ({"draft_sample_method": "probabilistic"} if profile.sampling.temperature > 0 else {})
+
+
+def _quoted(value: Mapping[str, Any]) -> str:
+    return shlex.quote(json.dumps(value))

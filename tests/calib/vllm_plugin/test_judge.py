@@ -1,0 +1,138 @@
+"""Judging of drafted tokens: the right logits are compared, whatever the batch looks like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fsd_calib.vllm_plugin.draft_logits import DraftLogits
+from fsd_calib.vllm_plugin.judge import Judge, Verification
+from fsd_decoding.adaptive import EntropyScaled, Schedule
+from fsd_decoding.divergence import DIVERGENCES, divergence, entropy
+from fsd_decoding.errors import UsageError
+from fsd_decoding.kernels import dispatch
+
+VOCABULARY, LENGTH = 7, 3
+
+
+def drafted(names: list[str], seed: int = 0, length: int = LENGTH) -> tuple[DraftLogits, dict[str, Tensor]]:
+    """Logits of drafts as a runner adds them, and by request (L, V)."""
+    generator = torch.Generator().manual_seed(seed)
+    drafts = DraftLogits(len(names) + 2, LENGTH, VOCABULARY, torch.float32, torch.device("cpu"))
+    steps = [3 * torch.randn(len(names), VOCABULARY, generator=generator) for _ in range(length)]
+    drafts.begin()
+    for step in steps:
+        drafts.add(step)
+    drafts.end(names)
+    return drafts, {name: torch.stack([step[row] for step in steps]) for row, name in enumerate(names)}
+
+
+def verification(names: list[str], counts: list[int], seed: int = 1) -> tuple[Verification, list[Tensor]]:
+    """A step as a runner lays it out: n + 1 rows of logits for each request; and by request (n, V)."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(sum(counts) + len(counts), VOCABULARY, generator=generator)
+    begins = [sum(counts[:i]) + i for i in range(len(counts))]
+    rows = [begin + place for begin, count in zip(begins, counts, strict=True) for place in range(count)]
+    places = torch.arange(sum(counts)) + 5
+    step = Verification(names, counts, logits, torch.tensor(rows, dtype=torch.int64), places)
+    return step, [logits[begin : begin + count] for begin, count in zip(begins, counts, strict=True)]
+
+
+@settings(max_examples=60)
+@given(data=st.data(), name=st.sampled_from([*DIVERGENCES, "js@3"]))
+def test_every_token_is_compared_with_its_own_draft(data: st.DataObject, name: str) -> None:
+    """Requests may be reordered since they drafted, have fewer tokens than they drafted, or none."""
+    names = [f"r{i}" for i in range(data.draw(st.integers(1, 5)))]
+    drafts, of = drafted(names)
+    order = data.draw(st.permutations(names))
+    counts = data.draw(st.lists(st.integers(0, LENGTH), min_size=len(names), max_size=len(names)))
+    thresholds = data.draw(st.lists(st.sampled_from([-1.0, 0.1, 0.4]), min_size=len(names), max_size=len(names)))
+    step, targets = verification(order, counts)
+    judged = Judge(drafts, name, None)(step, thresholds)
+    if all(t < 0 for t, count in zip(thresholds, counts, strict=True) if count):
+        assert judged is None
+        return
+    assert judged is not None
+    expected = torch.cat([divergence(name, p, of[r][: len(p)]) for r, p in zip(order, targets, strict=True)])
+    bounds = torch.tensor([t for t, count in zip(thresholds, counts, strict=True) for _ in range(count)])
+    assert torch.allclose(judged.divergences, expected, atol=1e-6)
+    assert torch.equal(judged.fuzzy, judged.divergences <= bounds)
+
+
+def test_requests_whose_drafts_are_not_known_are_decoded_exactly() -> None:
+    """As after a step in which the drafter did not run, or a request came back from preemption."""
+    drafts, _ = drafted(["a", "b"])
+    step, _ = verification(["a", "c"], [LENGTH, LENGTH])
+    assert Judge(drafts, "js", None)(step, [1.0, 1.0]) is None
+    drafts.begin()
+    drafts.end(["a", "b"])
+    step, _ = verification(["a", "b"], [LENGTH, LENGTH])
+    assert Judge(drafts, "js", None)(step, [1.0, 1.0]) is None
+
+
+def test_more_tokens_than_were_drafted_are_not_judged_by_older_logits() -> None:
+    drafts, _ = drafted(["a"], length=2)
+    step, _ = verification(["a"], [LENGTH])
+    assert Judge(drafts, "js", None)(step, [1.0]) is None
+
+
+def test_an_infinite_divergence_or_one_that_is_no_number_is_never_accepted() -> None:
+    drafts, _ = drafted(["a"])
+    step, _ = verification(["a"], [LENGTH])
+    step.logits[0] = torch.nan
+    step.logits[1, 0] = -torch.inf
+    judged = Judge(drafts, "kl_qp", None)(step, [float("1e308")])
+    assert judged is not None
+    assert judged.fuzzy.tolist() == [False, False, True]
+
+
+def test_a_schedule_scales_by_positions() -> None:
+    drafts, _ = drafted(["a"])
+    step, _ = verification(["a"], [LENGTH])
+    judge = Judge(drafts, "js", Schedule(start=1.0, end=0.0, over=10))
+    judged = judge(step, [0.5])
+    assert judge.needs_places
+    assert judged is not None
+    assert torch.allclose(judged.thresholds, torch.tensor([0.25, 0.2, 0.15], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("of", ["target", "draft"])
+def test_an_entropy_policy_scales_by_entropies(of: Any) -> None:
+    drafts, by_request = drafted(["a", "b"])
+    step, targets = verification(["b", "a"], [2, 3])
+    judged = Judge(drafts, "js", EntropyScaled(1.0, slope=2.0, of=of))(step, [0.5, -1.0])
+    logits = torch.cat(targets) if of == "target" else torch.cat([by_request["b"][:2], by_request["a"]])
+    doubt = 1 - torch.exp(-entropy(logits).double())
+    expected = torch.where(torch.arange(5) < 2, 0.5 * torch.exp(2 * doubt), -1.0)
+    assert judged is not None
+    assert torch.allclose(judged.thresholds, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
+@pytest.mark.parametrize("name", ["js", "doubt", "js@3"])
+def test_kernels_find_the_same_in_place_and_by_copies(
+    monkeypatch: pytest.MonkeyPatch, order: list[str], name: str
+) -> None:
+    pytest.importorskip("triton")
+    drafts, _ = drafted(["a", "b"])
+    step, _ = verification(order, [LENGTH, LENGTH])
+    policy = EntropyScaled(1.0, slope=2.0, of="target")
+    plain = Judge(drafts, name, policy)(step, [0.3, 0.1])
+    monkeypatch.setattr(dispatch, "INTERPRETED", True)
+    fused = Judge(drafts, name, policy)(step, [0.3, 0.1])
+    assert plain is not None
+    assert fused is not None
+    assert torch.allclose(plain.divergences, fused.divergences, atol=1e-6)
+    assert torch.allclose(plain.thresholds, fused.thresholds, atol=1e-6)
+
+
+def test_a_draft_over_another_vocabulary_is_refused() -> None:
+    drafts, _ = drafted(["a"])
+    drafts.begin()
+    with pytest.raises(UsageError, match="the draft has 9 logits, the target 7"):
+        drafts.add(torch.zeros(1, 9))

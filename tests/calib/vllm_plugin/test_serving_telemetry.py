@@ -1,0 +1,207 @@
+"""What is counted of served tokens and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fsd_calib.vllm_plugin.draft_logits import Layout
+from fsd_calib.vllm_plugin.judge import Judged
+from fsd_calib.vllm_plugin.running_requests import RunningRequest, RunningRequests, describe
+from fsd_calib.vllm_plugin.telemetry.acceptance import Acceptance
+from fsd_calib.vllm_plugin.telemetry.counters import Counters, read_counters
+from fsd_calib.vllm_plugin.telemetry.steps import Step, StepLog
+from fsd_calib.vllm_plugin.telemetry.texts import Text, Texts
+from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
+from fsd_decoding.profile.settings import coverage_of
+from support.calibration.profiles import profile
+from support.models.tiny_models import word_tokenizer
+
+GREEDY = RunningRequest(0.25, True, (), frozenset({9}), ())
+SAMPLED = RunningRequest(0.25, False, (), frozenset({9}), ())
+DEPARTED = RunningRequest(0.5, True, ("threshold is 0.5 instead of 0.25",), frozenset({9}), ())
+
+
+class Kept:
+    """A listener that keeps what it receives."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.texts: list[Text] = []
+        self.ids: list[str] = []
+
+    def add(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def finish(self, ids: Any) -> None:
+        self.ids += ids
+
+    def finished(self, text: Text) -> None:
+        self.texts.append(text)
+
+
+def logged(
+    log: StepLog, requests: Sequence[RunningRequest], counts: Sequence[int], divergences: Sequence[float],
+    most_likely: Sequence[bool], sampled: Sequence[Sequence[int]], ids: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Adds a step in which tokens with D <= .25 are accepted by divergence."""
+    found = torch.tensor(divergences)
+    judged = Judged(
+        ids or [f"r{i}" for i in range(len(counts))], Layout(counts, [0] * len(counts)), found,
+        torch.full_like(found, 0.25).double(), found <= 0.25,
+    )  # fmt: skip
+    log.add(requests, judged, torch.tensor(most_likely), torch.tensor(sampled))
+
+
+def test_tokens_are_counted_by_what_accepted_them(tmp_path: Path) -> None:
+    """Of a greedy request the argmax counts as exact, whatever its D; of a sampled one D <= T counts as fuzzy."""
+    counters = Counters(tmp_path / "counters")
+    log = StepLog([counters])
+    divergences = [0.1, 0.2, 0.9, 0.1, 0.3]
+    logged(
+        log, [GREEDY, SAMPLED], [3, 2], divergences, [True, False, False, True, True], [[1, 2, 3, -1], [4, 5, 6, -1]]
+    )
+    counted = read_counters(tmp_path / "counters")
+    assert counted["exact"] == 2  # the greedy argmax, and the sampled token that vLLM's own rule accepted at D = .3
+    assert counted["fuzzy"] == 2
+    assert counted["rejected"] == 1
+    assert counted["fuzzy_divergence"] == pytest.approx(0.3)
+
+
+def test_tokens_behind_the_first_rejection_are_not_counted(tmp_path: Path) -> None:
+    counters = Counters(tmp_path / "counters")
+    logged(StepLog([counters]), [GREEDY], [3], [0.9, 0.1, 0.1], [False, True, True], [[7, -1, -1, -1]])
+    counted = read_counters(tmp_path / "counters")
+    assert (counted["exact"], counted["fuzzy"], counted["rejected"]) == (0, 0, 1)
+
+
+def test_what_a_runner_writes_into_its_tensors_later_does_not_change_a_step() -> None:
+    kept, sampled = Kept(), torch.tensor([[1, 2]])
+    judged = Judged(["a"], Layout([1], [0]), torch.tensor([0.1]), torch.tensor([0.25]), torch.tensor([True]))
+    StepLog([kept]).add([GREEDY], judged, torch.tensor([True]), sampled)
+    sampled.fill_(-1)
+    assert kept.steps[0].sampled.tolist() == [[1, 2]]
+    assert kept.steps[0].accepted.tolist() == [1]
+
+
+def texts_of(rounds: Sequence[Sequence[int]], request: RunningRequest) -> Text:
+    """The text whose rounds emitted these tokens, all but the last of which were drafted and accepted, of 3 drafted."""
+    kept = Kept()
+    log = StepLog([Texts([kept], word_tokenizer())])
+    for emitted in rounds:
+        padded = [*emitted, *[-1] * (4 - len(emitted))]
+        logged(log, [request], [3], [0.1] * 3, [True] * 3, [padded])
+    log.finish(["r0"])
+    (text,) = kept.texts
+    return text
+
+
+def test_a_text_ends_at_its_end_token_which_may_be_drafted() -> None:
+    text = texts_of([[1, 2, 3, 4], [5, 9, 6, 7]], GREEDY)
+    assert (text.length, text.drafted, text.accepted) == (6, 6, 5)
+    assert [each.begin for each in text.rounds] == [0, 4]
+
+
+def test_a_text_without_an_end_counts_whole() -> None:
+    text = texts_of([[1, 2], [3, 4, 5]], GREEDY)
+    assert (text.length, text.drafted, text.accepted) == (5, 6, 3)
+
+
+def test_a_text_ends_where_a_stop_string_is_complete() -> None:
+    words: Any = word_tokenizer()
+    tokens = [t for t in range(20) if len(words.decode([t]).split()) == 1][:8]
+    stop = words.decode(tokens[:6]).split()[-1]
+    request = RunningRequest(0.25, True, (), frozenset(), (stop,))
+    text = texts_of([tokens[:4], tokens[4:8]], request)
+    assert text.length == 6
+    assert text.accepted == 3 + 2
+
+
+def test_only_texts_that_are_decoded_as_calibrated_are_put_together() -> None:
+    kept = Kept()
+    log = StepLog([Texts([kept], word_tokenizer())])
+    logged(log, [DEPARTED], [2], [0.1, 0.1], [True, True], [[1, 2, 3]])
+    log.finish(["r0"])
+    assert kept.texts == []
+
+
+def test_acceptance_far_from_the_profiles_is_told_once(tmp_path: Path) -> None:
+    """Half of all tokens are accepted, where the profile expects 85 to 91 %."""
+    calibrated = profile()
+    said: list[str] = []
+    counters = Counters(tmp_path / "counters")
+    assert calibrated.acceptance is not None
+    drift = Drift(calibrated.acceptance, coverage_of(calibrated, (None, None), None))
+    acceptance = Acceptance(drift, counters, said.append)
+    for _ in range(2 * WINDOW):
+        text = texts_of([[1, 2, -1]], GREEDY)
+        acceptance.finished(text)
+    counted = read_counters(tmp_path / "counters")
+    assert len(said) == counted["drifted"] == 1
+    assert "over the last 200 texts" in said[0]
+    rate = counted["accepted_share"] / counted["texts"]
+    assert rate < expected_range(calibrated.acceptance)[0]
+
+
+def parameters(**changed: Any) -> Any:
+    """What vLLM's `SamplingParams` holds."""
+    usual = {
+        "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "extra_args": None,
+        "ignore_eos": False, "stop_token_ids": [5], "all_stop_token_ids": {5, 9}, "stop": [], "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "logit_bias": None, "allowed_token_ids": None, "bad_words": [], "min_tokens": 0,
+        "structured_outputs": None,
+    }  # fmt: skip
+    return SimpleNamespace(**{**usual, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "departs"),
+    [
+        ({}, None),
+        ({"temperature": 0.5}, "temperature is 0.5 instead of 0.0"),
+        ({"top_k": 5}, None),  # greedy decoding has no use for it
+        ({"temperature": 0.5, "top_p": 0.9}, "top_p is 0.9 instead of None"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty is 1.2 instead of 1.0"),
+        ({"bad_words": ["x"]}, "bad_words is set"),
+        ({"structured_outputs": "a grammar"}, "structured_outputs is set"),
+        ({"extra_args": {"fsd_threshold": 0.5}}, "threshold is 0.5 instead of 0.0625"),
+        ({"extra_args": {"fsd": "off"}}, "threshold is -1 instead of 0.0625"),
+    ],
+    ids=str,
+)
+def test_in_what_a_request_departs_from_the_profile(changed: dict[str, Any], departs: str | None) -> None:
+    described = describe(parameters(**changed), profile())
+    assert described.departures == () if departs is None else departs in described.departures
+
+
+def test_tokens_that_end_a_text() -> None:
+    assert describe(parameters(), profile()).ends == {5, 9}
+    assert describe(parameters(ignore_eos=True), profile()).ends == {5}
+
+
+def test_departures_are_told_when_a_request_begins_and_exact_ones_never() -> None:
+    told: list[tuple[str, ...]] = []
+    states = {
+        name: SimpleNamespace(sampling_params=parameters(extra_args=extra))
+        for name, extra in (("loose", {"fsd_threshold": 0.5}), ("exact", {"fsd": "off"}), ("plain", None))
+    }
+    requests = RunningRequests(states, profile(), told.append)
+    for _ in range(2):
+        assert [r.threshold for r in requests.of(["loose", "exact", "plain"])] == [0.5, -1.0, 0.0625]
+    assert told == [("threshold is 0.5 instead of 0.0625",)]
+    requests.forget(["loose"])
+    states["loose"] = SimpleNamespace(sampling_params=parameters())
+    assert requests.of(["loose"])[0].as_calibrated
+
+
+def test_counters_are_read_while_they_are_written(tmp_path: Path) -> None:
+    counters = Counters(tmp_path / "counters")
+    for expected in np.arange(1.0, 5.0):
+        counters.increase("texts", 1)
+        assert read_counters(tmp_path / "counters")["texts"] == expected

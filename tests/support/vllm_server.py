@@ -1,0 +1,110 @@
+"""A server of vLLM on loopback, in a process of its own, asked over HTTP.
+
+Only tests in tests/vllm import this file: it needs vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+from support.vllm_engine import arithmetic
+
+
+class Server:
+    """A running server.
+
+    Args:
+        port: where it listens.
+        log: the file that it logs to.
+    """
+
+    def __init__(self, port: int, log: Path) -> None:
+        self.address = f"http://127.0.0.1:{port}"
+        self.client = OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        """Its log so far."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    @cached_property
+    def model(self) -> str:
+        """What requests call the target."""
+        (model,) = self.client.models.list().data
+        return str(model.id)
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.address + path, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def metric(self, name: str) -> float:
+        """The value of a metric, given with its labels."""
+        (line,) = [line for line in self.get("/metrics").splitlines() if line.startswith(f"{name} ")]
+        return float(line.split()[-1])
+
+    def complete(self, prompt: str, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
+        """Asks for a greedy completion; `options` are `vllm_xargs`."""
+        usual: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "stop": list(arithmetic(1).stop)}
+        return self.client.completions.create(
+            model=self.model, prompt=prompt, extra_body={"vllm_xargs": options} if options else None, **usual | keywords
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, log: Path, environment: Mapping[str, str]) -> Iterator[Server]:
+    """Runs a command that starts a server, until it answers, and stops all that it started afterwards.
+
+    Args:
+        environment: is added to this process's.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True,
+            env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", **environment},
+        )  # fmt: skip
+    try:
+        server = Server(port, log)
+        _wait(server, process)
+        yield server
+    finally:
+        _signal(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        _signal(process, signal.SIGKILL)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended, with all that it started
+        os.killpg(process.pid, number)
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+    """Waits until the server answers. Raises RuntimeError with the end of its log if it ends before."""
+    for _ in range(600):
+        if process.poll() is not None:
+            raise RuntimeError(server.log[-3000:])
+        try:
+            server.get("/health")
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise RuntimeError(f"the server does not answer: {server.log[-3000:]}")
