@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,6 +11,29 @@ from torch import Tensor
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.tensors import to_device
+
+
+class KeptLogits(Protocol):
+    """Logits of drafts, one row of L draft steps for a request."""
+
+    @property
+    def length(self) -> int:
+        """L, the largest number of tokens drafted for a request."""
+
+    def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int] | None:
+        """Returns the rows of the requests that have drafts to verify; None: the logits of one are not known.
+
+        Args:
+            requests: ids of the running requests.
+            counts: number of tokens drafted for each; those without drafts get row 0.
+        """
+
+    def first(self, rows: int, count: int) -> Tensor:
+        """Returns the logits of the first `count` draft steps of the first `rows` rows, without a copy: (B, n, V)."""
+
+    @property
+    def flat(self) -> Tensor:
+        """All logits, (rows · L, V): row r's step i is at r · L + i."""
 
 
 class DraftLogits:
@@ -52,23 +76,15 @@ class DraftLogits:
         self._row_of = {request: row for row, request in enumerate(requests)} if self._steps else {}
 
     def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int] | None:
-        """Returns the rows of the requests that have drafts to verify; None: the logits of one are not known.
-
-        Args:
-            requests: ids of the running requests.
-            counts: number of tokens drafted for each; those without drafts get row 0.
-        """
         rows = [self._row_of.get(request) if count else 0 for request, count in zip(requests, counts, strict=True)]
         known = all(row is not None for row in rows) and max(counts, default=0) <= self._steps
         return [row or 0 for row in rows] if known else None
 
     def first(self, rows: int, count: int) -> Tensor:
-        """Returns the logits of the first `count` draft steps of the first `rows` rows, without a copy: (B, n, V)."""
         return self._kept[:rows, :count]
 
     @property
     def flat(self) -> Tensor:
-        """All logits, (rows · L, V): row r's step i is at r · L + i."""
         return self._kept.view(-1, self._kept.shape[-1])
 
 

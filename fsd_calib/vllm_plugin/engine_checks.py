@@ -14,6 +14,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
 
+_NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
 _RULES = ("fsd-sd", "fsd-coupled")  # where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law
 _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
@@ -25,16 +26,22 @@ def check_profile(profile: ThresholdProfile) -> None:
     policy_of(profile)
 
 
-def check_engine(config: Any, profile: ThresholdProfile) -> None:
-    """Raises UsageError with the first reason why the engine cannot follow the profile."""
+def check_engine(config: Any, profile: ThresholdProfile, untested_v2_runner: bool = False) -> None:
+    """Raises UsageError with the first reason why the engine cannot follow the profile.
+
+    Args:
+        untested_v2_runner: whether vLLM's V2 model runner may follow it, which no GPU has tested.
+    """
     check_profile(profile)
-    for reason in _obstacles(config, profile):
+    for reason in _obstacles(config, profile, untested_v2_runner):
         raise UsageError(reason)
 
 
-def _obstacles(config: Any, profile: ThresholdProfile) -> Iterator[str]:
+def _obstacles(config: Any, profile: ThresholdProfile, untested_v2_runner: bool) -> Iterator[str]:
     yield from _of_speculation(config.speculative_config, profile)
     yield from _of_engine(config, profile)
+    if config.use_v2_model_runner:
+        yield from _of_runner_v2(config, untested_v2_runner)
 
 
 def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
@@ -62,6 +69,11 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
             f"the drafter is {spec.method!r}, whose drafts have no distribution to compare; use one of "
             f'{", ".join(DRAFTERS)} as "method" in --speculative-config'
         )
+    elif spec.use_gemma4_mtp() or spec.use_step3p5_mtp():
+        kind = spec.draft_model_config.hf_config.model_type
+        yield f"the drafter is {kind!r}, which drafts in a way of its own that fsd does not know; use another drafter"
+    elif reason := _unreachable(spec, profile.divergence):
+        yield reason
     unsupported = {
         "parallel_drafting": spec.parallel_drafting,
         "use_heterogeneous_vocab": spec.use_heterogeneous_vocab,
@@ -83,11 +95,21 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
         )
 
 
+def _unreachable(spec: Any, divergence: str) -> str | None:
+    """Returns why no token can have a finite divergence; None: tokens can."""
+    of_target = spec.target_model_config.get_vocab_size()
+    of_draft = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None) or of_target
+    if of_draft >= of_target or divergence not in _NEED_ALL_TOKENS:
+        return None
+    return (
+        f"the drafter can draft {of_draft} of the target's {of_target} tokens, so {divergence} is infinite everywhere "
+        "and would accept nothing; calibrate with another --divergence, as js"
+    )
+
+
 def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
     if config.parallel_config.worker_cls not in _CLASSES:
         yield f"the worker is {config.parallel_config.worker_cls}; fsd profiles are followed on CUDA GPUs and CPUs"
-    if config.use_v2_model_runner:
-        yield "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner"
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
         yield "VLLM_USE_RUST_FRONTEND is set, and that front end does not check requests' fsd options; unset it"
     if config.lora_config is not None:
@@ -99,6 +121,23 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         )
     if profile.sampling.temperature > 0 and (fault := cpu_sampling.fault(config)):
         yield fault
+
+
+def _of_runner_v2(config: Any, untested_v2_runner: bool) -> Iterator[str]:
+    if not untested_v2_runner:
+        yield (
+            "vLLM's V2 model runner has not been tested with fsd; set VLLM_USE_V2_MODEL_RUNNER=0 to use the V1 runner, "
+            'or "untested_v2_runner": true in fsd of --additional-config to try it'
+        )
+    if config.speculative_config.draft_sample_method != "probabilistic":
+        yield (
+            "vLLM's V2 model runner keeps the drafts' logits only if \"draft_sample_method\" is 'probabilistic'; set "
+            "that in --speculative-config, also to decode greedily"
+        )
+    if config.parallel_config.enable_batch_sharded_sampling:
+        yield "--enable-batch-sharded-sampling cannot be combined with fsd; leave it out"
+    if getattr(config, "watermark_config", None) is not None:
+        yield "--watermark-config cannot be combined with fsd; leave it out"
 
 
 def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:

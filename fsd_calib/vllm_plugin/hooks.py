@@ -21,7 +21,7 @@ _COMMON: Mapping[str, Sequence[str]] = {
         "Worker.load_model", "Worker.execute_model", "Worker.sample_tokens", "Worker.shutdown",
     ],
 }  # fmt: skip
-_RUNNER_1: Mapping[str, Sequence[str]] = {
+RUNNER_V1: Mapping[str, Sequence[str]] = {
     "vllm.v1.sample.rejection_sampler": [
         "RejectionSampler.forward", "RejectionSampler.apply_logits_processors", "expand_batch_to_tokens",
     ],
@@ -39,7 +39,17 @@ _RUNNER_1: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 
-def check_vllm(version: str, runner: Mapping[str, Sequence[str]] = _RUNNER_1) -> None:
+RUNNER_V2: Mapping[str, Sequence[str]] = {
+    "vllm.v1.worker.gpu.model_runner": ["GPUModelRunner.sample", "GPUModelRunner.sample_tokens"],
+    "vllm.v1.worker.gpu.sample.sampler": ["Sampler.apply_sampling_params"],
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler": ["RejectionSampler.__call__", "RejectionSampler._verify"],
+    "vllm.v1.worker.gpu.spec_decode.speculator": ["DraftModelSpeculator.draft_logits_spec"],
+    "vllm.v1.worker.gpu.states": ["RequestState"],
+    "vllm.v1.worker.gpu.structured_outputs": ["StructuredOutputsWorker.apply_grammar_bitmask"],
+}
+
+
+def check_vllm(version: str, runner: Mapping[str, Sequence[str]] = RUNNER_V1) -> None:
     """Checks the version of vLLM and that it has all names that the plugin replaces or calls.
 
     Raises:

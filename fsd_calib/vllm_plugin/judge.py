@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsd_calib.vllm_plugin.draft_logits import DraftLogits, Layout
+from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
@@ -56,7 +56,7 @@ class Judge:
         policy: scales T; None: T is the request's own.
     """
 
-    def __init__(self, drafts: DraftLogits, divergence: str, policy: ScalePolicy | None) -> None:
+    def __init__(self, drafts: KeptLogits, divergence: str, policy: ScalePolicy | None) -> None:
         self._drafts, self._divergence, self._policy = drafts, divergence, policy
 
     @property

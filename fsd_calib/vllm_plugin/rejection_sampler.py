@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from fsd_calib.vllm_plugin.judge import Judged
-
-_CERTAIN = 1e30  # a logit beside which all others have probability 0 in fp32, even divided by vLLM's least temperature
+from fsd_calib.vllm_plugin.rejection_rule import accept_certainly
 
 
 class FuzzyRejectionSampler(RejectionSampler):
@@ -35,23 +33,3 @@ class FuzzyRejectionSampler(RejectionSampler):
         if self.judged is not None:
             self.most_likely = accept_certainly(processed, metadata.draft_token_ids, self.judged.fuzzy)
         return processed
-
-
-def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
-    """Makes drafted tokens certain where `fuzzy`, except those that have probability 0, in place.
-
-    Args:
-        logits: (N, V) the target's, processed.
-        drafted: (N,) ids; negative ones are padding, which vLLM rejects.
-        fuzzy: (N,) bool.
-
-    Returns:
-        Whether the drafted token is a most likely one of the target: (N,) bool.
-    """
-    token = (drafted >= 0).unsqueeze(1)
-    x = drafted.long().clamp_min(0).unsqueeze(1)
-    own = logits.gather(1, x)
-    most_likely = token & (own >= logits.amax(1, keepdim=True))
-    certain = fuzzy.unsqueeze(1) & token & (own > -torch.inf)
-    logits.scatter_(1, x, own.masked_fill(certain, _CERTAIN))
-    return most_likely.squeeze(1)

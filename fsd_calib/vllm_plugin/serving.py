@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from vllm.logger import init_logger
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.draft_logits import DraftLogits
@@ -19,6 +20,7 @@ from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Verified
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_calib.vllm_plugin.thresholds import policy_of
+from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.tensors import to_device
 
@@ -37,6 +39,7 @@ class Serving:
     """
 
     def __init__(self, runner: Any) -> None:
+        _check_drafter(runner.drafter)
         config = runner.vllm_config
         settings = ServeSettings(**config.additional_config[KEY])
         profile = ThresholdProfile.from_content(settings.content)
@@ -47,7 +50,7 @@ class Serving:
         )  # fmt: skip
         self._judge = Judge(self._drafts, profile.divergence, policy_of(profile))
         self._requests = RunningRequests(
-            runner.requests, profile, functools.partial(_warn_of, profile.task), config.model_config.max_model_len
+            runner.requests, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len
         )
         self._telemetry = Telemetry(profile, settings, config)
         self._sampler = FuzzyRejectionSampler(runner.sampler, runner.speculative_config, runner.device)
@@ -62,6 +65,9 @@ class Serving:
         self._drafts.begin()
         yield
         self._drafts.end(self._runner.input_batch.req_ids)
+
+    def admit(self, requests: Iterable[Any]) -> None:
+        """New requests need nothing: the runner knows them."""
 
     def forget(self, finished: Set[str]) -> None:
         """Forgets requests that have finished."""
@@ -116,7 +122,18 @@ class Serving:
         return output
 
 
-def _warn_of(task: str, departures: tuple[str, ...]) -> None:
+def _check_drafter(drafter: Any) -> None:
+    """Raises UsageError where a drafter draws tokens in a way of its own, whose logits would not be seen."""
+    kind = type(drafter)
+    for name in ("propose", "_sample_draft_tokens", "_sample_from_logits", "_greedy_sample"):
+        if getattr(kind, name, None) is not getattr(SpecDecodeBaseProposer, name):
+            raise UsageError(
+                f"vLLM's drafter is {kind.__name__}, which has a {name} of its own that fsd does not know; use another "
+                "drafter"
+            )
+
+
+def warn_of(task: str, departures: tuple[str, ...]) -> None:
     """Warns once of requests that the certificate is not for, for each set of names of what differs."""
     names = ", ".join(sorted({departure.split()[0] for departure in departures}))
     logger.warning_once(

@@ -24,10 +24,10 @@ def follow(config: Any) -> None:
         UsageError: the profile, this vLLM or the engine's settings do not allow it; the message names what, and the way
             out. vLLM is unchanged then.
     """
-    hooks.check_vllm(vllm_version)
+    hooks.check_vllm(vllm_version, hooks.RUNNER_V2 if config.use_v2_model_runner else hooks.RUNNER_V1)
     settings = ServeSettings.of(config.additional_config[KEY])
     profile = ThresholdProfile.load(settings.profile, allow_edited=settings.allow_edited)
-    engine_checks.check_engine(config, profile)
+    engine_checks.check_engine(config, profile, settings.untested_v2_runner)
     doubts = [*filter(None, [profile.digest_doubt(), warning_of(profile)]), *engine_checks.doubts(config, profile)]
     doubts += model_checks.check_models(config, profile)
     own = settings.passed_on(profile.model_dump_json(), export_counters(profile))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -10,23 +10,29 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from fsd_calib.vllm_plugin.serving import Serving
 
+if TYPE_CHECKING:
+    from fsd_calib.vllm_plugin.serving_v2 import ServingV2
+
 
 class _FollowsProfile:
     """Lets `Serving` act before and after the steps of a worker. Where the worker does not sample, it does nothing."""
 
-    serving: Serving | None = None
+    serving: Serving | ServingV2 | None = None
 
     def load_model(self, **keywords: Any) -> None:
         worker: Any = super()
         worker.load_model(**keywords)
         runner = self.model_runner  # type: ignore[attr-defined]
-        if hasattr(runner, "drafter"):
+        if self.vllm_config.use_v2_model_runner:  # type: ignore[attr-defined]
+            self.serving = _serving_v2(runner)
+        elif hasattr(runner, "drafter"):
             self.serving = Serving(runner)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:
         if self.serving is not None:
             self.serving.forget(scheduler_output.finished_req_ids)
+            self.serving.admit(scheduler_output.scheduled_new_reqs)
         worker: Any = super()
         return worker.execute_model(scheduler_output)
 
@@ -43,6 +49,13 @@ class _FollowsProfile:
             self.serving.close()
         worker: Any = super()
         worker.shutdown()
+
+
+def _serving_v2(runner: Any) -> ServingV2 | None:
+    """Lets a V2 runner follow the profile, if it samples."""
+    from fsd_calib.vllm_plugin.serving_v2 import ServingV2
+
+    return None if runner.rejection_sampler is None else ServingV2(runner)
 
 
 class FuzzyCPUWorker(_FollowsProfile, CPUWorker):

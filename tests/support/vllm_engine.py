@@ -108,7 +108,7 @@ class Recorded:
 
     def __init__(self, llm: LLM) -> None:
         self.steps: list[Step] = []
-        worker(llm).serving._log._listeners.append(self)
+        worker(llm).serving._telemetry.log._listeners.append(self)
 
     def add(self, step: Step) -> None:
         self.steps.append(step)

@@ -83,7 +83,7 @@ class Texts:
     def add(self, step: Step) -> None:
         begins = np.cumsum(step.layout.counts) - step.layout.counts
         for row, (name, request) in enumerate(zip(step.ids, step.requests, strict=True)):
-            if not request.as_calibrated or not step.emits[row]:
+            if not request.as_calibrated or not step.emits[row] or step.accepted[row] < 0:
                 continue
             text = self._running.setdefault(name, Text(request))
             count, accepted = int(step.layout.counts[row]), int(step.accepted[row])

@@ -49,7 +49,7 @@ def test_other_options_are_refused_in_one_line_with_their_name(given: Any) -> No
 def test_what_is_passed_to_workers_is_what_they_read() -> None:
     settings = ServeSettings.of({"profile": "p.json", "records": "traces", "record_texts": 5})
     passed = settings.passed_on("{}", "folder")
-    assert ServeSettings(**passed) == ServeSettings("p.json", False, "traces", 5, "{}", "folder")
+    assert ServeSettings(**passed) == ServeSettings("p.json", False, "traces", 5, False, "{}", "folder")
 
 
 @pytest.mark.parametrize("given", ["p.json", {"profile": "p", "content": "{}"}, {}, {"profile": "p", "records": 3}])

@@ -1,0 +1,28 @@
+"""Fuzzy acceptance as a change of the target's logits: drafted tokens become certain, so that vLLM accepts them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_CERTAIN = 1e30  # a logit beside which all others have probability 0 in fp32, even divided by vLLM's least temperature
+
+
+def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
+    """Makes drafted tokens certain where `fuzzy`, except those that have probability 0, in place.
+
+    Args:
+        logits: (N, V) the target's, processed.
+        drafted: (N,) ids; negative ones are padding, which vLLM rejects.
+        fuzzy: (N,) bool.
+
+    Returns:
+        Whether the drafted token is a most likely one of the target: (N,) bool.
+    """
+    token = (drafted >= 0).unsqueeze(1)
+    x = drafted.long().clamp_min(0).unsqueeze(1)
+    own = logits.gather(1, x)
+    most_likely = token & (own >= logits.amax(1, keepdim=True))
+    certain = fuzzy.unsqueeze(1) & token & (own > -torch.inf)
+    logits.scatter_(1, x, own.masked_fill(certain, _CERTAIN))
+    return most_likely.squeeze(1)

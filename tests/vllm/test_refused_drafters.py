@@ -1,0 +1,120 @@
+"""Which drafters and rules an engine of vLLM refuses with a profile: by name, before anything is patched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
+from vllm.v1.spec_decode.medusa import MedusaProposer
+from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
+
+from fsd_calib.vllm_plugin.engine_checks import check_engine
+from fsd_calib.vllm_plugin.serving import _check_drafter
+from fsd_data import pair_paths
+from fsd_decoding.errors import UsageError
+from support.calibration.profiles import profile
+
+TARGET, DRAFT = (str(path) for path in pair_paths())
+DRAFTING = {"model": DRAFT, "method": "draft_model", "num_speculative_tokens": 3}
+PROFILE = profile({"divergence": "js"})
+
+
+def configuration(speculation: dict[str, Any], **additional: Any) -> VllmConfig:
+    arguments = EngineArgs(model=TARGET, dtype="float32", max_model_len=200, enforce_eager=True,
+                           speculative_config=speculation, additional_config=additional)  # fmt: skip
+    return arguments.create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def accepted() -> VllmConfig:
+    return configuration(DRAFTING)
+
+
+def test_a_draft_model_is_accepted(accepted: VllmConfig) -> None:
+    check_engine(accepted, PROFILE)
+
+
+@pytest.mark.parametrize("changes", [
+    {"method": "ngram", "model": None, "prompt_lookup_max": 3},
+    {"parallel_drafting": True},
+    {"rejection_sample_method": "block"},
+    {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.4, 0.3]},
+    {"use_heterogeneous_vocab": True},
+], ids=lambda changes: "-".join(map(str, next(iter(changes.items())))))  # fmt: skip
+def test_refused_when_the_engine_is_configured(changes: dict[str, Any], tmp_path: Path) -> None:
+    wanted = {name: value for name, value in {**DRAFTING, **changes}.items() if value is not None}
+    name, value = next(iter(changes.items()))
+    PROFILE.save(tmp_path / "profile.json")
+    with pytest.raises(UsageError) as refusal:
+        configuration(wanted, fsd={"profile": str(tmp_path / "profile.json")})
+    message = str(refusal.value)
+    assert "\n" not in message
+    assert (repr(value) if isinstance(value, str) else f'"{name}"') in message
+
+
+@pytest.mark.parametrize("method", [
+    "suffix", "medusa", "mlp_speculator", "dflash", "dspark", "ngram_gpu", "custom_class", "extract_hidden_states",
+])  # fmt: skip
+def test_refused_without_distribution(accepted: VllmConfig, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepted.speculative_config, "method", method)
+    with pytest.raises(UsageError, match=f"the drafter is '{method}'"):
+        check_engine(accepted, PROFILE)
+
+
+@pytest.mark.parametrize("kind", ["gemma4_mtp", "step3p5_mtp"])
+def test_refused_with_a_proposer_of_its_own(accepted: VllmConfig, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepted.speculative_config, "method", "mtp")
+    monkeypatch.setattr(accepted.speculative_config.draft_model_config.hf_config, "model_type", kind)
+    with pytest.raises(UsageError, match=f"the drafter is '{kind}'"):
+        check_engine(accepted, PROFILE)
+
+
+@pytest.mark.parametrize(("proposer", "name"), [
+    (Gemma4Proposer, "_greedy_sample"), (Step3p5MTPProposer, "propose"), (MedusaProposer, "propose"),
+])  # fmt: skip
+def test_a_worker_refuses_proposers_that_it_does_not_know(proposer: type, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{proposer.__name__}, which has a {name} of its own"):
+        _check_drafter(object.__new__(proposer))
+
+
+@pytest.mark.parametrize("proposer", [DraftModelProposer, EagleProposer])
+def test_a_worker_knows_vllms_common_proposers(proposer: type) -> None:
+    _check_drafter(object.__new__(proposer))
+
+
+def test_the_v2_runner_has_to_be_asked_for(accepted: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(UsageError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
+        check_engine(accepted, PROFILE)
+    with pytest.raises(UsageError, match="\"draft_sample_method\" is 'probabilistic'"):
+        check_engine(accepted, PROFILE, untested_v2_runner=True)
+    monkeypatch.setattr(accepted.speculative_config, "draft_sample_method", "probabilistic")
+    check_engine(accepted, PROFILE, untested_v2_runner=True)
+    monkeypatch.setattr(accepted.parallel_config, "enable_batch_sharded_sampling", True)
+    with pytest.raises(UsageError, match="--enable-batch-sharded-sampling"):
+        check_engine(accepted, PROFILE, untested_v2_runner=True)
+
+
+@pytest.mark.parametrize(("divergence", "refused"), [("js", False), ("kl_qp", False), ("kl_pq", True), ("ag", True)])
+def test_refused_where_nothing_could_be_accepted(
+    accepted: VllmConfig, divergence: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        accepted.speculative_config.draft_model_config.hf_config, "draft_vocab_size", 500, raising=False
+    )
+    following = profile({"divergence": divergence, **_of_every_point(divergence)})
+    if not refused:
+        check_engine(accepted, following)
+        return
+    with pytest.raises(UsageError, match=f"500 of the target's 979 tokens, so {divergence} is infinite"):
+        check_engine(accepted, following)
+
+
+def _of_every_point(divergence: str) -> dict[str, Any]:
+    return {f"curve.{point}.divergence": divergence for point in range(len(PROFILE.curve))}
