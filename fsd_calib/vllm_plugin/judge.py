@@ -33,6 +33,7 @@ class Verification:
     rows: Tensor  # (N,) row of `logits` for each drafted token
     places: Tensor | None  # (N,) positions of the tokens in their completions, from 0; None where no policy needs them
     drafted: Tensor | None = None  # (N,) the tokens; None where nothing is recorded
+    likeliest: Tensor | None = None  # (N,) bool: tokens that the exact rule accepts, so that no D is needed; None: all
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Judged:
     divergences: Tensor  # (N,)
     thresholds: Tensor  # (N,) float64
     fuzzy: Tensor  # (N,) bool: D <= T
+    likeliest: Tensor | None = None  # `Verification.likeliest`; D of these tokens is infinite, as it was not computed
     measured: Tensor | None = None  # (columns, N) of traces; None where nothing is recorded
 
 
@@ -78,14 +80,34 @@ class Judge:
         if rows is None or not drafting or (max(drafting) < 0 and measures is None):
             return None
         layout = Layout(step.counts, rows)
+        bounds = to_device(np.repeat(thresholds, step.counts).tolist(), step.logits.device, torch.float64)
+        if step.likeliest is not None:
+            found = self._of_others(step, layout, step.likeliest)
+            return Judged(step.requests, layout, found, bounds, found <= bounds, step.likeliest)
         pieces = list(self._pieces(step, layout))
-        name = self._divergence
-        found = torch.cat([unchecked_divergences([name], *piece)[name].reshape(-1) for piece in pieces])
-        bounds = to_device(np.repeat(thresholds, step.counts).tolist(), found.device, torch.float64)
+        found = torch.cat([self._divergences(*piece).reshape(-1) for piece in pieces])
         if self._policy is not None:
             bounds = scaled(bounds, self._policy, self._tokens(step, pieces))
         measured = None if measures is None else self._measured(step, pieces, measures)
-        return Judged(step.requests, layout, found, bounds, (found <= bounds) & (found < torch.inf), measured)
+        fuzzy = (found <= bounds) & (found < torch.inf)
+        return Judged(step.requests, layout, found, bounds, fuzzy, measured=measured)
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether tokens that the exact rule accepts are looked at, too: the policies do."""
+        return self._policy is not None
+
+    def _divergences(self, target: Tensor, draft: Tensor) -> Tensor:
+        return unchecked_divergences([self._divergence], target, draft)[self._divergence]
+
+    def _of_others(self, step: Verification, layout: Layout, likeliest: Tensor) -> Tensor:
+        """Returns D (N,) of the tokens that are not the target's likeliest ones, and infinity for those."""
+        found = torch.full(likeliest.shape, torch.inf)
+        others = (~likeliest).nonzero().flatten()
+        if len(others):
+            draft = self._drafts.flat[layout.draft_index(self._drafts.length, others.device)[others]]
+            found[others] = self._divergences(step.logits[step.rows[others]], draft).float()
+        return found
 
     def _measured(self, step: Verification, pieces: Sequence[Piece], measures: Measures) -> Tensor:
         """Returns the columns of traces (columns, N), computed for some tokens at a time, whose memory is bounded."""

@@ -26,3 +26,12 @@ def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
     certain = fuzzy.unsqueeze(1) & token & (own > -torch.inf)
     logits.scatter_(1, x, own.masked_fill(certain, _CERTAIN))
     return most_likely.squeeze(1)
+
+
+def accept_at(logits: Tensor, drafted: Tensor, at: Tensor) -> None:
+    """Makes the drafted tokens at the positions `at` (n,) certain, in place; see `accept_certainly`."""
+    if len(at):
+        x, own = drafted[at].long(), logits[at]
+        own_logit = own.gather(1, x.clamp_min(0).unsqueeze(1)).squeeze(1)
+        certain = (x >= 0) & (own_logit > -torch.inf)
+        logits[at[certain], x[certain]] = _CERTAIN

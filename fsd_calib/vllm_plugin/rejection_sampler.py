@@ -8,7 +8,7 @@ from torch import Tensor
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from fsd_calib.vllm_plugin.judge import Judged
-from fsd_calib.vllm_plugin.rejection_rule import accept_certainly
+from fsd_calib.vllm_plugin.rejection_rule import accept_at, accept_certainly
 
 
 class FuzzyRejectionSampler(RejectionSampler):
@@ -30,6 +30,12 @@ class FuzzyRejectionSampler(RejectionSampler):
     def apply_logits_processors(self, logits: Tensor, sampling_metadata: Any, metadata: Any) -> Tensor:
         """Returns the processed logits (N, V) of the drafted tokens."""
         processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
-        if self.judged is not None:
+        if self.judged is None:
+            return processed
+        if self.judged.likeliest is None:
             self.most_likely = accept_certainly(processed, metadata.draft_token_ids, self.judged.fuzzy)
+        else:  # processing changed nothing, and few tokens are left
+            at = self.judged.fuzzy.nonzero().flatten()
+            accept_at(processed, metadata.draft_token_ids, at)
+            self.most_likely = self.judged.likeliest
         return processed

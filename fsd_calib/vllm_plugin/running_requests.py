@@ -22,6 +22,7 @@ class RunningRequest:
     stops: tuple[str, ...]  # strings that its text ends before
     prompt: Sequence[int] = ()  # token ids
     limit: int | None = None  # the most tokens that it may have
+    plain: bool = False  # whether it is greedy and nothing changes its logits: the exact token is their argmax
 
     @property
     def as_calibrated(self) -> bool:
@@ -77,7 +78,7 @@ def describe(parameters: Any, profile: ThresholdProfile) -> RunningRequest:
     threshold = requested_threshold(parameters.extra_args, own)
     ends = frozenset(parameters.stop_token_ids or ()) if parameters.ignore_eos else parameters.all_stop_token_ids
     return RunningRequest(
-        threshold=threshold, greedy=parameters.temperature == 0,
+        threshold=threshold, plain=_plain(parameters), greedy=parameters.temperature == 0,
         departures=tuple(_departures(parameters, profile, threshold, own)), ends=frozenset(ends),
         stops=tuple(parameters.stop or ()), limit=parameters.max_tokens,
     )  # fmt: skip
@@ -94,9 +95,15 @@ def _departures(parameters: Any, profile: ThresholdProfile, threshold: float, ow
     yield from (f"{name} is set" for name in _CONSTRAINTS if getattr(parameters, name, None))
 
 
+def _plain(parameters: Any) -> bool:
+    """Whether a request is greedy and nothing changes its logits."""
+    changed = any(getattr(parameters, name, None) for name in _CONSTRAINTS)
+    return parameters.temperature == 0 and parameters.repetition_penalty == 1 and not changed
+
+
 _CONSTRAINTS = (
     "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
-    "structured_outputs",
+    "structured_outputs", "thinking_token_budget",
 )  # fmt: skip
 
 

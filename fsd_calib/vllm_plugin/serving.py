@@ -86,11 +86,20 @@ class Serving:
         if metadata is None or not any(metadata.num_draft_tokens):
             return None
         ids = list(self._runner.input_batch.req_ids)  # vLLM changes its own
-        thresholds = [request.threshold for request in self._requests.of(ids)]
-        rows = metadata.target_logits_indices
-        places, drafted = self._places(metadata), metadata.draft_token_ids
-        step = Verification(ids, metadata.num_draft_tokens, state.logits, rows, places, drafted)
-        return self._judge(step, thresholds, self._telemetry.measures)
+        requests, counts = self._requests.of(ids), metadata.num_draft_tokens
+        rows, drafted = metadata.target_logits_indices, metadata.draft_token_ids
+        likeliest = None
+        if self._looks_first(state.logits) and all(request.plain for request in requests):
+            likeliest = state.logits.argmax(-1)[rows] == drafted
+        step = Verification(ids, counts, state.logits, rows, self._places(metadata), drafted, likeliest)
+        return self._judge(step, [request.threshold for request in requests], self._telemetry.measures)
+
+    def _looks_first(self, logits: Tensor) -> bool:
+        """Whether D is computed only where the exact rule rejects.
+
+        That is most of the work saved on a CPU. A GPU would have to wait until it is known which tokens these are.
+        """
+        return not logits.is_cuda and not self._judge.needs_all and self._telemetry.measures is None
 
     def _places(self, metadata: Any) -> Tensor | None:
         """Positions of the drafted tokens in their completions (N,), if T depends on them."""

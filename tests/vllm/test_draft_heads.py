@@ -83,14 +83,14 @@ class Served:
         serving, seen = worker(self.llm).serving, Seen()
         judge, listeners = serving._judge, serving._telemetry.log._listeners
 
-        def recording(step: Any, thresholds: Sequence[float]) -> Any:
-            judged = judge(step, thresholds)
+        def recording(step: Any, thresholds: Sequence[float], measures: Any) -> Any:
+            judged = judge(step, thresholds, measures)
             if judged is not None:
                 drafts = serving._drafts
                 seen.kept.append(drafts.flat[judged.layout.draft_index(drafts.length, torch.device("cpu"))].clone())
             return judged
 
-        recording.needs_places = judge.needs_places  # type: ignore[attr-defined]
+        recording.needs_places, recording.needs_all = False, True  # type: ignore[attr-defined]
         serving._judge, serving._telemetry.log._listeners = recording, [*listeners, seen]
         try:
             return generate(self.llm, options), seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,9 @@ def test_decisions_equal_those_from_uncached_logits_in_fp64(following: Any) -> N
     fuzzy = [d for d in decisions if d.accepted and d.emitted != d.argmax]
     assert len(fuzzy) > 50
     assert sum(not d.accepted for d in decisions) > 50
-    assert max(abs(d.recorded - d.exact) for d in decisions) < 1e-4
+    computed = [d for d in decisions if math.isfinite(d.recorded)]
+    assert max(abs(d.recorded - d.exact) for d in computed) < 1e-4
+    assert all(d.emitted == d.argmax for d in decisions if not math.isfinite(d.recorded))
     assert [d for d in decisions if not _agree(d, THRESHOLD)] == []
 
 

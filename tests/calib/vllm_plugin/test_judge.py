@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import DraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Verification
+from fsd_calib.vllm_plugin.rejection_rule import accept_at, accept_certainly
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.divergence import DIVERGENCES, divergence, entropy
 from fsd_decoding.errors import UsageError
@@ -136,3 +138,41 @@ def test_a_draft_over_another_vocabulary_is_refused() -> None:
     drafts.begin()
     with pytest.raises(UsageError, match="the draft has 9 logits, the target 7"):
         drafts.add(torch.zeros(1, 9))
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_tokens_that_the_exact_rule_accepts_need_no_divergence(data: st.DataObject) -> None:
+    """All others are judged as if every token were."""
+    names = [f"r{i}" for i in range(data.draw(st.integers(1, 4)))]
+    drafts, _ = drafted(names)
+    order = data.draw(st.permutations(names))
+    counts = data.draw(st.lists(st.integers(1, LENGTH), min_size=len(names), max_size=len(names)))
+    likeliest = torch.tensor(data.draw(st.lists(st.booleans(), min_size=sum(counts), max_size=sum(counts))))
+    step, _ = verification(order, counts)
+    judge = Judge(drafts, "js", None)
+    whole, looked = judge(step, [0.2] * len(names)), judge(replace(step, likeliest=likeliest), [0.2] * len(names))
+    assert whole is not None
+    assert looked is not None
+    assert torch.equal(looked.divergences[~likeliest], whole.divergences[~likeliest])
+    assert torch.equal(looked.fuzzy, whole.fuzzy & ~likeliest)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_tokens_made_certain_one_by_one_and_all_together_are_the_same(data: st.DataObject) -> None:
+    """Padding, and tokens that a request forbids, are left as they are."""
+    count = data.draw(st.integers(1, 6))
+    tokens = torch.tensor(data.draw(st.lists(st.integers(-1, VOCABULARY - 1), min_size=count, max_size=count)))
+    fuzzy = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    logits = torch.randn(count, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    logits[0] = torch.where(torch.arange(VOCABULARY) < 3, -torch.inf, logits[0])
+    together, single = logits.clone(), logits.clone()
+    likely = accept_certainly(together, tokens.int(), fuzzy)
+    accept_at(single, tokens.int(), fuzzy.nonzero().flatten())
+    assert torch.equal(together, single)
+    assert torch.equal(likely, (logits.argmax(1) == tokens))
+    for row, token in enumerate(tokens.tolist()):
+        allowed = bool(fuzzy[row]) and token >= 0 and logits[row, max(token, 0)] > -torch.inf
+        assert (int(together[row].argmax()) == token) == (allowed or bool(likely[row]))
+        assert bool(together[row].max() > 1e29) == allowed
