@@ -65,7 +65,7 @@ def test_readme_tests_everything_and_ci_takes_its_commands_from_there() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in readme if re.match(r"sh install\.sh \w+ && ", line)] == [
         "sh install.sh dev && .venv/bin/python -m pytest -n 2 --dist loadfile",
-        "sh install.sh vllm && .venv-vllm/bin/python -m pytest tests/vllm",
+        "sh install.sh vllm && .venv-vllm/bin/python -m pytest -n 2 --dist loadfile tests/vllm",
     ]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert r"grep -m 1 '^sh install\.sh dev && ' README.md" in ci

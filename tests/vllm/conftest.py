@@ -9,7 +9,7 @@ import pytest
 
 # vLLM looks at them when it is first imported, and processes that tests start inherit them.
 os.environ.update(
-    VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_LOGGING_LEVEL="WARNING", VLLM_USE_V2_MODEL_RUNNER="0",
 )  # fmt: skip
 

@@ -52,7 +52,8 @@ class Seen:
     kept: list[Tensor] = field(default_factory=list)  # (N, V) each
 
     def add(self, step: Step) -> None:
-        self.steps.append(step)
+        if step.facts.shape[1]:
+            self.steps.append(step)
 
     def finish(self, ids: Sequence[str]) -> None: ...
 

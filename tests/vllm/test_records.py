@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fsd_calib import load_task
 from fsd_calib.cli import traces as traces_app
 from fsd_calib.cli.console import run
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.verifying import notes, verify
-from fsd_data import pair_paths
 from fsd_decoding.divergence import divergence
-from fsd_decoding.models.fingerprint import tokenizer_fingerprint
-from fsd_decoding.profile.parts import ModelInfo
-from support.calibration.profiles import profile
+from support.vllm_engine import arithmetic, engine, logits, sampling, saved
 
-vllm = pytest.importorskip("vllm")
-
-TARGET, DRAFT = pair_paths()
 PROBLEMS, TEXTS, DRAFTS, THRESHOLD = 60, 55, 6, 0.1
 CLOSE = 1e-4  # of D in fp32, over what two attention kernels differ by
 
@@ -42,42 +32,20 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("served")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"))
-        _profile(folder / "profile.json")
-        yield _serve(folder)
-
-
-def _profile(path: Path) -> None:
-    target, draft = (_info(each) for each in (TARGET, DRAFT))
-    tokenizer = tokenizer_fingerprint(AutoTokenizer.from_pretrained(TARGET))
-    changes = {"target": target, "draft": draft, "tokenizer": tokenizer, "threshold": THRESHOLD, "divergence": "js",
-               "draft_length": DRAFTS, "rule": "fsd-coupled"}  # fmt: skip
-    profile(changes).save(path)
-
-
-def _info(path: Path) -> dict[str, Any]:
-    return ModelInfo.of(AutoModelForCausalLM.from_pretrained(path, dtype="float32")).model_dump()
-
-
-def _serve(folder: Path) -> Served:
-    settings = {"profile": str(folder / "profile.json"), "records": str(folder / "traces"), "record_texts": TEXTS}
-    llm = vllm.LLM(
-        str(TARGET), dtype="float32", max_model_len=400, enforce_eager=True, max_num_seqs=16, disable_log_stats=False,
-        max_num_batched_tokens=64, enable_chunked_prefill=True, additional_config={"fsd": settings},
-        speculative_config={"model": str(DRAFT), "num_speculative_tokens": DRAFTS, "method": "draft_model"},
+    llm = engine(
+        saved(folder, {"threshold": THRESHOLD, "draft_length": DRAFTS}),
+        {"records": str(folder / "traces"), "record_texts": TEXTS},
+        max_num_seqs=16, disable_log_stats=False, max_num_batched_tokens=64, enable_chunked_prefill=True,
+        speculative_config={"num_speculative_tokens": DRAFTS},
     )  # fmt: skip
-    task = load_task("arithmetic", seed=7, limit=PROBLEMS)
-    as_calibrated = vllm.SamplingParams(temperature=0, max_tokens=task.max_new_tokens, stop=list(task.stop))
-    exact = vllm.SamplingParams(temperature=0, max_tokens=20, extra_args={"fsd": "off"})
-    prompts = [problem.prompt for problem in task.problems]
-    outputs = llm.generate(prompts[:TEXTS], as_calibrated, use_tqdm=False)
+    prompts = [problem.prompt for problem in arithmetic(PROBLEMS, seed=7).problems]
+    outputs = llm.generate(prompts[:TEXTS], sampling(), use_tqdm=False)
     (accepted,) = [each.value for each in llm.get_metrics() if each.name == "vllm:spec_decode_num_accepted_tokens"]
-    llm.generate(prompts[TEXTS:], exact, use_tqdm=False)
-    llm.llm_engine.engine_core.shutdown()
+    llm.generate(prompts[TEXTS:], sampling({"fsd": "off"}, max_tokens=20), use_tqdm=False)
+    engine_core: Any = llm.llm_engine.engine_core
+    engine_core.shutdown()
     return Served(outputs, load_traces(folder / "traces"), accepted)
 
 
@@ -137,14 +105,15 @@ def test_what_vllm_accepted_is_recorded_as_accepted_at_its_place(served: Served)
 
 
 def test_d_and_choices_are_those_of_uncached_fp64_logits(served: Served, of_text: dict[int, Any]) -> None:
-    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval() for path in (TARGET, DRAFT)]
     texts, checked = _texts(served.traces), 0
     rows = _rows(served.traces, "tokens", [("problem", "<", 6)])
     for (problem, _), of_round in groupby(rows, lambda row: (row.problem, row.round)):
         drafts = list(of_round)
         drafted = [row.drafted for row in drafts]
         before = [*of_text[problem].prompt_token_ids, *texts[problem][: drafts[0].position]]
-        target, draft = (_logits(model, [*before, *drafted])[-len(drafts) - 1 : -1] for model in models)  # (n, V)
+        target, draft = (
+            logits(role, [*before, *drafted])[-len(drafts) - 1 : -1] for role in ("target", "draft")
+        )  # (n, V)
         recorded = torch.tensor([row.js for row in drafts], dtype=torch.float64)
         assert torch.allclose(recorded, divergence("js", target, draft).double(), rtol=0, atol=CLOSE)
         _assert_choices(target, [row.target_choice for row in drafts])
@@ -153,15 +122,9 @@ def test_d_and_choices_are_those_of_uncached_fp64_logits(served: Served, of_text
     assert checked > 300
 
 
-def _logits(model: Any, ids: Sequence[int]) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([ids])).logits[0]
-    return logits
-
-
-def _assert_choices(logits: Tensor, choices: Sequence[int]) -> None:
-    own = logits.gather(1, torch.tensor(choices).unsqueeze(1)).squeeze(1)
-    assert (own >= logits.amax(1) - CLOSE).all()
+def _assert_choices(found: Tensor, choices: Sequence[int]) -> None:
+    own = found.gather(1, torch.tensor(choices).unsqueeze(1)).squeeze(1)
+    assert (own >= found.amax(1) - CLOSE).all()
 
 
 def test_the_folder_is_complete_and_describable(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
