@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.tensors import to_device
 
 
-class KeptLogits(Protocol):
-    """Logits of drafts, one row of L draft steps for a request."""
+class KeptLogits:
+    """Logits of drafts, one row of L draft steps for a request. Subclasses say where they are, and which row is whose."""
 
     @property
-    def length(self) -> int:
-        """L, the largest number of tokens drafted for a request."""
+    def kept(self) -> Tensor:
+        """All of them: (rows, L, V)."""
+        raise NotImplementedError
 
     def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int] | None:
         """Returns the rows of the requests that have drafts to verify; None: the logits of one are not known.
@@ -27,45 +29,51 @@ class KeptLogits(Protocol):
             requests: ids of the running requests.
             counts: number of tokens drafted for each; those without drafts get row 0.
         """
+        raise NotImplementedError
+
+    @property
+    def length(self) -> int:
+        """L, the largest number of tokens drafted for a request."""
+        return self.kept.shape[1]
 
     def first(self, rows: int, count: int) -> Tensor:
         """Returns the logits of the first `count` draft steps of the first `rows` rows, without a copy: (B, n, V)."""
+        return self.kept[:rows, :count]
 
     @property
     def flat(self) -> Tensor:
         """All logits, (rows · L, V): row r's step i is at r · L + i."""
+        return self.kept.view(-1, self.kept.shape[-1])
 
 
-class DraftLogits:
-    """Raw logits of the latest drafts of all running requests, in a buffer that is allocated once.
-
-    vLLM measures free memory after the models are loaded, so the KV cache makes room for the buffer.
+class DraftLogits(KeptLogits):
+    """Raw logits of the latest drafts of all running requests. Subclasses keep them.
 
     Args:
-        rows: largest number of running requests.
-        length: L, the largest number of tokens drafted for a request.
         vocabulary: V, the target's.
     """
 
-    def __init__(self, rows: int, length: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._kept = torch.zeros(rows, length, vocabulary, dtype=dtype, device=device)
-        self._of_step = self._kept.unbind(1)  # (rows, V) views, made once since a step fills each of them
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
         self._row_of: dict[str, int] = {}
         self._steps = 0
 
-    @property
-    def length(self) -> int:
-        return self._kept.shape[1]
+    def add(self, logits: Tensor, changes: bool) -> None:
+        """Keeps the logits (B, V) of the next draft step of B requests.
 
-    def add(self, logits: Tensor) -> None:
-        """Keeps the logits (B, V) of the next draft step of B requests."""
-        if logits.shape[-1] != self._kept.shape[-1]:
+        Args:
+            changes: whether they will be written into.
+        """
+        if logits.shape[-1] != self._vocabulary:
             raise UsageError(
-                f"the draft has {logits.shape[-1]} logits, the target {self._kept.shape[-1]}; fsd compares "
-                "distributions over one vocabulary"
+                f"the draft has {logits.shape[-1]} logits, the target {self._vocabulary}; fsd compares distributions "
+                "over one vocabulary"
             )
-        self._of_step[self._steps][: len(logits)].copy_(logits)
+        self._keep(logits, changes)
         self._steps += 1
+
+    def _keep(self, logits: Tensor, changes: bool) -> None:
+        raise NotImplementedError
 
     def begin(self) -> None:
         """Forgets the last drafts: those of the next step begin."""
@@ -80,12 +88,48 @@ class DraftLogits:
         known = all(row is not None for row in rows) and max(counts, default=0) <= self._steps
         return [row or 0 for row in rows] if known else None
 
-    def first(self, rows: int, count: int) -> Tensor:
-        return self._kept[:rows, :count]
+
+class BufferedDraftLogits(DraftLogits):
+    """Draft logits in a buffer that is allocated once.
+
+    vLLM measures free memory after the models are loaded, so the KV cache makes room for the buffer.
+
+    Args:
+        shape: largest number of running requests, L, V.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(shape[-1])
+        self._buffer = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
-    def flat(self) -> Tensor:
-        return self._kept.view(-1, self._kept.shape[-1])
+    def kept(self) -> Tensor:
+        return self._buffer
+
+    def _keep(self, logits: Tensor, changes: bool) -> None:
+        self._buffer[: len(logits), self._steps].copy_(logits)
+
+
+class HostDraftLogits(DraftLogits):
+    """Draft logits on a CPU, in vLLM's own tensors: L copies a step would take longer than joining them if needed."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__(vocabulary)
+        self._of_steps: list[Tensor] = []  # (B, V) each
+        self._joined: Tensor | None = None
+
+    @property
+    def kept(self) -> Tensor:
+        if self._joined is None:
+            self._joined = torch.stack(self._of_steps, 1)
+        return self._joined
+
+    def begin(self) -> None:
+        super().begin()
+        self._of_steps, self._joined = [], None
+
+    def _keep(self, logits: Tensor, changes: bool) -> None:
+        self._of_steps.append(logits.clone() if changes else logits)
 
 
 class Layout:
@@ -99,9 +143,7 @@ class Layout:
     def __init__(self, counts: Sequence[int], rows: Sequence[int]) -> None:
         self.counts = np.asarray(counts, np.int64)
         self.rows = np.asarray(rows, np.int64)
-        self.owner = np.repeat(np.arange(len(self.counts)), self.counts)  # (N,) index of the request
-        begins = np.cumsum(self.counts) - self.counts
-        self.place = np.arange(self.count) - begins[self.owner]  # (N,) place in the draft, from 0
+        self.owner, self.place = _owners_and_places(tuple(counts))  # (N,) index of the request, place in its draft
 
     @property
     def in_order(self) -> bool:
@@ -117,3 +159,14 @@ class Layout:
     def count(self) -> int:
         """N."""
         return len(self.owner)
+
+
+@lru_cache(maxsize=1024)
+def _owners_and_places(counts: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns for N tokens of B requests the index of the request, and the place in its draft, from 0: (N,) each."""
+    numbers = np.asarray(counts, np.int64)
+    owner = np.repeat(np.arange(len(counts)), numbers)
+    place = np.arange(len(owner)) - (np.cumsum(numbers) - numbers)[owner]
+    for shared in (owner, place):
+        shared.setflags(write=False)
+    return owner, place

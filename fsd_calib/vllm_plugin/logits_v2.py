@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fsd_calib.vllm_plugin.draft_logits import KeptLogits
 from fsd_calib.vllm_plugin.rejection_rule import accept_certainly
 from fsd_decoding.tensors import to_device
 
 
-class StateDraftLogits:
+class StateDraftLogits(KeptLogits):
     """Draft logits as the runner keeps them: of each request at the index of its state, for as long as it runs.
 
     Args:
@@ -29,18 +30,11 @@ class StateDraftLogits:
         self._kept, self._index_of = kept, index_of
 
     @property
-    def length(self) -> int:
-        return self._kept.shape[1]
+    def kept(self) -> Tensor:
+        return self._kept
 
     def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int] | None:
         return [self._index_of[request] if count else 0 for request, count in zip(requests, counts, strict=True)]
-
-    def first(self, rows: int, count: int) -> Tensor:
-        return self._kept[:rows, :count]
-
-    @property
-    def flat(self) -> Tensor:
-        return self._kept.view(-1, self._kept.shape[-1])
 
 
 class StepRows:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin import KEY
-from fsd_calib.vllm_plugin.draft_logits import DraftLogits
+from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification
 from fsd_calib.vllm_plugin.rejection_sampler import FuzzyRejectionSampler
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
@@ -44,10 +45,7 @@ class Serving:
         settings = ServeSettings(**config.additional_config[KEY])
         profile = ThresholdProfile.from_content(settings.content)
         self._runner = runner
-        self._drafts = DraftLogits(
-            config.scheduler_config.max_num_seqs, config.speculative_config.num_speculative_tokens,
-            config.model_config.get_vocab_size(), config.model_config.dtype, runner.device,
-        )  # fmt: skip
+        self._drafts = _draft_logits(config, runner.device)
         self._judge = Judge(self._drafts, profile.divergence, policy_of(profile))
         self._requests = RunningRequests(
             runner.requests, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len
@@ -87,6 +85,9 @@ class Serving:
             return None
         ids = list(self._runner.input_batch.req_ids)  # vLLM changes its own
         requests, counts = self._requests.of(ids), metadata.num_draft_tokens
+        drafting = [r.threshold for r, count in zip(requests, counts, strict=True) if count]
+        if max(drafting) < 0 and self._telemetry.measures is None:
+            return None
         rows, drafted = metadata.target_logits_indices, metadata.draft_token_ids
         likeliest = None
         if self._looks_first(state.logits) and all(request.plain for request in requests):
@@ -131,6 +132,14 @@ class Serving:
         return output
 
 
+def _draft_logits(config: Any, device: torch.device) -> DraftLogits:
+    vocabulary = config.model_config.get_vocab_size()
+    if device.type == "cpu":
+        return HostDraftLogits(vocabulary)
+    shape = config.scheduler_config.max_num_seqs, config.speculative_config.num_speculative_tokens, vocabulary
+    return BufferedDraftLogits(shape, config.model_config.dtype, device)
+
+
 def _check_drafter(drafter: Any) -> None:
     """Raises UsageError where a drafter draws tokens in a way of its own, whose logits would not be seen."""
     kind = type(drafter)
@@ -156,6 +165,6 @@ def _sample_draft_tokens(
 ) -> tuple[Tensor, Tensor | None]:
     """vLLM's `_sample_draft_tokens`, which also keeps the logits, before vLLM scales them in place."""
     logits = drafter.model.compute_logits(hidden_states)
-    drafts.add(logits)
+    drafts.add(logits, changes=not sampling_metadata.all_greedy)
     sampled: tuple[Tensor, Tensor | None] = drafter._sample_from_logits(logits, sampling_metadata)
     return sampled

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fsd_calib.vllm_plugin.draft_logits import DraftLogits
+from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Verification
 from fsd_calib.vllm_plugin.rejection_rule import accept_at, accept_certainly
 from fsd_decoding.adaptive import EntropyScaled, Schedule
@@ -22,14 +22,19 @@ from fsd_decoding.kernels import dispatch
 VOCABULARY, LENGTH = 7, 3
 
 
-def drafted(names: list[str], seed: int = 0, length: int = LENGTH) -> tuple[DraftLogits, dict[str, Tensor]]:
+def drafted(
+    names: list[str], seed: int = 0, length: int = LENGTH, buffered: bool = True
+) -> tuple[DraftLogits, dict[str, Tensor]]:
     """Logits of drafts as a runner adds them, and by request (L, V)."""
     generator = torch.Generator().manual_seed(seed)
-    drafts = DraftLogits(len(names) + 2, LENGTH, VOCABULARY, torch.float32, torch.device("cpu"))
+    shape = len(names) + 2, LENGTH, VOCABULARY
+    drafts = BufferedDraftLogits(shape, torch.float32, torch.device("cpu")) if buffered else HostDraftLogits(VOCABULARY)
     steps = [3 * torch.randn(len(names), VOCABULARY, generator=generator) for _ in range(length)]
     drafts.begin()
     for step in steps:
-        drafts.add(step)
+        written = step.clone()
+        drafts.add(written, changes=True)
+        written.fill_(0)
     drafts.end(names)
     return drafts, {name: torch.stack([step[row] for step in steps]) for row, name in enumerate(names)}
 
@@ -50,7 +55,7 @@ def verification(names: list[str], counts: list[int], seed: int = 1) -> tuple[Ve
 def test_every_token_is_compared_with_its_own_draft(data: st.DataObject, name: str) -> None:
     """Requests may be reordered since they drafted, have fewer tokens than they drafted, or none."""
     names = [f"r{i}" for i in range(data.draw(st.integers(1, 5)))]
-    drafts, of = drafted(names)
+    drafts, of = drafted(names, buffered=data.draw(st.booleans()))
     order = data.draw(st.permutations(names))
     counts = data.draw(st.lists(st.integers(0, LENGTH), min_size=len(names), max_size=len(names)))
     thresholds = data.draw(st.lists(st.sampled_from([-1.0, 0.1, 0.4]), min_size=len(names), max_size=len(names)))
@@ -137,7 +142,7 @@ def test_a_draft_over_another_vocabulary_is_refused() -> None:
     drafts, _ = drafted(["a"])
     drafts.begin()
     with pytest.raises(UsageError, match="the draft has 9 logits, the target 7"):
-        drafts.add(torch.zeros(1, 9))
+        drafts.add(torch.zeros(1, 9), changes=False)
 
 
 @settings(max_examples=40)
@@ -145,7 +150,7 @@ def test_a_draft_over_another_vocabulary_is_refused() -> None:
 def test_tokens_that_the_exact_rule_accepts_need_no_divergence(data: st.DataObject) -> None:
     """All others are judged as if every token were."""
     names = [f"r{i}" for i in range(data.draw(st.integers(1, 4)))]
-    drafts, _ = drafted(names)
+    drafts, _ = drafted(names, buffered=data.draw(st.booleans()))
     order = data.draw(st.permutations(names))
     counts = data.draw(st.lists(st.integers(1, LENGTH), min_size=len(names), max_size=len(names)))
     likeliest = torch.tensor(data.draw(st.lists(st.booleans(), min_size=sum(counts), max_size=sum(counts))))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsd_calib.vllm_plugin.draft_logits import DraftLogits
+from fsd_calib.vllm_plugin.draft_logits import HostDraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Verification
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog, Verified
@@ -87,10 +87,10 @@ def _step(log: StepLog, running: Sequence[Running], measures: Measures | None, r
     target = torch.randn(len(running), DRAFTS + 1, VOCABULARY, generator=random) * 2
     draft = target[:, :DRAFTS] + torch.randn(len(running), DRAFTS, VOCABULARY, generator=random)
     tokens = draft.argmax(-1)
-    drafts = DraftLogits(len(running), DRAFTS, VOCABULARY, torch.float32, torch.device("cpu"))
+    drafts = HostDraftLogits(VOCABULARY)
     drafts.begin()
     for place in range(DRAFTS):
-        drafts.add(draft[:, place])
+        drafts.add(draft[:, place], changes=False)
     drafts.end(names)
     judge = Judge(drafts, "js", None)
     rows = torch.tensor([b * (DRAFTS + 1) + place for b in range(len(running)) for place in range(DRAFTS)])
