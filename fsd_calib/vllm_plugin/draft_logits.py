@@ -15,7 +15,7 @@ from fsd_decoding.tensors import to_device
 
 
 class KeptLogits:
-    """Logits of drafts, one row of L draft steps for a request. Subclasses say where they are, and which row is whose."""
+    """Logits of drafts: one row of L draft steps a request. Subclasses say where they are, and which row is whose."""
 
     @property
     def kept(self) -> Tensor:
