@@ -33,7 +33,7 @@ from lib.vllm.retention import Retention, measure_retention
 from lib.vllm.speeds import Contestants, Plan, Speeds
 
 _BATCHES, _LENGTHS = (1, 8, 32), (3, 4, 5, 6, 8)
-_NOTHING = 1e-12  # T that accepts no token but those with D = 0, while every D is computed
+_NOTHING = 1e-12  # T that accepts no token but those with D = 0, while every D that could decide is computed
 _CHOOSING_SEED, _TIMED_SEED, _FRESH_SEED = 72_001, 72_002, 72_003
 _SPARE = 400  # problems generated beyond those needed, since some were in the calibration
 

@@ -112,6 +112,14 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         yield f"the worker is {config.parallel_config.worker_cls}; fsd profiles are followed on CUDA GPUs and CPUs"
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
         yield "VLLM_USE_RUST_FRONTEND is set, and that front end does not check requests' fsd options; unset it"
+    if config.parallel_config.pipeline_parallel_size > 1:
+        yield "fsd needs the drafts of every step at the next one, which pipeline stages interleave; use 1 stage"
+    if config.weight_transfer_config is not None:
+        yield "--weight-transfer-config lets the target change, and the profile is of one target; leave it out"
+    if config.model_config.hf_overrides:
+        yield "--hf-overrides changes the target, and the profile is of the checkpoint as it is; leave it out"
+    if config.model_config.uses_mrope and profile.policy is not None and profile.policy.name == "schedule":
+        yield "the profile's T follows positions, which M-RoPE counts otherwise; calibrate without a schedule"
     if config.lora_config is not None:
         yield "--enable-lora lets requests change the target, and the profile is of one target; leave it out"
     if config.model_config.logprobs_mode.startswith("processed"):
@@ -148,6 +156,8 @@ def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
             f"num_speculative_tokens is {spec.num_speculative_tokens} instead of the profile's {length}: its "
             "certificate does not apply"
         )
+    if str(config.cache_config.cache_dtype).startswith("fp8"):
+        yield f"the KV cache is in {config.cache_config.cache_dtype}, which the profile was not calibrated with"
     kind = config.device_config.device_type
     if kind != profile.device.partition(":")[0]:
         yield f"the profile was calibrated on {profile.device}, decoding runs on {kind}"

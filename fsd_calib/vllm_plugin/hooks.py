@@ -17,8 +17,11 @@ _COMMON: Mapping[str, Sequence[str]] = {
     "vllm.engine.arg_utils": ["EngineArgs.create_engine_config"],
     "vllm.exceptions": ["VLLMValidationError"],
     "vllm.v1.engine.input_processor": ["InputProcessor._validate_params"],
+    "vllm.sampling_params": ["SamplingParams.all_stop_token_ids"],
+    "vllm.tokenizers": ["cached_tokenizer_from_config"],
+    "vllm.v1.worker.cpu_worker": ["CPUWorker"],
     "vllm.v1.worker.gpu_worker": [
-        "Worker.load_model", "Worker.execute_model", "Worker.sample_tokens", "Worker.shutdown",
+        "Worker.load_model", "Worker.execute_model", "Worker.sample_tokens", "Worker.shutdown", "Worker.reload_weights",
     ],
 }  # fmt: skip
 RUNNER_V1: Mapping[str, Sequence[str]] = {
@@ -27,10 +30,11 @@ RUNNER_V1: Mapping[str, Sequence[str]] = {
     ],
     "vllm.v1.spec_decode.llm_base_proposer": [
         "SpecDecodeBaseProposer._sample_draft_tokens", "SpecDecodeBaseProposer._sample_from_logits",
-        "SpecDecodeBaseProposer.take_last_draft_probs",
+        "SpecDecodeBaseProposer.propose", "SpecDecodeBaseProposer._greedy_sample",
     ],
     "vllm.v1.spec_decode.draft_model": ["DraftModelProposer"],
     "vllm.v1.spec_decode.eagle": ["EagleProposer"],
+    "vllm.v1.spec_decode.metadata": ["SpecDecodeMetadata"],
     "vllm.v1.worker.gpu_model_runner": [
         "GPUModelRunner.sample_tokens", "GPUModelRunner._sample", "GPUModelRunner._get_positions",
         "ExecuteModelState.logits",

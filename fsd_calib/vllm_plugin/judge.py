@@ -105,8 +105,11 @@ class Judge:
         found = torch.full(likeliest.shape, torch.inf)
         others = (~likeliest).nonzero().flatten()
         if len(others):
-            draft = self._drafts.flat[layout.draft_index(self._drafts.length, others.device)[others]]
-            found[others] = self._divergences(step.logits[step.rows[others]], draft).float()
+            rows = layout.draft_index(self._drafts.length, others.device)
+            vocabulary = step.logits.shape[1]
+            for some in others.split(chunk_elements(others.device.type, vocabulary) // vocabulary):
+                draft = self._drafts.flat[rows[some]]
+                found[some] = self._divergences(step.logits[step.rows[some]], draft).float()
         return found
 
     def _measured(self, step: Verification, pieces: Sequence[Piece], measures: Measures) -> Tensor:

@@ -29,27 +29,28 @@ def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
     """
     tokenizer = tokenizer_fingerprint(load_tokenizer(config.model_config.tokenizer))
     served = {"target": config.model_config, "draft": config.speculative_config.draft_model_config}
+    loads = {"target": config.load_config, "draft": config.speculative_config.draft_load_config or config.load_config}
     found: dict[str, ModelInfo] = {}
     doubts = []
     for role, then in (("target", profile.target), ("draft", profile.draft)):
         if role == "draft" and config.speculative_config.method in _HEADS:
             doubts += _compare_ids(then, served[role])
-        elif reason := next(_uncomputable(config, served[role]), None):
+        elif reason := next(_uncomputable(config, served[role], loads[role]), None):
             doubts += _compare_configurations(role, then, served[role], reason)
         else:
             found[role] = ModelInfo.of(load_model(served[role].model, "cpu", served[role].dtype), like=then)
     return profile.compare_facts(found, tokenizer) + doubts
 
 
-def _uncomputable(config: Any, served: Any) -> Iterator[str]:
+def _uncomputable(config: Any, served: Any, load: Any) -> Iterator[str]:
     """Yields why the weights that an engine serves have no fingerprint, or none at an acceptable cost."""
     shards = config.parallel_config.world_size
     if served.quantization is not None:
         yield f"it is quantised ({served.quantization})"
     if shards > 1:
         yield f"it is sharded over {shards} workers"
-    if config.load_config.load_format not in ("auto", "hf", "safetensors"):
-        yield f"it is loaded as {config.load_config.load_format!r}"
+    if load.load_format not in ("auto", "hf", "safetensors"):
+        yield f"it is loaded as {load.load_format!r}"
     if served.revision is not None:
         yield f"its revision {served.revision!r} is given"
     if served.trust_remote_code:

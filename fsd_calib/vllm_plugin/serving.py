@@ -65,7 +65,8 @@ class Serving:
         self._drafts.end(self._runner.input_batch.req_ids)
 
     def admit(self, requests: Iterable[Any]) -> None:
-        """New requests need nothing: the runner knows them."""
+        """Notes requests that the scheduler sends for the first time, or again with other parameters."""
+        self._requests.forget(request.req_id for request in requests)
 
     def forget(self, finished: Set[str]) -> None:
         """Forgets requests that have finished."""

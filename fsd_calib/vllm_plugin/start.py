@@ -7,10 +7,8 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
-from fsd_calib.vllm_plugin import KEY, engine_checks, hooks, model_checks, request_checks
+from fsd_calib.vllm_plugin import KEY, engine_checks, hooks, model_checks
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_calib.vllm_plugin.telemetry.metrics import export_counters
-from fsd_calib.vllm_plugin.worker import WORKERS
 from fsd_decoding.profile.settings import warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -25,6 +23,11 @@ def follow(config: Any) -> None:
             out. vLLM is unchanged then.
     """
     hooks.check_vllm(vllm_version, hooks.RUNNER_V2 if config.use_v2_model_runner else hooks.RUNNER_V1)
+    # These import what was just looked up.
+    from fsd_calib.vllm_plugin import request_checks
+    from fsd_calib.vllm_plugin.telemetry.metrics import export_counters
+    from fsd_calib.vllm_plugin.worker import WORKERS
+
     settings = ServeSettings.of(config.additional_config[KEY])
     profile = ThresholdProfile.load(settings.profile, allow_edited=settings.allow_edited)
     engine_checks.check_engine(config, profile, settings.untested_v2_runner)

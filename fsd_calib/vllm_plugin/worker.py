@@ -9,6 +9,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from fsd_calib.vllm_plugin.serving import Serving
+from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from fsd_calib.vllm_plugin.serving_v2 import ServingV2
@@ -44,11 +45,18 @@ class _FollowsProfile:
         with self.serving.step():
             return worker.sample_tokens(grammar_output)
 
+    def reload_weights(self, *_: Any, **__: Any) -> None:
+        raise UsageError(
+            "the engine follows an fsd profile of its models, so their weights cannot be reloaded; restart it"
+        )
+
     def shutdown(self) -> None:
-        if self.serving is not None:
-            self.serving.close()
         worker: Any = super()
-        worker.shutdown()
+        try:
+            if self.serving is not None:
+                self.serving.close()
+        finally:
+            worker.shutdown()
 
 
 def _serving_v2(runner: Any) -> ServingV2 | None:

@@ -28,7 +28,7 @@ from support.vllm_engine import (
     tokenizer,
 )
 
-_NOTHING = {"fsd_threshold": 1e-30}  # D is computed for every token, and none is small enough
+_NOTHING = {"fsd_threshold": 1e-30}  # D is computed wherever it could decide, and none is small enough
 
 
 @pytest.fixture(scope="module")

@@ -88,6 +88,7 @@ def test_policies_that_look_at_more_than_tokens_are_refused(tmp_path: Path) -> N
     [
         ({"logprobs_mode": "processed_logprobs"}, "--logprobs-mode is processed_logprobs"),
         ({"enable_lora": True}, "--enable-lora"),
+        ({"hf_overrides": {"rope_theta": 5.0}}, "--hf-overrides"),
     ],
     ids=str,
 )

@@ -41,5 +41,6 @@ class Counters:
 
 
 def read_counters(file: Path) -> dict[str, float]:
-    """Returns the numbers of a file by name, as they are now."""
-    return dict(zip(NAMES, np.fromfile(file, np.float64).tolist(), strict=True))
+    """Returns the numbers of a file by name, as they are now; 0 where it is only being made."""
+    numbers = np.fromfile(file, np.float64).tolist()
+    return dict(zip(NAMES, numbers if len(numbers) == len(NAMES) else [0.0] * len(NAMES), strict=True))

@@ -113,29 +113,38 @@ class StepLog:
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[_Sent | _Finished] = deque()
 
     def add(self, ids: Sequence[str], requests: Sequence[RunningRequest], verified: Verified, emitted: Emitted) -> None:
         """Takes a step of B requests."""
         self._sent.append(_Sent(tuple(ids), requests, verified, emitted))
-        while self._sent and self._sent[0].arrived:
-            self._hand_on(self._sent.popleft())
+        self._hand_on_arrived()
 
     def finish(self, ids: Iterable[str]) -> None:
         """Takes the ids of requests that have finished, all of whose steps were added."""
-        self.flush()
-        for listener in self._listeners:
-            listener.finish(ids)
+        self._sent.append(_Finished(tuple(ids)))
+        self._hand_on_arrived()
 
     def flush(self) -> None:
         """Hands on all steps that were added."""
         while self._sent:
-            self._hand_on(self._sent.popleft())
+            self._sent.popleft().hand_on(self._listeners)
 
-    def _hand_on(self, sent: _Sent) -> None:
-        step = sent.step()
-        for listener in self._listeners:
-            listener.add(step)
+    def _hand_on_arrived(self) -> None:
+        while self._sent and self._sent[0].arrived:
+            self._sent.popleft().hand_on(self._listeners)
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """Ids of requests that finished between two steps."""
+
+    ids: Sequence[str]
+    arrived = True
+
+    def hand_on(self, listeners: Sequence[Listener]) -> None:
+        for listener in listeners:
+            listener.finish(self.ids)
 
 
 class _Sent:
@@ -155,7 +164,12 @@ class _Sent:
     def arrived(self) -> bool:
         return self._event is None or self._event.query()
 
-    def step(self) -> Step:
+    def hand_on(self, listeners: Sequence[Listener]) -> None:
+        step = self._step()
+        for listener in listeners:
+            listener.add(step)
+
+    def _step(self) -> Step:
         """The step, for which it waits if it has not arrived."""
         if self._event is not None:
             self._event.synchronize()

@@ -181,3 +181,11 @@ def test_tokens_made_certain_one_by_one_and_all_together_are_the_same(data: st.D
         allowed = bool(fuzzy[row]) and token >= 0 and logits[row, max(token, 0)] > -torch.inf
         assert (int(together[row].argmax()) == token) == (allowed or bool(likely[row]))
         assert bool(together[row].max() > 1e29) == allowed
+
+
+def test_a_token_that_vllm_forces_is_not_replaced() -> None:
+    """vLLM ends a thinking budget by a logit of 1e9, beside which others keep theirs."""
+    logits = torch.zeros(2, VOCABULARY)
+    logits[0, 3] = 1e9
+    accept_certainly(logits, torch.tensor([5, 5]), torch.tensor([True, True]))
+    assert logits.argmax(1).tolist() == [3, 5]
