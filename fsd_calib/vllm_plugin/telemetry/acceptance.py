@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fsd_calib.vllm_plugin.telemetry.counters import Counters
-from fsd_calib.vllm_plugin.telemetry.texts import Text
+from fsd_calib.vllm_plugin.telemetry.texts import ServedText
 from fsd_decoding.profile.drift import Drift
 
 
@@ -21,7 +21,7 @@ class Acceptance:
     def __init__(self, drift: Drift, counters: Counters, warn: Callable[[str], None]) -> None:
         self._drift, self._counters, self._warn = drift, counters, warn
 
-    def finished(self, text: Text) -> None:
+    def finished(self, text: ServedText) -> None:
         if not text.drafted or not text.whole:
             return
         self._counters.increase("texts", 1)

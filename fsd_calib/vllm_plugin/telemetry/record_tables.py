@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fsd_calib.vllm_plugin.telemetry.texts import Round, Text
+from fsd_calib.vllm_plugin.telemetry.texts import Round, ServedText
 from fsd_collectors.collection.assembly import Completions
 from fsd_collectors.collection.on_policy import DraftedTokens, Drafts
 from fsd_collectors.manifest import Manifest
@@ -36,7 +36,7 @@ class Served:
     greedy: bool
 
     @classmethod
-    def of(cls, text: Text, tokenizer: Any) -> Self:
+    def of(cls, text: ServedText, tokenizer: Any) -> Self:
         """Describes a finished text, which `tokenizer` decodes."""
         tokens = text.tokens[:-1] if text.reason == "eos" else text.tokens
         decoded = tokenizer.decode(tokens, skip_special_tokens=True)

@@ -11,7 +11,7 @@ from queue import Empty, Full, Queue
 from typing import Any
 
 from fsd_calib.vllm_plugin.telemetry.record_tables import Served, tables_of
-from fsd_calib.vllm_plugin.telemetry.texts import Text
+from fsd_calib.vllm_plugin.telemetry.texts import ServedText
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.writing import TraceWriter
 
@@ -51,7 +51,7 @@ class Records:
         """Whether texts are still recorded."""
         return not self._ended.is_set()
 
-    def finished(self, text: Text) -> None:
+    def finished(self, text: ServedText) -> None:
         if not self.active:
             return
         if not text.whole:

@@ -27,7 +27,7 @@ class Round:
 
 
 @dataclass
-class Text:
+class ServedText:
     """The tokens of a request, and those rounds that brought some of them; the prompt brings the first token."""
 
     request: RunningRequest
@@ -65,7 +65,7 @@ class Text:
 class TextListener(Protocol):
     """Receives finished texts."""
 
-    def finished(self, text: Text) -> None: ...
+    def finished(self, text: ServedText) -> None: ...
 
 
 class Texts:
@@ -78,14 +78,14 @@ class Texts:
 
     def __init__(self, listeners: Sequence[TextListener], tokenizer: Any) -> None:
         self._listeners, self._tokenizer = listeners, tokenizer
-        self._running: dict[str, Text] = {}
+        self._running: dict[str, ServedText] = {}
 
     def add(self, step: Step) -> None:
         begins = np.cumsum(step.layout.counts) - step.layout.counts
         for row, (name, request) in enumerate(zip(step.ids, step.requests, strict=True)):
             if not request.as_calibrated or not step.emits[row] or step.accepted[row] < 0:
                 continue
-            text = self._running.setdefault(name, Text(request))
+            text = self._running.setdefault(name, ServedText(request))
             count, accepted = int(step.layout.counts[row]), int(step.accepted[row])
             facts = step.facts[:, begins[row] : begins[row] + count].copy()  # not to keep those of the whole batch
             begin = int(step.begins[row]) - len(request.prompt)
@@ -106,11 +106,11 @@ class Texts:
                 self._hand_on(text)
         self._running.clear()
 
-    def _hand_on(self, text: Text) -> None:
+    def _hand_on(self, text: ServedText) -> None:
         for listener in self._listeners:
             listener.finished(text)
 
-    def _end(self, text: Text) -> tuple[int, Reason]:
+    def _end(self, text: ServedText) -> tuple[int, Reason]:
         """Returns the number of tokens up to the text's end, a token that ends it included, and what ends it there."""
         request, length = text.request, len(text.tokens)
         reason: Reason = "abort"
@@ -123,7 +123,7 @@ class Texts:
             return self._first_stopped(text, length), "stop"
         return length, reason
 
-    def _first_stopped(self, text: Text, high: int) -> int:
+    def _first_stopped(self, text: ServedText, high: int) -> int:
         """Returns the length of the shortest prefix that holds a stop string, which that of `high` tokens does."""
         low = 0
         while high - low > 1:
@@ -131,6 +131,6 @@ class Texts:
             low, high = (low, middle) if self._stopped(text, middle) else (middle, high)
         return high
 
-    def _stopped(self, text: Text, length: int) -> bool:
+    def _stopped(self, text: ServedText, length: int) -> bool:
         decoded = self._tokenizer.decode(text.tokens[:length])
         return any(stop in decoded for stop in text.request.stops)

@@ -23,7 +23,7 @@ from fsd_calib.vllm_plugin.telemetry.record_manifest import EngineFacts, manifes
 from fsd_calib.vllm_plugin.telemetry.record_tables import Served, tables_of
 from fsd_calib.vllm_plugin.telemetry.records import Records
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog, Verified
-from fsd_calib.vllm_plugin.telemetry.texts import Text, Texts
+from fsd_calib.vllm_plugin.telemetry.texts import ServedText, Texts
 from fsd_collectors.collection.measures import Measures
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
@@ -136,7 +136,7 @@ def test_texts_that_ended_are_recorded_though_vllm_never_said_so(tmp_path: Path)
 def test_the_divergence_of_the_rule_is_the_one_that_decided() -> None:
     facts = np.zeros((3 + len(MEASURES.columns), 2), np.float32)
     facts[0], facts[3 + MEASURES.columns.index("js")] = [0.25, 0.5], [0.2500001, 0.5]
-    text = Text(request(2, 9))
+    text = ServedText(request(2, 9))
     text.add(0, [5], 0, facts[:, :0])
     text.add(1, [6, 7, 8], 2, facts)
     tables = tables_of(manifest(), MEASURES.columns, [Served.of(text, TOKENIZER)], 0)
@@ -163,7 +163,7 @@ def test_what_nobody_knows_is_null_and_is_described_as_unknown(
 
 
 def test_a_text_that_vllm_took_back_is_recorded_as_it_went_on() -> None:
-    text = Text(request(2, 50))
+    text = ServedText(request(2, 50))
     facts = np.zeros((3, 2), np.float32)
     text.add(0, [5], 0, facts[:, :0])
     text.add(1, [6, 7, 8], 2, facts)
@@ -188,7 +188,7 @@ def test_a_text_that_vllm_took_back_is_recorded_as_it_went_on() -> None:
 def test_texts_end_where_vllm_ends_them(
     tokens: list[int], limit: int, stops: tuple[str, ...], length: int, reason: str
 ) -> None:
-    text = Text(request(2, limit, stops=stops))
+    text = ServedText(request(2, limit, stops=stops))
     text.add(0, tokens[:1], 0, np.zeros((3, 0), np.float32))
     text.add(1, tokens[1:], len(tokens) - 2, np.zeros((3, 4), np.float32))
     text.add(len(tokens), [8, 8], 1, np.zeros((3, 4), np.float32))  # under way when the end became known

@@ -18,7 +18,7 @@ from fsd_calib.vllm_plugin.running_requests import RunningRequest, RunningReques
 from fsd_calib.vllm_plugin.telemetry.acceptance import Acceptance
 from fsd_calib.vllm_plugin.telemetry.counters import Counters, read_counters
 from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Step, StepLog, Verified
-from fsd_calib.vllm_plugin.telemetry.texts import Text, Texts
+from fsd_calib.vllm_plugin.telemetry.texts import ServedText, Texts
 from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
 from fsd_decoding.profile.settings import coverage_of
 from support.calibration.profiles import profile
@@ -34,7 +34,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.texts: list[Text] = []
+        self.texts: list[ServedText] = []
         self.ids: list[str] = []
 
     def add(self, step: Step) -> None:
@@ -43,7 +43,7 @@ class Kept:
     def finish(self, ids: Any) -> None:
         self.ids += ids
 
-    def finished(self, text: Text) -> None:
+    def finished(self, text: ServedText) -> None:
         self.texts.append(text)
 
 
@@ -96,7 +96,7 @@ def test_what_a_runner_writes_into_its_tensors_later_does_not_change_a_step() ->
     assert kept.steps[0].accepted.tolist() == [1]
 
 
-def texts_of(rounds: Sequence[Sequence[int]], request: RunningRequest) -> Text:
+def texts_of(rounds: Sequence[Sequence[int]], request: RunningRequest) -> ServedText:
     """The text whose rounds emitted these tokens, all but the last of which were drafted and accepted, of 3 drafted."""
     kept = Kept()
     log = StepLog([Texts([kept], word_tokenizer())])
