@@ -13,37 +13,46 @@ from torch import Tensor
 from fsd_decoding.errors import UsageError
 from fsd_decoding.tensors import to_device
 
+Array = NDArray[np.int64]
+
 
 class KeptLogits:
     """Logits of drafts: one row of L draft steps a request. Subclasses say where they are, and which row is whose."""
 
-    @property
-    def kept(self) -> Tensor:
-        """All of them: (rows, L, V)."""
-        raise NotImplementedError
-
-    def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int] | None:
-        """Returns the rows of the requests that have drafts to verify; None: the logits of one are not known.
+    def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int | None]:
+        """Returns the rows of the requests; None for those whose drafts' logits are not known, or that have no drafts.
 
         Args:
-            requests: ids of the running requests.
-            counts: number of tokens drafted for each; those without drafts get row 0.
+            requests: ids of running requests.
+            counts: number of tokens drafted for each.
         """
         raise NotImplementedError
 
-    @property
-    def length(self) -> int:
-        """L, the largest number of tokens drafted for a request."""
-        return self.kept.shape[1]
+    def at(self, rows: Array, steps: Array) -> Tensor:
+        """Returns the logits of n draft steps, by their rows and their numbers in the draft: (n, V), a copy."""
+        raise NotImplementedError
 
-    def first(self, rows: int, count: int) -> Tensor:
-        """Returns the logits of the first `count` draft steps of the first `rows` rows, without a copy: (B, n, V)."""
+    def block(self, rows: int, count: int) -> Tensor | None:
+        """Returns the logits of the first `count` draft steps of the first `rows` rows without a copy: (B, n, V).
+
+        None: they are not in one tensor.
+        """
+        raise NotImplementedError
+
+
+class OneTensor(KeptLogits):
+    """Draft logits in one tensor (rows, L, V), which subclasses have."""
+
+    @property
+    def kept(self) -> Tensor:
+        raise NotImplementedError
+
+    def at(self, rows: Array, steps: Array) -> Tensor:
+        length, device = self.kept.shape[1], self.kept.device
+        return self.kept.view(-1, self.kept.shape[-1])[to_device((rows * length + steps).tolist(), device)]
+
+    def block(self, rows: int, count: int) -> Tensor:
         return self.kept[:rows, :count]
-
-    @property
-    def flat(self) -> Tensor:
-        """All logits, (rows · L, V): row r's step i is at r · L + i."""
-        return self.kept.view(-1, self.kept.shape[-1])
 
 
 class DraftLogits(KeptLogits):
@@ -83,13 +92,12 @@ class DraftLogits(KeptLogits):
         """Notes the ids of the requests, in the order of the rows, that the drafts since `begin` are of."""
         self._row_of = {request: row for row, request in enumerate(requests)} if self._steps else {}
 
-    def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int] | None:
-        rows = [self._row_of.get(request) if count else 0 for request, count in zip(requests, counts, strict=True)]
-        known = all(row is not None for row in rows) and max(counts, default=0) <= self._steps
-        return [row or 0 for row in rows] if known else None
+    def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int | None]:
+        return [self._row_of.get(request) if 0 < count <= self._steps else None
+                for request, count in zip(requests, counts, strict=True)]  # fmt: skip
 
 
-class BufferedDraftLogits(DraftLogits):
+class BufferedDraftLogits(DraftLogits, OneTensor):
     """Draft logits in a buffer that is allocated once.
 
     vLLM measures free memory after the models are loaded, so the KV cache makes room for the buffer.
@@ -111,22 +119,21 @@ class BufferedDraftLogits(DraftLogits):
 
 
 class HostDraftLogits(DraftLogits):
-    """Draft logits on a CPU, in vLLM's own tensors: L copies a step would take longer than joining them if needed."""
+    """Draft logits on a CPU, in vLLM's own tensors: few of them are looked at, so joining them would take longer."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__(vocabulary)
         self._of_steps: list[Tensor] = []  # (B, V) each
-        self._joined: Tensor | None = None
-
-    @property
-    def kept(self) -> Tensor:
-        if self._joined is None:
-            self._joined = torch.stack(self._of_steps, 1)
-        return self._joined
 
     def begin(self) -> None:
         super().begin()
-        self._of_steps, self._joined = [], None
+        self._of_steps = []
+
+    def at(self, rows: Array, steps: Array) -> Tensor:
+        return torch.stack([self._of_steps[step][row] for row, step in zip(rows.tolist(), steps.tolist(), strict=True)])
+
+    def block(self, rows: int, count: int) -> None:
+        return None
 
     def _keep(self, logits: Tensor, changes: bool) -> None:
         self._of_steps.append(logits.clone() if changes else logits)
@@ -137,7 +144,7 @@ class Layout:
 
     Args:
         counts: n_b, number of tokens drafted for each request.
-        rows: row of each request in `DraftLogits`.
+        rows: row of each request in `KeptLogits`; of those without tokens any.
     """
 
     def __init__(self, counts: Sequence[int], rows: Sequence[int]) -> None:
@@ -151,10 +158,6 @@ class Layout:
         same = bool((self.counts == self.counts[0]).all()) if len(self.counts) else False
         return same and bool((self.rows == np.arange(len(self.rows))).all())
 
-    def draft_index(self, length: int, device: torch.device) -> Tensor:
-        """Returns the index of every token in `DraftLogits.flat`: (N,)."""
-        return to_device((self.rows[self.owner] * length + self.place).tolist(), device)
-
     @property
     def count(self) -> int:
         """N."""
@@ -162,7 +165,7 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def _owners_and_places(counts: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _owners_and_places(counts: tuple[int, ...]) -> tuple[Array, Array]:
     """Returns for N tokens of B requests the index of the request, and the place in its draft, from 0: (N,) each."""
     numbers = np.asarray(counts, np.int64)
     owner = np.repeat(np.arange(len(counts)), numbers)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
+from fsd_calib.vllm_plugin.rejected_tokens import divergences_of_rejected
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
@@ -20,6 +23,7 @@ from fsd_decoding.tensors import to_device
 
 _MEASURED = 1 << 22  # logits of a model that are measured for records at once, in about ten temporaries of that size
 
+Array = NDArray[Any]
 Piece = tuple[Tensor, Tensor]  # target and draft logits of some tokens, (…, V) each
 
 
@@ -35,6 +39,16 @@ class Verification:
     drafted: Tensor | None = None  # (N,) the tokens; None where nothing is recorded
     likeliest: Tensor | None = None  # (N,) bool: tokens that the exact rule accepts, so that no D is needed; None: all
 
+    def only(self, known: Sequence[bool]) -> tuple[Verification, Tensor]:
+        """Returns the step without the drafts of some requests, and the places of the other tokens among all: (n,)."""
+        kept = np.flatnonzero(np.repeat(known, self.counts))
+        at = to_device(kept.tolist(), self.rows.device, torch.int64)
+        places, drafted, likeliest = (
+            None if each is None else each[at] for each in (self.places, self.drafted, self.likeliest)
+        )
+        counts = [count if is_known else 0 for count, is_known in zip(self.counts, known, strict=True)]
+        return replace(self, counts=counts, rows=self.rows[at], places=places, drafted=drafted, likeliest=likeliest), at
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -45,8 +59,15 @@ class Judged:
     divergences: Tensor  # (N,)
     thresholds: Tensor  # (N,) float64
     fuzzy: Tensor  # (N,) bool: D <= T
-    likeliest: Tensor | None = None  # `Verification.likeliest`; D of these tokens is infinite, as it was not computed
+    likeliest: Tensor | None = None  # `Verification.likeliest`; D is infinite where it decides nothing
     measured: Tensor | None = None  # (columns, N) of traces; None where nothing is recorded
+    at: Tensor | None = None  # (N,) their places among all drafted tokens, the others having no D; None: they are all
+
+    def spread(self, total: int) -> Tensor:
+        """Returns `fuzzy` of all drafted tokens of the step: (total,)."""
+        if self.at is None:
+            return self.fuzzy
+        return self.fuzzy.new_zeros(total).index_put_((self.at,), self.fuzzy)
 
 
 class Judge:
@@ -66,69 +87,81 @@ class Judge:
         """Whether T depends on where a token is in its completion."""
         return isinstance(self._policy, Schedule)
 
-    def __call__(
-        self, step: Verification, thresholds: Sequence[float], measures: Measures | None = None
-    ) -> Judged | None:
-        """Judges a step; None where nothing can be accepted by divergence and nothing is measured.
-
-        Args:
-            thresholds: T of each request; below 0, it is decoded exactly.
-            measures: columns of traces to compute, too.
-        """
-        drafting = [t for t, count in zip(thresholds, step.counts, strict=True) if count]
-        rows = self._drafts.rows_of(step.requests, step.counts)
-        if rows is None or not drafting or (max(drafting) < 0 and measures is None):
-            return None
-        layout = Layout(step.counts, rows)
-        bounds = to_device(np.repeat(thresholds, step.counts).tolist(), step.logits.device, torch.float64)
-        if step.likeliest is not None:
-            found = self._of_others(step, layout, step.likeliest)
-            return Judged(step.requests, layout, found, bounds, found <= bounds, step.likeliest)
-        pieces = list(self._pieces(step, layout))
-        found = torch.cat([self._divergences(*piece).reshape(-1) for piece in pieces])
-        if self._policy is not None:
-            bounds = scaled(bounds, self._policy, self._tokens(step, pieces))
-        measured = None if measures is None else self._measured(step, pieces, measures)
-        fuzzy = (found <= bounds) & (found < torch.inf)
-        return Judged(step.requests, layout, found, bounds, fuzzy, measured=measured)
-
     @property
     def needs_all(self) -> bool:
         """Whether tokens that the exact rule accepts are looked at, too: the policies do."""
         return self._policy is not None
 
+    def __call__(
+        self, step: Verification, thresholds: Sequence[float], measures: Measures | None = None
+    ) -> Judged | None:
+        """Judges a step; None where nothing can be accepted by divergence and nothing is measured.
+
+        Drafts whose logits are not known are left to the exact rule.
+
+        Args:
+            thresholds: T of each request; below 0, it is decoded exactly.
+            measures: columns of traces to compute, too.
+        """
+        rows, at = self._drafts.rows_of(step.requests, step.counts), None
+        if any(row is None and count for row, count in zip(rows, step.counts, strict=True)):
+            step, at = step.only([row is not None for row in rows])
+        drafting = [t for t, count in zip(thresholds, step.counts, strict=True) if count]
+        if not drafting or (max(drafting) < 0 and measures is None):
+            return None
+        layout = Layout(step.counts, [row or 0 for row in rows])
+        bounds = np.repeat(thresholds, step.counts)
+        if step.likeliest is not None:
+            return self._of_rejected(step, layout, bounds, step.likeliest, at)
+        parts = list(self._parts(step, layout, measures))
+        found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
+        assert found is not None
+        limits = to_device(bounds.tolist(), found.device, torch.float64)
+        if self._policy is not None:
+            limits = scaled(limits, self._policy, self._tokens(step, entropies))
+        fuzzy = (found <= limits) & (found < torch.inf)
+        return Judged(step.requests, layout, found, limits, fuzzy, measured=measured, at=at)
+
+    def _of_rejected(
+        self, step: Verification, layout: Layout, bounds: Array, likeliest: Tensor, at: Tensor | None
+    ) -> Judged:
+        rows, size = step.rows.numpy(), _chunk_rows(step.logits)
+
+        def divergences(tokens: Array) -> Array:
+            parts = (tokens[i : i + size] for i in range(0, len(tokens), size))
+            copies = (self._copy(step.logits, layout, torch.from_numpy(rows[part]), part) for part in parts)
+            return torch.cat([self._divergences(*piece) for piece in copies]).numpy()
+
+        found = divergences_of_rejected(~likeliest.numpy(), layout.owner, bounds, divergences)
+        fuzzy = torch.from_numpy((found <= bounds) & (found < np.inf))
+        found_, bounds_ = torch.from_numpy(found), torch.from_numpy(bounds)
+        return Judged(step.requests, layout, found_, bounds_, fuzzy, likeliest, at=at)
+
     def _divergences(self, target: Tensor, draft: Tensor) -> Tensor:
         return unchecked_divergences([self._divergence], target, draft)[self._divergence]
 
-    def _of_others(self, step: Verification, layout: Layout, likeliest: Tensor) -> Tensor:
-        """Returns D (N,) of the tokens that are not the target's likeliest ones, and infinity for those."""
-        found = torch.full(likeliest.shape, torch.inf)
-        others = (~likeliest).nonzero().flatten()
-        if len(others):
-            rows = layout.draft_index(self._drafts.length, others.device)
-            vocabulary = step.logits.shape[1]
-            for some in others.split(chunk_elements(others.device.type, vocabulary) // vocabulary):
-                draft = self._drafts.flat[rows[some]]
-                found[some] = self._divergences(step.logits[step.rows[some]], draft).float()
-        return found
+    def _parts(
+        self, step: Verification, layout: Layout, measures: Measures | None
+    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+        """Yields of some tokens at a time, in order: D (n,), the entropy (n,) that T depends on, columns (…, n)."""
+        begin = 0
+        for target, draft in self._pieces(step, layout):
+            end = begin + target.shape[:-1].numel()
+            drafted = None if step.drafted is None else step.drafted[begin:end]
+            yield (
+                self._divergences(target, draft).reshape(-1), self._entropy(target, draft),
+                None if measures is None or drafted is None else _measured(measures, target, draft, drafted),
+            )  # fmt: skip
+            begin = end
 
-    def _measured(self, step: Verification, pieces: Sequence[Piece], measures: Measures) -> Tensor:
-        """Returns the columns of traces (columns, N), computed for some tokens at a time, whose memory is bounded."""
-        assert step.drafted is not None
-        flat = ((part.flatten(0, -2).float() for part in parts) for piece in pieces for parts in _parts(*piece))
-        columns, begin = [], 0
-        for target, draft in flat:
-            drafted = step.drafted[begin : begin + len(target)].long().clamp_min(0)  # negative ones are padding
-            keys = drafted.unsqueeze(1).expand(-1, 2)  # of no noise: vLLM's own is not known
-            columns.append(measures(Positions(target, draft, drafted, target.argmax(-1), drafted, keys)))
-            begin += len(target)
-        return torch.cat(columns, 1)
+    def _entropy(self, target: Tensor, draft: Tensor) -> Tensor | None:
+        if not isinstance(self._policy, EntropyScaled):
+            return None
+        return entropy(target if self._policy.signal == "target" else draft).reshape(-1)
 
-    def _tokens(self, step: Verification, pieces: Sequence[Piece]) -> StepTokens:
-        signal = self._policy.signal if isinstance(self._policy, EntropyScaled) else None
-        of = {"target": 0, "draft": 1}.get(str(signal))
-        found = None if of is None else torch.cat([entropy(piece[of]).reshape(-1) for piece in pieces])
-        return StepTokens(step.places, found if of == 0 else None, found if of == 1 else None)
+    def _tokens(self, step: Verification, entropies: Tensor | None) -> StepTokens:
+        of_target = isinstance(self._policy, EntropyScaled) and self._policy.signal == "target"
+        return StepTokens(step.places, entropies if of_target else None, None if of_target else entropies)
 
     def _pieces(self, step: Verification, layout: Layout) -> Iterator[Piece]:
         """Yields the logits of the drafted tokens, in order.
@@ -136,21 +169,48 @@ class Judge:
         Kernels read them in place, if requests are in the order of their drafts and all have equally many. If not, some
         rows are copied at a time, whose memory is bounded.
         """
-        vocabulary = step.logits.shape[1]
         if layout.in_order:
             requests, count = len(layout.counts), int(layout.counts[0])
-            target = step.logits.view(requests, count + 1, vocabulary)[:, :count]
-            draft = self._drafts.first(requests, count)
-            if is_fused([self._divergence], target, draft):
+            target = step.logits.view(requests, count + 1, -1)[:, :count]
+            draft = self._drafts.block(requests, count)
+            if draft is not None and is_fused([self._divergence], target, draft):
                 yield target, draft
                 return
-        size = chunk_elements(step.logits.device.type, vocabulary) // vocabulary
-        indices = step.rows, layout.draft_index(self._drafts.length, step.logits.device)
-        for target_rows, draft_rows in zip(*(index.split(size) for index in indices), strict=True):
-            yield step.logits[target_rows], self._drafts.flat[draft_rows]
+        size = _chunk_rows(step.logits)
+        for begin in range(0, layout.count, size):
+            part = slice(begin, begin + size)
+            yield self._copy(step.logits, layout, step.rows[part], part)
+
+    def _copy(self, logits: Tensor, layout: Layout, rows: Tensor, tokens: slice | Array) -> Piece:
+        """Returns the logits of some tokens, whose rows of the target's are `rows`."""
+        return logits[rows], self._drafts.at(layout.rows[layout.owner[tokens]], layout.place[tokens])
 
 
-def _parts(target: Tensor, draft: Tensor) -> Iterator[Piece]:
-    """Yields the logits (n, …, V) of some rows at a time, few enough for the memory that vLLM leaves."""
+def _chunk_rows(logits: Tensor) -> int:
+    """Rows of logits (…, V) that are copied at a time."""
+    vocabulary = logits.shape[-1]
+    return chunk_elements(logits.device.type, vocabulary) // vocabulary
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Returns parts (…, n) as one; None if there are none."""
+    there = [part for part in parts if part is not None]
+    return torch.cat(there, -1) if there else None
+
+
+def _measured(measures: Measures, target: Tensor, draft: Tensor, drafted: Tensor) -> Tensor:
+    """Returns the columns of traces (columns, n), computed for few enough tokens at a time for the memory vLLM leaves.
+
+    Args:
+        target, draft: (…, V) logits of n tokens.
+        drafted: (n,) the tokens; negative ones are padding.
+    """
     size = max(1, min(chunk_size(target), _MEASURED) // target[:1].numel())
-    yield from zip(target.split(size), draft.split(size), strict=True)
+    columns, begin = [], 0
+    for p, q in zip(target.split(size), draft.split(size), strict=True):
+        p, q = p.flatten(0, -2).float(), q.flatten(0, -2).float()
+        x = drafted[begin : begin + len(p)].long().clamp_min(0)
+        keys = x.unsqueeze(1).expand(-1, 2)  # of no noise: vLLM's own is not known
+        columns.append(measures(Positions(p, q, x, p.argmax(-1), x, keys)))
+        begin += len(p)
+    return torch.cat(columns, 1)

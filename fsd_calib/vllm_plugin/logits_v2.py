@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fsd_calib.vllm_plugin.draft_logits import KeptLogits
+from fsd_calib.vllm_plugin.draft_logits import OneTensor
 from fsd_calib.vllm_plugin.rejection_rule import accept_certainly
 from fsd_decoding.tensors import to_device
 
 
-class StateDraftLogits(KeptLogits):
+class StateDraftLogits(OneTensor):
     """Draft logits as the runner keeps them: of each request at the index of its state, for as long as it runs.
 
     Args:
@@ -33,8 +33,8 @@ class StateDraftLogits(KeptLogits):
     def kept(self) -> Tensor:
         return self._kept
 
-    def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int] | None:
-        return [self._index_of[request] if count else 0 for request, count in zip(requests, counts, strict=True)]
+    def rows_of(self, requests: Sequence[str], counts: Sequence[int]) -> list[int | None]:
+        return [self._index_of[request] if count else None for request, count in zip(requests, counts, strict=True)]
 
 
 class StepRows:

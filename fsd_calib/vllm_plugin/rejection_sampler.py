@@ -20,7 +20,7 @@ class FuzzyRejectionSampler(RejectionSampler):
 
     Attributes:
         judged: the step's tokens; None: vLLM's rule alone decides.
-        most_likely: of the latest step that had judged tokens, which of them the exact rule would accept when greedy
+        most_likely: of the latest step that had judged tokens, which of those the exact rule would accept when greedy
             (N,).
     """
 
@@ -32,10 +32,11 @@ class FuzzyRejectionSampler(RejectionSampler):
         processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
         if self.judged is None:
             return processed
+        at, fuzzy, drafted = self.judged.at, self.judged.spread(len(processed)), metadata.draft_token_ids
         if self.judged.likeliest is None:
-            self.most_likely = accept_certainly(processed, metadata.draft_token_ids, self.judged.fuzzy)
+            most_likely = accept_certainly(processed, drafted, fuzzy)
+            self.most_likely = most_likely if at is None else most_likely[at]
         else:  # processing changed nothing, and few tokens are left
-            at = self.judged.fuzzy.nonzero().flatten()
-            accept_at(processed, metadata.draft_token_ids, at)
+            accept_at(processed, drafted, fuzzy.nonzero().flatten())
             self.most_likely = self.judged.likeliest
         return processed

@@ -117,18 +117,15 @@ class Serving:
         """vLLM's `_sample`, whose step is logged: every one, so that the tokens of all texts are known."""
         if not self._telemetry.listens:
             return original(logits, metadata)
-        ids, runner = self._runner.input_batch.req_ids, self._runner
-        begins = runner.seq_lens[: len(ids)].clone()  # the drafter goes on in it
-        if metadata is not None:
-            begins -= to_device(metadata.num_draft_tokens, begins.device, begins.dtype)
-        emits = ~runner.discard_request_mask.np[: len(ids)]
-        output = original(logits, metadata)
-        judged = self._sampler.judged
+        output, judged = original(logits, metadata), self._sampler.judged
+        runner, ids = self._runner, self._runner.input_batch.req_ids
+        ends = runner.seq_lens[: len(ids)]
         verified = (
-            Verified.nothing(len(ids), begins.device) if judged is None
+            Verified.nothing(len(ids), ends.device) if judged is None
             else Verified.of(judged, self._sampler.most_likely)
         )  # fmt: skip
-        emitted = Emitted(output.sampled_token_ids, begins, emits)
+        drafted = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
+        emitted = Emitted(output.sampled_token_ids, ends, drafted, ~runner.discard_request_mask.np[: len(ids)])
         self._telemetry.log.add(ids, self._requests.of(ids), verified, emitted)
         return output
 

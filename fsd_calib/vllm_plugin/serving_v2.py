@@ -95,10 +95,9 @@ class ServingV2:
         if self._telemetry.listens:
             ids, counts = list(batch.req_ids), StepRows(batch.cu_num_logits_np).counts
             lengths = batch.seq_lens[: len(ids)]
-            begins = lengths - to_device(counts, lengths.device, lengths.dtype)
             verified = self._verified or Verified.nothing(len(ids), lengths.device)
             sampled = padded(result[0].sampled_token_ids, result[0].num_sampled)
-            emitted = Emitted(sampled, begins, np.ones(len(ids), bool))
+            emitted = Emitted(sampled, lengths, counts, np.ones(len(ids), bool))
             self._telemetry.log.add(ids, self._requests.of(ids), verified, emitted)
         return result
 

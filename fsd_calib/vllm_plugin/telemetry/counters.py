@@ -24,7 +24,7 @@ class Counters:
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._values = np.memmap(file, np.float64, "w+", shape=(len(NAMES),))
+        self._values = np.asarray(np.memmap(file, np.float64, "w+", shape=(len(NAMES),)))
 
     def increase(self, name: str, by: float) -> None:
         self._values[NAMES.index(name)] += by

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -48,19 +49,19 @@ class Step:
         """Whether it is the target's argmax, processed: (N,) bool."""
         return self.facts[2] > 0
 
-    @property
+    @cached_property
     def kept(self) -> Array:
         """Which drafted tokens were accepted: (N,) bool."""
         kept: Array = self.layout.place < self.accepted[self.layout.owner]
         return kept
 
-    @property
+    @cached_property
     def decided(self) -> Array:
         """The accepted tokens and the first rejected one of each request: (N,) bool."""
         decided: Array = self.layout.place <= self.accepted[self.layout.owner]
         return decided
 
-    @property
+    @cached_property
     def needed(self) -> Array:
         """Which accepted tokens needed D <= T: (N,) bool.
 
@@ -94,7 +95,8 @@ class Emitted(NamedTuple):
     """What a step emitted for B requests, on the device."""
 
     sampled: Tensor  # `Step.sampled`
-    begins: Tensor  # `Step.begins`
+    ends: Tensor  # (B,) tokens of the prompt, the text and the drafts that the step verified
+    drafted: Sequence[int]  # B numbers of these drafts
     emits: Array  # `Step.emits`
 
 
@@ -153,8 +155,9 @@ class _Sent:
     def __init__(
         self, ids: Sequence[str], requests: Sequence[RunningRequest], verified: Verified, emitted: Emitted
     ) -> None:
-        self._ids, self._requests, self._layout, self._emits = ids, requests, verified.layout, emitted.emits
-        self._copies = [_to_host(each) for each in (_joined(verified.facts), emitted.sampled, emitted.begins)]
+        self._ids, self._requests, self._layout = ids, requests, verified.layout
+        self._drafted, self._emits = emitted.drafted, emitted.emits
+        self._copies = [_joined(verified.facts), _to_host(emitted.sampled), _to_host(emitted.ends)]
         self._event = None
         if emitted.sampled.is_cuda:
             self._event = torch.cuda.Event()
@@ -173,15 +176,16 @@ class _Sent:
         """The step, for which it waits if it has not arrived."""
         if self._event is not None:
             self._event.synchronize()
-        facts, sampled, begins = (copy.numpy() for copy in self._copies)
+        facts, sampled, ends = (copy.numpy() for copy in self._copies)
         accepted = (sampled != -1).sum(1) - 1
+        begins = ends - np.asarray(self._drafted, ends.dtype)
         return Step(self._ids, self._requests, self._layout, accepted, sampled, facts, begins, self._emits)
 
 
 def _joined(facts: Sequence[Tensor]) -> Tensor:
-    """Returns the rows of facts as one tensor in fp32; on a CPU by NumPy, which takes less time for so little."""
+    """Returns the rows of facts as one tensor on the host, in fp32; those on a CPU are nobody else's."""
     if facts[0].is_cuda:
-        return torch.cat([each.float().reshape(-1, each.shape[-1]) for each in facts])
+        return _to_host(torch.cat([each.float().reshape(-1, each.shape[-1]) for each in facts]))
     return torch.from_numpy(np.vstack([each.numpy() for each in facts]).astype(np.float32, copy=False))
 
 

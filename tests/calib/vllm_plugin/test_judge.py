@@ -71,11 +71,46 @@ def test_every_token_is_compared_with_its_own_draft(data: st.DataObject, name: s
     assert torch.equal(judged.fuzzy, judged.divergences <= bounds)
 
 
-def test_requests_whose_drafts_are_not_known_are_decoded_exactly() -> None:
-    """As after a step in which the drafter did not run, or a request came back from preemption."""
+@settings(max_examples=40)
+@given(data=st.data())
+def test_requests_whose_drafts_are_not_known_are_decoded_exactly(data: st.DataObject) -> None:
+    """As one that was not scheduled while others drafted. Those beside them are judged as if they were alone."""
+    drafts, of = drafted(["a", "b", "c"], buffered=data.draw(st.booleans()))
+    order = data.draw(st.permutations(["a", "x", "b", "y", "c"]))
+    counts = data.draw(st.lists(st.integers(0, LENGTH), min_size=5, max_size=5))
+    step, targets = verification(order, counts)
+    exact = torch.tensor(
+        data.draw(st.lists(st.booleans(), min_size=sum(counts), max_size=sum(counts))), dtype=torch.bool
+    )
+    step = replace(step, likeliest=exact if data.draw(st.booleans()) else None)
+    judged = Judge(drafts, "js", None)(step, [0.3] * 5)
+    expected = [
+        divergence("js", p, of[r][: len(p)]) if r in of else torch.full((len(p),), torch.inf)
+        for r, p in zip(order, targets, strict=True)
+    ]
+    if not any(count for name, count in zip(order, counts, strict=True) if name in of):
+        assert judged is None
+        return
+    assert judged is not None
+    fuzzy = torch.cat(expected) <= 0.3
+    if step.likeliest is None:
+        assert torch.equal(judged.spread(sum(counts)), fuzzy)
+    else:
+        assert_same_round(judged.spread(sum(counts)) | exact, fuzzy | exact, counts)
+    known = torch.tensor([name in of for name, count in zip(order, counts, strict=True) for _ in range(count)])
+    assert (
+        torch.arange(sum(counts)) if judged.at is None else judged.at
+    ).tolist() == known.nonzero().flatten().tolist()
+
+
+def assert_same_round(accepted: Tensor, expected: Tensor, counts: list[int]) -> None:
+    """Both say of every request that the same tokens before the first rejected one are accepted."""
+    for one, other in zip(accepted.split(counts), expected.split(counts), strict=True):
+        assert one.long().cumprod(0).tolist() == other.long().cumprod(0).tolist()
+
+
+def test_a_step_after_one_without_drafts_is_decoded_exactly() -> None:
     drafts, _ = drafted(["a", "b"])
-    step, _ = verification(["a", "c"], [LENGTH, LENGTH])
-    assert Judge(drafts, "js", None)(step, [1.0, 1.0]) is None
     drafts.begin()
     drafts.end(["a", "b"])
     step, _ = verification(["a", "b"], [LENGTH, LENGTH])
@@ -145,22 +180,36 @@ def test_a_draft_over_another_vocabulary_is_refused() -> None:
         drafts.add(torch.zeros(1, 9), changes=False)
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(data=st.data())
-def test_tokens_that_the_exact_rule_accepts_need_no_divergence(data: st.DataObject) -> None:
-    """All others are judged as if every token were."""
+def test_divergences_are_computed_only_where_they_decide(data: st.DataObject) -> None:
+    """Rounds end where they would if all were known; tokens behind a rejected first one have none."""
     names = [f"r{i}" for i in range(data.draw(st.integers(1, 4)))]
     drafts, _ = drafted(names, buffered=data.draw(st.booleans()))
     order = data.draw(st.permutations(names))
     counts = data.draw(st.lists(st.integers(1, LENGTH), min_size=len(names), max_size=len(names)))
     likeliest = torch.tensor(data.draw(st.lists(st.booleans(), min_size=sum(counts), max_size=sum(counts))))
+    thresholds = data.draw(st.lists(st.sampled_from([-1.0, 0.2, 0.4]), min_size=len(names), max_size=len(names)))
     step, _ = verification(order, counts)
     judge = Judge(drafts, "js", None)
-    whole, looked = judge(step, [0.2] * len(names)), judge(replace(step, likeliest=likeliest), [0.2] * len(names))
+    whole, looked = judge(step, thresholds), judge(replace(step, likeliest=likeliest), thresholds)
+    if max(thresholds) < 0:
+        assert looked is None
+        return
     assert whole is not None
     assert looked is not None
-    assert torch.equal(looked.divergences[~likeliest], whole.divergences[~likeliest])
-    assert torch.equal(looked.fuzzy, whole.fuzzy & ~likeliest)
+    assert_same_round(looked.fuzzy | likeliest, whole.fuzzy | likeliest, counts)
+    computed = looked.divergences < torch.inf
+    assert torch.equal(looked.divergences[computed], whole.divergences[computed])
+    needed = [set(first_and_rest(*each)) for each in zip(
+        likeliest.split(counts), whole.fuzzy.split(counts), whole.thresholds.split(counts), strict=True)]  # fmt: skip
+    assert [set(each.nonzero().flatten().tolist()) for each in computed.split(counts)] == needed
+
+
+def first_and_rest(likeliest: Tensor, fuzzy: Tensor, thresholds: Tensor) -> list[int]:
+    """Tokens of a request whose D is computed: the first that is not the likeliest, and all others if it passes."""
+    others = [] if thresholds[0] < 0 else (~likeliest).nonzero().flatten().tolist()
+    return others if others and fuzzy[others[0]] else others[:1]
 
 
 @settings(max_examples=60)

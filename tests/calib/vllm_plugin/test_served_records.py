@@ -127,7 +127,7 @@ def test_rows_of_a_step_that_is_measured_in_parts_are_in_order(tmp_path: Path) -
 def test_texts_that_ended_are_recorded_though_vllm_never_said_so(tmp_path: Path) -> None:
     with recording(tmp_path / "run", manifest()) as (log, _):
         ended = serve(log, some(5), MEASURES, reported=False)
-        under_way = Emitted(torch.tensor([[7]], dtype=torch.int32), torch.tensor([3]), np.array([True]))
+        under_way = Emitted(torch.tensor([[7]], dtype=torch.int32), torch.tensor([3]), [0], np.array([True]))
         log.add(["under way"], [request(3, 9)], Verified.nothing(1, torch.device("cpu")), under_way)
     emitted = load_traces(tmp_path / "run").to_pandas(["emitted"], table="completions").emitted
     assert sorted(emitted) == sorted(len(each.tokens) for each in ended)

@@ -58,11 +58,11 @@ def logged(
         torch.full_like(found, 0.25).double(), found <= 0.25,
     )  # fmt: skip
     verified = Verified.of(judged, torch.tensor(most_likely))
-    log.add(judged.requests, requests, verified, emitted_at(begin, torch.tensor(sampled)))
+    log.add(judged.requests, requests, verified, emitted_at(begin, torch.tensor(sampled), counts))
 
 
-def emitted_at(begin: int, sampled: Tensor) -> Emitted:
-    return Emitted(sampled, torch.full((len(sampled),), begin), np.full(len(sampled), True))
+def emitted_at(begin: int, sampled: Tensor, drafted: Sequence[int]) -> Emitted:
+    return Emitted(sampled, begin + torch.tensor(drafted), drafted, np.full(len(sampled), True))
 
 
 def test_tokens_are_counted_by_what_accepted_them(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_tokens_behind_the_first_rejection_are_not_counted(tmp_path: Path) -> No
 def test_what_a_runner_writes_into_its_tensors_later_does_not_change_a_step() -> None:
     kept, sampled = Kept(), torch.tensor([[1, 2]])
     judged = Judged(["a"], Layout([1], [0]), torch.tensor([0.1]), torch.tensor([0.25]), torch.tensor([True]))
-    StepLog([kept]).add(["a"], [GREEDY], Verified.of(judged, torch.tensor([True])), emitted_at(0, sampled))
+    StepLog([kept]).add(["a"], [GREEDY], Verified.of(judged, torch.tensor([True])), emitted_at(0, sampled, [1]))
     sampled.fill_(-1)
     assert kept.steps[0].sampled.tolist() == [[1, 2]]
     assert kept.steps[0].accepted.tolist() == [1]

@@ -77,7 +77,7 @@ def _prefill(log: StepLog, batch: Sequence[Running], random: torch.Generator) ->
     for done in (False, True):
         sampled = torch.randint(1, VOCABULARY, (len(batch), 1), generator=random, dtype=torch.int32)
         begins = torch.tensor([len(each.prompt) - (0 if done else 1) for each in requests], dtype=torch.int32)
-        log.add(names, requests, nothing, Emitted(sampled, begins, np.full(len(batch), done)))
+        log.add(names, requests, nothing, Emitted(sampled, begins, [0] * len(batch), np.full(len(batch), done)))
     for each, token in zip(batch, sampled[:, 0].tolist(), strict=True):
         each.tokens.append(token)
 
@@ -97,13 +97,14 @@ def _step(log: StepLog, running: Sequence[Running], measures: Measures | None, r
     step = Verification(names, [DRAFTS] * len(running), target.flatten(0, 1), rows, None, tokens.flatten())
     judged = judge(step, [each.threshold for each in requests], measures)
     assert judged is not None
-    begins = torch.tensor([len(each.request.prompt) + len(each.tokens) for each in running], dtype=torch.int32)
+    ends = torch.tensor([len(each.request.prompt) + len(each.tokens) + DRAFTS for each in running], dtype=torch.int32)
     sampled = torch.full((len(running), DRAFTS + 1), -1, dtype=torch.int32)
     for row, each in enumerate(running):
         emitted = _verify(each, target[row], draft[row], tokens[row].tolist())
         sampled[row, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
     most_likely = (tokens == target[:, :DRAFTS].argmax(-1)).flatten()
-    log.add(names, requests, Verified.of(judged, most_likely), Emitted(sampled, begins, np.full(len(running), True)))
+    emitted_ = Emitted(sampled, ends, step.counts, np.full(len(running), True))
+    log.add(names, requests, Verified.of(judged, most_likely), emitted_)
 
 
 def _verify(running: Running, target: Tensor, draft: Tensor, tokens: Sequence[int]) -> list[int]:
