@@ -178,6 +178,8 @@ def unchecked_divergences(
     if is_fused(names, target_logits, draft_logits):
         return _fused(names, target_logits, draft_logits, scans)
     *leading, vocabulary = target_logits.shape
+    if 0 < target_logits.numel() <= chunk_elements(target_logits.device.type, vocabulary):
+        return _of_chunk(names, target_logits, draft_logits)
     rows = chunk_elements(target_logits.device.type, vocabulary) // vocabulary
     both = (logits.reshape(-1, vocabulary).split(rows) for logits in (target_logits, draft_logits))
     chunks = [_of_chunk(names, p, q) for p, q in zip(*both, strict=True)]
@@ -243,7 +245,7 @@ def _to_3d(logits: Tensor) -> Tensor:
 
 
 def _of_chunk(names: Sequence[str], target_logits: Tensor, draft_logits: Tensor) -> dict[str, Tensor]:
-    """(N, V), (N, V) -> for each name (N,)."""
+    """(…, V), (…, V) -> for each name (…)."""
     return divergences_of_pair(names, DistributionPair(log_softmax(target_logits), log_softmax(draft_logits)))
 
 

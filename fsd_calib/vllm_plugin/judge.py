@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
-from fsd_calib.vllm_plugin.rejected_tokens import divergences_of_rejected
+from fsd_calib.vllm_plugin.judged import JudgedTokens, LookedAt
+from fsd_calib.vllm_plugin.rejected_tokens import look_at_rejected
+from fsd_calib.vllm_plugin.request_options import EXACT
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
@@ -37,37 +39,18 @@ class Verification:
     rows: Tensor  # (N,) row of `logits` for each drafted token
     places: Tensor | None  # (N,) positions of the tokens in their completions, from 0; None where no policy needs them
     drafted: Tensor | None = None  # (N,) the tokens; None where nothing is recorded
-    likeliest: Tensor | None = None  # (N,) bool: tokens that the exact rule accepts, so that no D is needed; None: all
+    accepted: Sequence[bool] | None = (
+        None  # N: whether the exact rule accepts a token, so that no D is needed; None: all
+    )
+    # are looked at
 
     def only(self, known: Sequence[bool]) -> tuple[Verification, Tensor]:
         """Returns the step without the drafts of some requests, and the places of the other tokens among all: (n,)."""
         kept = np.flatnonzero(np.repeat(known, self.counts))
         at = to_device(kept.tolist(), self.rows.device, torch.int64)
-        places, drafted, likeliest = (
-            None if each is None else each[at] for each in (self.places, self.drafted, self.likeliest)
-        )
+        places, drafted = (None if each is None else each[at] for each in (self.places, self.drafted))
         counts = [count if is_known else 0 for count, is_known in zip(self.counts, known, strict=True)]
-        return replace(self, counts=counts, rows=self.rows[at], places=places, drafted=drafted, likeliest=likeliest), at
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The N drafted tokens of a step, judged by their divergences."""
-
-    requests: Sequence[str]
-    layout: Layout
-    divergences: Tensor  # (N,)
-    thresholds: Tensor  # (N,) float64
-    fuzzy: Tensor  # (N,) bool: D <= T
-    likeliest: Tensor | None = None  # `Verification.likeliest`; D is infinite where it decides nothing
-    measured: Tensor | None = None  # (columns, N) of traces; None where nothing is recorded
-    at: Tensor | None = None  # (N,) their places among all drafted tokens, the others having no D; None: they are all
-
-    def spread(self, total: int) -> Tensor:
-        """Returns `fuzzy` of all drafted tokens of the step: (total,)."""
-        if self.at is None:
-            return self.fuzzy
-        return self.fuzzy.new_zeros(total).index_put_((self.at,), self.fuzzy)
+        return replace(self, counts=counts, rows=self.rows[at], places=places, drafted=drafted), at
 
 
 class Judge:
@@ -94,7 +77,7 @@ class Judge:
 
     def __call__(
         self, step: Verification, thresholds: Sequence[float], measures: Measures | None = None
-    ) -> Judged | None:
+    ) -> JudgedTokens | None:
         """Judges a step; None where nothing can be accepted by divergence and nothing is measured.
 
         Drafts whose logits are not known are left to the exact rule.
@@ -110,32 +93,33 @@ class Judge:
         if not drafting or (max(drafting) < 0 and measures is None):
             return None
         layout = Layout(step.counts, [row or 0 for row in rows])
-        bounds = np.repeat(thresholds, step.counts)
-        if step.likeliest is not None:
-            return self._of_rejected(step, layout, bounds, step.likeliest, at)
         parts = list(self._parts(step, layout, measures))
         found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
         assert found is not None
-        limits = to_device(bounds.tolist(), found.device, torch.float64)
+        limits = to_device(np.repeat(thresholds, step.counts).tolist(), found.device, torch.float64)
         if self._policy is not None:
             limits = scaled(limits, self._policy, self._tokens(step, entropies))
         fuzzy = (found <= limits) & (found < torch.inf)
-        return Judged(step.requests, layout, found, limits, fuzzy, measured=measured, at=at)
+        return JudgedTokens(layout, found, fuzzy, measured, at)
 
-    def _of_rejected(
-        self, step: Verification, layout: Layout, bounds: Array, likeliest: Tensor, at: Tensor | None
-    ) -> Judged:
-        rows, size = step.rows.numpy(), _chunk_rows(step.logits)
+    def of_rejected(self, step: Verification, accepted: Sequence[bool], thresholds: Sequence[float]) -> LookedAt | None:
+        """Judges a step on the host, if it is known which of the N tokens the exact rule accepts: few others are left.
 
-        def divergences(tokens: Array) -> Array:
-            parts = (tokens[i : i + size] for i in range(0, len(tokens), size))
-            copies = (self._copy(step.logits, layout, torch.from_numpy(rows[part]), part) for part in parts)
-            return torch.cat([self._divergences(*piece) for piece in copies]).numpy()
+        Args, Returns: as for a call.
+        """
+        rows = self._drafts.rows_of(step.requests, step.counts)
+        bounds = [EXACT if row is None else t for row, t in zip(rows, thresholds, strict=True)]
+        if max(bounds) < 0:
+            return None
+        layout = Layout(step.counts, [row or 0 for row in rows])
+        size = _chunk_rows(step.logits)
 
-        found = divergences_of_rejected(~likeliest.numpy(), layout.owner, bounds, divergences)
-        fuzzy = torch.from_numpy((found <= bounds) & (found < np.inf))
-        found_, bounds_ = torch.from_numpy(found), torch.from_numpy(bounds)
-        return Judged(step.requests, layout, found_, bounds_, fuzzy, likeliest, at=at)
+        def divergences(tokens: list[int]) -> list[float]:
+            parts = (np.array(tokens[i : i + size]) for i in range(0, len(tokens), size))
+            copies = (self._copy(step.logits, layout, step.rows[torch.from_numpy(part)], part) for part in parts)
+            return [each for piece in copies for each in self._divergences(*piece).tolist()]
+
+        return LookedAt.of(layout, accepted, look_at_rejected(accepted, step.counts, bounds, divergences))
 
     def _divergences(self, target: Tensor, draft: Tensor) -> Tensor:
         return unchecked_divergences([self._divergence], target, draft)[self._divergence]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,9 +31,10 @@ def accept_certainly(logits: Tensor, drafted: Tensor, fuzzy: Tensor) -> Tensor:
     return most_likely.squeeze(1)
 
 
-def accept_at(logits: Tensor, drafted: Tensor, at: Tensor) -> None:
-    """Makes the drafted tokens at the positions `at` (n,) certain, in place; see `accept_certainly`."""
-    if len(at):
+def accept_at(logits: Tensor, drafted: Tensor, places: Sequence[int]) -> None:
+    """Makes the drafted tokens at some places certain, in place; see `accept_certainly`."""
+    if places:
+        at = torch.tensor(places)
         x, own = drafted[at].long(), logits[at]
         own_logit = own.gather(1, x.clamp_min(0).unsqueeze(1)).squeeze(1)
         certain = (x >= 0) & (own_logit > -torch.inf)

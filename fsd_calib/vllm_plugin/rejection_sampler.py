@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
-from fsd_calib.vllm_plugin.judge import Judged
-from fsd_calib.vllm_plugin.rejection_rule import accept_at, accept_certainly
+from fsd_calib.vllm_plugin.judged import Judged
 
 
 class FuzzyRejectionSampler(RejectionSampler):
@@ -20,23 +19,13 @@ class FuzzyRejectionSampler(RejectionSampler):
 
     Attributes:
         judged: the step's tokens; None: vLLM's rule alone decides.
-        most_likely: of the latest step that had judged tokens, which of those the exact rule would accept when greedy
-            (N,).
     """
 
     judged: Judged | None = None
-    most_likely: Tensor
 
     def apply_logits_processors(self, logits: Tensor, sampling_metadata: Any, metadata: Any) -> Tensor:
         """Returns the processed logits (N, V) of the drafted tokens."""
         processed: Tensor = super().apply_logits_processors(logits, sampling_metadata, metadata)
-        if self.judged is None:
-            return processed
-        at, fuzzy, drafted = self.judged.at, self.judged.spread(len(processed)), metadata.draft_token_ids
-        if self.judged.likeliest is None:
-            most_likely = accept_certainly(processed, drafted, fuzzy)
-            self.most_likely = most_likely if at is None else most_likely[at]
-        else:  # processing changed nothing, and few tokens are left
-            accept_at(processed, drafted, fuzzy.nonzero().flatten())
-            self.most_likely = self.judged.likeliest
+        if self.judged is not None:
+            self.judged.accept(processed, metadata.draft_token_ids)
         return processed

@@ -14,11 +14,12 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin import KEY
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
-from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification
+from fsd_calib.vllm_plugin.judge import Judge, Verification
+from fsd_calib.vllm_plugin.judged import Judged
 from fsd_calib.vllm_plugin.rejection_sampler import FuzzyRejectionSampler
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Verified
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_calib.vllm_plugin.thresholds import policy_of
 from fsd_decoding.errors import UsageError
@@ -90,11 +91,12 @@ class Serving:
         if max(drafting) < 0 and self._telemetry.measures is None:
             return None
         rows, drafted = metadata.target_logits_indices, metadata.draft_token_ids
-        likeliest = None
+        step = Verification(ids, counts, state.logits, rows, self._places(metadata), drafted)
+        thresholds = [request.threshold for request in requests]
         if self._looks_first(state.logits) and all(request.plain for request in requests):
-            likeliest = state.logits.argmax(-1)[rows] == drafted
-        step = Verification(ids, counts, state.logits, rows, self._places(metadata), drafted, likeliest)
-        return self._judge(step, [request.threshold for request in requests], self._telemetry.measures)
+            accepted = state.logits.argmax(-1).numpy()[rows.numpy()] == drafted.numpy()
+            return self._judge.of_rejected(step, accepted.tolist(), thresholds)
+        return self._judge(step, thresholds, self._telemetry.measures)
 
     def _looks_first(self, logits: Tensor) -> bool:
         """Whether D is computed only where the exact rule rejects.
@@ -120,13 +122,9 @@ class Serving:
         output, judged = original(logits, metadata), self._sampler.judged
         runner, ids = self._runner, self._runner.input_batch.req_ids
         ends = runner.seq_lens[: len(ids)]
-        verified = (
-            Verified.nothing(len(ids), ends.device) if judged is None
-            else Verified.of(judged, self._sampler.most_likely)
-        )  # fmt: skip
         drafted = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
         emitted = Emitted(output.sampled_token_ids, ends, drafted, ~runner.discard_request_mask.np[: len(ids)])
-        self._telemetry.log.add(ids, self._requests.of(ids), verified, emitted)
+        self._telemetry.log.add(ids, self._requests.of(ids), judged, emitted)
         return output
 
 

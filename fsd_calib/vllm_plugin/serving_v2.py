@@ -17,12 +17,13 @@ from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from fsd_calib.vllm_plugin import KEY
-from fsd_calib.vllm_plugin.judge import Judge, Judged, Verification
+from fsd_calib.vllm_plugin.judge import Judge, Verification
+from fsd_calib.vllm_plugin.judged import Judged, JudgedTokens
 from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.serving import warn_of
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Verified
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_calib.vllm_plugin.thresholds import policy_of
 from fsd_decoding.errors import UsageError
@@ -49,8 +50,8 @@ class ServingV2:
             self._known, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len
         )
         self._telemetry = Telemetry(profile, settings, config)
-        self._raw: Judged | None = None
-        self._verified: Verified | None = None
+        self._raw: JudgedTokens | None = None
+        self._verified: Judged | None = None
         runner.sample = functools.partial(self._sample, runner.sample)
         self._before_grammar(runner.structured_outputs_worker)
         self._sampler = runner.rejection_sampler = FuzzyRejectionSamplerV2(runner.rejection_sampler, self)
@@ -75,14 +76,14 @@ class ServingV2:
         for request in ended:
             self._known.pop(request, None)
 
-    def judged(self, logits: Tensor, batch: Any) -> Judged | None:
+    def judged(self, logits: Tensor, batch: Any) -> JudgedTokens | None:
         """Returns the judged drafts of a step, by logits (rows, V) that a grammar has not yet masked."""
         judged, self._raw = self._raw, None
         return self._judged(logits, batch) if judged is None else judged
 
-    def observe(self, judged: Judged, most_likely: Tensor) -> None:
+    def observe(self, judged: Judged) -> None:
         """Notes what the step that is being sampled found of its drafts."""
-        self._verified = Verified.of(judged, most_likely)
+        self._verified = judged
 
     def close(self) -> None:
         """Brings what was seen of the last steps to where it belongs. Nothing follows."""
@@ -95,13 +96,12 @@ class ServingV2:
         if self._telemetry.listens:
             ids, counts = list(batch.req_ids), StepRows(batch.cu_num_logits_np).counts
             lengths = batch.seq_lens[: len(ids)]
-            verified = self._verified or Verified.nothing(len(ids), lengths.device)
             sampled = padded(result[0].sampled_token_ids, result[0].num_sampled)
             emitted = Emitted(sampled, lengths, counts, np.ones(len(ids), bool))
-            self._telemetry.log.add(ids, self._requests.of(ids), verified, emitted)
+            self._telemetry.log.add(ids, self._requests.of(ids), self._verified, emitted)
         return result
 
-    def _judged(self, logits: Tensor, batch: Any) -> Judged | None:
+    def _judged(self, logits: Tensor, batch: Any) -> JudgedTokens | None:
         rows = StepRows(batch.cu_num_logits_np)
         ids = list(batch.req_ids)
         places = self._places(rows, batch) if self._judge.needs_places else None
@@ -158,8 +158,8 @@ class FuzzyRejectionSamplerV2(RejectionSampler):
             output = super().__call__(logits, input_batch, *arguments, **keywords)
         finally:
             self._rows = None
-        most_likely = torch.cat(self._most_likely)[to_device(rows.of_tokens.tolist(), logits.device)]
-        self._serving.observe(judged, most_likely)
+        judged.accepted(torch.cat(self._most_likely)[to_device(rows.of_tokens.tolist(), logits.device)])
+        self._serving.observe(judged)
         return output
 
     def _verify(self, logits: Tensor, *arguments: Any) -> Any:

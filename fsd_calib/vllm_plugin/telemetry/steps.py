@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import Layout
-from fsd_calib.vllm_plugin.judge import Judged
+from fsd_calib.vllm_plugin.judged import Judged
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
 
 Array = NDArray[Any]
+
+_TOGETHER = 16  # steps
+_NOTHING: Array = np.empty((3, 0), np.float32)  # facts of no token
 
 
 @dataclass(frozen=True)
@@ -73,24 +76,6 @@ class Step:
         return needed
 
 
-class Verified(NamedTuple):
-    """What is known of a step's drafted tokens, on the device."""
-
-    layout: Layout
-    facts: Sequence[Tensor]  # rows of `Step.facts`, (N,) or several (n, N)
-
-    @classmethod
-    def of(cls, judged: Judged, most_likely: Tensor) -> Verified:
-        """Returns what is known of N judged tokens; `most_likely` (N,) bool."""
-        facts = [judged.divergences, judged.fuzzy, most_likely]
-        return cls(judged.layout, facts if judged.measured is None else [*facts, judged.measured])
-
-    @classmethod
-    def nothing(cls, requests: int, device: torch.device) -> Verified:
-        """Returns that no drafted token was judged."""
-        return cls(Layout([0] * requests, [0] * requests), [torch.empty(3, 0, device=device)])
-
-
 class Emitted(NamedTuple):
     """What a step emitted for B requests, on the device."""
 
@@ -110,17 +95,21 @@ class Listener(Protocol):
 class StepLog:
     """Hands steps to listeners as soon as they are on the host.
 
-    Copies go on while the device works on the next step; they are looked at when the following step is added.
+    Copies go on while the device works on the next steps. Some steps are handed on together, or when requests finish:
+    one at a time would take longer, as what listens has left the processor's cache by the next step.
     """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
         self._sent: deque[_Sent | _Finished] = deque()
 
-    def add(self, ids: Sequence[str], requests: Sequence[RunningRequest], verified: Verified, emitted: Emitted) -> None:
-        """Takes a step of B requests."""
-        self._sent.append(_Sent(tuple(ids), requests, verified, emitted))
-        self._hand_on_arrived()
+    def add(
+        self, ids: Sequence[str], requests: Sequence[RunningRequest], judged: Judged | None, emitted: Emitted
+    ) -> None:
+        """Takes a step of B requests; `judged` None: no drafted token's D is known."""
+        self._sent.append(_Sent(tuple(ids), requests, judged, emitted))
+        if len(self._sent) >= _TOGETHER:
+            self._hand_on_arrived()
 
     def finish(self, ids: Iterable[str]) -> None:
         """Takes the ids of requests that have finished, all of whose steps were added."""
@@ -153,11 +142,12 @@ class _Sent:
     """A step that is being copied to the host."""
 
     def __init__(
-        self, ids: Sequence[str], requests: Sequence[RunningRequest], verified: Verified, emitted: Emitted
+        self, ids: Sequence[str], requests: Sequence[RunningRequest], judged: Judged | None, emitted: Emitted
     ) -> None:
-        self._ids, self._requests, self._layout = ids, requests, verified.layout
-        self._drafted, self._emits = emitted.drafted, emitted.emits
-        self._copies = [_joined(verified.facts), _to_host(emitted.sampled), _to_host(emitted.ends)]
+        self._ids, self._requests, self._drafted, self._emits = ids, requests, emitted.drafted, emitted.emits
+        self._layout = Layout([0] * len(ids), [0] * len(ids)) if judged is None else judged.layout
+        self._facts = _NOTHING if judged is None else _on_host(judged.facts)
+        self._sampled, self._ends = _to_host(emitted.sampled), _to_host(emitted.ends)
         self._event = None
         if emitted.sampled.is_cuda:
             self._event = torch.cuda.Event()
@@ -176,20 +166,20 @@ class _Sent:
         """The step, for which it waits if it has not arrived."""
         if self._event is not None:
             self._event.synchronize()
-        facts, sampled, ends = (copy.numpy() for copy in self._copies)
+        facts, sampled, ends = (np.asarray(each) for each in (self._facts, self._sampled, self._ends))
         accepted = (sampled != -1).sum(1) - 1
         begins = ends - np.asarray(self._drafted, ends.dtype)
         return Step(self._ids, self._requests, self._layout, accepted, sampled, facts, begins, self._emits)
 
 
-def _joined(facts: Sequence[Tensor]) -> Tensor:
-    """Returns the rows of facts as one tensor on the host, in fp32; those on a CPU are nobody else's."""
-    if facts[0].is_cuda:
-        return _to_host(torch.cat([each.float().reshape(-1, each.shape[-1]) for each in facts]))
-    return torch.from_numpy(np.vstack([each.numpy() for each in facts]).astype(np.float32, copy=False))
+def _on_host(facts: Array | Sequence[Tensor]) -> Array | Tensor:
+    """Returns rows of facts as one array or tensor in fp32, nobody else's, on the host or on the way there."""
+    if isinstance(facts, np.ndarray):
+        return facts
+    return _to_host(torch.cat([each.float().reshape(-1, each.shape[-1]) for each in facts]))
 
 
-def _to_host(tensor: Tensor) -> Tensor:
+def _to_host(tensor: Tensor) -> Array | Tensor:
     if not tensor.is_cuda:
-        return tensor.clone()  # vLLM may write into it later
+        return tensor.numpy().copy()  # vLLM may write into it later
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

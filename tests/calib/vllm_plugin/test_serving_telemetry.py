@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import Layout
-from fsd_calib.vllm_plugin.judge import Judged
+from fsd_calib.vllm_plugin.judged import JudgedTokens
 from fsd_calib.vllm_plugin.running_requests import RunningRequest, RunningRequests, describe
 from fsd_calib.vllm_plugin.telemetry.acceptance import Acceptance
 from fsd_calib.vllm_plugin.telemetry.counters import Counters, read_counters
-from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Step, StepLog, Verified
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted, Step, StepLog
 from fsd_calib.vllm_plugin.telemetry.texts import ServedText, Texts
 from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
 from fsd_decoding.profile.settings import coverage_of
@@ -53,12 +53,11 @@ def logged(
 ) -> None:  # fmt: skip
     """Adds a step in which tokens with D <= .25 are accepted by divergence, and that emits tokens from `begin` on."""
     found = torch.tensor(divergences)
-    judged = Judged(
-        ids or [f"r{i}" for i in range(len(counts))], Layout(counts, [0] * len(counts)), found,
-        torch.full_like(found, 0.25).double(), found <= 0.25,
-    )  # fmt: skip
-    verified = Verified.of(judged, torch.tensor(most_likely))
-    log.add(judged.requests, requests, verified, emitted_at(begin, torch.tensor(sampled), counts))
+    judged = JudgedTokens(Layout(counts, [0] * len(counts)), found, found <= 0.25)
+    judged.accepted(torch.tensor(most_likely))
+    names = ids or [f"r{i}" for i in range(len(counts))]
+    log.add(names, requests, judged, emitted_at(begin, torch.tensor(sampled), counts))
+    log.flush()
 
 
 def emitted_at(begin: int, sampled: Tensor, drafted: Sequence[int]) -> Emitted:
@@ -89,9 +88,12 @@ def test_tokens_behind_the_first_rejection_are_not_counted(tmp_path: Path) -> No
 
 def test_what_a_runner_writes_into_its_tensors_later_does_not_change_a_step() -> None:
     kept, sampled = Kept(), torch.tensor([[1, 2]])
-    judged = Judged(["a"], Layout([1], [0]), torch.tensor([0.1]), torch.tensor([0.25]), torch.tensor([True]))
-    StepLog([kept]).add(["a"], [GREEDY], Verified.of(judged, torch.tensor([True])), emitted_at(0, sampled, [1]))
+    judged = JudgedTokens(Layout([1], [0]), torch.tensor([0.1]), torch.tensor([True]))
+    judged.accepted(torch.tensor([True]))
+    log = StepLog([kept])
+    log.add(["a"], [GREEDY], judged, emitted_at(0, sampled, [1]))
     sampled.fill_(-1)
+    log.flush()
     assert kept.steps[0].sampled.tolist() == [[1, 2]]
     assert kept.steps[0].accepted.tolist() == [1]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fsd_calib.vllm_plugin.draft_logits import HostDraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Verification
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
-from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog, Verified
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepLog
 from fsd_collectors.collection.measures import Measures
 from fsd_decoding.divergence import divergence
 
@@ -73,11 +73,10 @@ def serve(
 def _prefill(log: StepLog, batch: Sequence[Running], random: torch.Generator) -> None:
     """Reads the prompts in two chunks; what vLLM samples behind the first is no token of a text."""
     names, requests = [each.name for each in batch], [each.request for each in batch]
-    nothing = Verified.nothing(len(batch), torch.device("cpu"))
     for done in (False, True):
         sampled = torch.randint(1, VOCABULARY, (len(batch), 1), generator=random, dtype=torch.int32)
         begins = torch.tensor([len(each.prompt) - (0 if done else 1) for each in requests], dtype=torch.int32)
-        log.add(names, requests, nothing, Emitted(sampled, begins, [0] * len(batch), np.full(len(batch), done)))
+        log.add(names, requests, None, Emitted(sampled, begins, [0] * len(batch), np.full(len(batch), done)))
     for each, token in zip(batch, sampled[:, 0].tolist(), strict=True):
         each.tokens.append(token)
 
@@ -104,7 +103,8 @@ def _step(log: StepLog, running: Sequence[Running], measures: Measures | None, r
         sampled[row, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
     most_likely = (tokens == target[:, :DRAFTS].argmax(-1)).flatten()
     emitted_ = Emitted(sampled, ends, step.counts, np.full(len(running), True))
-    log.add(names, requests, Verified.of(judged, most_likely), emitted_)
+    judged.accepted(most_likely)
+    log.add(names, requests, judged, emitted_)
 
 
 def _verify(running: Running, target: Tensor, draft: Tensor, tokens: Sequence[int]) -> list[int]:
