@@ -3,7 +3,8 @@
 It runs in the environment that has vLLM (`sh install.sh vllm`). Everything is greedy, in fp32, eager and on one core.
 First `fsd-calibrate --task arithmetic --min-acc 0.98` makes a profile, unless --profile gives one. Then engines, each a
 process of its own, decode the same problems in turns:
-  vLLM: its target alone, its own `sd` at several L, and the plugin, at the profile's T and at one that accepts nothing;
+  vLLM: its target alone, its own `sd` at several L, and the plugin, at the profile's T and at one that accepts nothing,
+  where D is computed of the tokens that could be accepted by it, or of all (requests with a bias);
   our engine, with the same profile: `target`, `sd` and FSD.
 Last, fresh problems are decoded by vLLM's target and by the plugin. The exit code is 1 if a claim is not reached.
 """
@@ -132,9 +133,9 @@ def table(speeds: Mapping[str, Any]) -> str:
             f"{wall.median:.1f} by the clock, {about['right']} right, {about['texts_of_target']} texts as the target's"
             f"{steps}"
         )
-    cost, off = speeds["step_cost"], speeds["step_cost_off"]
-    lines.append(f"  a step with the plugin / without: {cost.median:.4f} ({cost.at_least:.4f} to {cost.at_most:.4f}), "
-                 f"requests off: {off.median:.4f} ({off.at_least:.4f} to {off.at_most:.4f})")  # fmt: skip
+    costs = {"": "step_cost", ", requests off": "step_cost_off", ", D of every token": "step_cost_of_all"}
+    lines += [f"  a step with the plugin / without{kind}: {cost.median:.4f} ({cost.at_least:.4f} to {cost.at_most:.4f})"
+              for kind, cost in ((kind, speeds[name]) for kind, name in costs.items())]  # fmt: skip
     lines += [f"  {name}: {ratio.median:.3f} ({ratio.at_least:.3f} to {ratio.at_most:.3f})"
               for name, ratio in speeds["speed_ups"].items()]  # fmt: skip
     return "\n".join(lines)

@@ -112,11 +112,11 @@ class Judge:
         if max(bounds) < 0:
             return None
         layout = Layout(step.counts, [row or 0 for row in rows])
-        size = _chunk_rows(step.logits)
 
         def divergences(tokens: list[int]) -> list[float]:
+            size, rows = _chunk_rows(step.logits), step.rows.numpy()
             parts = (np.array(tokens[i : i + size]) for i in range(0, len(tokens), size))
-            copies = (self._copy(step.logits, layout, step.rows[torch.from_numpy(part)], part) for part in parts)
+            copies = (self._copy(step.logits, layout, torch.from_numpy(rows[part]), part) for part in parts)
             return [each for piece in copies for each in self._divergences(*piece).tolist()]
 
         return LookedAt.of(layout, accepted, look_at_rejected(accepted, step.counts, bounds, divergences))

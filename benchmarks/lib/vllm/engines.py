@@ -48,7 +48,11 @@ class VllmSettings:
 
 
 class VllmEngine:
-    """vLLM's engine in this process. Its ways are "", and "off", which tells the plugin to decode exactly."""
+    """vLLM's engine in this process.
+
+    Its ways are "", "off", which tells the plugin to decode exactly, and "biased", by nothing: such requests are not
+    plain, so that on a CPU, too, the plugin computes D of every drafted token.
+    """
 
     def __init__(self, settings: VllmSettings) -> None:
         from vllm import LLM
@@ -66,10 +70,10 @@ class VllmEngine:
     def decode(self, work: Work, way: str) -> Decoded:
         from vllm import SamplingParams
 
-        arguments = {"fsd": way} if way else None
         sampling = SamplingParams(
-            temperature=0, max_tokens=work.max_new_tokens, stop=list(work.stop), extra_args=arguments
-        )
+            temperature=0, max_tokens=work.max_new_tokens, stop=list(work.stop),
+            extra_args={"fsd": way} if way == "off" else None, logit_bias={0: 0.0} if way == "biased" else None,
+        )  # fmt: skip
         engine, waiting = self._engine, deque(enumerate(work.prompts))
         finished: dict[str, Any] = {}
         steps, cpu, wall = 0, time.process_time(), time.perf_counter()
