@@ -87,14 +87,16 @@ class Served:
         def recording(step: Any, thresholds: Sequence[float], measures: Any) -> Any:
             judged = judge(step, thresholds, measures)
             if judged is not None:
-                drafts = serving._drafts
-                seen.kept.append(drafts.flat[judged.layout.draft_index(drafts.length, torch.device("cpu"))].clone())
+                layout = judged.layout
+                seen.kept.append(serving._drafts.at(layout.rows[layout.owner], layout.place).clone())
             return judged
 
         recording.needs_places, recording.needs_all = False, True  # type: ignore[attr-defined]
         serving._judge, serving._telemetry.log._listeners = recording, [*listeners, seen]
         try:
-            return generate(self.llm, options), seen
+            outputs = generate(self.llm, options)
+            serving._telemetry.log.flush()
+            return outputs, seen
         finally:
             serving._judge, serving._telemetry.log._listeners = judge, listeners
 
