@@ -85,7 +85,9 @@ class Texts:
         for row, (name, request) in enumerate(zip(step.ids, step.requests, strict=True)):
             if not request.as_calibrated or not step.emits[row] or step.accepted[row] < 0:
                 continue
-            text = self._running.setdefault(name, ServedText(request))
+            text = self._running.get(name)
+            if text is None or (text.request is not request and text.request != request):  # or a session went on
+                text = self._running[name] = ServedText(request)
             count, accepted = int(step.layout.counts[row]), int(step.accepted[row])
             facts = step.facts[:, begins[row] : begins[row] + count].copy()  # not to keep those of the whole batch
             begin = int(step.begins[row]) - len(request.prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,6 +140,16 @@ def test_only_texts_that_are_decoded_as_calibrated_are_put_together() -> None:
     logged(log, [DEPARTED], [2], [0.1, 0.1], [True, True], [[1, 2, 3]])
     log.finish(["r0"])
     assert kept.texts == []
+
+
+def test_a_session_that_goes_on_with_another_prompt_begins_a_text_of_its_own() -> None:
+    """vLLM then sends the request again, under the same id."""
+    kept = Kept()
+    log = StepLog([Texts([kept], word_tokenizer())])
+    for request, tokens in ((GREEDY, [1, 2, 3]), (replace(GREEDY, limit=2), [4, 5, 6])):
+        logged(log, [request], [2], [0.1, 0.1], [True, True], [tokens])
+    log.finish(["r0"])
+    assert [(text.tokens, text.reason) for text in kept.texts] == [([4, 5], "length")]
 
 
 def test_acceptance_far_from_the_profiles_is_told_once(tmp_path: Path) -> None:
