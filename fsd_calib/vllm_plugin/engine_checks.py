@@ -72,7 +72,7 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
     elif spec.use_gemma4_mtp() or spec.use_step3p5_mtp():
         kind = spec.draft_model_config.hf_config.model_type
         yield f"the drafter is {kind!r}, which drafts in a way of its own that fsd does not know; use another drafter"
-    elif reason := _unreachable(spec, profile.divergence):
+    elif reason := _other_vocabulary(spec) or _unreachable(spec, profile.divergence):
         yield reason
     unsupported = {
         "parallel_drafting": spec.parallel_drafting,
@@ -95,6 +95,20 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
         )
 
 
+def _other_vocabulary(spec: Any) -> str | None:
+    """Returns why the logits of draft and target cannot be compared; None: they are over one vocabulary.
+
+    A head of fewer tokens (`draft_vocab_size`) has its target's `vocab_size`, over which vLLM scatters its logits.
+    """
+    of_target, of_draft = spec.target_model_config.get_vocab_size(), spec.draft_model_config.get_vocab_size()
+    if of_draft == of_target:
+        return None
+    return (
+        f"the drafter's vocab_size is {of_draft}, the target's {of_target}; fsd compares distributions over one "
+        "vocabulary: use another drafter"
+    )
+
+
 def _unreachable(spec: Any, divergence: str) -> str | None:
     """Returns why no token can have a finite divergence; None: tokens can."""
     of_target = spec.target_model_config.get_vocab_size()
@@ -114,6 +128,8 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         yield "VLLM_USE_RUST_FRONTEND is set, and that front end does not check requests' fsd options; unset it"
     if config.parallel_config.pipeline_parallel_size > 1:
         yield "fsd needs the drafts of every step at the next one, which pipeline stages interleave; use 1 stage"
+    if config.parallel_config.prefill_context_parallel_size > 1:
+        yield "--prefill-context-parallel-size splits requests over ranks, which fsd counts on one of; leave it out"
     if config.weight_transfer_config is not None:
         yield "--weight-transfer-config lets the target change, and the profile is of one target; leave it out"
     if config.model_config.hf_overrides:

@@ -14,17 +14,49 @@ from fsd_decoding.errors import UsageError
 SUPPORTED: Final = ">=0.32,<0.33"
 
 _COMMON: Mapping[str, Sequence[str]] = {
+    "vllm.config": [
+        "ModelConfig.get_vocab_size", "ModelConfig.hf_overrides", "ModelConfig.logprobs_mode",
+        "ModelConfig.max_model_len", "ModelConfig.quantization", "ModelConfig.revision",
+        "ModelConfig.trust_remote_code", "ModelConfig.try_get_generation_config", "ModelConfig.uses_mrope",
+        "ParallelConfig.data_parallel_index",
+        "ParallelConfig.data_parallel_size", "ParallelConfig.enable_batch_sharded_sampling",
+        "ParallelConfig.pipeline_parallel_size", "ParallelConfig.prefill_context_parallel_size", "ParallelConfig.rank",
+        "ParallelConfig.tensor_parallel_size", "ParallelConfig.worker_cls", "ParallelConfig.world_size",
+        "SchedulerConfig.max_num_seqs", "SpeculativeConfig.draft_load_config", "SpeculativeConfig.draft_model_config",
+        "SpeculativeConfig.draft_sample_method", "SpeculativeConfig.enable_adaptive_verification",
+        "SpeculativeConfig.method", "SpeculativeConfig.num_speculative_tokens", "SpeculativeConfig.parallel_drafting",
+        "SpeculativeConfig.rejection_sample_method", "SpeculativeConfig.target_model_config",
+        "SpeculativeConfig.use_gemma4_mtp", "SpeculativeConfig.use_heterogeneous_vocab",
+        "SpeculativeConfig.use_local_argmax_reduction", "SpeculativeConfig.use_step3p5_mtp",
+        "VllmConfig.additional_config", "VllmConfig.lora_config", "VllmConfig.use_v2_model_runner",
+        "VllmConfig.weight_transfer_config",
+    ],
     "vllm.engine.arg_utils": ["EngineArgs.create_engine_config"],
     "vllm.exceptions": ["VLLMValidationError"],
     "vllm.v1.engine.input_processor": ["InputProcessor._validate_params"],
-    "vllm.sampling_params": ["SamplingParams.all_stop_token_ids"],
+    "vllm.platforms": ["current_platform.register_triton_kernel_overrides"],
+    "vllm.sampling_params": [
+        "SamplingParams.all_stop_token_ids", "SamplingParams.allowed_token_ids", "SamplingParams.bad_words",
+        "SamplingParams.extra_args", "SamplingParams.frequency_penalty", "SamplingParams.ignore_eos",
+        "SamplingParams.logit_bias", "SamplingParams.max_tokens", "SamplingParams.min_p", "SamplingParams.min_tokens",
+        "SamplingParams.presence_penalty", "SamplingParams.repetition_penalty", "SamplingParams.stop",
+        "SamplingParams.stop_token_ids", "SamplingParams.structured_outputs", "SamplingParams.temperature",
+        "SamplingParams.thinking_token_budget", "SamplingParams.top_k", "SamplingParams.top_p",
+    ],
     "vllm.tokenizers": ["cached_tokenizer_from_config"],
+    "vllm.v1.core.sched.output": [
+        "NewRequestData.prompt_embeds", "NewRequestData.prompt_token_ids", "NewRequestData.req_id",
+        "NewRequestData.sampling_params", "SchedulerOutput.finished_req_ids", "SchedulerOutput.scheduled_new_reqs",
+    ],
     "vllm.v1.worker.cpu_worker": ["CPUWorker"],
     "vllm.v1.worker.gpu_worker": [
         "Worker.load_model", "Worker.execute_model", "Worker.sample_tokens", "Worker.shutdown", "Worker.reload_weights",
+        "Worker.sleep",
     ],
 }  # fmt: skip
 RUNNER_V1: Mapping[str, Sequence[str]] = {
+    "vllm.v1.outputs": ["SamplerOutput.sampled_token_ids"],
+    "vllm.v1.sample.metadata": ["SamplingMetadata.all_greedy"],
     "vllm.v1.sample.rejection_sampler": [
         "RejectionSampler.forward", "RejectionSampler.apply_logits_processors", "expand_batch_to_tokens",
     ],
@@ -34,7 +66,14 @@ RUNNER_V1: Mapping[str, Sequence[str]] = {
     ],
     "vllm.v1.spec_decode.draft_model": ["DraftModelProposer"],
     "vllm.v1.spec_decode.eagle": ["EagleProposer"],
-    "vllm.v1.spec_decode.metadata": ["SpecDecodeMetadata"],
+    "vllm.v1.spec_decode.metadata": [
+        "SpecDecodeMetadata.draft_token_ids", "SpecDecodeMetadata.logits_indices",
+        "SpecDecodeMetadata.num_draft_tokens", "SpecDecodeMetadata.target_logits_indices",
+    ],
+    "vllm.v1.worker.gpu_input_batch": [
+        "CachedRequestState.prompt_embeds", "CachedRequestState.prompt_token_ids",
+        "CachedRequestState.sampling_params",
+    ],
     "vllm.v1.worker.gpu_model_runner": [
         "GPUModelRunner.sample_tokens", "GPUModelRunner._sample", "GPUModelRunner._get_positions",
         "ExecuteModelState.logits",
@@ -44,6 +83,17 @@ RUNNER_V1: Mapping[str, Sequence[str]] = {
 
 
 RUNNER_V2: Mapping[str, Sequence[str]] = {
+    "vllm.v1.worker.gpu.input_batch": [
+        "InputBatch.cu_num_logits_np",
+        "InputBatch.idx_mapping_np",
+        "InputBatch.input_ids",
+        "InputBatch.logits_indices",
+        "InputBatch.num_draft_tokens",
+        "InputBatch.positions",
+        "InputBatch.req_ids",
+        "InputBatch.seq_lens",
+    ],
+    "vllm.v1.worker.gpu.sample.output": ["SamplerOutput.num_sampled", "SamplerOutput.sampled_token_ids"],
     "vllm.v1.worker.gpu.model_runner": ["GPUModelRunner.sample", "GPUModelRunner.sample_tokens"],
     "vllm.v1.worker.gpu.sample.sampler": ["Sampler.apply_sampling_params"],
     "vllm.v1.worker.gpu.spec_decode.rejection_sampler": ["RejectionSampler.__call__", "RejectionSampler._verify"],
@@ -51,6 +101,19 @@ RUNNER_V2: Mapping[str, Sequence[str]] = {
     "vllm.v1.worker.gpu.states": ["RequestState"],
     "vllm.v1.worker.gpu.structured_outputs": ["StructuredOutputsWorker.apply_grammar_bitmask"],
 }
+
+OF_RUNNER_V1: Sequence[str] = [
+    "device", "discard_request_mask.np", "drafter.model.compute_logits", "execute_model_state",
+    "input_batch.num_prompt_tokens", "input_batch.req_ids", "rejection_sampler", "requests", "sampler", "seq_lens",
+    "speculative_config", "vllm_config",
+]  # fmt: skip
+"""What the plugin uses of a loaded V1 runner, which only an instance has."""
+
+OF_RUNNER_V2: Sequence[str] = [
+    "rejection_sampler", "req_states.prompt_len.np", "req_states.req_id_to_index", "speculator",
+    "structured_outputs_worker", "vllm_config", "vocab_size",
+]  # fmt: skip
+"""What it uses of a loaded V2 runner."""
 
 
 def check_vllm(version: str, runner: Mapping[str, Sequence[str]] = RUNNER_V1) -> None:
@@ -72,9 +135,32 @@ def check_vllm(version: str, runner: Mapping[str, Sequence[str]] = RUNNER_V1) ->
         )
 
 
+def check_runner(runner: object, names: Sequence[str] = OF_RUNNER_V1) -> None:
+    """Checks that a loaded model runner has what the plugin uses of it.
+
+    Raises:
+        UsageError: it lacks an attribute.
+    """
+    for name in names:
+        if not _has(runner, name):
+            raise UsageError(
+                f"vLLM's {type(runner).__name__} has no {name}, which following a profile needs; install another vLLM "
+                f"{SUPPORTED}"
+            )
+
+
 def _exists(module: str, name: str) -> bool:
     try:
-        reduce(getattr, name.split("."), import_module(module))
-    except (ImportError, AttributeError):
+        return _has(import_module(module), name)
+    except ImportError:
         return False
-    return True
+
+
+def _has(owner: object, name: str) -> bool:
+    """Whether an object has an attribute, or is a dataclass with a field of that name, with dots between names."""
+    *path, last = name.split(".")
+    try:
+        holder = reduce(getattr, path, owner)
+    except AttributeError:
+        return False
+    return hasattr(holder, last) or last in getattr(holder, "__dataclass_fields__", ())

@@ -43,9 +43,11 @@ def _check(config: Any, params: SamplingParams) -> None:
 
 def _to_sampling(config: Any, exact: bool) -> str | None:
     """Returns why a sampled request cannot be decoded; None: it can."""
+    if fault := cpu_sampling.fault(config):
+        return fault
     if not exact and config.speculative_config.draft_sample_method != "probabilistic":
         return (
             "sampled requests need the server's draft_sample_method to be 'probabilistic' in --speculative-config; "
             'send temperature 0, or "vllm_xargs": {"fsd": "off"}'
         )
-    return cpu_sampling.fault(config)
+    return None

@@ -32,7 +32,7 @@ def requested_threshold(extra_args: Mapping[str, Any] | None, default: float) ->
     if _THRESHOLD not in given:
         return EXACT if switch == "off" else default
     threshold = given[_THRESHOLD]
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not _finite(threshold):
         raise UsageError(
             f"{_THRESHOLD} in vllm_xargs is {threshold!r:.60}; it must be a finite number, the largest divergence to "
             "accept"
@@ -40,3 +40,10 @@ def requested_threshold(extra_args: Mapping[str, Any] | None, default: float) ->
     if switch == "off":
         raise UsageError(f"vllm_xargs has {_SWITCH} 'off' and {_THRESHOLD}; give one of them")
     return float(threshold)
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an int that no float can hold
+        return False

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
+from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import SETTINGS
+
+logger = logging.getLogger("vllm.fsd")  # vLLM's own handlers take what is logged below its name
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class RunningRequest:
     prompt: Sequence[int] = ()  # token ids
     limit: int | None = None  # the most tokens that it may have
     plain: bool = False  # whether it is greedy and nothing changes its logits: the exact token is their argmax
+    fault: str | None = None  # why its options cannot be followed, so that it is decoded exactly
 
     @property
     def as_calibrated(self) -> bool:
@@ -46,6 +51,7 @@ class RunningRequests:
     ) -> None:  # fmt: skip
         self._known, self._profile, self._departed, self._context = known, profile, departed, context
         self._described: dict[str, RunningRequest] = {}
+        self._warned = False
 
     def of(self, ids: Sequence[str]) -> list[RunningRequest]:
         """Returns the requests with these ids."""
@@ -58,11 +64,15 @@ class RunningRequests:
     def _describe(self, request: str) -> RunningRequest:
         state = self._known[request]
         described = describe(state.sampling_params, self._profile)
-        prompt = state.prompt_token_ids or range(state.num_prompt_tokens)  # embeddings have no ids
+        ids = state.prompt_token_ids
+        prompt = range(len(state.prompt_embeds)) if ids is None else ids  # embeddings have no ids
         described = replace(described, prompt=prompt, limit=self._limit(described, len(prompt)))
         self._described[request] = described
         if described.departures and described.threshold >= 0:
             self._departed(described.departures)
+        if described.fault is not None and not self._warned:
+            self._warned = True
+            logger.warning("fsd: requests that no front end checked are decoded exactly: %s", described.fault)
         return described
 
     def _limit(self, request: RunningRequest, prompt: int) -> int | None:
@@ -71,17 +81,28 @@ class RunningRequests:
 
 
 def describe(parameters: Any, profile: ThresholdProfile) -> RunningRequest:
-    """Describes a request from vLLM's `SamplingParams`; None, as of pooling requests, is decoded exactly."""
+    """Describes a request from vLLM's `SamplingParams`; None, as of pooling requests, is decoded exactly.
+
+    So is a request with options that the front end would have refused: clients of the engine core get past it.
+    """
     if parameters is None:
         return RunningRequest(EXACT, True, ("nothing is sampled",), frozenset(), ())
     own = EXACT if profile.threshold is None else profile.threshold
-    threshold = requested_threshold(parameters.extra_args, own)
+    threshold, fault = _requested(parameters, own)
     ends = frozenset(parameters.stop_token_ids or ()) if parameters.ignore_eos else parameters.all_stop_token_ids
     return RunningRequest(
         threshold=threshold, plain=_plain(parameters), greedy=parameters.temperature == 0,
         departures=tuple(_departures(parameters, profile, threshold, own)), ends=frozenset(ends),
-        stops=tuple(parameters.stop or ()), limit=parameters.max_tokens,
+        stops=tuple(parameters.stop or ()), limit=parameters.max_tokens, fault=fault,
     )  # fmt: skip
+
+
+def _requested(parameters: Any, own: float) -> tuple[float, str | None]:
+    """Returns a request's T, and why its options cannot be followed."""
+    try:
+        return requested_threshold(parameters.extra_args, own), None
+    except UsageError as error:
+        return EXACT, str(error)
 
 
 def _departures(parameters: Any, profile: ThresholdProfile, threshold: float, own: float) -> Iterable[str]:

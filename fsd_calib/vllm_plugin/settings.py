@@ -23,6 +23,7 @@ class ServeSettings:
         untested_v2_runner: follow the profile in vLLM's V2 model runner, too, which no GPU has tested.
         content: the profile as it was read when the engine was configured, which its workers follow. Not for users.
         counters: folder by which workers pass their counters on. Not for users.
+        engines: number of data-parallel engines, each with records of its own. Not for users.
     """
 
     profile: str
@@ -32,11 +33,12 @@ class ServeSettings:
     untested_v2_runner: bool = False
     content: str = ""
     counters: str = ""
+    engines: int = 1
 
     @classmethod
     def of(cls, given: object) -> Self:
         """Returns the settings that a user gave. Raises UsageError: one is unknown, missing or of another type."""
-        known = [field.name for field in fields(cls)][:-2]
+        known = [field.name for field in fields(cls)][:-3]
         if not isinstance(given, Mapping):
             raise UsageError(f"fsd is {given!r:.60}; it must be an object, as in {_EXAMPLE}")
         if unknown := [name for name in given if name not in known]:
@@ -51,9 +53,9 @@ class ServeSettings:
             raise UsageError(f"record_texts is {given['record_texts']}; it must be a whole number of at least 1")
         return cls(**given)
 
-    def passed_on(self, content: str, counters: str) -> dict[str, Any]:
+    def passed_on(self, content: str, counters: str, engines: int) -> dict[str, Any]:
         """Returns the settings for the workers, as JSON holds them."""
-        return asdict(replace(self, content=content, counters=counters))
+        return asdict(replace(self, content=content, counters=counters, engines=engines))
 
 
 def _check(name: str, given: Mapping[str, Any], kind: type, rule: str) -> None:

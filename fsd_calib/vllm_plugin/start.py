@@ -22,7 +22,8 @@ def follow(config: Any) -> None:
         UsageError: the profile, this vLLM or the engine's settings do not allow it; the message names what, and the way
             out. vLLM is unchanged then.
     """
-    hooks.check_vllm(vllm_version, hooks.RUNNER_V2 if config.use_v2_model_runner else hooks.RUNNER_V1)
+    second = getattr(config, "use_v2_model_runner", False)  # other versions, which are refused, may lack it
+    hooks.check_vllm(vllm_version, hooks.RUNNER_V2 if second else hooks.RUNNER_V1)
     # These import what was just looked up.
     from fsd_calib.vllm_plugin import request_checks
     from fsd_calib.vllm_plugin.telemetry.metrics import export_counters
@@ -33,7 +34,8 @@ def follow(config: Any) -> None:
     engine_checks.check_engine(config, profile, settings.untested_v2_runner)
     doubts = [*filter(None, [profile.digest_doubt(), warning_of(profile)]), *engine_checks.doubts(config, profile)]
     doubts += model_checks.check_models(config, profile)
-    own = settings.passed_on(profile.model_dump_json(), export_counters(profile))
+    engines = config.parallel_config.data_parallel_size
+    own = settings.passed_on(profile.model_dump_json(), export_counters(profile), engines)
     config.additional_config = {**config.additional_config, KEY: own}
     config.parallel_config.worker_cls = WORKERS[config.parallel_config.worker_cls]
     request_checks.install()

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from fsd_calib.vllm_plugin.serving_v2 import ServingV2
 
 
+_RELOADED = "the engine follows an fsd profile of its models, so their weights cannot be reloaded; restart it"
+
+
 class _FollowsProfile:
     """Lets `Serving` act before and after the steps of a worker. Where the worker does not sample, it does nothing."""
 
     serving: Serving | ServingV2 | None = None
 
     def load_model(self, **keywords: Any) -> None:
+        if self.serving is not None:
+            raise UsageError(_RELOADED)
         worker: Any = super()
         worker.load_model(**keywords)
         runner = self.model_runner  # type: ignore[attr-defined]
@@ -46,9 +51,16 @@ class _FollowsProfile:
             return worker.sample_tokens(grammar_output)
 
     def reload_weights(self, *_: Any, **__: Any) -> None:
-        raise UsageError(
-            "the engine follows an fsd profile of its models, so their weights cannot be reloaded; restart it"
-        )
+        raise UsageError(_RELOADED)
+
+    def sleep(self, level: int = 1) -> None:
+        if level > 1:  # what wakes up has to be reloaded
+            raise UsageError(
+                f"sleep has level {level}, which discards the weights that the engine's fsd profile is of; wake it up "
+                "and use level 1, which keeps them"
+            )
+        worker: Any = super()
+        worker.sleep(level)
 
     def shutdown(self) -> None:
         worker: Any = super()

@@ -16,6 +16,8 @@ from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from fsd_calib.vllm_plugin.engine_checks import check_engine
 from fsd_calib.vllm_plugin.serving import _check_drafter
+from fsd_calib.vllm_plugin.settings import ServeSettings
+from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_data import pair_paths
 from fsd_decoding.errors import UsageError
 from support.calibration.profiles import profile
@@ -99,6 +101,35 @@ def test_the_v2_runner_has_to_be_asked_for(accepted: VllmConfig, monkeypatch: py
     monkeypatch.setattr(accepted.parallel_config, "enable_batch_sharded_sampling", True)
     with pytest.raises(UsageError, match="--enable-batch-sharded-sampling"):
         check_engine(accepted, PROFILE, untested_v2_runner=True)
+
+
+def test_drafters_of_another_vocabulary_are_refused(accepted: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepted.speculative_config, "method", "eagle")
+    check_engine(accepted, PROFILE)
+    monkeypatch.setattr(accepted.speculative_config.draft_model_config.model_arch_config, "vocab_size", 500)
+    with pytest.raises(UsageError, match="vocab_size is 500, the target's 979"):
+        check_engine(accepted, PROFILE)
+
+
+def test_ranks_that_share_requests_are_refused(accepted: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepted.parallel_config, "prefill_context_parallel_size", 2)
+    with pytest.raises(UsageError, match="--prefill-context-parallel-size"):
+        check_engine(accepted, PROFILE)
+
+
+def test_independent_data_parallel_engines_have_folders_of_their_own(tmp_path: Path) -> None:
+    """vLLM makes the engines of a dense model independent: each is rank 0 of 1, and only the index is its own."""
+    folders = []
+    for index in range(2):
+        config = configuration(DRAFTING)
+        config.parallel_config.data_parallel_size = 2
+        config.parallel_config.data_parallel_index = index
+        config.parallel_config.reconfigure_for_independent_dp_rank()
+        counters, records = tmp_path / "counters", tmp_path / "records"
+        given = ServeSettings("profile.json", records=str(records), counters=str(counters), engines=2)
+        Telemetry(PROFILE, given, config).close()
+        folders += [counters / f"engine-{index}.counters", records / f"engine-{index}"]
+    assert all(folder.exists() for folder in folders)
 
 
 @pytest.mark.parametrize(("divergence", "refused"), [("js", False), ("kl_qp", False), ("kl_pq", True), ("ag", True)])

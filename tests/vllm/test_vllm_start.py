@@ -27,6 +27,7 @@ from support.vllm_engine import (
     saved,
     served,
     tokenizer,
+    worker,
 )
 
 _NGRAM = {"method": "ngram", "model": None, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -179,6 +180,31 @@ def test_sampled_requests_are_refused_where_vllm_spoils_them(tmp_path: Path, opt
     llm = engine(saved(tmp_path), speculative_config={"draft_sample_method": "probabilistic"})
     with pytest.raises(VLLMValidationError, match="temperatures are uninitialised"):
         served(llm, arithmetic(1), sampling(options, temperature=0.7))
+
+
+def test_a_cpu_is_told_of_first_as_decoding_exactly_is_no_way_out_there(tmp_path: Path) -> None:
+    with pytest.raises(VLLMValidationError, match="temperatures are uninitialised"):
+        served(engine(saved(tmp_path)), arithmetic(1), sampling(temperature=0.7))
+
+
+def test_weights_stay_while_an_engine_serves(tmp_path: Path) -> None:
+    llm = engine(saved(tmp_path))
+    for changes in (worker(llm).reload_weights, worker(llm).load_model):
+        with pytest.raises(UsageError, match="cannot be reloaded; restart it"):
+            changes()
+    task = arithmetic(2)
+    before = served(llm, task, sampling())
+    with pytest.raises(UsageError, match="sleep has level 2, which discards the weights"):
+        llm.sleep(2)
+    llm.wake_up()  # vLLM stopped scheduling before its worker refused
+    assert served(llm, task, sampling()) == before
+    llm.sleep(1)
+    llm.wake_up()
+    assert served(llm, task, sampling()) == before
+
+
+def test_vllms_runner_has_what_is_looked_up(tmp_path: Path) -> None:
+    hooks.check_runner(worker(engine(saved(tmp_path))).model_runner)
 
 
 def test_a_sampled_profile_is_refused_where_vllm_spoils_samples(tmp_path: Path) -> None:

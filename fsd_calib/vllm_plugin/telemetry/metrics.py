@@ -21,30 +21,27 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 PATTERN = "engine-{}.counters"
 """Name of the file of an engine's counters, by its index among data-parallel engines."""
 
-
 _MARK = "_shows_fsd"
 _FOLDER = "FSD_CALIB_VLLM_COUNTERS"  # environment: the folder of the process that started this one
 
-_exported: list[Metrics] = []
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when this process ends
 
 
 def export_counters(profile: ThresholdProfile) -> str:
-    """Adds counters to this process's metrics, in place of those of an earlier engine, and returns their folder.
+    """Adds an engine's counters to this process's metrics, beside those of earlier engines; returns their folder.
 
     Several API servers of one engine configure it once each, in processes that one parent starts with multiprocessing.
     It is the parent's folder that the workers write to, so the others take over that. A server that another program
-    starts inherits the variable as well, but not the engine.
+    starts inherits the variable as well, but not the engine, and neither do further engines of a process.
     """
     folder = os.environ.get(_FOLDER)
-    if not folder or multiprocessing.parent_process() is None:
+    if not folder or _metrics.engines or multiprocessing.parent_process() is None:
         _folders.append(tempfile.TemporaryDirectory(prefix="fsd-counters-"))
         folder = os.environ[_FOLDER] = _folders[-1].name
-    for earlier in _exported:
-        REGISTRY.unregister(earlier)
-    _exported[:] = [Metrics(Path(folder), profile)]
-    REGISTRY.register(_exported[0])
-    _show_beside_shared_metrics()
+    if not _metrics.engines:
+        REGISTRY.register(_metrics)
+        _show_beside_shared_metrics()
+    _metrics.engines.append((Path(folder), profile))
     return folder
 
 
@@ -57,63 +54,78 @@ def _show_beside_shared_metrics() -> None:
     @functools.wraps(shared)
     def collect(self: Any) -> Iterator[Any]:
         yield from shared(self)
-        yield from _exported[0].collect()
+        yield from _metrics.collect()
 
     setattr(collect, _MARK, True)
     MultiProcessCollector.collect = collect  # type: ignore[method-assign]
 
 
 class Metrics:
-    """Reads the counters of all engines on this host whenever metrics are asked for."""
+    """Reads the counters of all engines on this host whenever metrics are asked for.
 
-    def __init__(self, folder: Path, profile: ThresholdProfile) -> None:
-        self._folder, self._profile = folder, profile
+    Engines that one process configured are told apart by the label `order`; vLLM's own `engine` is 0 for each of them.
+
+    Attributes:
+        engines: folder of the counters, and profile, of each engine that this process configured, in order.
+    """
+
+    def __init__(self) -> None:
+        self.engines: list[tuple[Path, ThresholdProfile]] = []
 
     def describe(self) -> list[Any]:
-        """Returns nothing, so that two engines in one process may have the same metrics."""
+        """Returns nothing, as what is shown depends on the engines."""
         return []
 
     def collect(self) -> Iterator[Any]:
         yield self._info()
         tokens = CounterMetricFamily(
             "fsd:drafted_tokens", "Drafted tokens by what became of them: accepted by the exact rule, accepted only "
-            "because D <= T (fuzzy), rejected.", labels=["engine", "outcome"],
+            "because D <= T (fuzzy), rejected.", labels=[*_ENGINE, "outcome"],
         )  # fmt: skip
-        mean = GaugeMetricFamily(
-            "fsd:accepted_divergence_mean", "Mean D of fuzzily accepted tokens.", labels=["engine"]
-        )
+        mean = GaugeMetricFamily("fsd:accepted_divergence_mean", "Mean D of fuzzily accepted tokens.", labels=_ENGINE)
         rate = GaugeMetricFamily(
             "fsd:acceptance_rate_mean", "Mean share of drafted tokens accepted, of texts decoded as the profile says.",
-            labels=["engine"],
+            labels=_ENGINE,
         )  # fmt: skip
         drifted = GaugeMetricFamily(
-            "fsd:drifted", "1 once acceptance left the range that the profile expects.", labels=["engine"]
+            "fsd:drifted", "1 once acceptance left the range that the profile expects.", labels=_ENGINE
         )
-        for file in sorted(self._folder.glob(PATTERN.format("*"))):
-            counted, engine = read_counters(file), file.stem.partition("-")[2]
+        for labels, counted in self._counted():
             for outcome in ("exact", "fuzzy", "rejected"):
-                tokens.add_metric([engine, outcome], counted[outcome])
+                tokens.add_metric([*labels, outcome], counted[outcome])
             if counted["fuzzy"]:
-                mean.add_metric([engine], counted["fuzzy_divergence"] / counted["fuzzy"])
+                mean.add_metric(labels, counted["fuzzy_divergence"] / counted["fuzzy"])
             if counted["texts"]:
-                rate.add_metric([engine], counted["accepted_share"] / counted["texts"])
-            drifted.add_metric([engine], counted["drifted"])
-        yield from (tokens, mean, rate, drifted)
-        yield from self._expected()
+                rate.add_metric(labels, counted["accepted_share"] / counted["texts"])
+            drifted.add_metric(labels, counted["drifted"])
+        yield from (tokens, mean, rate, drifted, self._expected())
+
+    def _counted(self) -> Iterator[tuple[list[str], dict[str, float]]]:
+        """Yields the labels and the counters of each engine."""
+        for order, (folder, _) in enumerate(self.engines):
+            for file in sorted(folder.glob(PATTERN.format("*"))):
+                yield [str(order), file.stem.partition("-")[2]], read_counters(file)
 
     def _info(self) -> Any:
-        profile = self._profile
-        facts = {"task": profile.task, "divergence": profile.divergence, "threshold": str(profile.threshold),
-                 "digest": profile.digest or ""}  # fmt: skip
-        return InfoMetricFamily("fsd:profile", "The profile that is followed.", value=facts)
+        info = InfoMetricFamily("fsd:profile", "The profile that is followed.", labels=["order"])
+        for order, (_, profile) in enumerate(self.engines):
+            facts = {"task": profile.task, "divergence": profile.divergence, "threshold": str(profile.threshold),
+                     "digest": profile.digest or ""}  # fmt: skip
+            info.add_metric([str(order)], facts)
+        return info
 
-    def _expected(self) -> Iterator[Any]:
-        if self._profile.acceptance is not None:
-            low, high = expected_range(self._profile.acceptance)
-            expected = GaugeMetricFamily(
-                "fsd:acceptance_rate_expected", "Range of the mean acceptance rate over 200 texts that the profile "
-                "expects.", labels=["end"],
-            )  # fmt: skip
-            expected.add_metric(["low"], max(low, 0.0))
-            expected.add_metric(["high"], min(high, 1.0))
-            yield expected
+    def _expected(self) -> Any:
+        expected = GaugeMetricFamily(
+            "fsd:acceptance_rate_expected", "Range of the mean acceptance rate over 200 texts that the profile "
+            "expects.", labels=["order", "end"],
+        )  # fmt: skip
+        for order, (_, profile) in enumerate(self.engines):
+            if profile.acceptance is not None:
+                low, high = expected_range(profile.acceptance)
+                expected.add_metric([str(order), "low"], max(low, 0.0))
+                expected.add_metric([str(order), "high"], min(high, 1.0))
+        return expected
+
+
+_ENGINE = ("order", "engine")
+_metrics = Metrics()

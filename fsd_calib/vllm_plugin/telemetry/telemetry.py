@@ -54,7 +54,7 @@ class Telemetry:
         self._closing.close()
 
     def _listeners(self, profile: ThresholdProfile, settings: ServeSettings, config: Any) -> list[Listener]:
-        counters = Counters(Path(settings.counters, PATTERN.format(config.parallel_config.data_parallel_rank)))
+        counters = Counters(Path(settings.counters, PATTERN.format(config.parallel_config.data_parallel_index)))
         tokenizer = cached_tokenizer_from_config(config.model_config)
         of_texts: list[TextListener] = []
         if profile.acceptance is not None:
@@ -77,12 +77,14 @@ class Telemetry:
 
 
 def _folder(settings: ServeSettings, config: Any) -> str:
-    """The folder of this engine's records: data-parallel engines have one each."""
+    """The folder of this engine's records: data-parallel engines have one each.
+
+    vLLM makes those of a dense model independent: each has rank 0 of 1 then, and only its index is its own.
+    """
     assert settings.records is not None
-    parallel = config.parallel_config
-    if parallel.data_parallel_size == 1:
+    if settings.engines == 1:
         return settings.records
-    return str(Path(settings.records, f"engine-{parallel.data_parallel_rank}"))
+    return str(Path(settings.records, f"engine-{config.parallel_config.data_parallel_index}"))
 
 
 def _manifest(profile: ThresholdProfile, settings: ServeSettings, config: Any) -> Manifest:

@@ -35,9 +35,9 @@ def test_a_request_gets_the_profiles_threshold_unless_it_asks_for_another(given:
     [
         {"fsd": "Off"}, {"fsd": 0}, {"fsd": None}, {"fsd_threshold": "0.1"}, {"fsd_threshold": True},
         {"fsd_threshold": math.nan}, {"fsd_threshold": math.inf}, {"fsd_threshold": [0.1]}, {"fsd_thresholds": 0.1},
-        {"fsd": "off", "fsd_threshold": 0.1}, {"fsd_threshold": None},
+        {"fsd": "off", "fsd_threshold": 0.1}, {"fsd_threshold": None}, {"fsd_threshold": 10**400},
     ],
-    ids=str,
+    ids=lambda given: str(given)[:40],
 )  # fmt: skip
 def test_other_options_are_refused_in_one_line_with_their_name(given: Any) -> None:
     with pytest.raises(UsageError) as caught:
@@ -48,11 +48,14 @@ def test_other_options_are_refused_in_one_line_with_their_name(given: Any) -> No
 
 def test_what_is_passed_to_workers_is_what_they_read() -> None:
     settings = ServeSettings.of({"profile": "p.json", "records": "traces", "record_texts": 5})
-    passed = settings.passed_on("{}", "folder")
-    assert ServeSettings(**passed) == ServeSettings("p.json", False, "traces", 5, False, "{}", "folder")
+    passed = settings.passed_on("{}", "folder", 2)
+    assert ServeSettings(**passed) == ServeSettings("p.json", False, "traces", 5, False, "{}", "folder", 2)
 
 
-@pytest.mark.parametrize("given", ["p.json", {"profile": "p", "content": "{}"}, {}, {"profile": "p", "records": 3}])
+@pytest.mark.parametrize(
+    "given",
+    ["p.json", {"profile": "p", "content": "{}"}, {"profile": "p", "engines": 2}, {}, {"profile": "p", "records": 3}],
+)
 def test_settings_are_refused_in_one_line(given: Any) -> None:
     with pytest.raises(UsageError) as caught:
         ServeSettings.of(given)

@@ -13,19 +13,52 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from fsd_calib.vllm_plugin.telemetry.metrics import export_counters
+from fsd_calib.vllm_plugin.telemetry.counters import Counters
+from fsd_calib.vllm_plugin.telemetry.metrics import PATTERN, export_counters
 from support.calibration.profiles import profile
 
 
-def shown(*registry: Any) -> list[str]:
-    return [line for line in generate_latest(*registry).decode().splitlines() if line.startswith("fsd:profile_info{")]
+def shown(name: str, *registry: Any) -> list[str]:
+    return [line for line in generate_latest(*registry).decode().splitlines() if line.startswith(f"{name}{{")]
 
 
-def test_the_latest_engine_is_shown_once(tmp_path: Path) -> None:
-    export_counters(profile())
-    export_counters(profile({"task": "another"}))
-    (line,) = shown()
-    assert 'task="another"' in line
+def latest() -> str:
+    """The label of the engine that was configured last: tests share a process."""
+    return f'order="{len(shown("fsd:profile_info")) - 1}"'
+
+
+def count_exact(folder: str, tokens: int) -> None:
+    Counters(Path(folder, PATTERN.format(0))).increase("exact", tokens)
+
+
+def test_engines_of_a_process_are_shown_beside_each_other() -> None:
+    folders, orders = [], []
+    for task in ("one", "another"):
+        folders.append(export_counters(profile({"task": task})))
+        orders.append(latest())
+    for folder, tokens in zip(folders, (3, 4), strict=True):
+        count_exact(folder, tokens)
+    for order, task, tokens in zip(orders, ("one", "another"), (3, 4), strict=True):
+        assert sum(f'task="{task}"' in line for line in shown("fsd:profile_info") if order in line) == 1
+        (line,) = (line for line in shown("fsd:drafted_tokens_total") if order in line and 'outcome="exact"' in line)
+        assert 'engine="0"' in line
+        assert float(line.split()[-1]) == tokens
+
+
+def test_an_engine_that_fails_to_start_leaves_the_others_metrics() -> None:
+    count_exact(export_counters(profile()), 5)
+    order = latest()
+    export_counters(profile())  # of an engine that never gets a worker
+    (line,) = (line for line in shown("fsd:drafted_tokens_total") if order in line and 'outcome="exact"' in line)
+    assert float(line.split()[-1]) == 5
+    assert not [line for line in shown("fsd:drafted_tokens_total") if latest() in line]
+
+
+def test_every_sample_has_labels_of_its_own() -> None:
+    for _ in range(2):
+        count_exact(export_counters(profile()), 1)
+    lines = [line.rpartition(" ")[0] for line in generate_latest().decode().splitlines() if line.startswith("fsd:")]
+    assert len(lines) == len(set(lines))
 
 
 def test_they_are_beside_metrics_that_api_servers_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +66,7 @@ def test_they_are_beside_metrics_that_api_servers_share(tmp_path: Path, monkeypa
     export_counters(profile())
     registry = CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    assert len(shown(registry)) == 1
+    assert shown("fsd:profile_info", registry) == shown("fsd:profile_info")
 
 
 _PROGRAM = """

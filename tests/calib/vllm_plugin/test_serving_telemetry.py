@@ -183,7 +183,7 @@ def parameters(**changed: Any) -> Any:
 
 def state(**changed: Any) -> Any:
     """What vLLM's model runner knows of a request."""
-    return SimpleNamespace(sampling_params=parameters(**changed), prompt_token_ids=[3, 4, 5], num_prompt_tokens=3)
+    return SimpleNamespace(sampling_params=parameters(**changed), prompt_token_ids=[3, 4, 5], prompt_embeds=None)
 
 
 @pytest.mark.parametrize(
@@ -237,3 +237,26 @@ def test_counters_are_read_while_they_are_written(tmp_path: Path) -> None:
     for expected in np.arange(1.0, 5.0):
         counters.increase("texts", 1)
         assert read_counters(tmp_path / "counters")["texts"] == expected
+
+
+def test_options_that_no_front_end_checked_are_decoded_exactly_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    states = {
+        name: state(extra_args=extra)
+        for name, extra in (("text", {"fsd_threshold": "a"}), ("huge", {"fsd_threshold": 10**400}), ("plain", None))
+    }
+    told: list[tuple[str, ...]] = []
+    with caplog.at_level("WARNING", "vllm.fsd"):
+        found = RunningRequests(states, profile(), told.append).of(["text", "huge", "plain"])
+    assert [request.threshold for request in found] == [-1.0, -1.0, 0.0625]
+    assert [request.as_calibrated for request in found] == [False, False, True]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "decoded exactly: fsd_threshold in vllm_xargs is 'a'" in line
+    assert told == []
+
+
+def test_prompts_of_embeddings_have_a_length() -> None:
+    prompted = SimpleNamespace(sampling_params=parameters(), prompt_token_ids=None, prompt_embeds=torch.zeros(7, 4))
+    (found,) = RunningRequests({"r": prompted}, profile(), lambda _: None, context=20).of(["r"])
+    assert (len(found.prompt), found.limit) == (7, 13)
