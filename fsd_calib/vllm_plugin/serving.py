@@ -12,7 +12,7 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from fsd_calib.vllm_plugin import KEY
+from fsd_calib.vllm_plugin import KEY, hooks
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Verification
 from fsd_calib.vllm_plugin.judged import Judged
@@ -41,6 +41,7 @@ class Serving:
     """
 
     def __init__(self, runner: Any) -> None:
+        hooks.check_runner(runner)
         _check_drafter(runner.drafter)
         config = runner.vllm_config
         settings = ServeSettings(**config.additional_config[KEY])

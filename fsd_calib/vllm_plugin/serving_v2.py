@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from fsd_calib.vllm_plugin import KEY
+from fsd_calib.vllm_plugin import KEY, hooks
 from fsd_calib.vllm_plugin.judge import Judge, Verification
 from fsd_calib.vllm_plugin.judged import Judged, JudgedTokens
 from fsd_calib.vllm_plugin.logits_v2 import StateDraftLogits, StepRows, padded, with_certain
@@ -39,6 +39,7 @@ class ServingV2:
     """
 
     def __init__(self, runner: Any) -> None:
+        hooks.check_runner(runner, hooks.OF_RUNNER_V2)
         config = runner.vllm_config
         settings = ServeSettings(**config.additional_config[KEY])
         profile = ThresholdProfile.from_content(settings.content)
