@@ -113,9 +113,9 @@ def penalize(prompt: Sequence[int], emitted: Sequence[int], target: Tensor) -> T
 
 @MAKES
 def test_texts_go_on_to_the_models_length(path: str, make: Make) -> None:
-    """vLLM drafts nothing for a whole batch where one text has no room for L tokens, and its drafter misses these tokens.
+    """vLLM drafts nothing for a whole batch where one text has no room for L tokens, and its drafter misses a step.
 
-    So its logits are not of the whole context from then on; what was accepted must follow from D as it was computed.
+    So its logits are not those of the whole context from then on; what is accepted must follow from D as computed.
     """
     length = 110
     llm = make(path, max_model_len=length, max_num_seqs=8)
