@@ -15,6 +15,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from support.vllm_async import async_engine
 from support.vllm_decisions import Decision, agrees, agrees_sampled, decisions
 from support.vllm_engine import (
+    LENGTH,
     THRESHOLD,
     Recorded,
     arithmetic,
@@ -149,6 +150,22 @@ def test_preempted_requests_go_on_by_the_rule(path: str, make: Make) -> None:
     exact = served(llm, arithmetic(40), sampling({"fsd": "off"}))
     assert metric(llm, "vllm:num_preemptions") > thrown_out
     assert exact == served(engine(), arithmetic(40), sampling())
+
+
+@MAKES
+def test_a_cached_prompt_that_joins_leaves_drafts_of_others_judged(path: str, make: Make) -> None:
+    """vLLM gives a request that joins with one token left to read L drafts of padding; those beside it are real."""
+    llm = make(path, block_size=32, enable_prefix_caching=True)
+    running, joining = (tokenizer()(problem.prompt)["input_ids"] for problem in arithmetic(2).problems)
+    cached = {"prompt_token_ids": joining[:33]}  # a block, and a token
+    llm.generate([cached], long(), use_tqdm=False)
+    recorded, core = Recorded(llm), llm.llm_engine
+    core.add_request("running", {"prompt_token_ids": running}, long())
+    while core.has_unfinished_requests():
+        core.step()
+        if len(recorded.steps) == 3 and "joining" not in core.output_processor.external_req_ids:
+            core.add_request("joining", cached, long())
+    assert [each.facts.shape[1] for each in recorded.of("running")[1:]] == [LENGTH] * (len(recorded.of("running")) - 1)
 
 
 @pytest.mark.usefixtures("mended_expansion")
