@@ -6,6 +6,7 @@ Only tests in tests/vllm import this file: it needs vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,39 +94,59 @@ def served(llm: LLM, task: Task, parameters: SamplingParams | Sequence[SamplingP
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def metric(llm: LLM, name: str) -> float:
+    """The value of one of vLLM's metrics, summed over its labels; `disable_log_stats` must be false."""
+    return float(sum(each.value for each in llm.get_metrics() if each.name == name))
+
+
 def worker(llm: LLM) -> Any:
     """The engine's worker, which is in this process."""
     core: Any = llm.llm_engine.engine_core
     return core.engine_core.model_executor.driver_worker.worker
 
 
+@dataclass(frozen=True)
+class Round:
+    """What a step emitted for a request, and what was judged for that."""
+
+    begins: int  # where its tokens begin, counted from the prompt's first token
+    accepted: int  # drafted tokens
+    emitted: list[int]
+    facts: Any  # (3, n) of `Step.facts`; n is 0 where nothing was drafted, or nothing judged
+
+
 class Recorded:
-    """A listener that keeps all steps of an engine, by request.
+    """A listener that keeps all steps of an engine from now on.
 
     Attributes:
-        rounds: for each request, its (first drafted position's place among the tokens of its rounds, step, row).
+        steps: in order.
     """
 
     def __init__(self, llm: LLM) -> None:
         self.steps: list[Step] = []
+        self._rounds: dict[str, list[Round]] = {}
         worker(llm).serving._telemetry.log._listeners.append(self)
 
     def add(self, step: Step) -> None:
         self.steps.append(step)
+        for row, name in enumerate(step.ids):
+            if step.emits[row]:
+                emitted = [token for token in step.sampled[row].tolist() if token >= 0]
+                facts = step.facts[:, step.layout.owner == row]
+                of_request = self._rounds.setdefault(name.partition("-")[0], [])
+                of_request.append(Round(int(step.begins[row]), int(step.accepted[row]), emitted, facts))
 
     def finish(self, ids: Iterable[str]) -> None:
         """Keeps what it has."""
 
-    def of(self, request: str) -> list[tuple[int, list[int], Any]]:
-        """The rounds of a request: (accepted, emitted tokens, facts (3, n)) each; ids end in a random part."""
-        rounds = []
-        for step in self.steps:
-            for row, name in enumerate(step.ids):
-                if name.partition("-")[0] == request and step.layout.counts[row]:
-                    at = step.layout.owner == row
-                    emitted = [token for token in step.sampled[row].tolist() if token >= 0]
-                    rounds.append((int(step.accepted[row]), emitted, step.facts[:, at]))
-        return rounds
+    def of(self, request: str) -> list[Round]:
+        """The rounds of a request, by its id without the random part that vLLM adds."""
+        return self._rounds[request]
+
+    @property
+    def judged(self) -> int:
+        """Number of drafted tokens whose logits were compared."""
+        return sum(step.layout.count for step in self.steps)
 
 
 def logits(role: str, tokens: Sequence[int]) -> torch.Tensor:

@@ -55,12 +55,24 @@ class Server:
         (line,) = [line for line in self.get("/metrics").splitlines() if line.startswith(f"{name} ")]
         return float(line.split()[-1])
 
-    def complete(self, prompt: str, options: dict[str, Any] | None = None, **keywords: Any) -> Any:
-        """Asks for a greedy completion; `options` are `vllm_xargs`."""
+    def total(self, name: str) -> float:
+        """The value of a metric, summed over its labels."""
+        lines = [line for line in self.get("/metrics").splitlines() if line.startswith(f"{name}{{")]
+        assert lines, name
+        return sum(float(line.split()[-1]) for line in lines)
+
+    def complete(
+        self, prompt: str, options: dict[str, Any] | None = None, extra: dict[str, Any] | None = None, **keywords: Any
+    ) -> Any:
+        """Asks for a greedy completion.
+
+        Args:
+            options: `vllm_xargs`.
+            extra: further options of vLLM's own.
+        """
         usual: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "stop": list(arithmetic(1).stop)}
-        return self.client.completions.create(
-            model=self.model, prompt=prompt, extra_body={"vllm_xargs": options} if options else None, **usual | keywords
-        )
+        body = {**(extra or {}), **({"vllm_xargs": options} if options else {})}
+        return self.client.completions.create(model=self.model, prompt=prompt, extra_body=body, **usual | keywords)
 
 
 def free_port() -> int:

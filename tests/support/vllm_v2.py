@@ -106,7 +106,8 @@ def _run(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def _served(output: Any, seen: Any) -> Served:
     one = output.outputs[0]
     logprobs = [found[token].logprob for token, found in zip(one.token_ids, one.logprobs or [], strict=False)]
-    rounds = [(accepted, emitted, facts.tolist()) for accepted, emitted, facts in seen.of(output.request_id)]
+    judged = [each for each in seen.of(output.request_id) if each.facts.size]
+    rounds = [(each.accepted, each.emitted, each.facts.tolist()) for each in judged]
     return Served(list(output.prompt_token_ids), list(one.token_ids), one.text, logprobs, rounds)
 
 

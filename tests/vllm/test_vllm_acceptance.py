@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from scipy.stats import chisquare
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.divergence import divergence, entropy
 from fsd_decoding.profile.policy import PolicyInfo
+from support.vllm_decisions import Decision, agrees, decisions
 from support.vllm_engine import (
     THRESHOLD,
     Recorded,
@@ -59,68 +59,32 @@ def test_the_profiles_threshold_changes_texts_and_saves_steps(following: Any) ->
     assert steps < len(recorded.steps) - steps
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A drafted token that was decided, as recomputed from uncached logits in fp64."""
-
-    place: int  # in its completion
-    accepted: bool
-    emitted: int
-    recorded: float  # D as the plugin computed it
-    exact: float  # D in fp64
-    argmax: int
-    target_entropy: float
-
-
-def _decisions(llm: Any, count: int, options: dict[str, Any] | None = None) -> Iterator[Decision]:
-    """Serves problems and yields every decision, up to the first rejection of each round."""
-    task, recorded = arithmetic(count, seed=21), Recorded(llm)
-    name = bundled_profile().divergence
-    outputs = llm.generate([p.prompt for p in task.problems], sampling(options), use_tqdm=False)
-    for problem, output in zip(task.problems, outputs, strict=True):
-        prompt = tokenizer()(problem.prompt)["input_ids"]
-        rounds = recorded.of(output.request_id)
-        emitted = [output.outputs[0].token_ids[0], *(token for _, tokens, _ in rounds for token in tokens)]
-        assert emitted[: len(output.outputs[0].token_ids)] == list(output.outputs[0].token_ids)
-        target, draft = (logits(role, [*prompt, *emitted])[len(prompt) - 1 :] for role in ("target", "draft"))
-        exact, entropies = divergence(name, target, draft), entropy(target)
-        place = 1  # the first token comes with the prompt
-        for accepted, tokens, facts in rounds:
-            for i in range(min(accepted + 1, facts.shape[1])):
-                at = place + i
-                yield Decision(
-                    at, i < accepted, emitted[at], facts[0, i].item(), exact[at].item(),
-                    int(target[at].argmax()), entropies[at].item(),
-                )  # fmt: skip
-            place += len(tokens)
-
-
-def _agree(decision: Decision, threshold: float) -> bool:
-    """Whether a decision follows from D in fp64 and T, as far as |D - T| is beyond rounding."""
-    if decision.accepted:
-        return decision.emitted == decision.argmax or decision.exact <= threshold + 1e-5
-    return decision.emitted == decision.argmax and decision.exact > threshold - 1e-5
+def _decisions(llm: Any, count: int) -> list[Decision]:
+    """Serves problems at the profile's threshold."""
+    recorded = Recorded(llm)
+    outputs = llm.generate([p.prompt for p in arithmetic(count, seed=21).problems], sampling(), use_tqdm=False)
+    return [decision for output in outputs for decision in decisions(recorded, output)]
 
 
 def test_decisions_equal_those_from_uncached_logits_in_fp64(following: Any) -> None:
-    decisions = list(_decisions(following, 100))
-    assert len(decisions) > 3000
-    fuzzy = [d for d in decisions if d.accepted and d.emitted != d.argmax]
-    assert len(fuzzy) > 50
-    assert sum(not d.accepted for d in decisions) > 50
-    computed = [d for d in decisions if math.isfinite(d.recorded)]
+    found = _decisions(following, 100)
+    drafted = [d for d in found if d.drafted]
+    assert len(drafted) > 3000
+    assert sum(d.fuzzy for d in drafted) > 50
+    assert sum(d.rejected for d in drafted) > 50
+    computed = [d for d in drafted if math.isfinite(d.recorded)]
     assert max(abs(d.recorded - d.exact) for d in computed) < 1e-4
-    assert all(d.emitted == d.argmax for d in decisions if not math.isfinite(d.recorded))
-    assert [d for d in decisions if not _agree(d, THRESHOLD)] == []
+    assert all(d.accepted and d.own for d in drafted if not math.isfinite(d.recorded))
+    assert [d for d in found if not agrees(d, THRESHOLD)] == []
 
 
 def test_a_schedule_follows_positions_in_the_completion(tmp_path: Path) -> None:
     schedule = Schedule(start=0.2, end=0.0, over=30)
     policy = PolicyInfo.of(str(schedule.identity)).model_dump()
     llm = engine(saved(tmp_path, {"policy": policy, "threshold": 0.2}))
-    decisions = list(_decisions(llm, 30))
-    assert [d for d in decisions if not _agree(d, 0.2 * max(0.0, 1 - d.place / 30))] == []
-    fuzzy = [d.place for d in decisions if d.accepted and d.emitted != d.argmax]
+    found = _decisions(llm, 30)
+    assert [d for d in found if not agrees(d, 0.2 * max(0.0, 1 - d.place / 30))] == []
+    fuzzy = [d.place for d in found if d.fuzzy]
     assert len(fuzzy) > 10
     assert max(fuzzy) < 30
 
@@ -129,10 +93,10 @@ def test_an_entropy_policy_follows_the_target(tmp_path: Path) -> None:
     scaled = EntropyScaled(0.02, slope=3.0, of="target")
     policy = PolicyInfo.of(str(scaled.identity)).model_dump()
     llm = engine(saved(tmp_path, {"policy": policy, "threshold": 0.02}))
-    decisions = list(_decisions(llm, 30))
-    thresholds = [0.02 * float(torch.tensor(3.0 * (1 - 2.718281828459045**-d.target_entropy)).exp()) for d in decisions]
-    assert [d for d, t in zip(decisions, thresholds, strict=True) if not _agree(d, t)] == []
-    assert any(d.accepted and d.emitted != d.argmax and d.exact > 0.02 for d in decisions)
+    found = _decisions(llm, 30)
+    thresholds = [0.02 * math.exp(3.0 * (1 - math.exp(-d.target_entropy))) for d in found]
+    assert [d for d, t in zip(found, thresholds, strict=True) if not agrees(d, t)] == []
+    assert any(d.fuzzy and d.exact > 0.02 for d in found)
 
 
 def test_requests_of_one_batch_each_have_their_own_threshold(following: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams
 
+from support.vllm_async import async_engine
 from support.vllm_engine import Recorded, arithmetic, engine, logits, sampling, saved, served, tokenizer, worker
 
 
@@ -30,35 +31,21 @@ def texts(following: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "keywords",
+    ("make", "keywords"),
     [
-        {"block_size": 32, "enable_prefix_caching": True},
-        {"max_num_batched_tokens": 48, "enable_chunked_prefill": True, "max_num_seqs": 8},
-        {"async_scheduling": True},
+        (engine, {"block_size": 32, "enable_prefix_caching": True}),
+        (engine, {"max_num_batched_tokens": 48, "enable_chunked_prefill": True, "max_num_seqs": 8}),
+        (async_engine, {}),
     ],
-    ids=lambda keywords: next(iter(keywords)),
+    ids=["prefix caching", "chunked prefill", "asynchronous"],
 )
 def test_the_way_of_scheduling_does_not_change_texts(
-    path: str, texts: list[list[int]], keywords: dict[str, Any]
+    path: str, texts: list[list[int]], make: Callable[..., Any], keywords: dict[str, Any]
 ) -> None:
     """Rounds begin elsewhere with chunks of prompts, but where a text's rounds lie does not depend on other texts."""
-    llm = engine(path, **keywords)
+    llm = make(path, **keywords)
     for _ in range(2):  # the second time prompts are in the prefix cache
         assert served(llm, arithmetic(40), sampling()) == texts
-
-
-def test_preempted_requests_go_on_as_before(path: str, texts: list[list[int]]) -> None:
-    """With room for a few texts, later ones are thrown out again and again, and their drafts with them."""
-    llm = engine(path, block_size=32, num_gpu_blocks_override=15, enable_prefix_caching=False, disable_log_stats=False)
-    found = served(llm, arithmetic(40), sampling())
-    assert _preemptions(llm) > 3
-    same = sum(a == b for a, b in zip(found, texts, strict=True))
-    assert same >= 30, "a preempted text begins its next round where it was thrown out, so some texts differ"
-    assert served(llm, arithmetic(40), sampling({"fsd": "off"})) == served(engine(), arithmetic(40), sampling())
-
-
-def _preemptions(llm: Any) -> float:
-    return float(sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"))
 
 
 def test_texts_end_before_a_stop_string(following: Any, texts: list[list[int]]) -> None:
@@ -84,19 +71,6 @@ def test_logprobs_are_those_of_the_target(following: Any) -> None:
             assert (found[token].rank == 1) == (int(row.argmax()) == token)
             unlikely += found[token].rank > 1
     assert unlikely > 5
-
-
-def test_structured_output_stays_within_its_grammar(following: Any) -> None:
-    """At a T that accepts everything, the grammar alone holds the draft back."""
-    patterns = [r'\{"a": [12], "b": "[xy]"\}', "[0-9]{3}-[0-9]{2}"]
-    parameters = [
-        SamplingParams(temperature=0, max_tokens=60, extra_args={"fsd_threshold": 10.0},
-                       structured_outputs=StructuredOutputsParams(regex=pattern))
-        for pattern in patterns
-    ]  # fmt: skip
-    prompts = [p.prompt for p in arithmetic(2).problems]
-    outputs = following.generate(prompts, parameters, use_tqdm=False)
-    assert all(re.fullmatch(pattern, output.outputs[0].text) for pattern, output in zip(patterns, outputs, strict=True))
 
 
 @pytest.mark.parametrize("forbidden", ["bad_words", "allowed_token_ids", "min_tokens"])
@@ -127,12 +101,44 @@ def _word_of(token: int) -> str | None:
 
 
 @pytest.mark.usefixtures("mended_expansion")
-def test_several_samples_of_a_prompt_differ_and_follow_their_seeds(path: str) -> None:
+def test_seeds_of_exact_samples_are_kept(path: str) -> None:
+    """Each of the samples has a seed of its own, and what it draws depends on nothing else, as without a profile."""
+    exact = {"fsd": "off"}
+    following, own = engine(path), engine()
+    prompts = [problem.prompt for problem in arithmetic(6).problems]
+    wanted = sampling(exact, temperature=1.5, n=4, max_tokens=30, seed=5)
+
+    def samples(llm: Any, asked: SamplingParams, beside: SamplingParams) -> list[list[int]]:
+        output, *_ = llm.generate(prompts, [asked, *[beside] * 5], use_tqdm=False)
+        return [list(completion.token_ids) for completion in output.outputs]
+
+    found = samples(following, wanted, sampling())
+    assert len({tuple(tokens) for tokens in found}) == 4
+    unseeded = sampling(exact, temperature=0.7)
+    assert found == samples(following, wanted, unseeded) == samples(own, wanted.clone(), unseeded)
+    third = sampling(exact, temperature=1.5, max_tokens=30, seed=7)
+    assert samples(following, third, sampling()) == [found[2]]
+    other = sampling(exact, temperature=1.5, n=4, max_tokens=30, seed=55)
+    assert not {*map(tuple, samples(following, other, sampling()))} & {*map(tuple, found)}
+
+
+@pytest.mark.usefixtures("mended_expansion")
+def test_seeds_of_fuzzy_samples_decide_beside_the_noise_of_drafts(path: str) -> None:
+    """vLLM draws drafts from torch's global generator, without seeds, so texts repeat where that does, too."""
     llm = engine(path, speculative_config={"draft_sample_method": "probabilistic"})
     (problem,) = arithmetic(1).problems
-    parameters = sampling(temperature=1.5, n=8, max_tokens=30)
-    (output,) = llm.generate([problem.prompt], parameters, use_tqdm=False)
-    assert len({tuple(completion.token_ids) for completion in output.outputs}) > 4
+
+    def samples(seed: int, noise: int = 0) -> list[tuple[int, ...]]:
+        torch.manual_seed(noise)
+        parameters = sampling(temperature=1.5, n=8, max_tokens=30, seed=seed)
+        (output,) = llm.generate([problem.prompt], parameters, use_tqdm=False)
+        return [tuple(completion.token_ids) for completion in output.outputs]
+
+    found = samples(5)
+    assert len(set(found)) == 8
+    assert samples(5) == found
+    assert not set(samples(55)) & set(found)
+    assert [tokens[0] for tokens in samples(5, noise=1)] == [tokens[0] for tokens in found]  # drawn without a draft
 
 
 @pytest.mark.usefixtures("mended_expansion")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,14 +109,42 @@ def test_chat_requests_take_the_same_options(server: Server) -> None:
         )
 
 
-def test_a_stream_that_the_client_leaves_stops_nobody_else(server: Server) -> None:
-    task = arithmetic(6)
+def test_a_stream_that_the_client_leaves_is_aborted_and_stops_nobody_else(server: Server) -> None:
+    """vLLM counts what clients leave neither as finished nor as aborted: it must stop running, and not be counted."""
+    task, most = arithmetic(6), 340
     alone = [server.complete(p.prompt).choices[0].text for p in task.problems[1:]]
-    stream = server.complete(task.problems[0].prompt, stream=True, max_tokens=300, stop=None)
-    next(iter(stream))
-    stream.close()
+    before = _finished_and_generated(server)
+    stream = server.complete(
+        task.problems[0].prompt, stream=True, max_tokens=most, stop=None, extra={"ignore_eos": True}
+    )
     with ThreadPoolExecutor(5) as pool:
-        assert list(pool.map(lambda p: server.complete(p.prompt).choices[0].text, task.problems[1:])) == alone
+        others = pool.map(lambda p: server.complete(p.prompt), task.problems[1:])
+        next(iter(stream))
+        stream.close()
+        answers = list(others)
+    assert [answer.choices[0].text for answer in answers] == alone
+
+    def nothing_runs() -> bool:
+        answers.append(server.complete("What", max_tokens=1))  # vLLM tells what runs only as steps end
+        return server.total("vllm:num_requests_running") == 0
+
+    _wait_until(nothing_runs)
+    finished, generated = (now - then for now, then in zip(_finished_and_generated(server), before, strict=True))
+    assert finished == len(answers)
+    assert 0 < generated - sum(answer.usage.completion_tokens for answer in answers) < most
+
+
+def _finished_and_generated(server: Server) -> tuple[float, float]:
+    """Numbers of requests and of tokens."""
+    return server.total("vllm:request_success_total"), server.total("vllm:generation_tokens_total")
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(100):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it does not come about in 10 s")
 
 
 def test_metrics_and_log_tell_what_was_done(server: Server) -> None:
