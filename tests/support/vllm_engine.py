@@ -116,19 +116,16 @@ class Round:
 
 
 class Recorded:
-    """A listener that keeps all steps of an engine from now on.
-
-    Attributes:
-        steps: in order.
-    """
+    """A listener that keeps all steps of an engine from now on."""
 
     def __init__(self, llm: LLM) -> None:
-        self.steps: list[Step] = []
+        self._steps: list[Step] = []
         self._rounds: dict[str, list[Round]] = {}
-        worker(llm).serving._telemetry.log._listeners.append(self)
+        self._log = worker(llm).serving._telemetry.log
+        self._log._listeners.append(self)
 
     def add(self, step: Step) -> None:
-        self.steps.append(step)
+        self._steps.append(step)
         for row, name in enumerate(step.ids):
             if step.emits[row]:
                 emitted = [token for token in step.sampled[row].tolist() if token >= 0]
@@ -141,7 +138,14 @@ class Recorded:
 
     def of(self, request: str) -> list[Round]:
         """The rounds of a request, by its id without the random part that vLLM adds."""
+        self._log.flush()
         return self._rounds[request]
+
+    @property
+    def steps(self) -> list[Step]:
+        """All of them, in order."""
+        self._log.flush()
+        return self._steps
 
     @property
     def judged(self) -> int:

@@ -50,13 +50,13 @@ def test_where_nothing_is_accepted_by_divergence_texts_are_vllms_own(
     assert served(following, task, sampling(options)) == served(own, task, sampling())
 
 
-def test_the_profiles_threshold_changes_texts_and_saves_steps(following: Any) -> None:
+def test_the_profiles_threshold_changes_texts_and_saves_rounds(following: Any) -> None:
     task = arithmetic(60)
     recorded = Recorded(following)
     lossy = served(following, task, sampling())
-    steps = len(recorded.steps)
+    rounds = sum(len(step.ids) for step in recorded.steps)
     assert lossy != served(following, task, sampling(_NOTHING))
-    assert steps < len(recorded.steps) - steps
+    assert rounds < sum(len(step.ids) for step in recorded.steps) - rounds
 
 
 def _decisions(llm: Any, count: int) -> list[Decision]:
