@@ -4,7 +4,7 @@ It runs in the environment that has vLLM (`sh install.sh vllm`). Everything is g
 First `fsd-calibrate --task arithmetic --min-acc 0.98` makes a profile, unless --profile gives one. Then engines, each a
 process of its own, decode the same problems in turns:
   vLLM: its target alone, its own `sd` at several L, and the plugin, at the profile's T and at one that accepts nothing,
-  where D is computed of the tokens that could be accepted by it, or of all (requests with a bias);
+  where D is computed of the tokens that could be accepted by it, or of all (requests with `min_tokens`);
   our engine, with the same profile: `target`, `sd` and FSD.
 Last, fresh problems are decoded by vLLM's target and by the plugin. The exit code is 1 if a claim is not reached.
 """

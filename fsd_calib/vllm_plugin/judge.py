@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
-from fsd_calib.vllm_plugin.judged import JudgedTokens, LookedAt
+from fsd_calib.vllm_plugin.judged import JudgedOnHost, JudgedTokens
 from fsd_calib.vllm_plugin.rejected_tokens import look_at_rejected
 from fsd_calib.vllm_plugin.request_options import EXACT
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
@@ -102,7 +102,9 @@ class Judge:
         fuzzy = (found <= limits) & (found < torch.inf)
         return JudgedTokens(layout, found, fuzzy, measured, at)
 
-    def of_rejected(self, step: Verification, accepted: Sequence[bool], thresholds: Sequence[float]) -> LookedAt | None:
+    def of_rejected(
+        self, step: Verification, accepted: Sequence[bool], thresholds: Sequence[float]
+    ) -> JudgedOnHost | None:
         """Judges a step on the host, if it is known which of the N tokens the exact rule accepts: few others are left.
 
         Args, Returns: as for a call.
@@ -114,12 +116,12 @@ class Judge:
         layout = Layout(step.counts, [row or 0 for row in rows])
 
         def divergences(tokens: list[int]) -> list[float]:
-            size, rows = _chunk_rows(step.logits), step.rows.numpy()
+            size, of_target = _chunk_rows(step.logits), step.rows.numpy()
             parts = (np.array(tokens[i : i + size]) for i in range(0, len(tokens), size))
-            copies = (self._copy(step.logits, layout, torch.from_numpy(rows[part]), part) for part in parts)
+            copies = (self._copy(step.logits, layout, torch.from_numpy(of_target[part]), part) for part in parts)
             return [each for piece in copies for each in self._divergences(*piece).tolist()]
 
-        return LookedAt.of(layout, accepted, look_at_rejected(accepted, step.counts, bounds, divergences))
+        return JudgedOnHost.of(layout, accepted, look_at_rejected(accepted, step.counts, bounds, divergences))
 
     def _divergences(self, target: Tensor, draft: Tensor) -> Tensor:
         return unchecked_divergences([self._divergence], target, draft)[self._divergence]

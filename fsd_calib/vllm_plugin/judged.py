@@ -79,7 +79,7 @@ class JudgedTokens:
         return facts if self._measured is None else [*facts, self._measured]
 
 
-class LookedAt:
+class JudgedOnHost:
     """Tokens of greedy requests, judged on the host: D is infinite where it was not needed."""
 
     def __init__(self, layout: Layout, facts: Array, fuzzy: Sequence[int]) -> None:

@@ -50,8 +50,8 @@ class VllmSettings:
 class VllmEngine:
     """vLLM's engine in this process.
 
-    Its ways are "", "off", which tells the plugin to decode exactly, and "biased", by nothing: such requests are not
-    plain, so that on a CPU, too, the plugin computes D of every drafted token.
+    Its ways are "", "off", which tells the plugin to decode exactly, and "at least", of one token: such requests are
+    not plain, so that on a CPU, too, the plugin computes D of every drafted token.
     """
 
     def __init__(self, settings: VllmSettings) -> None:
@@ -72,7 +72,7 @@ class VllmEngine:
 
         sampling = SamplingParams(
             temperature=0, max_tokens=work.max_new_tokens, stop=list(work.stop),
-            extra_args={"fsd": way} if way == "off" else None, logit_bias={0: 0.0} if way == "biased" else None,
+            extra_args={"fsd": way} if way == "off" else None, min_tokens=int(way == "at least"),
         )  # fmt: skip
         engine, waiting = self._engine, deque(enumerate(work.prompts))
         finished: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from lib.vllm.processes import Served
 from lib.vllm.work import Decoded, Work
 
 PLAIN, JUDGED, OFF, FSD, BEST = "sd at the profile's L", "plugin, T = 0", "plugin, off", "fsd", "sd at its best L"
-BIASED, ALL_JUDGED = "biased sd at the profile's L", "plugin, T = 0, biased"
+AT_LEAST, ALL_JUDGED = "sd at the profile's L, min_tokens", "plugin, T = 0, min_tokens"
 TARGET, OWN = "target", ("own target", "own sd", "own fsd")
 _PIECE = {1: 1, 8: 16, 32: 64}  # problems that a contestant decodes at a time, by batch size
 
@@ -33,8 +33,8 @@ class Contestants:
         """What takes turns, given the best L of `sd`."""
         engines = [
             (TARGET, self.target, ""), (PLAIN, self.exact[self.length], ""), (JUDGED, self.judging, ""),
-            (OFF, self.judging, "off"), (BIASED, self.exact[self.length], "biased"),
-            (ALL_JUDGED, self.judging, "biased"), (BEST, self.exact[best], ""), (FSD, self.fuzzy, ""),
+            (OFF, self.judging, "off"), (AT_LEAST, self.exact[self.length], "at least"),
+            (ALL_JUDGED, self.judging, "at least"), (BEST, self.exact[best], ""), (FSD, self.fuzzy, ""),
             *((name, self.own, name.removeprefix("own ")) for name in OWN),
         ]  # fmt: skip
         return {name: partial(engine.decode, way=way) for name, engine, way in engines}
@@ -106,7 +106,7 @@ class Speeds:
 
 
 def _ratios(taken: Mapping[str, Sequence[Decoded]]) -> dict[str, Any]:
-    steps = {name: [each.of_steps for each in taken[name]] for name in (PLAIN, JUDGED, OFF, BIASED, ALL_JUDGED)}
+    steps = {name: [each.of_steps for each in taken[name]] for name in (PLAIN, JUDGED, OFF, AT_LEAST, ALL_JUDGED)}
     tokens = {name: [each.on_cpu for each in decoded] for name, decoded in taken.items()}
     clock = {name: [each.by_clock for each in decoded] for name, decoded in taken.items()}
     own_target, own_sd, own_fsd = OWN
@@ -115,7 +115,7 @@ def _ratios(taken: Mapping[str, Sequence[Decoded]]) -> dict[str, Any]:
     return {
         # Seconds of a step with the plugin over without.
         "step_cost": speed_up(steps[PLAIN], steps[JUDGED]), "step_cost_off": speed_up(steps[PLAIN], steps[OFF]),
-        "step_cost_of_all": speed_up(steps[BIASED], steps[ALL_JUDGED]),
+        "step_cost_of_all": speed_up(steps[AT_LEAST], steps[ALL_JUDGED]),
         "same_steps": all(one.steps == other.steps and one.texts == other.texts
                           for one, other in zip(taken[PLAIN], taken[JUDGED], strict=True)),
         "speed_ups": {f"{fast} / {slow}": speed_up(tokens[fast], tokens[slow]) for fast, slow in pairs},
