@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import leave, quiet_libraries, reply, say
-from fsd_calib.cli.options import VersionOption
+from fsd_calib.cli.options import AllowEditedOption, VersionOption
 from fsd_calib.tasks.registry import TASKS, task_kind
 
 if TYPE_CHECKING:
@@ -49,12 +49,7 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.")
     ] = None,
-    allow_edited: Annotated[
-        bool,
-        typer.Option(
-            "--allow-edited", help="Follow a profile that was changed after its calibration, without a certificate."
-        ),
-    ] = False,
+    allow_edited: AllowEditedOption = False,
     version: VersionOption = False,
 ) -> None:
     """Completes prompts with the models, threshold and settings of a profile.

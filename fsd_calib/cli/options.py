@@ -39,6 +39,12 @@ DtypeOption = Annotated[
     str | None,
     typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.", rich_help_panel=MODELS),
 ]
+AllowEditedOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-edited", help="Follow a profile that was changed after its calibration, without a certificate."
+    ),
+]
 DataOption = Annotated[
     Path | None,
     typer.Option(help="Read problems from this file instead of the task's own source.", rich_help_panel=DATA),

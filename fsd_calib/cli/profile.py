@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
-from fsd_calib.cli.options import VersionOption
+from fsd_calib.cli.options import AllowEditedOption, VersionOption
 from fsd_decoding.errors import UsageError
 
 NAME = "fsd-profile"
@@ -111,7 +111,7 @@ def diff(first: _A, second: _B) -> None:
 
 
 @app.command()
-def vllm(path: _Profile) -> None:
+def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
     """Prints the command that serves the profile's models with vLLM, at its threshold, draft length and sampling.
 
     vLLM follows the profile where fsd-calib is installed beside it. Exit code 2: it cannot follow this profile.
@@ -121,7 +121,7 @@ def vllm(path: _Profile) -> None:
     from fsd_decoding.profile.settings import warning_of
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-    profile = ThresholdProfile.load(path)
+    profile = ThresholdProfile.load(path, allow_edited=allow_edited)
     command = serve_command(profile, file_of(path))
     for doubt in filter(None, [profile.digest_doubt(), warning_of(profile)]):
         say(NAME, f"warning: {doubt}")

@@ -34,7 +34,7 @@ def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> st
         f"--dtype {shlex.quote(profile.dtype)}",
         f"--speculative-config {_quoted(_speculation(profile))}",
         f"--generation-config vllm --override-generation-config {_quoted(sampling)}",
-        f"--additional-config {_quoted({KEY: {'profile': str(Path(file).absolute())}})}",
+        f"--additional-config {_quoted({KEY: _plugin(profile, file)})}",
     ]
     return " \\\n    ".join(lines)
 
@@ -45,6 +45,12 @@ def _speculation(profile: ThresholdProfile) -> dict[str, Any]:
         "model": profile.draft.id, "num_speculative_tokens": profile.effective_draft_length, "method": "draft_model",
     }  # fmt: skip
     return settings | ({"draft_sample_method": "probabilistic"} if profile.sampling.temperature > 0 else {})
+
+
+def _plugin(profile: ThresholdProfile, file: str | os.PathLike[str]) -> dict[str, Any]:
+    """The plugin's settings; an edited profile is followed only where they say so."""
+    settings = {"profile": str(Path(file).absolute())}
+    return settings | ({"allow_edited": True} if profile.edited else {})
 
 
 def _quoted(value: Mapping[str, Any]) -> str:

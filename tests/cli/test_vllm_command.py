@@ -134,7 +134,9 @@ def test_what_vllm_cannot_follow_is_bad_input_in_one_line(
     assert captured.err.count("\n") == 1
 
 
-def test_an_edited_profile_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_profile_is_refused_unless_allowed(
+    tmp_path: Path, pasted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     profile().save(tmp_path / "profile.json")
     text = (tmp_path / "profile.json").read_text()
     (tmp_path / "profile.json").write_text(text.replace('"seed": 0', '"seed": 1'))
@@ -142,6 +144,11 @@ def test_an_edited_profile_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "was changed after the calibration that wrote it" in captured.err
+    assert app(tmp_path, "--allow-edited") == 0
+    assert "was edited" in capsys.readouterr().err
+    assert app(tmp_path, "--allow-edited") == 0
+    expected = {"profile": str(tmp_path / "profile.json"), "allow_edited": True}
+    assert settings(pasted(), "--additional-config") == {"fsd": expected}
 
 
 def test_it_needs_no_vllm(tmp_path: Path) -> None:
