@@ -79,6 +79,7 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
         "use_heterogeneous_vocab": spec.use_heterogeneous_vocab,
         "use_local_argmax_reduction": spec.use_local_argmax_reduction,
         "enable_adaptive_verification": spec.enable_adaptive_verification,
+        "num_speculative_tokens_per_batch_size": spec.num_speculative_tokens_per_batch_size,
     }
     for name, on in unsupported.items():
         if on:
@@ -134,6 +135,8 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         yield "--weight-transfer-config lets the target change, and the profile is of one target; leave it out"
     if config.model_config.hf_overrides:
         yield "--hf-overrides changes the target, and the profile is of the checkpoint as it is; leave it out"
+    if config.model_config.hf_config_path not in (None, config.model_config.model):
+        yield "--hf-config-path changes the target, and the profile is of the checkpoint as it is; leave it out"
     if config.model_config.uses_mrope and profile.policy is not None and profile.policy.name == "schedule":
         yield "the profile's T follows positions, which M-RoPE counts otherwise; calibrate without a schedule"
     if config.lora_config is not None:
@@ -172,8 +175,9 @@ def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
             f"num_speculative_tokens is {spec.num_speculative_tokens} instead of the profile's {length}: its "
             "certificate does not apply"
         )
-    if str(config.cache_config.cache_dtype).startswith("fp8"):
-        yield f"the KV cache is in {config.cache_config.cache_dtype}, which the profile was not calibrated with"
+    for whose, kept in (("target", config.cache_config.cache_dtype), ("draft", spec.kv_cache_dtype)):
+        if kept not in (None, "auto", profile.dtype):
+            yield f"the {whose}'s KV cache is in {kept}, which the profile was not calibrated with"
     kind = config.device_config.device_type
     if kind != profile.device.partition(":")[0]:
         yield f"the profile was calibrated on {profile.device}, decoding runs on {kind}"

@@ -15,7 +15,8 @@ SUPPORTED: Final = ">=0.32,<0.33"
 
 _COMMON: Mapping[str, Sequence[str]] = {
     "vllm.config": [
-        "ModelConfig.get_vocab_size", "ModelConfig.hf_overrides", "ModelConfig.logprobs_mode",
+        "ModelConfig.get_vocab_size", "ModelConfig.hf_config_path", "ModelConfig.hf_overrides",
+        "ModelConfig.logprobs_mode",
         "ModelConfig.max_model_len", "ModelConfig.quantization", "ModelConfig.revision",
         "ModelConfig.trust_remote_code", "ModelConfig.try_get_generation_config", "ModelConfig.uses_mrope",
         "ParallelConfig.data_parallel_index",
@@ -24,7 +25,8 @@ _COMMON: Mapping[str, Sequence[str]] = {
         "ParallelConfig.tensor_parallel_size", "ParallelConfig.worker_cls", "ParallelConfig.world_size",
         "SchedulerConfig.max_num_seqs", "SpeculativeConfig.draft_load_config", "SpeculativeConfig.draft_model_config",
         "SpeculativeConfig.draft_sample_method", "SpeculativeConfig.enable_adaptive_verification",
-        "SpeculativeConfig.method", "SpeculativeConfig.num_speculative_tokens", "SpeculativeConfig.parallel_drafting",
+        "SpeculativeConfig.kv_cache_dtype", "SpeculativeConfig.method", "SpeculativeConfig.num_speculative_tokens",
+        "SpeculativeConfig.num_speculative_tokens_per_batch_size", "SpeculativeConfig.parallel_drafting",
         "SpeculativeConfig.rejection_sample_method", "SpeculativeConfig.target_model_config",
         "SpeculativeConfig.use_gemma4_mtp", "SpeculativeConfig.use_heterogeneous_vocab",
         "SpeculativeConfig.use_local_argmax_reduction", "SpeculativeConfig.use_step3p5_mtp",
@@ -103,7 +105,8 @@ RUNNER_V2: Mapping[str, Sequence[str]] = {
 }
 
 OF_RUNNER_V1: Sequence[str] = [
-    "device", "discard_request_mask.np", "drafter.model.compute_logits", "execute_model_state",
+    "device", "discard_request_mask.np", "drafter._enable_probabilistic_draft_probs",
+    "drafter.model.compute_logits", "execute_model_state",
     "input_batch.num_prompt_tokens", "input_batch.req_ids", "rejection_sampler", "requests", "sampler", "seq_lens",
     "speculative_config", "vllm_config",
 ]  # fmt: skip

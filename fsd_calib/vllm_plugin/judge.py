@@ -14,7 +14,6 @@ from torch import Tensor
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
 from fsd_calib.vllm_plugin.judged import JudgedOnHost, JudgedTokens
 from fsd_calib.vllm_plugin.rejected_tokens import look_at_rejected
-from fsd_calib.vllm_plugin.request_options import EXACT
 from fsd_calib.vllm_plugin.thresholds import StepTokens, scaled
 from fsd_collectors.collection.measures import Measures, Positions, chunk_size
 from fsd_decoding.divergence import chunk_elements, entropy, is_fused, unchecked_divergences
@@ -38,11 +37,7 @@ class Verification:
     logits: Tensor  # (rows, V) the target's raw logits; if all have n drafts, request b's begin at row b · (n + 1)
     rows: Tensor  # (N,) row of `logits` for each drafted token
     places: Tensor | None  # (N,) positions of the tokens in their completions, from 0; None where no policy needs them
-    drafted: Tensor | None = None  # (N,) the tokens; None where nothing is recorded
-    accepted: Sequence[bool] | None = (
-        None  # N: whether the exact rule accepts a token, so that no D is needed; None: all
-    )
-    # are looked at
+    drafted: Tensor | None = None  # (N,) the tokens; needed where something is recorded
 
     def only(self, known: Sequence[bool]) -> tuple[Verification, Tensor]:
         """Returns the step without the drafts of some requests, and the places of the other tokens among all: (n,)."""
@@ -86,13 +81,10 @@ class Judge:
             thresholds: T of each request; below 0, it is decoded exactly.
             measures: columns of traces to compute, too.
         """
-        rows, at = self._drafts.rows_of(step.requests, step.counts), None
-        if any(row is None and count for row, count in zip(rows, step.counts, strict=True)):
-            step, at = step.only([row is not None for row in rows])
+        step, layout, at = self._known(step)
         drafting = [t for t, count in zip(thresholds, step.counts, strict=True) if count]
         if not drafting or (max(drafting) < 0 and measures is None):
             return None
-        layout = Layout(step.counts, [row or 0 for row in rows])
         parts = list(self._parts(step, layout, measures))
         found, entropies, measured = (_joined(each) for each in zip(*parts, strict=True))
         assert found is not None
@@ -109,11 +101,11 @@ class Judge:
 
         Args, Returns: as for a call.
         """
-        rows = self._drafts.rows_of(step.requests, step.counts)
-        bounds = [EXACT if row is None else t for row, t in zip(rows, thresholds, strict=True)]
-        if max(bounds) < 0:
+        step, layout, at = self._known(step)
+        if at is not None:
+            accepted = [accepted[token] for token in at.tolist()]
+        if not any(count and threshold >= 0 for count, threshold in zip(step.counts, thresholds, strict=True)):
             return None
-        layout = Layout(step.counts, [row or 0 for row in rows])
 
         def divergences(tokens: list[int]) -> list[float]:
             size, of_target = _chunk_rows(step.logits), step.rows.numpy()
@@ -121,7 +113,15 @@ class Judge:
             copies = (self._copy(step.logits, layout, torch.from_numpy(of_target[part]), part) for part in parts)
             return [each for piece in copies for each in self._divergences(*piece).tolist()]
 
-        return JudgedOnHost.of(layout, accepted, look_at_rejected(accepted, step.counts, bounds, divergences))
+        looked = look_at_rejected(accepted, step.counts, thresholds, divergences)
+        return JudgedOnHost.of(layout, accepted, looked, at)
+
+    def _known(self, step: Verification) -> tuple[Verification, Layout, Tensor | None]:
+        """Returns the step without the drafts whose logits are not known, and the places of the others, if some are."""
+        rows, at = self._drafts.rows_of(step.requests, step.counts), None
+        if any(row is None and count for row, count in zip(rows, step.counts, strict=True)):
+            step, at = step.only([row is not None for row in rows])
+        return step, Layout(step.counts, [row or 0 for row in rows]), at
 
     def _divergences(self, target: Tensor, draft: Tensor) -> Tensor:
         return unchecked_divergences([self._divergence], target, draft)[self._divergence]

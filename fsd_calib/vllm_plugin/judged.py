@@ -83,15 +83,17 @@ class JudgedOnHost:
     """Tokens of greedy requests, judged on the host: D is infinite where it was not needed."""
 
     def __init__(self, layout: Layout, facts: Array, fuzzy: Sequence[int]) -> None:
+        """Takes the facts (3, N), and the places of the tokens with D <= T among all drafted ones of the step."""
         self.layout, self.facts, self._fuzzy = layout, facts, fuzzy
 
     @classmethod
-    def of(cls, layout: Layout, accepted: Sequence[bool], looked: Looked) -> Self:
-        """Describes N tokens, of which the exact rule accepts some."""
+    def of(cls, layout: Layout, accepted: Sequence[bool], looked: Looked, at: Tensor | None) -> Self:
+        """Describes N tokens, of which the exact rule accepts some; `at` as of `JudgedTokens`."""
         fuzzy = [False] * len(accepted)
         for token in looked.fuzzy:
             fuzzy[token] = True
-        return cls(layout, np.array([looked.divergences, fuzzy, accepted], np.float32), looked.fuzzy)
+        facts = np.array([looked.divergences, fuzzy, accepted], np.float32)
+        return cls(layout, facts, looked.fuzzy if at is None else at[looked.fuzzy].tolist())
 
     def accept(self, logits: Tensor, drafted: Tensor) -> None:
         accept_at(logits, drafted, self._fuzzy)

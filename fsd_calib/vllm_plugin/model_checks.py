@@ -31,12 +31,13 @@ def check_models(config: Any, profile: ThresholdProfile) -> list[str]:
     served = {"target": config.model_config, "draft": config.speculative_config.draft_model_config}
     loads = {"target": config.load_config, "draft": config.speculative_config.draft_load_config or config.load_config}
     found: dict[str, ModelInfo] = {}
-    doubts = []
+    doubts: list[str] = []
     for role, then in (("target", profile.target), ("draft", profile.draft)):
         if role == "draft" and config.speculative_config.method in _HEADS:
             doubts += _compare_ids(then, served[role])
         elif reason := next(_uncomputable(config, served[role], loads[role]), None):
             doubts += _compare_configurations(role, then, served[role], reason)
+            doubts += _dtype_doubts(role, then, served[role])
         else:
             found[role] = ModelInfo.of(load_model(served[role].model, "cpu", served[role].dtype), like=then)
     return profile.compare_facts(found, tokenizer) + doubts
@@ -51,11 +52,17 @@ def _uncomputable(config: Any, served: Any, load: Any) -> Iterator[str]:
         yield f"it is sharded over {shards} workers"
     if load.load_format not in ("auto", "hf", "safetensors"):
         yield f"it is loaded as {load.load_format!r}"
-    if served.revision is not None:
-        yield f"its revision {served.revision!r} is given"
+    if (asked := _asked_revision(served)) is not None:
+        yield f"its revision {asked!r} is given"
     if served.trust_remote_code:
         yield "it may run code of its own"
     yield from _too_large(served)
+
+
+def _asked_revision(served: Any) -> str | None:
+    """The revision that was asked for; vLLM puts the default one, resolved to a commit, in its place."""
+    found: str | None = getattr(served.revision, "initial", served.revision)
+    return found
 
 
 def _too_large(served: Any) -> Iterator[str]:
@@ -90,6 +97,13 @@ def _compare_configurations(role: str, then: ModelInfo, served: Any, reason: str
         )
     return [f"the weights of the {role} are not compared with the profile's, as {reason}; its configuration and "
             "tokenizer are"]  # fmt: skip
+
+
+def _dtype_doubts(role: str, then: ModelInfo, served: Any) -> list[str]:
+    now = str(served.dtype).removeprefix("torch.")
+    if now == then.dtype:
+        return []
+    return [f"the profile was calibrated with the {role} in {then.dtype}, this one is in {now}"]
 
 
 def _compare_ids(then: ModelInfo, served: Any) -> list[str]:

@@ -24,7 +24,8 @@ def install() -> None:
 
     @functools.wraps(original)
     def validate(self: Any, params: Any, *args: Any, **keywords: Any) -> Any:
-        if KEY in self.vllm_config.additional_config and isinstance(params, SamplingParams):
+        additional = self.vllm_config.additional_config  # of other engines maybe no dict
+        if isinstance(additional, dict) and KEY in additional and isinstance(params, SamplingParams):
             _check(self.vllm_config, params)
         return original(self, params, *args, **keywords)
 

@@ -162,6 +162,6 @@ def _sample_draft_tokens(
 ) -> tuple[Tensor, Tensor | None]:
     """vLLM's `_sample_draft_tokens`, which also keeps the logits, before vLLM scales them in place."""
     logits = drafter.model.compute_logits(hidden_states)
-    drafts.add(logits, changes=not sampling_metadata.all_greedy)
+    drafts.add(logits, changes=drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy)
     sampled: tuple[Tensor, Tensor | None] = drafter._sample_from_logits(logits, sampling_metadata)
     return sampled

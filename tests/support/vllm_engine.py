@@ -122,6 +122,7 @@ class Recorded:
         self._steps: list[Step] = []
         self._rounds: dict[str, list[Round]] = {}
         self._log = worker(llm).serving._telemetry.log
+        self._log.flush()  # earlier steps are not of now
         self._log._listeners.append(self)
 
     def add(self, step: Step) -> None:

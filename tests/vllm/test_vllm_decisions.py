@@ -165,6 +165,7 @@ def test_a_cached_prompt_that_joins_leaves_drafts_of_others_judged(path: str, ma
         core.step()
         if len(recorded.steps) == 3 and "joining" not in core.output_processor.external_req_ids:
             core.add_request("joining", cached, long())
+    assert recorded.of("joining")
     assert [each.facts.shape[1] for each in recorded.of("running")[1:]] == [LENGTH] * (len(recorded.of("running")) - 1)
 
 

@@ -174,6 +174,7 @@ def test_an_aborted_request_leaves_the_others_as_they_are(following: Any, texts:
                 finished[output.request_id] = list(output.outputs[0].token_ids)
         if len(recorded.steps) == 3:
             core.abort_request(["abort2"])
+    assert "abort2" not in finished
     assert [finished[f"abort{i}"] for i in (0, 1, 3, 4, 5)] == [texts[i] for i in (0, 1, 3, 4, 5)]
 
 

@@ -90,6 +90,7 @@ def test_policies_that_look_at_more_than_tokens_are_refused(tmp_path: Path) -> N
         ({"logprobs_mode": "processed_logprobs"}, "--logprobs-mode is processed_logprobs"),
         ({"enable_lora": True}, "--enable-lora"),
         ({"hf_overrides": {"rope_theta": 5.0}}, "--hf-overrides"),
+        ({"hf_config_path": DRAFT}, "--hf-config-path"),
     ],
     ids=str,
 )
@@ -108,7 +109,8 @@ def test_an_edited_profile_is_refused_unless_allowed(tmp_path: Path) -> None:
     path = saved(tmp_path)
     content = json.loads(Path(path).read_text(encoding="utf-8"))
     Path(path).write_text(json.dumps({**content, "threshold": 0.5}), encoding="utf-8")
-    assert "was edited" in _refusal(path) or "changed" in _refusal(path)
+    assert "was changed after the calibration that wrote it" in _refusal(path)
+    assert len(served(engine(path, {"allow_edited": True}), arithmetic(2), sampling())) == 2
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

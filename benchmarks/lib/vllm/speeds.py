@@ -15,7 +15,9 @@ from lib.vllm.work import Decoded, Work
 PLAIN, JUDGED, OFF, FSD, BEST = "sd at the profile's L", "plugin, T = 0", "plugin, off", "fsd", "sd at its best L"
 AT_LEAST, ALL_JUDGED = "sd at the profile's L, min_tokens", "plugin, T = 0, min_tokens"
 TARGET, OWN = "target", ("own target", "own sd", "own fsd")
-_PIECE = {1: 1, 8: 16, 32: 64}  # problems that a contestant decodes at a time, by batch size
+# Problems that a contestant decodes at a time, by batch size: half a second or more, as the first steps after another
+# process had the core find its caches empty, unlike those of a server.
+_PIECE = {1: 5, 8: 16, 32: 64}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
 from fsd_calib.vllm_plugin.judge import Judge, Verification
+from fsd_calib.vllm_plugin.judged import Judged
 from fsd_calib.vllm_plugin.rejection_rule import accept_at, accept_certainly
 from fsd_decoding.adaptive import EntropyScaled, Schedule
 from fsd_decoding.divergence import DIVERGENCES, divergence, entropy
@@ -91,7 +92,18 @@ def test_requests_whose_drafts_are_not_known_are_decoded_exactly(data: st.DataOb
         assert len(judged.fuzzy) == sum(count for name, count in zip(order, counts, strict=True) if name in of)
     accepted = torch.zeros(sum(counts), dtype=torch.bool)
     looked = Judge(drafts, "js", None).of_rejected(step, accepted.tolist(), [0.3] * 5)
-    assert_same_round(accepted if looked is None else torch.tensor(looked.facts[1] > 0), fuzzy, counts)
+    on_host = accepted.clone()
+    if looked is not None:
+        assert looked.layout.count == sum(count for name, count in zip(order, counts, strict=True) if name in of)
+        on_host = certain_where_accepted(looked, sum(counts))
+    assert_same_round(on_host, fuzzy, counts)
+
+
+def certain_where_accepted(judged: Judged, total: int) -> Tensor:
+    """Returns which tokens of a step are made certain: (total,) bool."""
+    logits, drafted = torch.zeros(total, VOCABULARY), torch.zeros(total, dtype=torch.int32)
+    judged.accept(logits, drafted)
+    return logits[:, 0] > 0
 
 
 def assert_same_round(accepted: Tensor, expected: Tensor, counts: list[int]) -> None:

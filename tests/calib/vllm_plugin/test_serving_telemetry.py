@@ -99,6 +99,19 @@ def test_what_a_runner_writes_into_its_tensors_later_does_not_change_a_step() ->
     assert kept.steps[0].accepted.tolist() == [1]
 
 
+def test_steps_are_handed_on_together_and_before_the_end_of_their_requests() -> None:
+    kept = Kept()
+    log = StepLog([kept])
+    for number in range(15):
+        log.add(["a"], [GREEDY], None, emitted_at(number, torch.tensor([[number]]), [0]))
+    assert not kept.steps
+    log.add(["a"], [GREEDY], None, emitted_at(15, torch.tensor([[15]]), [0]))
+    assert [step.sampled.item() for step in kept.steps] == list(range(16))
+    log.add(["a"], [GREEDY], None, emitted_at(16, torch.tensor([[16]]), [0]))
+    log.finish(["a"])
+    assert (len(kept.steps), kept.ids) == (17, ["a"])
+
+
 def texts_of(rounds: Sequence[Sequence[int]], request: RunningRequest) -> ServedText:
     """The text whose rounds emitted these tokens, all but the last of which were drafted and accepted, of 3 drafted."""
     kept = Kept()
