@@ -62,8 +62,9 @@ def test_a_request_that_sets_nothing_is_decoded_as_calibrated(server: Server) ->
         return [server.complete(p.prompt, options, **sampling).choices[0].text for p in arithmetic(8).problems]
 
     plain = texts(temperature=openai.omit)
-    assert server.metric('fsd:acceptance_rate_mean{engine="0",order="0"}') > 0  # of texts that are decoded as calibrated only
-    assert server.metric('fsd:drafted_tokens_total{engine="0",outcome="fuzzy"}') > 0
+    # Of texts that are decoded as calibrated only.
+    assert server.metric('fsd:acceptance_rate_mean{engine="0",order="0"}') > 0
+    assert server.metric('fsd:drafted_tokens_total{engine="0",order="0",outcome="fuzzy"}') > 0
     assert "fsd: requests are served with another" not in server.log
     assert plain == texts(temperature=0)
     assert plain != texts({"fsd": "off"})
