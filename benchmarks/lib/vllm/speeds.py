@@ -13,7 +13,8 @@ from lib.vllm.processes import Served
 from lib.vllm.work import Decoded, Work
 
 PLAIN, JUDGED, OFF, FSD, BEST = "sd at the profile's L", "plugin, T = 0", "plugin, off", "fsd", "sd at its best L"
-AT_LEAST, ALL_JUDGED = "sd at the profile's L, min_tokens", "plugin, T = 0, min_tokens"
+WITHOUT = "plugin taken out"
+ALL_WITHOUT, ALL_JUDGED = f"{WITHOUT}, min_tokens", f"{JUDGED}, min_tokens"
 TARGET, OWN = "target", ("own target", "own sd", "own fsd")
 # Problems that a contestant decodes at a time, by batch size: half a second or more, as the first steps after another
 # process had the core find its caches empty, unlike those of a server.
@@ -35,7 +36,8 @@ class Contestants:
         """What takes turns, given the best L of `sd`."""
         engines = [
             (TARGET, self.target, ""), (PLAIN, self.exact[self.length], ""), (JUDGED, self.judging, ""),
-            (OFF, self.judging, "off"), (AT_LEAST, self.exact[self.length], "at least"),
+            (OFF, self.judging, "off"), (WITHOUT, self.judging, "without"),
+            (ALL_WITHOUT, self.judging, "without, at least"),
             (ALL_JUDGED, self.judging, "at least"), (BEST, self.exact[best], ""), (FSD, self.fuzzy, ""),
             *((name, self.own, name.removeprefix("own ")) for name in OWN),
         ]  # fmt: skip
@@ -108,16 +110,16 @@ class Speeds:
 
 
 def _ratios(taken: Mapping[str, Sequence[Decoded]]) -> dict[str, Any]:
-    steps = {name: [each.of_steps for each in taken[name]] for name in (PLAIN, JUDGED, OFF, AT_LEAST, ALL_JUDGED)}
+    steps = {name: [each.of_steps for each in taken[name]] for name in (WITHOUT, JUDGED, OFF, ALL_WITHOUT, ALL_JUDGED)}
     tokens = {name: [each.on_cpu for each in decoded] for name, decoded in taken.items()}
     clock = {name: [each.by_clock for each in decoded] for name, decoded in taken.items()}
     own_target, own_sd, own_fsd = OWN
     pairs = [(FSD, BEST), (FSD, PLAIN), (FSD, TARGET), (BEST, TARGET), (own_fsd, own_sd), (FSD, own_fsd),
              (BEST, own_sd), (TARGET, own_target)]  # fmt: skip
     return {
-        # Seconds of a step with the plugin over without.
-        "step_cost": speed_up(steps[PLAIN], steps[JUDGED]), "step_cost_off": speed_up(steps[PLAIN], steps[OFF]),
-        "step_cost_of_all": speed_up(steps[AT_LEAST], steps[ALL_JUDGED]),
+        # Seconds of a step with the plugin over without, of one engine.
+        "step_cost": speed_up(steps[WITHOUT], steps[JUDGED]), "step_cost_off": speed_up(steps[WITHOUT], steps[OFF]),
+        "step_cost_of_all": speed_up(steps[ALL_WITHOUT], steps[ALL_JUDGED]),
         "same_steps": all(one.steps == other.steps and one.texts == other.texts
                           for one, other in zip(taken[PLAIN], taken[JUDGED], strict=True)),
         "speed_ups": {f"{fast} / {slow}": speed_up(tokens[fast], tokens[slow]) for fast, slow in pairs},
