@@ -82,7 +82,8 @@ def printed(shown: Sequence[Sheet]) -> str:
 def test_quantiles_are_numpys_within_the_stated_error(values: np.ndarray, shares: list[float]) -> None:
     exact = np.quantile(values.astype(np.float64), shares, method="inverted_cdf")
     found = histogram(values).quantiles(shares)
-    np.testing.assert_allclose(found, exact, rtol=RELATIVE_ERROR, atol=RELATIVE_ERROR * SMALLEST)
+    # The bin of 0 is shown as 0, and holds as many numbers below the smallest normal one as fit into a bin.
+    np.testing.assert_allclose(found, exact, rtol=RELATIVE_ERROR, atol=2 * RELATIVE_ERROR * SMALLEST)
 
 
 @given(divergences())
