@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +27,7 @@ Array = NDArray[Any]
 Piece = tuple[Tensor, Tensor]  # target and draft logits of some tokens, (…, V) each
 
 
-@dataclass(frozen=True)
-class Verification:
+class Verification(NamedTuple):
     """A step of vLLM in which the target's logits of B requests' drafted tokens are known, before they are judged."""
 
     requests: Sequence[str]  # B ids
@@ -45,7 +43,7 @@ class Verification:
         at = to_device(kept.tolist(), self.rows.device, torch.int64)
         places, drafted = (None if each is None else each[at] for each in (self.places, self.drafted))
         counts = [count if is_known else 0 for count, is_known in zip(self.counts, known, strict=True)]
-        return replace(self, counts=counts, rows=self.rows[at], places=places, drafted=drafted), at
+        return self._replace(counts=counts, rows=self.rows[at], places=places, drafted=drafted), at
 
 
 class Judge:
@@ -107,10 +105,12 @@ class Judge:
         if not any(count and threshold >= 0 for count, threshold in zip(step.counts, thresholds, strict=True)):
             return None
 
+        rows = step.rows.tolist()
+
         def divergences(tokens: list[int]) -> list[float]:
-            size, of_target = _chunk_rows(step.logits), step.rows.numpy()
-            parts = (np.array(tokens[i : i + size]) for i in range(0, len(tokens), size))
-            copies = (self._copy(step.logits, layout, torch.from_numpy(of_target[part]), part) for part in parts)
+            size = _chunk_rows(step.logits)
+            parts = (tokens[i : i + size] for i in range(0, len(tokens), size))
+            copies = (self._copy(step.logits, layout, [rows[token] for token in part], part) for part in parts)
             return [each for piece in copies for each in self._divergences(*piece).tolist()]
 
         looked = look_at_rejected(accepted, step.counts, thresholds, divergences)
@@ -167,7 +167,7 @@ class Judge:
             part = slice(begin, begin + size)
             yield self._copy(step.logits, layout, step.rows[part], part)
 
-    def _copy(self, logits: Tensor, layout: Layout, rows: Tensor, tokens: slice | Array) -> Piece:
+    def _copy(self, logits: Tensor, layout: Layout, rows: Tensor | list[int], tokens: slice | list[int]) -> Piece:
         """Returns the logits of some tokens, whose rows of the target's are `rows`."""
         return logits[rows], self._drafts.at(layout.rows[layout.owner[tokens]], layout.place[tokens])
 
