@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fsd_calib.vllm_plugin.draft_logits import KeptLogits, Layout
@@ -23,7 +22,6 @@ from fsd_decoding.tensors import to_device
 
 _MEASURED = 1 << 22  # logits of a model that are measured for records at once, in about ten temporaries of that size
 
-Array = NDArray[Any]
 Piece = tuple[Tensor, Tensor]  # target and draft logits of some tokens, (…, V) each
 
 
