@@ -32,7 +32,7 @@ OTHER = b'{"question": "How much?", "answer": "#### 3"}\n'
         (GOOD + b'{"question": "\xff", "answer": "#### 3"}\n', "line 2: not UTF-8"),
         (GOOD.decode().encode("utf-16"), "it is UTF-16, and not JSON Lines; save it as UTF-8"),
         (GOOD.decode().encode("utf-32"), "it is UTF-32"),
-        (gzip.compress(GOOD), "it is gzip, and not JSON Lines; decompress it first"),
+        (gzip.compress(GOOD, mtime=0), "it is gzip, and not JSON Lines; decompress it first"),
         (bz2.compress(GOOD), "it is bzip2"),
         (lzma.compress(GOOD), "it is xz"),
         (b"\x28\xb5\x2f\xfd" + GOOD, "it is zstd"),
