@@ -24,12 +24,13 @@ from typing import Any
 from fsd_calib import ThresholdProfile, load_task
 from fsd_calib.tasks.base import Problem, Task
 from fsd_data import pair_paths
-from lib.common.claims import Claim, claims_table
+from lib.common.claims import claims_table, reached
 from lib.common.machine import machine_facts
 from lib.common.results import write_and_print
+from lib.engines.own import OwnSettings
+from lib.engines.processes import Served, openmp, pin, serve
+from lib.engines.vllm import SETTINGS, VllmSettings
 from lib.vllm.claims import vllm_claims
-from lib.vllm.engines import SETTINGS, OwnSettings, VllmSettings
-from lib.vllm.processes import Served, openmp, pin, serve
 from lib.vllm.retention import Retention, measure_retention
 from lib.vllm.speeds import Contestants, Plan, Speeds
 
@@ -124,7 +125,7 @@ def _contestants(served: Mapping[str, Served], length: int) -> Contestants:
 
 def table(speeds: Mapping[str, Any]) -> str:
     """Returns lines with the speeds at one batch size: medians and quartiles over repeats."""
-    lines = [f"batch {speeds['batch']}, {speeds['problems']} problems, best L of sd: {speeds['sd_lengths']['best']}"]
+    lines = [f"batch {speeds['batch']}, {speeds['problems']} problems, best L of sd: {speeds['sd_lengths'].best}"]
     for name, about in speeds["contestants"].items():
         cpu, wall = about["tokens_per_cpu_second"], about["tokens_per_second"]
         steps = f", {about['tokens'] / about['steps']:.2f} tokens a step" if about["steps"] else ""
@@ -139,10 +140,6 @@ def table(speeds: Mapping[str, Any]) -> str:
     lines += [f"  {name}: {ratio.median:.3f} ({ratio.at_least:.3f} to {ratio.at_most:.3f})"
               for name, ratio in speeds["speed_ups"].items()]  # fmt: skip
     return "\n".join(lines)
-
-
-def reached(claims: Sequence[Claim]) -> bool:
-    return all(claim.reached is not False for claim in claims)
 
 
 def main() -> int:

@@ -6,6 +6,8 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 NONE = "–"
+ROUNDS = {"off": "called directly", "capture": "captured as graphs", "on": "compiled"}
+"""How rounds are called, by `profile.costs.Rounds`."""
 
 
 def percent(share: float | None) -> str:

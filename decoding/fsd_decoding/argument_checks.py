@@ -38,6 +38,12 @@ def check_settings(draft_lengths: Sequence[object], thresholds: Sequence[object]
             raise UsageError(f"threshold is {shown}; it must be a number (negative is lossless)")
 
 
+def check_flag(name: str, value: object) -> None:
+    """UsageError: `value` is neither True nor False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r:.60}; it must be True or False")
+
+
 def check_path(name: str, value: object) -> None:
     """UsageError: a path holds a null character, which the system takes as its end."""
     if isinstance(value, str | os.PathLike) and "\0" in os.fspath(value):

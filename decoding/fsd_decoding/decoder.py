@@ -6,12 +6,12 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import torch
 
 from fsd_decoding.acceptance.rules import Rule, rule_named
-from fsd_decoding.argument_checks import check_count
+from fsd_decoding.argument_checks import check_count, check_flag
 from fsd_decoding.batch import Request
 from fsd_decoding.config import CallKeywords, CallOverrides, DecodingConfig, DecodingKeywords
 from fsd_decoding.config_resolution import (
@@ -27,16 +27,20 @@ from fsd_decoding.engine.engine import Engine, Settings
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, attach_finished
 from fsd_decoding.errors import UsageError
+from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.kernels.dispatch import probe_triton
 from fsd_decoding.loading import (
     as_dtype,
     check_device,
+    check_loading,
     check_pair,
     default_device,
     is_source,
     load_model,
     shared_tokenizer,
 )
+from fsd_decoding.model_options import ModelKwargs
+from fsd_decoding.models.lean_choice import Choice, choose
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
@@ -56,7 +60,7 @@ class SpeculativeDecoder:
         target, draft: loaded models; use `from_pretrained` to load them.
         tokenizer: the tokenizer of both models.
         decoding: how tokens are accepted and drawn.
-        compile: see `from_pretrained`.
+        compile, lean: see `from_pretrained`.
         coverage: what the profile that the decoder follows certified; what differs from it brings a warning.
         drift: detector that warns when acceptance drifts from that of the profile's calibration.
         keywords: fields of `DecodingConfig`, which take precedence over `decoding`.
@@ -69,13 +73,15 @@ class SpeculativeDecoder:
         tokenizer: Any,
         decoding: DecodingConfig | None = None,
         *,
-        compile: bool | Literal["capture"] = False,
+        compile: Compile = False,
+        lean: bool = True,
         coverage: Coverage | None = None,
         drift: Drift | None = None,
         **keywords: Unpack[DecodingKeywords],
     ) -> None:
         config = configured("SpeculativeDecoder", decoding, keywords)
-        self._pool = KVCachePool(compile)
+        check_flag("lean", lean)
+        self._pool, self.lean = KVCachePool(compile), lean
         check_pair(target, draft)
         self.target, self.draft, self.tokenizer = target, draft, tokenizer
         self.coverage, self.drift = coverage, drift
@@ -91,8 +97,11 @@ class SpeculativeDecoder:
         decoding: DecodingConfig | None = None,
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
+        model_kwargs: ModelKwargs | None = None,
+        draft_model_kwargs: ModelKwargs | None = None,
         tokenizer: Any = None,
-        compile: bool | Literal["capture"] = False,
+        compile: Compile = False,
+        lean: bool = True,
         allow_edited: bool = False,
         **keywords: Unpack[DecodingKeywords],
     ) -> SpeculativeDecoder:
@@ -106,12 +115,19 @@ class SpeculativeDecoder:
             decoding: how tokens are accepted and drawn; not beside a profile, which sets all of it.
             device: by default "cuda" if available, else "cpu". Loaded models are not moved.
             dtype: by default the checkpoint's own. Loaded models are not converted.
+            model_kwargs: further keywords of transformers' `from_pretrained` for both models, or a `ModelOptions`. Its
+                fields may be among them: `revision` (of the target alone), `device_map` (instead of `device`),
+                `quantization` ("bnb-8bit", …) and `attn`. Beside a profile the quantisation, kind of attention and
+                commit that it records are taken where they are not given.
+            draft_model_kwargs: those of the draft, where it differs; its `revision` too.
             tokenizer: the tokenizer of loaded models.
             compile: run rounds as graphs, which are rebuilt for every batch size, draft length, rule, sampling and
                 doubling of the longest text. "capture" removes Python from a round, after a few seconds of capture;
                 True also compiles kernels, which takes half a minute or more. Either pays off over thousands of
                 rounds. On CUDA these are CUDA graphs, captured at the second use, and memory stays allocated between
                 calls; see docs/decoding.md.
+            lean: run models of the Llama, Mistral, Qwen2 and Qwen3 families by a forward pass of our own, where its
+                logits equal transformers' to rounding; False: by transformers' modules always. See `run_by`.
             allow_edited: follow a profile that was changed after its calibration, without a certificate.
             keywords: fields of `DecodingConfig` and of its sampling (`rule`, `divergence`, `threshold`,
                 `draft_length`, `temperature`, …), which take precedence over `decoding` and the profile; None keeps
@@ -128,14 +144,20 @@ class SpeculativeDecoder:
         place = device or default_device()
         check_device(place)
         as_dtype(dtype)
-        shared = shared_tokenizer(target, draft, tokenizer)  # before the weights: it may refuse the pair
-        models = [load_model(m, place, dtype) if is_source(m) else m for m in (target, draft)]
+        loading = check_loading(target, [draft], device, model_kwargs, draft_model_kwargs, followed)
+        shared = shared_tokenizer(target, draft, tokenizer, loading)  # before the weights: it may refuse the pair
+        models = [
+            load_model(model, place, dtype, options) if is_source(model) else model
+            for model, options in ((target, loading.target), (draft, loading.draft))
+        ]
         if followed is None:
-            return cls(models[0], models[1], shared, config, compile=compile)
+            return cls(models[0], models[1], shared, config, compile=compile, lean=lean)
         own = profile_config(followed, models, shared, allow_edited)
         if config.stop_policy is None:
             config = replace(config, stop_policy=own.config.stop_policy)
-        decoder = cls(models[0], models[1], shared, config, compile=compile, coverage=own.coverage, drift=own.drift)
+        decoder = cls(
+            models[0], models[1], shared, config, compile=compile, lean=lean, coverage=own.coverage, drift=own.drift
+        )
         _warn(own.warnings(decoder.setting), stacklevel=3)
         return decoder
 
@@ -175,6 +197,15 @@ class SpeculativeDecoder:
         self._made = None if self.coverage is None else self.setting  # attributes may be assigned later
 
     @property
+    def compile(self) -> Compile:
+        """How rounds are called, see `from_pretrained`. It may be assigned, for all decoders that share its caches."""
+        return self._pool.compile
+
+    @compile.setter
+    def compile(self, compile: Compile) -> None:
+        self._pool.compile = compile
+
+    @property
     def divergence(self) -> str:
         return self.criterion.divergence
 
@@ -185,6 +216,15 @@ class SpeculativeDecoder:
     @property
     def dtype(self) -> torch.dtype:
         found: torch.dtype = self.target.dtype
+        return found
+
+    @property
+    def run_by(self) -> dict[str, str]:
+        """What runs target and draft: "lean", or "transformers", with the reason."""
+        found = {}
+        for role, model in zip(("target", "draft"), self._models(), strict=False):
+            choice = choose(model) if self.lean else Choice(None, "lean is False")
+            found[role] = "lean" if choice.lean is not None else f"transformers: {choice.reason}"
         return found
 
     @property
@@ -372,7 +412,7 @@ class SpeculativeDecoder:
         probe_triton(self.device)
         longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
         longest += max(r.draft_length for r in requests) + 1  # every row may draft up to the longest
-        models = Models(self.target, self.draft, self._vocabulary)
+        models = Models(self.target, self.draft, self._vocabulary, self.lean)
         graphs = not settings.sampling.processors  # custom processors cannot run in graphs
         caches = self._pool.acquire(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
         return Engine(caches, settings)

@@ -23,11 +23,12 @@ _LOG_IN = "log in with `hf auth login` or set HF_TOKEN"
 _T = TypeVar("_T")
 
 
-def fetch_small(what: str, source: str) -> Path | None:
+def fetch_small(what: str, source: str, revision: str | None = None) -> Path | None:
     """Fetches configuration and tokenizer files of a hub id, without weights.
 
     Args:
         what: what is loaded, for messages.
+        revision: branch, tag or commit; None: the main branch.
 
     Returns:
         the local folder of that commit, which is its name; None: `source` is a local path.
@@ -35,12 +36,14 @@ def fetch_small(what: str, source: str) -> Path | None:
     Raises:
         UsageError: the hub does not give them, and they are not in the local cache.
     """
-    return None if Path(source).exists() else _fetch(what, source, SMALL_FILES, quiet=True)
+    if Path(source).exists():
+        return None
+    return _fetch(what if revision is None else f"{what} at {revision!r} of", source, SMALL_FILES, revision, quiet=True)
 
 
-def fetch_weights(source: str) -> Path | None:
+def fetch_weights(source: str, revision: str | None = None) -> Path | None:
     """Fetches the weights of a hub id that are stored as safetensors, and the small files; see `fetch_small`."""
-    folder = fetch_small("model", source)
+    folder = fetch_small("model", source, revision)
     if folder is None:
         return None
     names = {_WEIGHTS}
@@ -81,16 +84,18 @@ def _snapshot(
             super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
 
     bar = NoBar if quiet else tqdm
-    download = partial(snapshot_download, source, repo_type=kind, allow_patterns=list(patterns), tqdm_class=bar)
+    download = partial(
+        snapshot_download, source, repo_type=kind, revision=revision, allow_patterns=list(patterns), tqdm_class=bar
+    )
     try:
         if not constants.HF_HUB_OFFLINE:  # `snapshot_download` would wait without end for a hub that does not answer
-            HfApi().repo_info(source, repo_type=kind, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            HfApi().repo_info(source, repo_type=kind, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception as error:
         try:
             return Path(download(local_files_only=True))
         except Exception:
             raise error from None
-    return Path(download(revision=revision))
+    return Path(download())
 
 
 def _retried(fetch: Callable[[], _T]) -> _T:

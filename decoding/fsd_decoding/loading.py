@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -13,9 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
+from fsd_decoding.model_options import USUAL, USUAL_LOADING, Loading, LoadingKeywords, ModelKwargs, ModelOptions
 from fsd_decoding.models.checkpoint_files import CheckpointFiles
 from fsd_decoding.models.fingerprint import tokenizer_difference
 from fsd_decoding.models.known_digests import remember_checkpoint
+from fsd_decoding.quantization import check_runs, scheme_of
+
+if TYPE_CHECKING:
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 ModelSource = str | os.PathLike[str]
 
@@ -55,6 +62,7 @@ def _check_causal(role: str, model: Any) -> None:
         raise UsageError(
             f"the {role} is {model!r:.60}; it must be a causal LM (AutoModelForCausalLM), or a path or hub id"
         )
+    check_runs(role, model)
 
 
 def _has_head(model: Any) -> bool:
@@ -66,38 +74,112 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None) -> Any:
-    """Loads a causal LM in eval mode onto `device`; dtype None keeps the checkpoint's own."""
+def check_loading(
+    target: Any, drafts: Sequence[Any], device: str | None, model_kwargs: ModelKwargs | None,
+    draft_model_kwargs: ModelKwargs | None, followed: ThresholdProfile | None = None,
+) -> Loading:  # fmt: skip
+    """Returns how a target and its drafts are to be loaded, checked before anything is fetched.
+
+    Args:
+        target, drafts: hub ids, paths or loaded models.
+        device: the device that was requested; None: none was.
+        followed: a profile of the target and the first draft, which says what is not given.
+
+    Raises:
+        UsageError: the options are for a loaded model, contradict each other or the device, or need a missing library.
+    """
+    loading = Loading.of(model_kwargs, draft_model_kwargs)
+    _check_given("target", target, model_kwargs, loading.target)
+    for draft in drafts:
+        _check_given("draft", draft, draft_model_kwargs, loading.draft)
+    if followed is not None:
+        loading = loading.following(followed, target, drafts[0])
+    for models, options in (([target], loading.target), (drafts, loading.draft)):
+        if any(map(is_source, models)):
+            options.check(device, default_device())
+    return loading
+
+
+def keywords_of(loading: Loading, target: Any, draft: Any) -> LoadingKeywords:
+    """Returns keywords of `SpeculativeDecoder.from_pretrained`, without those of a model that is loaded already."""
+    return {
+        "model_kwargs": loading.target if is_source(target) else None,
+        "draft_model_kwargs": loading.draft if is_source(draft) else None,
+    }
+
+
+def _check_given(role: str, model: Any, given: ModelKwargs | None, options: ModelOptions) -> None:
+    """UsageError: options are given for a loaded model, or a revision for a local folder."""
+    if not is_source(model):
+        if ModelOptions.of(given) != USUAL:
+            raise UsageError(
+                f"{'draft_' * (role == 'draft')}model_kwargs is given, but the {role} is a loaded "
+                f"{type(model).__name__}; load it with them, or give its path or hub id"
+            )
+    elif options.revision is not None and Path(model).exists():
+        raise UsageError(
+            f"the {role}'s revision is {options.revision!r}, but {os.fspath(model)!r} is a local folder, which has "
+            "none; leave the revision out, or give a hub id"
+        )
+
+
+def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None, options: ModelOptions = USUAL) -> Any:
+    """Loads a causal LM in eval mode; dtype None keeps the checkpoint's own.
+
+    Args:
+        device: where it is put, unless `options` have a device map.
+
+    Raises:
+        UsageError: it cannot be loaded, or is quantised already in another way than is requested.
+    """
     requested = as_dtype(dtype)
-    fetched = fetch_weights(os.fspath(source))
+    fetched = fetch_weights(os.fspath(source), options.revision)
     files = CheckpointFiles(fetched or Path(source))
+    keywords = _keywords(source, fetched, device, options)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            _resolved(source), dtype=requested, output_loading_info=True, **_pinned(fetched)
+            _resolved(source), dtype=requested, output_loading_info=True, **_pinned(fetched), **keywords
         )
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
-    model, info = loaded[0].to(device).eval(), loaded[1]
+    model, info = loaded
+    if "device_map" not in keywords:
+        model = model.to(device)
     if fetched is not None:
         model.config._commit_hash = fetched.name  # for profiles; transformers 5.23 sets it no more
-    remember_checkpoint(model, files.key(model, info))
+    remember_checkpoint(model.eval(), None if options.others else files.key(model, info))
     return model
 
 
-def load_tokenizer(source: ModelSource) -> Any:
+def _keywords(source: ModelSource, fetched: Path | None, device: str, options: ModelOptions) -> dict[str, Any]:
+    """The keywords that weights are loaded with; quantised ones are loaded onto their device and stay there."""
+    own = scheme_of(_from_files(AutoConfig, "configuration", source, fetched, options))
+    if own is not None and options.scheme not in (None, own):
+        raise UsageError(
+            f"model {os.fspath(source)!r} is quantised already ({own}), so quantization {options.scheme!r:.60} cannot "
+            "be applied; leave it out, or give the checkpoint that is not quantised"
+        )
+    keywords = (options if own is None else replace(options, quantization=None)).keywords()
+    return keywords if own is None and options.scheme is None else {"device_map": device} | keywords
+
+
+def load_tokenizer(source: ModelSource, options: ModelOptions = USUAL) -> Any:
     """Loads a tokenizer from a path or hub id."""
-    return _load_small("tokenizer", AutoTokenizer, source)
+    return _load_small("tokenizer", AutoTokenizer, source, options)
 
 
-def load_config(source: ModelSource) -> Any:
+def load_config(source: ModelSource, options: ModelOptions = USUAL) -> Any:
     """Loads a model's configuration from a path or hub id, without its weights."""
-    return _load_small("configuration", AutoConfig, source)
+    return _load_small("configuration", AutoConfig, source, options)
 
 
-def _load_small(what: str, kind: Any, source: ModelSource) -> Any:
-    pinned = _pinned(fetch_small(what, os.fspath(source)))
+def _load_small(what: str, kind: Any, source: ModelSource, options: ModelOptions) -> Any:
+    return _from_files(kind, what, source, fetch_small(what, os.fspath(source), options.revision), options)
+
+
+def _from_files(kind: Any, what: str, source: ModelSource, fetched: Path | None, options: ModelOptions) -> Any:
     try:
-        return kind.from_pretrained(_resolved(source), **pinned)
+        return kind.from_pretrained(_resolved(source), **_pinned(fetched), **options.for_small_files())
     except Exception as error:  # as above
         raise UsageError(_cannot_load(what, source, error)) from error
 
@@ -107,19 +189,25 @@ def _pinned(fetched: Path | None) -> dict[str, str]:
     return {} if fetched is None else {"revision": fetched.name}
 
 
+def is_placed(model: Any) -> bool:
+    """Whether a device map or quantisation decided where a loaded model is, so that it stays there."""
+    return getattr(model, "hf_device_map", None) is not None or getattr(model, "hf_quantizer", None) is not None
+
+
 def is_source(model: Any) -> bool:
     """Whether `model` is a hub id or a path, rather than a loaded model."""
     return isinstance(model, (str, os.PathLike))
 
 
-def shared_tokenizer(target: Any, draft: Any, tokenizer: Any) -> Any:
+def shared_tokenizer(target: Any, draft: Any, tokenizer: Any, loading: Loading = USUAL_LOADING) -> Any:
     """Returns `tokenizer`, or the target's where it is None.
 
     Raises:
         UsageError: a model that is loaded from a path or hub id has a different tokenizer.
     """
     tokenizers = [tokenizer] if tokenizer is not None else []
-    tokenizers += [load_tokenizer(model) for model in (target, draft) if is_source(model)]
+    sides = ((target, loading.target), (draft, loading.draft))
+    tokenizers += [load_tokenizer(model, options) for model, options in sides if is_source(model)]
     if not tokenizers:
         raise UsageError("target and draft are loaded models; pass their tokenizer= as well")
     for other in tokenizers[1:]:

@@ -15,6 +15,8 @@ from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.graphs.callers import Eager
 from fsd_decoding.loading import as_dtype, is_source, load_config
+from fsd_decoding.model_options import USUAL, ModelOptions
+from fsd_decoding.models.lean_choice import packed_bytes
 from fsd_decoding.models.runner import PREFILL_CHUNK, ModelRunner, context_length, vocabulary_size
 
 _FP32 = 4  # bytes; logits are judged in fp32
@@ -38,6 +40,7 @@ class ModelSize:
         logits: width of the vocabulary.
         element: of one activation.
         context: the most tokens of a text; None: no limit.
+        copies: weights that the lean forward pass copies.
     """
 
     weights: int
@@ -46,13 +49,18 @@ class ModelSize:
     logits: int
     element: int
     context: int | None
+    copies: int = 0
 
     @classmethod
-    def of(cls, model: Any, dtype: str | torch.dtype | None) -> ModelSize:
+    def of(cls, model: Any, dtype: str | torch.dtype | None, options: ModelOptions = USUAL) -> ModelSize:
         """Returns the size of a hub id, path or loaded model; of the first two no weight is read.
 
+        Args:
+            options: how a hub id or path is loaded.
+
         Raises:
-            UnknownSizeError: it is spread over several devices, or cannot be built without its weights.
+            UnknownSizeError: it is spread over several devices, quantised on loading, or cannot be built without its
+                weights.
             UsageError: its configuration cannot be loaded.
         """
         if isinstance(model, DraftSource):
@@ -61,13 +69,19 @@ class ModelSize:
             raise UnknownSizeError(f"{model!r:.40} is not a model")  # a decoder refuses it
         if getattr(model, "hf_device_map", None):
             raise UnknownSizeError(f"{type(model).__name__} is spread over devices by a device map")
-        config = load_config(model) if is_source(model) else model.config
+        if is_source(model) and options.device_map is not None:
+            raise UnknownSizeError("a device map says where weights go")
+        if is_source(model) and options.scheme is not None:
+            raise UnknownSizeError("weights are quantised while they are loaded")
+        config = load_config(model, options) if is_source(model) else model.config
         built = skeleton(config, dtype if is_source(model) else model.dtype)
         weights = _weights(model, config, built) if is_source(model) else 0
+        copies = 0 if _is_quantised(config) else packed_bytes(built)
         text, element = config.get_text_config(), built.dtype.itemsize
         inner = max(_numbers(text, "intermediate_size", "n_inner", "ffn_dim") or [4 * text.hidden_size])
         activations = (_HIDDEN * text.hidden_size + _INNER * inner) * element
-        return cls(weights, _slot(built), activations, vocabulary_size(built), element, context_length(built))
+        sizes = activations, vocabulary_size(built), element, context_length(built)
+        return cls(weights, _slot(built), *sizes, copies)
 
 
 def skeleton(config: Any, dtype: str | torch.dtype | None) -> Any:
@@ -101,12 +115,16 @@ def _slot(built: Any) -> int:
 
 def _weights(source: Any, config: Any, built: Any) -> int:
     """Bytes of all weights and buffers, tied ones once; of quantised weights the size of their files."""
-    if getattr(config, "quantization_config", None) is None:
+    if not _is_quantised(config):
         return sum(tensor.nbytes for tensor in chain(built.parameters(), built.buffers()))
     files = list(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
     if not files:
         raise UnknownSizeError(f"{config.model_type} is quantised, and its files are not in a local folder")
     return sum(path.stat().st_size for path in files)
+
+
+def _is_quantised(config: Any) -> bool:
+    return getattr(config, "quantization_config", None) is not None
 
 
 def _numbers(config: Any, *names: str) -> list[int]:
@@ -136,6 +154,7 @@ class Need:
 
     target: int
     drafts: int
+    copies: int
     caches: int
     logits: int
     chunks: int
@@ -163,7 +182,8 @@ def need(target: ModelSize, drafts: Sequence[ModelSize], work: Work, rows: int, 
     mask = 2 * target.element * work.longest  # the additive mask of a position, and the condition it is made from
     activations = positions * (widest + mask)
     reserve = round(_RESERVE * (caches + logits + chunks + activations))
-    return Need(target.weights, sum(d.weights for d in drafts), caches, logits, chunks, activations, reserve)
+    weights, copies = sum(d.weights for d in drafts), sum(size.copies for size in (target, *drafts))
+    return Need(target.weights, weights, copies, caches, logits, chunks, activations, reserve)
 
 
 def _logits(size: ModelSize, work: Work) -> int:

@@ -23,6 +23,7 @@ from transformers import (
 from fsd_decoding import noise
 from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels.dispatch import kernels_support
+from fsd_decoding.tensors import argmax
 
 if TYPE_CHECKING:
     from fsd_decoding.kernels.scan import Scan
@@ -159,9 +160,9 @@ class Sampling:
     def draw(self, warped: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """Returns the token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N)."""
         if self.greedy:
-            return warped.argmax(-1)
+            return argmax(warped)
         race = noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
-        return (torch.log_softmax(warped, -1) + race).argmax(-1)
+        return argmax(torch.log_softmax(warped, -1) + race)
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:

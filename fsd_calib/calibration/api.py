@@ -11,17 +11,17 @@ from typing import Any, Unpack
 from torch.nn import Module
 
 from fsd_calib.calibration.goal import Goal, GoalKeywords
-from fsd_calib.calibration.memory import MemoryPlan, plan_memory
+from fsd_calib.calibration.graphs import COMPILE
+from fsd_calib.calibration.memory import MemoryPlan, capacity_of, plan_memory
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
 from fsd_calib.calibration.prepare import SD_LENGTHS, Prepared, prepare
 from fsd_calib.calibration.run import find
-from fsd_calib.calibration.run_config import RunConfig, RunKeywords
+from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.certification.attempt_ledger import attempt_level
-from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.search.space import Space
 from fsd_calib.search.study import check_storage
 from fsd_calib.storage.system_errors import naming
@@ -34,10 +34,12 @@ from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
-from fsd_decoding.loading import shared_tokenizer
+from fsd_decoding.loading import check_loading, keywords_of, shared_tokenizer
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.workers.model_workers import open_workers
+from fsd_decoding.workers.sources import Sources
 
 DIVERGENCES = ("js", "doubt")
 DRAFT_LENGTHS = tuple(range(1, 13))
@@ -177,24 +179,34 @@ class Calibration:
                 out.mkdir(parents=True, exist_ok=True)
         check_storage(self.config.study_storage)
         first, *others = _drafts(self.draft)
-        tokenizer = shared_tokenizer(self.target, first, self.tokenizer)
+        config = self.config
+        loading = check_loading(
+            self.target, [first, *others], config.device, config.model_kwargs, config.draft_model_kwargs
+        )
+        tokenizer = shared_tokenizer(self.target, first, self.tokenizer, loading)
         for other in others:
-            shared_tokenizer(self.target, other, tokenizer)
+            shared_tokenizer(self.target, other, tokenizer, loading)
         task = self._task(tokenizer)
         parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
-        decoder = self._decoder(self.target, first, tokenizer)
-        drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
-        decoder = next(iter(drafts.values()), decoder)
-        space = replace(self._space, drafts=tuple(drafts) or (None,))
+        capacity = capacity_of((*parts.tuning, *parts.certification), memory, self.config.batch_size or MOST_AT_ONCE)
         config = replace(
             self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state(),
             batch_size=memory.batch_size if memory else self.config.batch_size,
         )  # fmt: skip
-        with open_session(decoder, task, config, drafts, parts) as session:
-            ready = prepare(session, self.goal, space, self._policies, self._predictor, config, self._timing)
-            yield replace(
-                ready, plan=replace(ready.plan, memory=memory, devices=_devices(drafts.values() or [decoder]))
-            )
+        with open_workers(config.workers, config.ray, self._sources, capacity, config.reporter.note) as workers:
+            decoder = self._decoder(self.target, first, tokenizer)
+            drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
+            decoder = next(iter(drafts.values()), decoder)
+            space = replace(self._space, drafts=tuple(drafts) or (None,))
+            with open_session(decoder, task, config, drafts, parts, workers) as session:
+                ready = prepare(session, self.goal, space, self._policies, self._predictor, config, self._timing)
+                yield replace(
+                    ready,
+                    plan=replace(
+                        ready.plan, memory=memory, devices=_devices(drafts.values() or [decoder]),
+                        compile=ready.facts.compile,
+                    ),
+                )  # fmt: skip
 
     def _checked(self, task: Task, tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
         """The parts and the memory plan.
@@ -227,8 +239,10 @@ class Calibration:
             threshold_policy=None,
         )  # fmt: skip
         return SpeculativeDecoder.from_pretrained(
-            target, draft, decoding=decoding, device=self.config.device, dtype=self.config.dtype, tokenizer=tokenizer
-        )
+            target, draft, decoding=decoding, device=self.config.device, dtype=self.config.dtype, tokenizer=tokenizer,
+            compile=False if self.config.compile == "auto" else COMPILE[self.config.compile],
+            **keywords_of(self.config.loading, target, draft),
+        )  # fmt: skip
 
     @property
     def _space(self) -> Space:
@@ -254,8 +268,12 @@ class Calibration:
 
     @property
     def _timing(self) -> TimingRequest:
-        sources = Sources(self.target, _drafts(self.draft), self.config.device, self.config.dtype)
-        return TimingRequest(self.config.timing, sources)
+        return TimingRequest(self.config.timing, self._sources)
+
+    @property
+    def _sources(self) -> Sources:
+        config = self.config
+        return Sources(self.target, _drafts(self.draft), config.device, config.dtype, config.loading)
 
 
 def _drafts(draft: Any) -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 
 _ROUNDING = {"batch_size", "portion"}  # facts that move the numbers by rounding alone
+COMPARED = 256  # tuning problems on which target and lossless rule are compared before the search
 TRACED = 128  # problems: enough for tokens per round to within about one per cent
 
 
@@ -94,6 +95,7 @@ def traces_along_target(
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, divergences=divergences,
             on=decoder.criterion.on, hidden=hidden, seed=decoder.seed,
             batch_size=session.batch_size if begun is None else begun.manifest.batch_size, progress=session.progress,
+            workers=session.workers or 1,
         )  # fmt: skip
         _cache_texts(traces, session)
         yield traces
@@ -151,7 +153,12 @@ def _set_aside_if_damaged(folder: Path) -> None:
 
 
 def _cache_texts(traces: Traces, session: Session) -> None:
-    """Enters the target's texts into the cache of decodings, so that they need not be decoded again."""
+    """Enters the target's texts into the cache of decodings, so that they need not be decoded again.
+
+    Not where the calibration's kernels are compiled: those that traces are collected with are not.
+    """
+    if session.decoder.compile is True:
+        return
     problems, alone = {p.id: p for p in session.tuning.problems}, session.configuration("target")
     columns = ["problem", "text", "tokens", "finish_reason", "rounds"]
     for row in traces.completions.to_table(columns=columns).to_pylist():

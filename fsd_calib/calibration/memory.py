@@ -14,12 +14,14 @@ from fsd_decoding.loading import check_device, default_device, is_source
 from fsd_decoding.memory import ModelSize, Need, UnknownSizeError, Work, available, need
 from fsd_decoding.requests import requests_for
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.workers.planning import Capacity
 
 SIZES = tuple(MOST_AT_ONCE >> halvings for halvings in range(MOST_AT_ONCE.bit_length()))
 """Batch sizes to choose from: 32, 16, … 1."""
 
 NAMES = {
-    "target": "target's weights", "drafts": "drafts' weights", "caches": "KV caches", "logits": "logits of a round",
+    "target": "target's weights", "drafts": "drafts' weights", "copies": "joined weights",
+    "caches": "KV caches", "logits": "logits of a round",
     "chunks": "divergences", "activations": "activations", "reserve": "reserve",
 }  # fmt: skip
 
@@ -65,7 +67,8 @@ def plan_memory(
     """
     try:
         device = _device([target, *drafts], config)
-        sizes = [ModelSize.of(model, config.dtype) for model in (target, *drafts)]
+        sizes = [ModelSize.of(target, config.dtype, config.loading.target)]
+        sizes += [ModelSize.of(draft, config.dtype, config.loading.draft) for draft in drafts]
     except UnknownSizeError as error:
         config.reporter.note(f"memory is not estimated: {error}")
         return None
@@ -76,10 +79,17 @@ def plan_memory(
         rows = max(min(batch_size, len(problems)), serve_batch)
         needed = need(sizes[0], sizes[1:], work, rows, device)
         if config.timing == "careful":  # its processes load the models again
-            needed = replace(needed, target=2 * needed.target, drafts=2 * needed.drafts)
+            needed = replace(needed, **{name: 2 * getattr(needed, name) for name in ("target", "drafts", "copies")})
         return MemoryPlan(needed, batch_size, rows, device, free)
 
     return _fitting(at, config.batch_size)
+
+
+def capacity_of(problems: Sequence[Problem], memory: MemoryPlan | None, batch_size: int) -> Capacity:
+    """Returns what limits the number of workers. memory None: it cannot be estimated."""
+    if memory is None:
+        return Capacity(len(problems), batch_size)
+    return Capacity(len(problems), memory.batch_size, memory.need.total, memory.free)
 
 
 def _device(models: Sequence[Any], config: RunConfig) -> str:

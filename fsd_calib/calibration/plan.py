@@ -20,6 +20,7 @@ from fsd_calib.certification.power import least_problems, power, problems_needed
 from fsd_calib.formatting import level
 from fsd_calib.measuring.measurement import Measurement
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.costs import Rounds
 
 CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true
 PRECISION = 1e-6  # of shares found by bisection
@@ -86,10 +87,25 @@ class PlannedStep:
     name: str
     decodings: int
     seconds_each: float
+    most: int = 0  # decodings in the worst case, where that is not the expected one
 
     @property
     def seconds(self) -> float:
         return self.decodings * self.seconds_each
+
+    @property
+    def seconds_more(self) -> float:
+        """Time in the worst case, beyond the expected one."""
+        return max(self.most - self.decodings, 0) * self.seconds_each
+
+
+@dataclass(frozen=True)
+class Paces:
+    """Mean seconds of a decoding in the calibration's own batches, by all processes together."""
+
+    target: float
+    lossless: float
+    fuzzy: float
 
 
 @dataclass(frozen=True)
@@ -105,6 +121,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     memory: MemoryPlan | None = None  # None: not estimated
     devices: int = 1  # that the models are on
+    compile: Rounds = "off"  # how rounds are called
 
     @property
     def seconds(self) -> float:
@@ -114,6 +131,11 @@ class Plan:
     def device_seconds(self) -> float:
         """The time for which devices are taken, over all of them."""
         return self.devices * self.seconds
+
+    @property
+    def seconds_more(self) -> float:
+        """Time in the worst case, beyond the expected one."""
+        return sum(step.seconds_more for step in self.steps)
 
 
 def make_plan(
@@ -128,25 +150,26 @@ def make_plan(
 
 
 def planned_steps(
-    *, tuning: int, certification: int, searched: int, candidates: int, timed: int,
-    exact_seconds: float, fuzzy_seconds: float, timed_seconds: float,
+    paces: Paces, *, tuning: int, lossless: int, searched: int, certification: int, likely: int, candidates: int,
+    timed: int, timed_seconds: float,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     """Returns the steps of a calibration.
 
     Args:
-        tuning, certification: problems of each part.
+        paces: seconds of decodings.
+        tuning, certification: problems of each part; the target decodes all of them.
+        lossless: tuning problems that the lossless rule decodes.
         searched: decodings that the search is expected to take.
-        candidates: frozen candidates, all of which are tested in the worst case.
+        likely, candidates: frozen candidates that are tested, as expected and at most.
         timed: decodings that are timed: problems x configurations x repeats.
-        exact_seconds: mean time of a decoding by the target or a lossless rule, in the calibration's own batches.
-        fuzzy_seconds: the same of a fuzzy rule.
         timed_seconds: mean time of a timed decoding, at --serve-batch.
     """
-    each = (exact_seconds + candidates * fuzzy_seconds) / (1 + candidates)
+    baseline = (tuning * paces.target + lossless * paces.lossless) / (tuning + lossless)
+    each = (paces.target + likely * paces.fuzzy) / (1 + likely)
     return (
-        PlannedStep("baseline", 2 * tuning, exact_seconds),
-        PlannedStep("search", searched, fuzzy_seconds),
-        PlannedStep("certification, at most", (1 + candidates) * certification, each),
+        PlannedStep("baseline", tuning + lossless, baseline),
+        PlannedStep("search", searched, paces.fuzzy),
+        PlannedStep("certification", (1 + likely) * certification, each, (1 + candidates) * certification),
         PlannedStep("timing", timed, timed_seconds),
     )
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from fsd_calib.calibration.baseline import TRACED, Baseline, measure_baseline, traces_along_target
+from fsd_calib.calibration.baseline import COMPARED, TRACED, measure_baseline, traces_along_target
 from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import claim_of
-from fsd_calib.calibration.plan import Pilot, Plan, PlannedStep, check_enough, make_plan, planned_steps
+from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, make_plan, planned_steps
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
-from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.calibration.run_config import Compiling, RunConfig
 from fsd_calib.calibration.run_facts import RecordedCosts, RunFacts, Timings, begin_or_resume
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
@@ -36,12 +36,15 @@ from fsd_decoding.profile.parts import EarlyStopInfo
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
-_PASSES, _CANDIDATES = 3, 6  # cost of a search, and the most a certificate can cost, in passes over their parts
+_PASSES = 3  # over the tuning part, of a search
+_CANDIDATES = 6  # frozen at most
+_LIKELY = 1  # of them, the median in benchmarks/results/regret.json; a front's points are all tested
 _LOSSLESS = "coupled"  # gives the target's own text under any sampling, except for rounding
 SD_LENGTHS = range(1, 13)
 """Draft lengths of `sd`, whatever is searched."""
 
 _USUAL_LENGTH = 5  # tokens drafted when a batch is timed
+_OTHER_SHAPES = 9  # of rounds, beside one for each L: target, lossless rule; at --serve-batch three costs, four timed
 
 
 @dataclass(frozen=True)
@@ -99,25 +102,28 @@ def prepare(
         judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         shaped = shapes(policies, session, space, traces[first])
         space = replace(space, policies=tuple(shaped))
-        name = _name(session, goal, space, chosen)
+        name = _name(session, goal, space, chosen, config.compile)
         if goal.guarantee != "none":
             session = session.certifying(name, () if chosen is None else chosen.trained())
         facts = begin_or_resume(
-            folder, name, session.holdout, partial(_timings, session, goal, space), session.progress
+            folder, name, session.holdout, partial(_timings, session, goal, space, config), session.progress
         )
+        session.call_rounds(facts.compile)
         level = facts.level(goal.confidence)
         _check_enough(goal, session, session.holdout.problems, level)
         costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
         early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], session, space, folder)
         forecast = _forecast(traces, space, costs, early, shaped)
         sds = _fastest_for_sd(session, traces, costs, 1 if timing.way == "none" else 2)
-    if early is not None:
-        session = session.stopping_early(early.policies)
-    pilot = Pilot.of(baseline.alone, baseline.lossless, _first_fuzzy(session, space, forecast))
-    _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
+    if early is not None:
+        session = session.stopping_early(early.policies, stops)
     timer = Timer(session, goal, timing, forecast, stops)
-    efforts = _efforts(session, facts, *timer.effort(_seconds_each(session, goal, baseline, forecast)))
+    fuzzy = _first_fuzzy(session, space, forecast)
+    pilot = Pilot.of(baseline.alone, baseline.lossless, fuzzy)
+    _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
+    served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
+    efforts = _efforts(session, _paces(facts, served), goal.pareto, *timer.effort(served))
     plan = make_plan(claim_of(goal, session.holdout.problems), pilot, session.holdout.problems, level, efforts)
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, early.info if early else None)
 
@@ -129,19 +135,28 @@ def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurem
     return session.tuning.measure(fuzzy.at(forecast.threshold(fuzzy, logit(_PLAUSIBLE_SHARE))), _PILOT)
 
 
-def _seconds_each(session: Session, goal: Goal, baseline: Baseline, forecast: Forecast) -> float:
-    """Seconds to decode one problem losslessly, at the batch size used for timing."""
-    tokens = baseline.alone.tokens / (baseline.alone.problems * session.decode.seeds)
-    return tokens / forecast.measured(baseline.lossless) / goal.serve_batch
+def _served(measured: Measurement, forecast: Forecast, session: Session, goal: Goal) -> float:
+    """Seconds to decode one problem at the batch size used for timing."""
+    tokens = measured.tokens / (measured.problems * session.decode.seeds)
+    return tokens / forecast.measured(measured) / goal.serve_batch
 
 
-def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None) -> str:
+def _paces(facts: RunFacts, served: Paces) -> Paces:
+    """Seconds of decodings in the calibration's own batches; of fuzzy ones by their share at --serve-batch."""
+    target = facts.target_seconds_each
+    fuzzy = facts.seconds_each * served.fuzzy / served.lossless
+    return Paces(facts.seconds_each if target is None else target, facts.seconds_each, fuzzy)
+
+
+def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None, compile: Compiling) -> str:
     """A hash of everything that determines a calibration's course, so that the same command resumes the same run."""
     problems = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
     facts = {"identity": session.identity, "wish": asdict(goal), "space": asdict(space), "problems": problems,
              "tests": TESTS_VERSION}  # fmt: skip
     if chosen is not None:
         facts["predictor"] = chosen.predictor.fingerprint
+    if compile != "auto":
+        facts["compile"] = compile
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -173,13 +188,32 @@ def _forecast(
     })  # fmt: skip
 
 
-def _timings(session: Session, goal: Goal, space: Space) -> Timings:
-    costs = tuple(_costs(session.with_draft(draft), goal) for draft in space.drafts)
+def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
     lossless = session.configuration(_LOSSLESS, _USUAL_LENGTH, space.drafts[0])
-    batch = session.tuning.problems[: session.batch_size]
-    began = time.perf_counter()
-    session.decode.emitted(lossless, batch, session.batch_size)
-    return Timings(costs, (time.perf_counter() - began) / len(batch))
+    batch = session.tuning.problems[: 2 * session.batch_size]  # so that rows are refilled
+    decode, alone = (
+        partial(session.decode.emitted, c, batch, session.batch_size)
+        for c in (lossless, session.configuration("target"))
+    )
+    with session.as_one_worker() as workers:
+        way, target, seconds = config.compile, seconds_of(alone), seconds_of(decode)
+        if way == "auto":
+            planned = _planned(session, space, config, seconds / len(batch) / workers)
+            way = what_pays(session.draft_of(lossless), decode, planned, session.progress)
+            session.call_rounds(way)
+        if way != "off":
+            for capture in (alone, decode):
+                capture()
+            target, seconds = seconds_of(alone), seconds_of(decode)
+    costs = tuple(_costs(session.with_draft(draft), goal) for draft in space.drafts)
+    return Timings(costs, seconds / len(batch) / workers, way, target / len(batch) / workers)
+
+
+def _planned(session: Session, space: Space, config: RunConfig, seconds_each: float) -> PlannedWork:
+    """The decodings in the calibration's own batches that are likely to follow, and the shapes of all rounds."""
+    steps = _efforts(session, Paces(seconds_each, seconds_each, seconds_each))
+    searched = min(len(space.draft_lengths), config.trials)
+    return PlannedWork(sum(step.seconds for step in steps), len(space.drafts) * (_OTHER_SHAPES + searched))
 
 
 def _costs(session: Session, goal: Goal) -> CostModel:
@@ -190,19 +224,15 @@ def _costs(session: Session, goal: Goal) -> CostModel:
     ).model  # fmt: skip
 
 
-def _efforts(session: Session, facts: RunFacts, timed: int, timed_seconds: float) -> tuple[PlannedStep, ...]:
-    seeds = session.decode.seeds
-    tuning, certification = seeds * len(session.tuning.problems), seeds * session.holdout.problems
+def _efforts(
+    session: Session, paces: Paces, front: bool = False, timed: int = 0, timed_seconds: float = 0.0
+) -> tuple[PlannedStep, ...]:
+    seeds, problems = session.decode.seeds, len(session.tuning.problems)
     return planned_steps(
-        tuning=tuning,
-        certification=certification,
-        searched=_PASSES * tuning,
-        candidates=_CANDIDATES,
-        timed=timed,
-        exact_seconds=facts.seconds_each,
-        fuzzy_seconds=facts.seconds_each,
-        timed_seconds=timed_seconds,
-    )
+        paces, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems), searched=_PASSES * seeds * problems,
+        certification=seeds * session.holdout.problems, likely=_CANDIDATES if front else _LIKELY,
+        candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds,
+    )  # fmt: skip
 
 
 def _check_enough(goal: Goal, session: Session, problems: int, level: float, accuracy: float = 1.0) -> None:

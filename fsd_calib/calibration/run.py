@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from fsd_calib.calibration.baseline import Baseline, measure_baseline
+from fsd_calib.calibration.baseline import COMPARED, Baseline, measure_baseline
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
@@ -28,7 +28,6 @@ from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_BASELINE = 256  # tuning problems on which target and lossless rule are compared before the search
 _SD = 300  # problems of a part on which the tokens per round of `sd` are counted
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
 _FRONT = 8  # points bounded together at most: six, and two in reserve that certification problems may show dominated
@@ -52,7 +51,7 @@ class Meter:
 def find(ready: Prepared) -> ThresholdProfile:
     """Returns the profile, after the long work. The certification part is decoded only after candidates are frozen."""
     meter = Meter(ready)
-    baseline = measure_baseline(ready.session, ready.lossless, _BASELINE)
+    baseline = measure_baseline(ready.session, ready.lossless, COMPARED)
     if baseline.alone.problems > ready.plan.pilot.problems:  # otherwise it was judged already
         judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed

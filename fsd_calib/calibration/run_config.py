@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.search.storage_url import without_password
 from fsd_decoding.argument_checks import check_count, check_path
 from fsd_decoding.errors import UsageError
+from fsd_decoding.model_options import Loading, ModelKwargs
 
 Timing = Literal["run", "careful", "none"]
 """Where speeds are timed: in the calibration's own process, in fresh processes, or nowhere."""
+
+Compiling = Literal["auto", "off", "capture", "on"]
+"""How rounds are called: as pays best within the planned work, or as `profile.costs.Rounds` names it."""
 
 MOST_AT_ONCE = 32
 """The largest batch size that is chosen."""
@@ -35,14 +39,23 @@ class RunConfig:
         trials: maximum number of settings tried on the tuning part.
         timing: "run" times speeds in this process; "careful" in five fresh processes, which load the models by their
             paths or ids; "none" does not time them, and the cost model forecasts them.
+        compile: "off" calls rounds directly; "capture" as graphs of PyTorch's own kernels, which give the same texts;
+            "on" as graphs of compiled kernels, which round differently; "auto" as graphs of PyTorch's own kernels where
+            what they save within the planned work, as measured here, is more than capturing takes.
         out: folder for `profile.json` and for the files from which an interrupted run resumes; None writes neither.
         cache: folder of decodings and traces, shared by all runs; None: the user's cache folder.
         state: folder of the ledger of attempts, which must not be deleted; None: the user's state folder.
+        workers: processes that decode, each with models of its own; 1 decodes in this process alone. By default as
+            many as help: the CPU's cores or the GPUs, as far as memory and problems suffice, once decoding has taken
+            as long as it takes to start them; 1 with loaded models, which no other process can load.
+        ray: address of a Ray cluster to run the workers on.
         storage: Optuna storage, a file or a URL; None: `study.log` in `out`.
         progress: receives progress reports of long steps; silent by default.
+        model_kwargs, draft_model_kwargs: how models are loaded, see `SpeculativeDecoder.from_pretrained`.
 
     Raises:
-        UsageError: a count is not a whole number of at least 1, or a path holds a null character.
+        UsageError: a count is not a whole number of at least 1, `compile` is none of the four, a path holds a null
+            character, or models cannot be loaded so.
     """
 
     batch_size: int | None = None
@@ -53,20 +66,28 @@ class RunConfig:
     seeds: int = 1
     trials: int = 30
     timing: Timing = "run"
+    compile: Compiling = "auto"
     out: _Path | None = None
     cache: _Path | None = None
     state: _Path | None = None
+    workers: int | None = None
+    ray: str | None = None
     storage: str | None = field(default=None, repr=False)  # it may hold a password
     progress: Progress | None = None
+    model_kwargs: ModelKwargs | None = None
+    draft_model_kwargs: ModelKwargs | None = None
 
     def __post_init__(self) -> None:
         for name in ("trials", "seeds"):
             check_count(name, getattr(self, name))
-        for name in ("limit", "batch_size"):
+        for name in ("limit", "batch_size", "workers"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        if self.compile not in get_args(Compiling):
+            raise UsageError(f"compile is {self.compile!r:.40}; it must be one of {', '.join(get_args(Compiling))}")
         if "\0" in (self.storage or ""):
             raise UsageError(f"storage {without_password(self.storage)} holds a null character; leave it out")
+        Loading.of(self.model_kwargs, self.draft_model_kwargs)
         for name in ("data", "out", "cache", "state"):
             check_path(name, getattr(self, name))
 
@@ -74,6 +95,11 @@ class RunConfig:
         """Returns a field that names a file or a folder, as a `Path`."""
         value: _Path | None = getattr(self, name)
         return None if value is None else Path(value)
+
+    @property
+    def loading(self) -> Loading:
+        """How the models are loaded."""
+        return Loading.of(self.model_kwargs, self.draft_model_kwargs)
 
     @property
     def reporter(self) -> Progress:
@@ -98,8 +124,13 @@ class RunKeywords(TypedDict, total=False):
     seeds: int
     trials: int
     timing: Timing
+    compile: Compiling
     out: _Path | None
     cache: _Path | None
     state: _Path | None
+    workers: int | None
+    ray: str | None
     storage: str | None
     progress: Progress | None
+    model_kwargs: ModelKwargs | None
+    draft_model_kwargs: ModelKwargs | None

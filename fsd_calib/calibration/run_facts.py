@@ -27,6 +27,7 @@ from fsd_calib.progress import Progress, Silent, Waiting
 from fsd_calib.storage.sqlite_file import set_aside
 from fsd_calib.storage.system_errors import naming
 from fsd_collectors.replay.cost import CostModel
+from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import Amount, Natural, Part
 from fsd_decoding.strict_json import parse
 
@@ -48,11 +49,15 @@ class Timings(NamedTuple):
 
     Attributes:
         costs: of a round at --serve-batch, one cost model per draft.
-        seconds_each: time of a calibration batch per decoding in it.
+        seconds_each: time of a decoding under the lossless rule, by all processes that decode together.
+        compile: how rounds are called, in these timings and in the whole run.
+        target_seconds_each: the same of the target alone; None: not measured.
     """
 
     costs: tuple[CostModel, ...]
     seconds_each: float
+    compile: Rounds = "off"
+    target_seconds_each: float | None = None
 
 
 class RunFacts(Part):
@@ -67,6 +72,8 @@ class RunFacts(Part):
     costs: tuple[RecordedCosts, ...]
     seconds_each: Amount
     attempt: Natural
+    compile: Rounds = "off"
+    target_seconds_each: Amount | None = None
 
     def level(self, confidence: float) -> float:
         """The significance level that the attempt is tested at."""
@@ -101,10 +108,10 @@ def begin_or_resume(
 
 
 def _begin(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
-    started, (costs, seconds_each) = datetime.now(UTC), measure()
+    started, (costs, seconds_each, compile, target_seconds_each) = datetime.now(UTC), measure()
     return RunFacts(
         name=name, started=started, costs=tuple(RecordedCosts(**asdict(model)) for model in costs),
-        seconds_each=seconds_each, attempt=attempt,
+        seconds_each=seconds_each, attempt=attempt, compile=compile, target_seconds_each=target_seconds_each,
     )  # fmt: skip
 
 
@@ -165,4 +172,5 @@ def _verified(text: str, name: str) -> RunFacts:
 
 
 def _digest(facts: RunFacts) -> str:
-    return hashlib.blake2b(facts.model_dump_json().encode(), digest_size=16).hexdigest()
+    """Of facts that an earlier version wrote, without a field that has a default, it is the same."""
+    return hashlib.blake2b(facts.model_dump_json(exclude_defaults=True).encode(), digest_size=16).hexdigest()

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fsd_calib.calibration.graphs import COMPILE
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.decoding_job import job_of
+from fsd_calib.measuring.decoding_workers import DecodingWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Progress
@@ -21,6 +24,9 @@ from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint
 from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.workers.model_workers import ModelWorkers
 
 DECODINGS = "decodings.sqlite"
 _LEDGER, _EARLIER_LEDGER = "ledger.sqlite", "attempts.sqlite"
@@ -35,6 +41,7 @@ class Session:
         identity: what determines texts besides prompts and the searched settings: models, sampling, seeds, versions.
         cache: folder of decodings and traces; None stores nothing.
         drafts: the decoders by the names of their drafts, if there are several drafts.
+        workers: processes that decode too; None: there are none.
     """
 
     decoder: SpeculativeDecoder
@@ -48,6 +55,7 @@ class Session:
     cache: Path | None
     progress: Progress
     drafts: Mapping[str, SpeculativeDecoder] = field(default_factory=dict)
+    workers: ModelWorkers | None = None
 
     def with_draft(self, name: str | None) -> Session:
         """Returns a copy whose `decoder` drafts with the model of that name; None: the only draft."""
@@ -56,13 +64,33 @@ class Session:
         decoder = self.drafts[name]
         return replace(self, decoder=decoder, identity=_identity(decoder, self.decode, name))
 
+    @contextmanager
+    def as_one_worker(self) -> Iterator[int]:
+        """Inside, this process computes as one of the processes that will decode; yields how many those are."""
+        if self.workers is None:
+            yield 1
+            return
+        with self.workers.as_one() as count:
+            yield count
+
     def draft_of(self, configuration: Configuration) -> SpeculativeDecoder:
         """The decoder that runs a configuration."""
         return self.with_draft(configuration.draft).decoder
 
-    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Session:
-        """Returns a copy in which fuzzy rules end drafts by their divergence's stop policy, before any measurement."""
-        decode, names = self.decode.stopping_early(policies), {d: policy.identity for d, policy in policies.items()}
+    def call_rounds(self, rounds: Rounds) -> None:
+        """Makes the decoders of all drafts, and workers, call rounds this way from now on."""
+        self.decode.call_rounds(COMPILE[rounds])
+
+    def stopping_early(
+        self, policies: Mapping[str, StopPolicy], source: tuple[Path, EarlyStopInfo] | None = None
+    ) -> Session:
+        """Returns a copy in which fuzzy rules end drafts by their divergence's stop policy, before any measurement.
+
+        Args:
+            source: see `CachedDecoder.stopping_early`.
+        """
+        decode = self.decode.stopping_early(policies, source)
+        names = {d: policy.identity for d, policy in policies.items()}
         how = f"stopping drafts by {json.dumps(names, sort_keys=True)} "
         return replace(
             self, decode=decode, identity=self.identity + how, holdout=self.holdout.decoded_by(decode, how),
@@ -92,6 +120,7 @@ def open_session(
     config: RunConfig,
     drafts: Mapping[str, SpeculativeDecoder] | None = None,
     parts: Parts | None = None,
+    workers: ModelWorkers | None = None,
 ) -> Iterator[Session]:
     """Opens a session and closes its files on exit.
 
@@ -100,6 +129,7 @@ def open_session(
         config: its `cache` and `state` are the folders of decodings and of the ledger; None stores nothing.
         drafts: if there are several drafts, the decoders of all of them by name, including the first.
         parts: the task's, where they are known already.
+        workers: processes that decode too.
 
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
@@ -119,14 +149,15 @@ def open_session(
                 "continued: its fingerprints covered 64 elements of each tensor of a model, not all weights"
             )
         ledger.tuned_on_repeats(family, parts.repeats)
-        decode = CachedDecoder(decoder, task, store, batch_size, progress, seeds, drafts)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
+        decoding = None if workers is None else DecodingWorkers(workers, job_of(decoder, task, workers.sources, drafts))
+        decode = CachedDecoder(decoder, task, store, batch_size, progress, seeds, drafts, decoding)
         identity = " and ".join(_identity(decoder, decode, name) for name in names)
         tuned = TuningRecord(ledger, family)
         holdout = Holdout(Evaluator(decode, parts.certification, "certification"), ledger, family, identity)
         yield Session(
             decoder, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
-            batch_size, cache, progress, drafts or {},
+            batch_size, cache, progress, drafts or {}, workers,
         )  # fmt: skip
 
 

@@ -10,19 +10,21 @@ from typing import Literal, get_args
 import torch
 
 from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.measuring.decoding_job import job_of
 from fsd_calib.measuring.interleaved import MachineLoad, machine_load, measure_speeds, pieces
 from fsd_calib.measuring.speed import ForecastSpeeds, Speeds
-from fsd_calib.measuring.timing_job import Sources, TimingJob, time_in_fresh_processes
+from fsd_calib.measuring.timing_job import TimingJob, time_in_fresh_processes
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.split import Parts
 from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
-from fsd_decoding.loading import is_source
 from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.workers.sources import Sources
 
 Way = Literal["run", "careful", "none"]
 """Times within the calibration's own process, in fresh ones, or not at all."""
@@ -51,12 +53,8 @@ class TimingRequest:
     def __post_init__(self) -> None:
         if self.way not in get_args(Way):
             raise UsageError(f"--timing is {self.way!r}; it must be one of {', '.join(get_args(Way))}")
-        for role, model in (("target", self.sources.target), *(("draft", draft) for draft in self.sources.drafts)):
-            if self.way == "careful" and not is_source(model):
-                raise UsageError(
-                    f"timing is 'careful', and the {role} is a loaded {type(model).__name__}, which a fresh process "
-                    "cannot load: give its path or hub id, or time with 'run'"
-                )
+        if self.way == "careful":
+            self.sources.check_loadable("timing is 'careful'", "a fresh process", "time with 'run'")
 
     def check(self, goal: Goal) -> None:
         """Raises UsageError where the goal is a speed and nothing is to be timed."""
@@ -162,11 +160,11 @@ class Timer:
         """Returns forecast tokens/s of one stream, by the rounds on all tuning problems decoded so far."""
         return self.forecast.measured(self.session.tuning.counted(configuration))
 
-    def effort(self, seconds: float) -> tuple[int, float]:
+    def effort(self, paces: Paces) -> tuple[int, float]:
         """Returns the number of decodings to expect, and the mean time of one.
 
         Args:
-            seconds: time of a decoding as one of the streams that are served. With a single stream it takes at most as
+            paces: seconds of decodings as one of the streams that are served. With a single stream they take at most as
                 long as all of them side by side.
         """
         if self.request.way == "none":
@@ -175,7 +173,8 @@ class Timer:
         available = max(len(self.session.tuning.problems), self.session.holdout.problems)
         served = min(self._count(streams), available)
         processes = _PROCESSES if self.request.way == "careful" else 1
-        each = seconds * (served + single * streams) / (served + single)
+        mean = (paces.target + 2 * paces.lossless + paces.fuzzy) / 4  # two draft lengths of `sd`
+        each = mean * (served + single * streams) / (served + single)
         return _WAYS * processes * (served + single), each
 
     @property
@@ -199,6 +198,8 @@ class Timer:
     ) -> Speeds[Configuration]:
         session = self.session
         if self.request.way == "careful":
+            if session.workers is not None:
+                session.workers.pool.close()  # they too hold models on the GPU; they start again where there is more
             models = [session.decoder.target, session.decoder.draft, *(d.draft for d in session.drafts.values())]
             return time_in_fresh_processes(
                 self._job(configurations, problems, streams), _PROCESSES, models, session.progress
@@ -213,10 +214,10 @@ class Timer:
         )  # fmt: skip
 
     def _job(self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int) -> TimingJob:
-        decoder, task = self.session.decoder, self.session.task
+        names = {name for c in configurations if (name := c.draft) is not None}
+        decoding = job_of(self.session.decoder, self.session.task, self.request.sources, names, self.early_stop)
         return TimingJob(
-            sources=self.request.sources, sampling=decoder.sampling, criterion=decoder.criterion, seed=decoder.seed,
-            problems=problems, max_new_tokens=task.max_new_tokens, stop=task.stop, configurations=configurations,
-            keys=[self.session.decode.key(c).json for c in configurations], early_stop=self.early_stop, streams=streams,
-            confidence=self.goal.confidence, threads=torch.get_num_threads(),
+            decoding=decoding, problems=problems, configurations=configurations,
+            keys=[self.session.decode.key(c).json for c in configurations], streams=streams,
+            confidence=self.goal.confidence, threads=torch.get_num_threads(), compile=self.session.decoder.compile,
         )  # fmt: skip

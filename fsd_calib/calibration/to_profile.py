@@ -83,6 +83,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         ),
         early_stop=ready.early_stop,
         effort=_effort(findings),
+        compile=ready.facts.compile,
         device=str(decoder.device),
         dtype=str(decoder.dtype).removeprefix("torch."),
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},

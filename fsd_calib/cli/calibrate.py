@@ -21,6 +21,7 @@ from fsd_calib.cli.console import (
     reply,
     say,
 )
+from fsd_calib.cli.loading_options import loads_models
 from fsd_calib.cli.options import (
     DATA,
     DECODING,
@@ -29,18 +30,21 @@ from fsd_calib.cli.options import (
     DraftsOption,
     DtypeOption,
     LimitOption,
+    RayOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
     TopKOption,
     TopPOption,
     VersionOption,
+    WorkersOption,
     given_or_default,
     several,
     whole_numbers,
 )
 from fsd_calib.tasks.registry import TASKS, task_kind
 from fsd_decoding.errors import UsageError
+from fsd_decoding.model_options import USUAL_LOADING, Loading, ModelOptions
 
 if TYPE_CHECKING:
     from fsd_calib.calibration.run_config import RunConfig
@@ -59,6 +63,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 
 
 @app.command(epilog=_EPILOG)
+@loads_models
 def command(
     task: Annotated[
         str,
@@ -142,6 +147,7 @@ def command(
     draft: DraftsOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    loading: Loading = USUAL_LOADING,
     data: DataOption = None,
     limit: LimitOption = None,
     seed: SeedOption = 0,
@@ -240,6 +246,17 @@ def command(
             rich_help_panel=_DECODING,
         ),
     ] = None,
+    compile: Annotated[
+        str,
+        typer.Option(
+            help="How rounds are called in all that is decoded and timed. off: directly. capture: as graphs, which "
+            "removes Python and keeps the texts. on: as graphs of compiled kernels, which round differently. auto: "
+            "capture, where that saves more time within the planned work than it takes.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = "auto",
+    workers: WorkersOption = None,
+    ray: RayOption = None,
     version: VersionOption = False,
     policy: Annotated[list[str] | None, typer.Option("--policy", hidden=True)] = None,
 ) -> None:
@@ -253,11 +270,11 @@ def command(
     """
     task_kind(task)  # raises UsageError if it is unknown
     if show_prompt:
-        reply(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0]))
+        reply(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0], loading.target))
         return
     goal = Goal(min_acc, min_speed, pareto, acc, confidence, guarantee, test, serve_batch)  # type: ignore[arg-type]
     way = _way(timing, no_timing)
-    check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds})
+    check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds, "--workers": workers})
     lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
     folder = out if out is not None else Path("fsd-profile") / task
     check_writable(folder, _EARLIER)
@@ -287,8 +304,10 @@ def command(
         sampling=Sampling(temperature, top_k, top_p), seed=seed, stop_policy=predictor, threshold_policy=policies,
     )  # fmt: skip
     config = RunConfig(
-        batch_size=batch_size, device=device, dtype=dtype, limit=limit, data=data, seeds=seeds, timing=way,
-        out=folder, cache=cache, state=state, storage=storage, progress=stderr_progress(),
+        batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
+        draft_model_kwargs=loading.draft, limit=limit, data=data, seeds=seeds, timing=way, out=folder, cache=cache,
+        state=state, workers=workers, ray=ray, storage=storage, progress=stderr_progress(),
+        compile=compile,  # type: ignore[arg-type]
     )  # fmt: skip
     calibration = Calibration(task, large, small, goal, decoding, config)
     try:
@@ -323,11 +342,13 @@ def _way(timing: str, no_timing: bool) -> Any:
     return "none" if no_timing else timing
 
 
-def _first_prompt(task: str, seed: int, limit: int | None, data: Path | None, target: str) -> str:
+def _first_prompt(
+    task: str, seed: int, limit: int | None, data: Path | None, target: str, options: ModelOptions
+) -> str:
     from fsd_calib.tasks.registry import load_task
     from fsd_decoding.loading import load_tokenizer
 
-    return load_task(task, seed, limit, data, load_tokenizer(target)).problems[0].prompt
+    return load_task(task, seed, limit, data, load_tokenizer(target, options)).problems[0].prompt
 
 
 def _models(task: str, target: str | None, drafts: list[str] | None) -> tuple[str, list[str]]:

@@ -18,6 +18,7 @@ from fsd_calib.cli.console import (
     quiet_libraries,
     reply,
 )
+from fsd_calib.cli.loading_options import loads_models
 from fsd_calib.cli.options import (
     DATA,
     DECODING,
@@ -26,16 +27,19 @@ from fsd_calib.cli.options import (
     DraftOption,
     DtypeOption,
     LimitOption,
+    RayOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
     TopKOption,
     TopPOption,
     VersionOption,
+    WorkersOption,
     given_or_default,
 )
 from fsd_calib.tasks.registry import TASKS, task_kind
 from fsd_decoding.errors import UsageError
+from fsd_decoding.model_options import USUAL_LOADING, Loading
 
 if TYPE_CHECKING:
     from fsd_collectors.store.reading import Traces
@@ -52,6 +56,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 
 
 @app.command(epilog=_EPILOG)
+@loads_models
 def command(
     task: Annotated[
         str, typer.Option(help=f"Task whose problems are decoded: {', '.join(TASKS)}.", rich_help_panel=DATA)
@@ -74,6 +79,7 @@ def command(
     draft: DraftOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    loading: Loading = USUAL_LOADING,
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
@@ -100,6 +106,8 @@ def command(
     draft_length: Annotated[
         int | None, typer.Option(help="Tokens drafted per round. By default 5.", rich_help_panel=_POLICY)
     ] = None,
+    workers: WorkersOption = None,
+    ray: RayOption = None,
     version: VersionOption = False,
 ) -> None:
     """Collects traces: the predictions of the target and the draft for every token, as Parquet files.
@@ -110,38 +118,51 @@ def command(
     datasets or DuckDB.
     """
     task_kind(task)  # raises UsageError if it is unknown
-    check_at_least_one({"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size})
+    check_at_least_one(
+        {"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size, "--workers": workers}
+    )
     width = _width(hidden)
     folder = out if out is not None else Path("fsd-traces") / task
     check_writable(folder, ())
 
-    from fsd_calib.calibration.memory import plan_memory
+    from fsd_calib.calibration.memory import capacity_of, plan_memory
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.progress import stderr_progress
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.collection.run_facts import policy_of
-    from fsd_decoding.loading import check_device, load_tokenizer
+    from fsd_decoding.loading import check_device, check_loading, load_tokenizer
     from fsd_decoding.sampling import Sampling
+    from fsd_decoding.workers.model_workers import open_workers
+    from fsd_decoding.workers.sources import Sources
 
     quiet_libraries()
     if device is not None:
         check_device(device)
     policy = policy_of(rule, threshold, divergence, draft_length, within_support=False)
     large, small = given_or_default(task, target, draft)
+    check_loading(large, [small], device, loading.target, loading.draft)
     progress = stderr_progress()
     try:
-        tokenizer = load_tokenizer(large)
+        tokenizer = load_tokenizer(large, loading.target)
         problems = load_task(task, seed, limit, data, tokenizer)
-        plan_memory(
+        memory = plan_memory(
             large, [small], tokenizer, problems, problems.problems, Sampling(temperature, top_k, top_p),
-            policy.draft_length if policy else 1, 1, RunConfig(batch_size, device, dtype, progress=progress),
+            policy.draft_length if policy else 1, 1,
+            RunConfig(
+                batch_size, device, dtype, progress=progress, model_kwargs=loading.target,
+                draft_model_kwargs=loading.draft,
+            ),
         )  # fmt: skip
-        traces = collect_traces(
-            problems, target=large, draft=small, out=folder, rule=rule, threshold=threshold, divergence=divergence,
-            draft_length=draft_length, temperature=temperature, top_k=top_k, top_p=top_p, hidden=width, seed=seed,
-            batch_size=batch_size, device=device, dtype=dtype, progress=progress,
-        )  # fmt: skip
+        sources = Sources(large, (small,), device, dtype, loading)
+        capacity = capacity_of(problems.problems, memory, batch_size)
+        with open_workers(workers, ray, sources, capacity, progress.note) as others:
+            traces = collect_traces(
+                problems, target=large, draft=small, out=folder, rule=rule, threshold=threshold, divergence=divergence,
+                draft_length=draft_length, temperature=temperature, top_k=top_k, top_p=top_p, hidden=width, seed=seed,
+                batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
+                draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
+            )  # fmt: skip
     except KeyboardInterrupt:
         raise RunInterruptedError(_on_disk(folder)) from None
     reply(f"{folder} holds {_summary(traces)}")

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import leave, quiet_libraries, reply, say
-from fsd_calib.cli.options import AllowEditedOption, VersionOption
+from fsd_calib.cli.loading_options import loads_models
+from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, VersionOption
 from fsd_calib.tasks.registry import TASKS, task_kind
+from fsd_decoding.model_options import USUAL_LOADING, Loading
 
 if TYPE_CHECKING:
     from fsd_decoding.config import DecodingKeywords
@@ -29,11 +31,19 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 
 
 @app.command(epilog=_EPILOG)
+@loads_models
 def command(
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts, each in quotes.")],
     profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")],
-    target: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's target.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Hub id or local path. By default the profile's draft.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Hub id or local path. By default the profile's target.", rich_help_panel=MODELS)
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Hub id or local path. By default the profile's draft.", rich_help_panel=MODELS)
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    loading: Loading = USUAL_LOADING,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {_MOST_NEW_TOKENS}."),
@@ -45,10 +55,6 @@ def command(
     raw: Annotated[
         bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cuda, cpu, … By default a GPU if there is one.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.")
-    ] = None,
     allow_edited: AllowEditedOption = False,
     version: VersionOption = False,
 ) -> None:
@@ -67,7 +73,7 @@ def command(
     given: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
     decoder = SpeculativeDecoder.from_pretrained(
         target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype,
-        allow_edited=allow_edited, **given,
+        model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **given,
     )  # fmt: skip
     kind = task_kind(followed.task) if followed.task in TASKS and not raw else None
     prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else (str, ())

@@ -39,6 +39,22 @@ DtypeOption = Annotated[
     str | None,
     typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.", rich_help_panel=MODELS),
 ]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes that decode, each with models of its own; 1 decodes in this one. By default one for each CPU "
+        "core or GPU, as far as memory and problems suffice, once that is worth starting them.",
+        rich_help_panel=DECODING,
+    ),
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Run the workers on the Ray cluster at this address (auto: the one this machine is in; local: one that "
+        "is started here). Needs the extra 'ray'.",
+        rich_help_panel=DECODING,
+    ),
+]
 AllowEditedOption = Annotated[
     bool,
     typer.Option(

@@ -20,6 +20,7 @@ from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.errors import UsageError
+from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.policies.registry import policy_named
@@ -170,7 +171,10 @@ class CacheKeys:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
-        return versions | {"device": self._decoder.device.type}
+        run_by = {role: runs.partition(":")[0] for role, runs in self._decoder.run_by.items()}
+        # Graphs of PyTorch's own kernels give the same texts; compiled kernels round differently.
+        kernels = {"kernels": "compiled"} if self._decoder.compile is True else {}
+        return versions | {"device": self._decoder.device.type, "run_by": run_by} | kernels
 
 
 def _identity(policy: StopPolicy | None) -> str | None:
@@ -197,7 +201,8 @@ def _models(decoder: SpeculativeDecoder) -> dict[str, Any]:
 
 
 def _model(model: Any) -> dict[str, str]:
-    return {"fingerprint": model_fingerprint(model), "dtype": str(model.dtype).removeprefix("torch.")}
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {"fingerprint": model_fingerprint(model), "dtype": dtype, "attention": attention_kind(model)}
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
 from fsd_calib.measuring.configuration import Configuration
@@ -18,8 +20,13 @@ from fsd_collectors.split import Part
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
+from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.costs import Work
+from fsd_decoding.profile.parts import EarlyStopInfo
+
+if TYPE_CHECKING:
+    from fsd_calib.measuring.decoding_workers import DecodingWorkers
 
 _POLL = 0.2  # seconds between looks at the cache for what other processes decode
 
@@ -55,12 +62,19 @@ class Evaluator:
         return [self.counted(c) for c, done in self._done.items() if done]
 
 
-class _Asked(NamedTuple):
-    """Prompts to decode under one configuration and seed, with the key of their texts."""
+class Setting(NamedTuple):
+    """A configuration and a seed, with the key of their texts, and how rounds are called."""
 
     configuration: Configuration
-    key: CacheKey
     seed: int
+    key: CacheKey
+    compile: Compile = False
+
+
+class _Asked(NamedTuple):
+    """Prompts to decode under one setting."""
+
+    setting: Setting
     queries: Sequence[CacheQuery]
 
 
@@ -77,6 +91,7 @@ class CachedDecoder:
         store: The result cache; may be shared with other processes.
         seeds: Decodings per problem, with the decoder's seed and those after it; greedy decoding has one.
         drafts: Decoders of further drafts with the same target and settings, by the names used in configurations.
+        workers: Processes that decode once they are due; this one alone uses the cache. None: it decodes everything.
     """
 
     def __init__(
@@ -88,12 +103,14 @@ class CachedDecoder:
         progress: Progress | None = None,
         seeds: int = 1,
         drafts: Mapping[str, SpeculativeDecoder] | None = None,
+        workers: DecodingWorkers | None = None,
     ) -> None:
         self._decoders: dict[str | None, SpeculativeDecoder] = {None: decoder}
         self._decoders.update(drafts or {})
         self._task, self._cache = task, store
         self._batch_size, self._progress = batch_size, progress or Silent()
         self._seeds = range(decoder.seed, decoder.seed + (1 if decoder.sampling.greedy else seeds))
+        self._workers = workers
         self._policies: Mapping[str, StopPolicy] = {}
         self._keys = {name: CacheKeys(of_draft, task) for name, of_draft in self._decoders.items()}
         self.decoded = self.decoded_tokens = 0
@@ -112,17 +129,29 @@ class CachedDecoder:
             reused_tokens=self.reused_tokens,
         )  # fmt: skip
 
-    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> CachedDecoder:
-        """Returns a copy whose fuzzy rules stop drafting by these policies, by divergence; its counts start at 0."""
+    def stopping_early(
+        self, policies: Mapping[str, StopPolicy], source: tuple[Path, EarlyStopInfo] | None = None
+    ) -> CachedDecoder:
+        """Returns a copy whose fuzzy rules stop drafting by these policies, by divergence; its counts start at 0.
+
+        Args:
+            source: The predictor's folder and costs that workers make the policies of; None: workers are not used.
+        """
         copied = copy.copy(self)
+        copied._workers = self._workers.with_job(early_stop=source) if self._workers and source else None
         copied._policies = policies
         copied._keys = {name: CacheKeys(of_draft, self._task, policies) for name, of_draft in self._decoders.items()}
         copied.decoded = copied.decoded_tokens = copied.reused = copied.reused_tokens = 0
         return copied
 
-    def key(self, configuration: Configuration) -> CacheKey:
-        """Returns the cache key of a configuration under the first seed."""
-        return self._key(configuration, self._seeds[0])
+    def call_rounds(self, compile: Compile) -> None:
+        """Makes all drafts' decoders, here and in workers, call rounds this way from now on."""
+        for decoder in self._decoders.values():
+            decoder.compile = compile
+
+    def key(self, configuration: Configuration, seed: int | None = None) -> CacheKey:
+        """Returns the cache key of a configuration under a seed; None: the first one."""
+        return self._keys[configuration.draft].of(configuration, self._seeds[0] if seed is None else seed)
 
     def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
         """Returns the decodings of the problems, in their order.
@@ -132,14 +161,15 @@ class CachedDecoder:
                 cached.
         """
         queries = [CacheQuery(problem.id, problem.prompt) for problem in problems]
-        keys = {seed: self._key(configuration, seed) for seed in self._seeds}
+        keys = {seed: self.key(configuration, seed) for seed in self._seeds}
         known = {seed: self._cache.find(key, queries, configuration.threshold) for seed, key in keys.items()}
         missing = {seed: [i for i in range(len(queries)) if i not in cached] for seed, cached in known.items()}
         self._count_reused([text for cached in known.values() for text in cached.values()])
         if total := sum(map(len, missing.values())):
             with self._progress.step(str(configuration), total) as advance:
                 for seed, indices in missing.items():
-                    known[seed] |= self._complete(_Asked(configuration, keys[seed], seed, queries), indices, advance)
+                    setting = Setting(configuration, seed, keys[seed], self._decoders[configuration.draft].compile)
+                    known[seed] |= self._complete(_Asked(setting, queries), indices, advance)
         return [
             tuple(self._graded(problem, cached[i]) for cached in known.values()) for i, problem in enumerate(problems)
         ]
@@ -148,7 +178,7 @@ class CachedDecoder:
         """Decodes the problems anew, `batch_size` at a time, and returns the number of tokens, for timing; nothing is
         cached."""
         queries = [CacheQuery(problem.id, problem.prompt) for problem in problems]
-        results = self._generate(configuration, self._seeds[0], queries, batch_size)
+        results = self.generate(configuration, self._seeds[0], queries, batch_size)
         return sum(result.emitted for result in results)
 
     def remember(self, configuration: Configuration, problem: Problem, result: Result) -> None:
@@ -157,17 +187,15 @@ class CachedDecoder:
         if not self._cache.find(key, [query], configuration.threshold):
             self._cache.add(key, query, configuration.threshold, result)
 
-    def _key(self, configuration: Configuration, seed: int) -> CacheKey:
-        return self._keys[configuration.draft].of(configuration, seed)
-
     def _complete(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
         """Returns all these texts: decodes those that no other process decodes, and waits for the others."""
         done: dict[int, CachedText] = {}
-        waiting = Waiting(self._progress, f"decodes the same problems for {asked.configuration}")
+        (configuration, _, key, _), queries = asked
+        waiting = Waiting(self._progress, f"decodes the same problems for {configuration}")
         while missing := [i for i in indices if i not in done]:
             decoded = self._decode(asked, missing, advance)
             left = [i for i in missing if i not in decoded]
-            found = self._cache.find(asked.key, [asked.queries[i] for i in left], asked.configuration.threshold)
+            found = self._cache.find(key, [queries[i] for i in left], configuration.threshold)
             self._count_reused(list(found.values()))
             advance(len(found))
             done |= decoded | {left[place]: text for place, text in found.items()}
@@ -179,26 +207,45 @@ class CachedDecoder:
     def _decode(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
         """Decodes, and returns, those of the problems that this process can claim."""
         done: dict[int, CachedText] = {}
+        (configuration, _, key, _), queries = asked
 
         def claim(place: int) -> bool:
-            return self._cache.claim(asked.key, asked.queries[indices[place]], asked.configuration.threshold)
+            return self._cache.claim(key, queries[indices[place]], configuration.threshold)
 
         def add_to_cache(place: int, result: Result) -> None:
             index = indices[place]
-            done[index] = self._cache.add(asked.key, asked.queries[index], asked.configuration.threshold, result)
+            done[index] = self._cache.add(key, queries[index], configuration.threshold, result)
             self.decoded += 1
             self.decoded_tokens += done[index].tokens
             advance(1)
 
         try:
             if any(map(claim, range(len(indices)))):  # up to the first one
-                queries = [asked.queries[i] for i in indices]
-                self._generate(asked.configuration, asked.seed, queries, self._batch_size, add_to_cache, claim)
+                self._decode_claimed(_Asked(asked.setting, [queries[i] for i in indices]), add_to_cache, claim)
         finally:
             self._cache.drop_claims()
         return done
 
-    def _generate(
+    def _decode_claimed(
+        self,
+        asked: _Asked,
+        on_finish: Callable[[int, Result], None],
+        claim: Callable[[int], bool],
+    ) -> None:
+        """Decodes prompts that can be claimed: all of them, or those begun before workers are due to go on."""
+        (configuration, seed, _, _), queries = asked
+        here = partial(self.generate, configuration, seed, queries, self._batch_size, on_finish)
+        if self._workers is None:
+            here(claim)
+        elif self._workers.models.due:
+            places = filter(claim, range(len(queries)))
+            for place, result in self._workers.results(asked.setting, queries, places, self._batch_size):
+                on_finish(place, result)
+        else:
+            with self._workers.models.decoding_here() as due:
+                here(lambda place: not due() and claim(place))
+
+    def generate(
         self,
         configuration: Configuration,
         seed: int,
@@ -207,6 +254,7 @@ class CachedDecoder:
         on_finish: Callable[[int, Result], None] | None = None,
         begin: Callable[[int], bool] | None = None,
     ) -> list[Result]:
+        """Decodes prompts, whatever is cached. See `SpeculativeDecoder.generate` for the callbacks and errors."""
         return self._decoder_for(configuration, seed).generate(
             [query.prompt for query in queries], self._task.max_new_tokens, rule=configuration.rule,
             threshold=configuration.moved, draft_length=configuration.draft_length, batch_size=batch_size,

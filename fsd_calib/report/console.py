@@ -7,9 +7,18 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
+from fsd_calib.calibration.graphs import COMPILE
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.curve import curve_tables, front_table
-from fsd_calib.report.plan import device_time, memory_table, outlook, pilot_summary, prospect_table, step_table
+from fsd_calib.report.plan import (
+    device_time,
+    memory_table,
+    outlook,
+    pilot_summary,
+    prospect_table,
+    rounds_line,
+    step_table,
+)
 from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
 from fsd_calib.report.verdict import effort_line, unbound, verdict
@@ -31,6 +40,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         console.print()
         console.print(step_table(plan))
         console.print(literal(device_time(plan)))
+        console.print(literal(rounds_line(plan)))
     if plan.memory is not None:
         console.print()
         console.print(memory_table(plan.memory))
@@ -70,12 +80,14 @@ def print_details(profile: ThresholdProfile, console: Console | None = None) -> 
 
 
 def usage(profile: ThresholdProfile, path: Path) -> str:
-    """Returns a command and Python lines that decode with the profile."""
+    """Returns a command and Python lines that decode with the profile, the latter with rounds called as timed."""
     models = f"{profile.target.id!r}, {profile.draft.id!r}"
+    compile = COMPILE[profile.compile or "off"]
+    graphs = f", compile={compile!r}" if compile else ""
     return (
         f"fsd-generate --profile {shlex.quote(str(path))} 'your prompt'\n\n"
         "from fsd_calib import SpeculativeDecoder\n"
-        f"decoder = SpeculativeDecoder.from_pretrained({models}, profile={str(path)!r})\n"
+        f"decoder = SpeculativeDecoder.from_pretrained({models}, profile={str(path)!r}{graphs})\n"
         "results = decoder.generate(['your prompt'])"
     )
 

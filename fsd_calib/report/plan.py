@@ -9,7 +9,18 @@ from rich.table import Table
 
 from fsd_calib.calibration.memory import NAMES, MemoryPlan
 from fsd_calib.calibration.plan import PRECISION, Plan, Prospect
-from fsd_calib.formatting import NONE, bound, device_hours, duration, exact, gigabytes, level, percent, requirement
+from fsd_calib.formatting import (
+    NONE,
+    ROUNDS,
+    bound,
+    device_hours,
+    duration,
+    exact,
+    gigabytes,
+    level,
+    percent,
+    requirement,
+)
 from fsd_collectors.report.terminal import TITLE, literal
 
 
@@ -67,13 +78,17 @@ def step_table(plan: Plan) -> Table:
 
 
 def device_time(plan: Plan) -> str:
-    """Returns the device-hours of the whole calibration, and those of its certification."""
-    certifying = sum(step.seconds for step in plan.steps if step.name.startswith("certification"))
+    """Returns the device-hours of the whole calibration, and what they may become."""
     on = "one device" if plan.devices == 1 else f"{plan.devices} devices at once"
-    return (
-        f"Device-hours on {on}: about {device_hours(plan.device_seconds)} in all, of these at most "
-        f"{device_hours(plan.devices * certifying)} for certification."
-    )
+    text = f"Device-hours on {on}: about {device_hours(plan.device_seconds)} in all"
+    if plan.seconds_more:
+        text += f", at most {device_hours(plan.devices * plan.seconds_more)} more if all frozen settings are tested"
+    return f"{text}."
+
+
+def rounds_line(plan: Plan) -> str:
+    """Returns how rounds are called in everything that is timed."""
+    return f"Rounds are {ROUNDS[plan.compile]} (compile: {plan.compile})."
 
 
 def memory_table(memory: MemoryPlan) -> Table:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich import box
 from rich.table import Table
 
-from fsd_calib.formatting import NONE, bound, confidence, interval, pace, percent
+from fsd_calib.formatting import NONE, ROUNDS, bound, confidence, interval, pace, percent
 from fsd_calib.report.timing import FORECAST, busy_note, timing_note
 from fsd_collectors.report.terminal import TITLE, literal
 from fsd_decoding.profile.costs import Speed, SpeedFigures
@@ -59,9 +59,14 @@ def notes(profile: ThresholdProfile) -> str:
         if _has_bounds(profile)
         else "",
         f"T bounds {profile.divergence}{moved}; {sampling}{seeds}; speed at batch {speed.batch} on {profile.device} in "
-        f"{profile.dtype}",
+        f"{profile.dtype}{_rounds(profile)}",
     ]
     return "\n".join(filter(None, lines))
+
+
+def _rounds(profile: ThresholdProfile) -> str:
+    """How rounds were called, where not directly, as decoders do by themselves."""
+    return f", rounds {ROUNDS[profile.compile]}" if profile.compile in ("capture", "on") else ""
 
 
 def drafts(profile: ThresholdProfile) -> str:

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.formatting import (
+    ROUNDS,
     at_most,
     bound,
     exact,
@@ -56,6 +57,7 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
         "noise": f"seed {p.seed}, {p.seeds} seed{'s' * (p.seeds > 1)} per problem",
         "task": f"{p.task}: {p.data.source} (split {p.data.split})",
         "problems": f"{p.data.tuning:,} for tuning, {p.data.certification:,} for certification",
+        "rounds": "not recorded" if p.compile is None else ROUNDS[p.compile],
         "created": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
         "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),
     }
@@ -78,7 +80,10 @@ def _models(p: ThresholdProfile) -> dict[str, str]:
 
 def _model(model: ModelInfo) -> str:
     revision = f" at {model.revision[:12]}" if model.revision else ""
-    return f"{model.id}{revision}, {model.dtype}, vocabulary {model.vocab_size:,}, fingerprint {model.fingerprint[:12]}"
+    quantised = f" quantised as {model.quantization}" if model.quantization else ""
+    attention = f", {model.attention} attention" if model.attention else ""
+    kind = f"{model.dtype}{quantised}{attention}"
+    return f"{model.id}{revision}, {kind}, vocabulary {model.vocab_size:,}, fingerprint {model.fingerprint[:12]}"
 
 
 def _certificate(p: ThresholdProfile) -> dict[str, str]:

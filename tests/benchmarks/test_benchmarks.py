@@ -96,6 +96,16 @@ def test_the_smoke_run_of_decoding_has_a_number_for_every_claim(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_the_smoke_run_of_workers_has_a_number_for_every_claim(tmp_path: Path) -> None:
+    found = smoke("workers.py", tmp_path)
+    assert len({claim["name"] for claim in found["claims"]}) == 3
+    assert all(0 < claim["measured"] < math.inf for claim in found["claims"])
+    assert set(found["speeds"][0]["tokens_per_second"]) == {"1", "2"}
+    assert set(found["seconds_per_batch"]) == {"1", "2"}
+    assert found["starting"]["first_batch_seconds"]["median"] > found["starting"]["second_batch_seconds"]["median"]
+
+
+@pytest.mark.slow
 def test_the_smoke_run_of_budgets_has_a_number_for_every_claim(tmp_path: Path) -> None:
     found = smoke("budgets.py", tmp_path)
     claimed = {claim["name"]: claim for claim in found["claims"]}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fsd_calib.certification.outcomes import Outcomes
-from lib.vllm.processes import serve
+from lib.engines.processes import serve
+from lib.engines.work import Decoded, Work
 from lib.vllm.retention import standard_error
-from lib.vllm.work import Decoded, Work
 
 
 @dataclass(frozen=True)

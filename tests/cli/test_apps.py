@@ -108,6 +108,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--divergence", "kl"], "unknown divergence 'kl'; known: js"),
         (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: fsd, fsd-sd, fsd-coupled"),
         (["--rule", "sd"], "rule 'sd' has no threshold"),
+        (["--compile", "fast"], "compile is 'fast'; it must be one of auto, off, capture, on"),
         (["--timing", "twice"], "--timing is 'twice'; it must be one of run, careful, none"),
         (
             ["--threshold-policy", "poetry"],

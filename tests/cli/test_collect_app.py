@@ -48,7 +48,9 @@ def test_a_batch_that_cannot_fit_is_refused_before_the_weights_load(
     monkeypatch.chdir(tmp_path)
     assert collect("--task", "arithmetic", "--limit", "100", "--device", "cpu") == 2
     line = error_line(capsys)
-    assert "decoding 32 at a time takes about target's weights 9 MB + drafts' weights 1 MB + KV caches" in line
+    assert (
+        "decoding 32 at a time takes about target's weights 9 MB + drafts' weights 1 MB + joined weights 9 MB" in line
+    )
     assert re.search(r"cpu has 30 MB free: the largest --batch-size that fits is [248]\b", line)
     assert loaded == []
 

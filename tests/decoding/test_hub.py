@@ -16,7 +16,7 @@ import pytest
 
 from fsd_data import pair_paths
 from fsd_decoding.loading import load_model, load_tokenizer
-from fsd_decoding.models.fingerprint import model_fingerprint
+from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from support.hub_server import COMMIT, Answer, Fault, Hub, running_hub
 
 TARGET, DRAFT = pair_paths()
@@ -56,6 +56,27 @@ computed, digest = [], known_digests.weights_digest
 known_digests.weights_digest = lambda model: computed.append(model) or digest(model)
 info = ModelInfo.of(load_model(sys.argv[2], "cpu", None))
 print(json.dumps([[info.revision, info.fingerprint, len(computed)], None]))
+"""
+AT = """
+import json, sys
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.loading import load_config
+from fsd_decoding.model_options import ModelOptions
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.parts import ModelInfo
+for asked in sys.argv[2:]:
+    target, draft = map(ModelOptions.of, json.loads(asked))
+    try:
+        layers = load_config("acme/model", target).num_hidden_layers
+        pair = SpeculativeDecoder.from_pretrained(
+            "acme/model", "acme/model", device="cpu", model_kwargs=target, draft_model_kwargs=draft
+        )
+        found = [layers, tokenizer_fingerprint(pair.tokenizer)]
+        found += [[info.revision, info.fingerprint] for info in map(ModelInfo.of, (pair.target, pair.draft))]
+    except UsageError as error:
+        found = str(error)
+    print(json.dumps([found, None]))
 """
 DEFINITE = 15.0  # seconds in which a definite answer is reported
 
@@ -271,3 +292,27 @@ def loaded_from(hub: Hub, home: Path) -> Any:
     """The commit and the fingerprint of the hub's `acme/model`, and how many models' weights were read for it."""
     ((found, _),) = run(INFO, hub.address, home, "acme/model")
     return found
+
+
+def test_a_revision_is_the_models_own_and_its_tokenizer_and_configuration_follow(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    load_model(DRAFT, "cpu", None).save_pretrained(other)
+    changed = load_tokenizer(TARGET)
+    changed.bos_token = changed.convert_ids_to_tokens(5)
+    changed.save_pretrained(other)
+    assert load_tokenizer(other).bos_token_id == 5
+    layers = [load_model(path, "cpu", None).config.num_hidden_layers for path in (TARGET, DRAFT)]
+    main, v1 = ([COMMIT, model_fingerprint(load_model(TARGET, "cpu", None))],
+                ["2" * 40, model_fingerprint(load_model(DRAFT, "cpu", None))])  # fmt: skip
+    words = tokenizer_fingerprint(load_tokenizer(TARGET)), tokenizer_fingerprint(load_tokenizer(other))
+    asked: list[Any] = [[{}, {}], [{"revision": "v1"}, {}], [{}, {"revision": "2" * 40}], [{"revision": "v2"}, {}]]
+    with running_hub({"acme/model": TARGET}) as hub:
+        hub.revisions["v1"] = "2" * 40, other
+        found = [one for one, _ in run(AT, hub.address, tmp_path, *map(json.dumps, asked))]
+    offline = run(AT, hub.address, tmp_path, json.dumps(asked[1]), HF_HUB_OFFLINE="1")
+    assert found[:3] == [
+        [layers[0], words[0], main, main], [layers[1], words[1], v1, main], [layers[0], words[0], main, v1],
+    ]  # fmt: skip
+    assert "configuration at 'v2' of 'acme/model' is not a local folder" in found[3]
+    assert "404 (Invalid rev id): there is no such revision" in found[3]
+    assert offline[0][0] == found[1]

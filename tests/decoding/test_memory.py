@@ -21,6 +21,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Eager
 from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize, UnknownSizeError, Work, available, need
+from fsd_decoding.models.lean_choice import packed_bytes
 from fsd_decoding.models.runner import vocabulary_size
 from support.models.tiny_models import FAMILIES, llama, random_model, word_tokenizer
 
@@ -47,6 +48,7 @@ def test_weights_and_caches_of_the_bundled_pair_are_exact() -> None:
     found = need(sizes[0], sizes[1:], WORK, 7, "cpu")
     weights = [sum(t.nbytes for t in chain(model.parameters(), model.buffers())) for model in models]
     assert [found.target, found.drafts] == weights
+    assert found.copies == sum(map(packed_bytes, models))
     both = Models(models[0], models[1], min(map(vocabulary_size, models)))
     assert found.caches == allocated(both, 7, Eager().size(WORK.longest))
 

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, NoRepeatNGramLogitsP
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.tensors import argmax
 from support.models.tiny_models import EOS, VOCABULARY, llama, word_tokenizer
 
 NEW = 12
@@ -141,3 +142,11 @@ def generate_with_transformers(model: Any, prompt: list[int], **settings: Any) -
 def test_bad_settings_are_named(message: str, settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=message):
         Sampling(**settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])  # bf16 takes another path
+@pytest.mark.parametrize("shape", [(1, 1, 7), (3, 2, 5), (2, 0, 4)])
+def test_argmax_is_the_first_largest_of_every_row(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    values = torch.randint(-2, 3, (50, *shape), generator=torch.Generator().manual_seed(0))  # many are equal
+    expected = [[row.index(max(row)) for row in rows] for rows in values.flatten(0, 1).tolist()]
+    assert argmax(values.to(dtype)).flatten(0, 1).tolist() == expected

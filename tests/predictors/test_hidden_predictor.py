@@ -252,6 +252,7 @@ def test_a_failed_steps_hook_is_removed_by_the_next_call(
     stopper: Stopper, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = stopper.in_loop(decoder.draft)
+    decoder = SpeculativeDecoder(decoder.target, decoder.draft, decoder.tokenizer, decoder.decoding, lean=False)
     expected = decoder.generate([[2, 3]], NEW, stop_policy=policy)
     watch = policy.goes_on
     with monkeypatch.context() as patched:

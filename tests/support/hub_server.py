@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,21 +53,36 @@ class Answer(BaseHTTPRequestHandler):
         for name, folder in self.server.repositories.items():
             for kind in ("", "datasets/"):
                 if self.route.startswith(f"/{kind}{name}/resolve/"):
-                    return self._send_file(folder / self.route.split("/resolve/")[1].partition("/")[2])
+                    revision, _, path = self.route.split("/resolve/")[1].partition("/")
+                    return self._send_file(self._at(revision, folder), path)
                 if self.route.startswith(f"/api/{kind or 'models/'}{name}"):
-                    return self._send_listing(name, folder)
+                    asked = re.search("/(?:revision|tree)/([^/]+)", self.route)
+                    return self._send_listing(name, self._at(asked[1] if asked else "main", folder))
         self.reply(404, b"{}", X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
 
-    def _send_file(self, path: Path) -> None:
+    def _at(self, revision: str, folder: Path) -> tuple[str, Path] | None:
+        """The commit and the files of a revision, if there is one; every name is main where there is no other."""
+        main, others = (self.server.commit, folder), self.server.revisions
+        named = {"main": main, **others} | {found[0]: found for found in (main, *others.values())}
+        return named.get(revision, None if others else main)
+
+    def _refuse_revision(self) -> None:
+        self.reply(404, b"{}", X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id")
+
+    def _send_file(self, found: tuple[str, Path] | None, name: str) -> None:
+        if found is None:
+            return self._refuse_revision()
+        commit, path = found[0], found[1] / name
         if not path.is_file():
-            self.reply(
-                404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", X_Repo_Commit=self.server.commit
-            )
+            self.reply(404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", X_Repo_Commit=commit)
             return
         body = path.read_bytes()
-        self.reply(200, body, ETag=f'"{hashlib.sha1(body).hexdigest()}"', X_Repo_Commit=self.server.commit)
+        self.reply(200, body, ETag=f'"{hashlib.sha1(body).hexdigest()}"', X_Repo_Commit=commit)
 
-    def _send_listing(self, name: str, folder: Path) -> None:
+    def _send_listing(self, name: str, found: tuple[str, Path] | None) -> None:
+        if found is None:
+            return self._refuse_revision()
+        commit, folder = found
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         if "/tree/" in self.route:
             within = folder / self.route.split("/tree/")[1].partition("/")[2]
@@ -80,12 +96,13 @@ class Answer(BaseHTTPRequestHandler):
                 self.reply(404, b"{}", X_Error_Code="EntryNotFound", X_Error_Message="Entry not found")
             return
         siblings = [{"rfilename": f.relative_to(folder).as_posix(), "size": f.stat().st_size} for f in files]
-        info = {"_id": "0", "id": name, "sha": self.server.commit, "private": False, "tags": [], "siblings": siblings}
+        info = {"_id": "0", "id": name, "sha": commit, "private": False, "tags": [], "siblings": siblings}
         self.reply(200, json.dumps(info).encode(), Content_Type="application/json")
 
 
 class Hub(ThreadingHTTPServer):
-    """The server. `requests` lists what was requested, as "GET /path"; `commit` is that of every repository.
+    """The server. `requests` lists what was requested, as "GET /path"; `commit` is that of every repository's
+    main branch, `revisions` are others of every repository: the commit and the folder of each.
 
     Args:
         repositories: a folder for every repository's id.
@@ -99,6 +116,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories, self.fault = repositories, fault
         self.requests: list[str] = []
         self.commit = COMMIT
+        self.revisions: dict[str, tuple[str, Path]] = {}
 
     @property
     def address(self) -> str:

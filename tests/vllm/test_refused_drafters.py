@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.envs import disable_envs_cache
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
@@ -91,6 +92,7 @@ def test_a_worker_knows_vllms_common_proposers(proposer: type) -> None:
 
 
 def test_the_v2_runner_has_to_be_asked_for(accepted: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    disable_envs_cache()  # an engine that was started earlier in this process has filled it
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     with pytest.raises(UsageError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
         check_engine(accepted, PROFILE)

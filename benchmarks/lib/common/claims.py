@@ -52,3 +52,8 @@ def claims_table(claims: Iterable[Claim]) -> str:
     """Returns a table in Markdown."""
     head = ["| claim | wanted | measured | 95 % bound | reached |", "| --- | --- | --- | --- | --- |"]
     return "\n".join([*head, *(claim.row() for claim in claims)])
+
+
+def reached(claims: Iterable[Claim]) -> bool:
+    """Whether all that was measured is as claimed."""
+    return all(claim.reached is not False for claim in claims)

@@ -36,7 +36,7 @@ _RATIOS = [
 
 def contest(pair: Pair, draft_length: int, repeats: int, compiled: bool) -> dict[str, Any]:
     """Returns tokens per second of all contenders on one pair, and the ratios among them."""
-    peer = Peer(pair, draft_length)
+    peer = Peer(pair.target, pair.draft, draft_length, pair.max_new_tokens)
     contenders = {"generate": peer.generate, "assisted": peer.assisted} | ours(pair, draft_length, compiled)
     texts, warm_up = _first_texts(contenders, pair.prompts)
     runs = take_turns({name: _timing(decode) for name, decode in contenders.items()}, pair.prompts, repeats)
@@ -49,7 +49,7 @@ def contest(pair: Pair, draft_length: int, repeats: int, compiled: bool) -> dict
         "tokens_per_second": {name: rates(timed) for name, timed in runs.items()},
         "ratios": _ratios(runs),
         "same_texts": {f"{a} / {b}": _same(texts[a], texts[b]) for a, b in _SAME_TEXTS if a in texts and b in texts},
-        "assisted_rounds_of_full_length": peer.check_drafting(),
+        "assisted_rounds_of_full_length": peer.check_drafting(pair.prompts),
         "rounds": {name: _counts(results) for name, results in texts.items() if isinstance(results[0], Result)},
         "warm_up_seconds": warm_up,
     }

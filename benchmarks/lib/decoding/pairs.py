@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from fsd_calib import SpeculativeDecoder, load_task
 from fsd_data import pair_paths
 
-_DRAFT_LAYERS, _VOCABULARY, _PROMPT = 2, 8000, 32
+DRAFT_LAYERS = 2
+_VOCABULARY, _PROMPT = 8000, 32
 _HEAD_SPREAD = 4.0  # widens the gaps between logits, so that few of the largest two are nearly tied
 _SEED = 424_242
 
@@ -54,7 +55,7 @@ def random_pair(layers: int, hidden: int, echo: float, prompts: int, max_new_tok
     torch.manual_seed(_SEED)
     target = LlamaForCausalLM(_configuration(layers, hidden)).eval()
     _scale(target, echo)
-    draft = LlamaForCausalLM(_configuration(_DRAFT_LAYERS, hidden)).eval()
+    draft = LlamaForCausalLM(_configuration(DRAFT_LAYERS, hidden)).eval()
     names = draft.state_dict().keys()
     draft.load_state_dict({name: value for name, value in target.state_dict().items() if name in names})
     ids = torch.randint(_VOCABULARY, (prompts, _PROMPT)).tolist()
@@ -80,7 +81,7 @@ def _configuration(layers: int, hidden: int) -> LlamaConfig:
 
 @torch.no_grad()
 def _scale(target: LlamaForCausalLM, echo: float) -> None:
-    for layer in target.model.layers[_DRAFT_LAYERS:]:
+    for layer in target.model.layers[DRAFT_LAYERS:]:
         layer.self_attn.o_proj.weight.mul_(echo)
         layer.mlp.down_proj.weight.mul_(echo)
     target.lm_head.weight.mul_(_HEAD_SPREAD)

@@ -128,7 +128,7 @@ def assisted_milliseconds(pair: Pair, draft_length: int) -> float:
         hook = pair.target.register_forward_pre_hook(count)
         try:
             began = time.perf_counter()
-            Peer(replace(pair, max_new_tokens=new), draft_length).assisted(pair.prompts[0])
+            Peer(pair.target, pair.draft, draft_length, new).assisted(pair.prompts[0])
             return time.perf_counter() - began, rounds
         finally:
             hook.remove()

@@ -1,1 +1,1 @@
-"""Parts of `vllm_fsd.py`: engines in processes of their own, what is timed, and what is claimed of it."""
+"""Parts of `vllm_fsd.py`: what is timed, and what is claimed of it."""

@@ -10,9 +10,9 @@ from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.score_test import lower_bound
 from fsd_calib.tasks.base import Problem, Task
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from lib.vllm.engines import LARGEST_BATCH
-from lib.vllm.processes import Served
-from lib.vllm.work import Work
+from lib.engines.processes import Served
+from lib.engines.vllm import LARGEST_BATCH
+from lib.engines.work import Work
 
 _OUTSIDE = 0.05
 _QUANTILE = 1.959964  # of the standard normal distribution, two-sided 95 %

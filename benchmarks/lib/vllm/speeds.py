@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from fsd_calib.tasks.base import Problem, Task
-from lib.common.timing import rates, speed_up, take_turns
-from lib.vllm.processes import Served
-from lib.vllm.work import Decoded, Work
+from lib.common.timing import rates, speed_up
+from lib.engines.processes import Served
+from lib.engines.turns import Lengths, best_length, decode_in_turns
+from lib.engines.work import Decoded, Work
 
 PLAIN, JUDGED, OFF, FSD, BEST = "sd at the profile's L", "plugin, T = 0", "plugin, off", "fsd", "sd at its best L"
 WITHOUT = "plugin taken out"
@@ -70,30 +71,23 @@ class Speeds:
         self._choosing, self._problems = choosing, problems
 
     def measure(self, batch: int) -> dict[str, Any]:
-        chosen = self._best_length(batch)
+        chosen, repeats = self._best_length(batch), self._plan.repeats
         problems = self._problems[: self._plan.problems[batch]]
-        taken = self._turns(self._contestants.timed(chosen["best"]), problems, batch, self._plan.repeats)
+        taken = decode_in_turns(self._contestants.timed(chosen.best), self._pieces(problems, batch), repeats)
         return {
-            "batch": batch, "problems": len(problems), "repeats": self._plan.repeats, "sd_lengths": chosen,
+            "batch": batch, "problems": len(problems), "repeats": repeats, "sd_lengths": chosen,
             "contestants": {name: self._about(decoded, taken[TARGET], problems) for name, decoded in taken.items()},
             **_ratios(taken),
         }  # fmt: skip
 
-    def _best_length(self, batch: int) -> dict[str, Any]:
+    def _best_length(self, batch: int) -> Lengths:
         """Times vLLM's own `sd` at all L."""
         problems = self._choosing[: self._plan.choosing[batch]]
-        exact = {str(length): partial(served.decode, way="") for length, served in self._contestants.exact.items()}
-        taken = self._turns(exact, problems, batch, self._plan.choosing_repeats)
-        speeds = {length: rates([each.on_cpu for each in decoded]) for length, decoded in taken.items()}
-        return {"best": int(max(speeds, key=lambda each: speeds[each].median)), "tokens_per_cpu_second": speeds}
+        exact = {length: partial(served.decode, way="") for length, served in self._contestants.exact.items()}
+        return best_length(exact, self._pieces(problems, batch), self._plan.choosing_repeats)
 
-    def _turns(
-        self, contenders: Mapping[str, partial[Decoded]], problems: Sequence[Problem], batch: int, repeats: int
-    ) -> dict[str, list[Decoded]]:
-        size = _PIECE[batch]
-        work = [Work.of(self._task, problems[i : i + size], batch) for i in range(0, len(problems), size)]
-        take_turns(contenders, work[:1], 1)  # warms up
-        return take_turns(contenders, work, repeats)
+    def _pieces(self, problems: Sequence[Problem], batch: int) -> list[Work]:
+        return Work.of(self._task, problems, batch).pieces(_PIECE[batch])
 
     def _about(self, decoded: Sequence[Decoded], target: Sequence[Decoded], problems: Sequence[Problem]) -> Any:
         first = decoded[0]

@@ -121,7 +121,9 @@ class _Batch:
         models = decoder.target, decoder.draft
         vocabulary = min(vocabulary_size(model) for model in models)
         self._eos = torch.tensor(sorted(i for i in decoder.eos if i < vocabulary), device=device)
-        self._runners = [ModelRunner(model, len(completions), self._slots, vocabulary) for model in models]
+        self._runners = [
+            ModelRunner(model, len(completions), self._slots, vocabulary, decoder.lean) for model in models
+        ]
         logits = _CPU_LOGITS if device.type == "cpu" else _LOGITS
         self._chunk = max(1, min(PREFILL_CHUNK, logits // (len(completions) * vocabulary)))
 

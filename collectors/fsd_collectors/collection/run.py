@@ -6,15 +6,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from fsd_collectors.collection.along_target import Completion, check_draft, trace_completions
+from fsd_collectors.collection.along_target import check_draft
 from fsd_collectors.collection.assembly import Completions
 from fsd_collectors.collection.hidden_states import HiddenStates, Width
 from fsd_collectors.collection.measures import Measures
-from fsd_collectors.collection.on_policy import OnPolicy
+from fsd_collectors.collection.portions import (
+    Portion,
+    PortionJob,
+    Reading,
+    ReadPortion,
+    in_order,
+    read_in_worker,
+)
 from fsd_collectors.collection.protocols import Advance, Problem, Progress, Task
 from fsd_collectors.collection.run_facts import manifest_of, policy_of
 from fsd_collectors.manifest import Manifest, Policy
@@ -25,10 +33,15 @@ from fsd_decoding.acceptance.proposal import Logits
 from fsd_decoding.argument_checks import check_count
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import DIVERGENCES
-from fsd_decoding.engine.result import attach_finished
 from fsd_decoding.errors import UnfinishedError, UsageError
-from fsd_decoding.observers.round_record import Observer
+from fsd_decoding.loading import ModelSource, check_loading, is_source
+from fsd_decoding.model_options import ModelKwargs
+from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
+from fsd_decoding.workers.models import texts_identity
+from fsd_decoding.workers.planning import Capacity
+from fsd_decoding.workers.sources import Sources
 
 
 def collect_traces(
@@ -37,7 +50,9 @@ def collect_traces(
     draft_length: int | None = None, within_support: bool = False,
     temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
     divergences: Sequence[str] | None = None, on: Logits = "raw", hidden: Width | None = None, seed: int = 0,
-    batch_size: int = 32, device: str | None = None, dtype: str | None = None, progress: Progress | None = None,
+    batch_size: int = 32, device: str | None = None, dtype: str | None = None, model_kwargs: ModelKwargs | None = None,
+    draft_model_kwargs: ModelKwargs | None = None, progress: Progress | None = None,
+    workers: int | ModelWorkers = 1, ray: str | None = None,
 ) -> Traces:  # fmt: skip
     """Collects traces of a task's problems, or continues an unfinished run of the same settings.
 
@@ -60,8 +75,11 @@ def collect_traces(
         hidden: also keeps the draft's last hidden state, "whole" or projected to a number of components.
         seed: seed of the noise and of that projection.
         batch_size: completions decoded at once.
-        device, dtype: see `SpeculativeDecoder.from_pretrained`.
+        device, dtype, model_kwargs, draft_model_kwargs: see `SpeculativeDecoder.from_pretrained`.
         progress: receives the number of finished problems.
+        workers: processes that decode, each with models of its own and a portion at a time; 1: this process alone.
+            Loaded models need workers that are open already, and load the same ones.
+        ray: address of a Ray cluster to run the workers on.
 
     Raises:
         UsageError: a setting is invalid, the models cannot be used together, or the folder holds another run, is in
@@ -74,91 +92,137 @@ def collect_traces(
     decoder = SpeculativeDecoder.from_pretrained(
         target, draft, tokenizer=tokenizer, rule=policy.rule if policy else "target",
         divergence=policy.divergence if policy else "js", threshold=0.0 if threshold is None else threshold,
-        draft_length=policy.draft_length if policy else 1, device=device, dtype=dtype, seed=seed,
+        draft_length=policy.draft_length if policy else 1, device=device, dtype=dtype,
+        model_kwargs=model_kwargs, draft_model_kwargs=draft_model_kwargs, seed=seed,
         sampling=measures.sampling, on=on, within_support=within_support,
     )  # fmt: skip
     states = _states(decoder, hidden, policy)
     problems = _unique_problems(task)
     manifest = manifest_of(decoder, task, problems, policy, kept, states, batch_size)
-    collector = _Collector(decoder, task, manifest, measures, states)
-    collector.check(problems)
+    reading = Reading(measures, policy is not None, task.max_new_tokens, task.stop, batch_size)
+    collector = _Collector(decoder, task, manifest, reading, states)
+    prompts = collector.prompts(problems)  # raises for what would otherwise stop the run late: a prompt or the draft
+    if policy is None:
+        check_draft(decoder)
     steps = progress.step("collecting", len(problems)) if progress else nullcontext(lambda done: None)
-    with TraceWriter(out, manifest) as writer, states or nullcontext(), steps as advance:
+    loading = check_loading(target, [draft], device, model_kwargs, draft_model_kwargs)
+    sources = Sources(target, (draft,), device, dtype, loading)
+    with TraceWriter(out, manifest) as writer, _opened(workers, ray, sources, len(problems), batch_size) as others:
         collector = replace(collector, manifest=writer.manifest)
-        advance(min(writer.finished * manifest.portion, len(problems)))
-        for portion in range(writer.finished, manifest.portions):
-            begin = portion * manifest.portion
-            with _report_finished_portions(writer):
-                tables = collector.tables(problems[begin : begin + manifest.portion], advance)
-            writer.write(portion, tables)
+        job = None if others is None else PortionJob(
+            others.sources, draft if is_source(draft) else _draft_source(decoder, others.sources),
+            texts_identity(decoder), decoder.decoding, reading, hidden, _calls(policy),
+        )  # fmt: skip
+        with states or nullcontext(), steps as advance:
+            advance(min(writer.finished * manifest.portion, len(problems)))
+            portions = _portions(problems, prompts, manifest.portion)[writer.finished :]
+            for portion, read in collector.read(portions, advance, others, job):
+                if isinstance(read, UnfinishedError):
+                    raise _told(read, writer, portion) from read
+                begin = portion.number * manifest.portion
+                writer.write(
+                    portion.number, collector.tables(problems[begin : begin + manifest.portion], portion, read)
+                )
     return load_traces(out)
 
 
-@contextmanager
-def _report_finished_portions(writer: TraceWriter) -> Iterator[None]:
-    """Adds to the error of an unfinished run what its folder keeps."""
-    try:
-        with attach_finished({}, writer.manifest.batch_size):
-            yield
-    except UnfinishedError as error:
-        first = writer.finished * writer.manifest.portion
-        others = "other settings need another folder" if first else "other settings may use this folder too"
-        raise type(error)(
-            f"{error} (prompts are counted from the task's {first}). Folder {str(writer.folder)!r} keeps its "
-            f"{writer.finished} finished portions; the same settings continue there, {others}"
-        ) from error
+def _told(error: UnfinishedError, writer: TraceWriter, portion: Portion) -> UnfinishedError:
+    """The error of an unfinished run, with what its folder keeps."""
+    first = portion.number * writer.manifest.portion
+    others = "other settings need another folder" if writer.finished else "other settings may use this folder too"
+    return type(error)(
+        f"{error} (prompts are counted from the task's {first}). Folder {str(writer.folder)!r} keeps its "
+        f"{writer.finished} finished portions; the same settings continue there, {others}"
+    )
 
 
 @dataclass(frozen=True)
 class _Collector:
-    """Collects the tables of portions."""
+    """Reads portions, here or in workers, and makes their tables."""
 
     decoder: SpeculativeDecoder
     task: Task
     manifest: Manifest
-    measures: Measures
+    reading: Reading
     states: HiddenStates | None
 
-    def check(self, problems: Sequence[Problem]) -> None:
-        """Raises UsageError for what would otherwise stop the run late: a prompt that is too long, or the draft."""
-        self._prompts(problems)
-        if self.manifest.policy is None:
-            check_draft(self.decoder)
-
-    def tables(self, problems: Sequence[Problem], advance: Advance) -> Mapping[str, pa.Table]:
-        return (self._along_target if self.manifest.policy is None else self._on_policy)(problems, advance)
-
-    def _along_target(self, problems: Sequence[Problem], advance: Advance) -> Mapping[str, pa.Table]:
-        done = self._decode(problems, advance)
-        texts = [Completion.of(*each) for each in zip(done.problems, done.prompts, done.results, strict=True)]
-        traced = trace_completions(self.decoder, texts, self.measures, self.manifest.batch_size, self.states)
-        measured = dict(zip(self.measures.columns, traced.measured, strict=True))
-        tokens = done.along_target(traced.owner, traced.position, measured, traced.states)
-        return {"tokens": tokens, "completions": done.table()}
-
-    def _on_policy(self, problems: Sequence[Problem], advance: Advance) -> Mapping[str, pa.Table]:
-        observer = OnPolicy(self.measures, self.states)
-        done = self._decode(problems, advance, observer)
-        rounds, drafted = observer.collect()
-        measured = dict(zip(self.measures.columns, drafted.measured, strict=True))
-        tokens = done.on_policy(rounds, drafted, measured)
-        return {"tokens": tokens, "completions": done.table(), "rounds": done.rounds(rounds)}
-
-    def _decode(self, problems: Sequence[Problem], advance: Advance, observer: Observer | None = None) -> Completions:
-        ids, prompts = [problem.id for problem in problems], self._prompts(problems)
-        results = self.decoder.generate(
-            prompts, self.task.max_new_tokens, batch_size=self.manifest.batch_size, ids=ids, stop=self.task.stop,
-            on_finish=lambda index, result: advance(1), observer=observer,
-        )  # fmt: skip
-        correct = [self.task.grade(problem, result.text) for problem, result in zip(problems, results, strict=True)]
-        tuning = {problem.id for problem in tuning_and_certification(problems)[0]}
-        splits: list[Part] = ["tuning" if problem.id in tuning else "certification" for problem in problems]
-        return Completions(self.manifest, ids, splits, prompts, results, correct)
-
-    def _prompts(self, problems: Sequence[Problem]) -> list[list[int]]:
+    def prompts(self, problems: Sequence[Problem]) -> list[list[int]]:
+        """Returns the encoded prompts. Raises UsageError where one is too long."""
         texts = [problem.prompt for problem in problems]
         requests = self.decoder.requests(texts, self.task.max_new_tokens, None, None, None, None)
         return [request.prompt for request in requests]
+
+    def read(
+        self, portions: Sequence[Portion], advance: Advance, others: ModelWorkers | None, job: PortionJob | None
+    ) -> Iterator[tuple[Portion, ReadPortion | UnfinishedError]]:
+        """Yields the portions as they were read, in their order: here until workers are due, then by those."""
+        for at, portion in enumerate(portions):
+            if others is not None and others.due:
+                assert job is not None
+                for done, read in in_order(
+                    others.pool.run(partial(read_in_worker, job), portions[at:]), portion.number
+                ):
+                    advance(len(done.ids))
+                    yield done, read
+                return
+            with others.decoding_here() if others else nullcontext():
+                read_here = self._read_here(portion, advance)
+            yield portion, read_here
+
+    def _read_here(self, portion: Portion, advance: Advance) -> ReadPortion | UnfinishedError:
+        try:
+            return self.reading.read(self.decoder, self.states, portion, advance)
+        except UnfinishedError as error:
+            return error
+
+    def tables(self, problems: Sequence[Problem], portion: Portion, read: ReadPortion) -> Mapping[str, pa.Table]:
+        """Grades the texts of a portion and returns its tables."""
+        results = read.results
+        correct = [self.task.grade(problem, result.text) for problem, result in zip(problems, results, strict=True)]
+        tuning = {problem.id for problem in tuning_and_certification(problems)[0]}
+        splits: list[Part] = ["tuning" if problem.id in tuning else "certification" for problem in problems]
+        done = Completions(self.manifest, portion.ids, splits, portion.prompts, results, correct)
+        columns = self.reading.measures.columns
+        if read.along_target is not None:
+            traced = read.along_target
+            measured = dict(zip(columns, traced.measured, strict=True))
+            tokens = done.along_target(traced.owner, traced.position, measured, traced.states)
+            return {"tokens": tokens, "completions": done.table()}
+        assert read.on_policy is not None
+        rounds, drafted = read.on_policy
+        tokens = done.on_policy(rounds, drafted, dict(zip(columns, drafted.measured, strict=True)))
+        return {"tokens": tokens, "completions": done.table(), "rounds": done.rounds(rounds)}
+
+
+@contextmanager
+def _opened(
+    workers: int | ModelWorkers, ray: str | None, sources: Sources, problems: int, batch_size: int
+) -> Iterator[ModelWorkers | None]:
+    """Yields workers that are open already, or opens them meanwhile."""
+    if isinstance(workers, ModelWorkers):
+        yield workers
+        return
+    check_count("workers", workers)
+    with open_workers(workers, ray, sources, Capacity(problems, batch_size)) as opened:
+        yield opened
+
+
+def _portions(problems: Sequence[Problem], prompts: Sequence[list[int]], size: int) -> list[Portion]:
+    begins = range(0, len(problems), size)
+    return [
+        Portion(number, [problem.id for problem in problems[begin : begin + size]], prompts[begin : begin + size])
+        for number, begin in enumerate(begins)
+    ]
+
+
+def _draft_source(decoder: SpeculativeDecoder, sources: Sources) -> ModelSource | None:
+    """The name of a loaded draft, if there are several: it is what the draft is loaded from."""
+    return ModelInfo.of(decoder.draft).id if len(sources.drafts) > 1 else None
+
+
+def _calls(policy: Policy | None) -> int:
+    """Forward passes of the draft whose hidden states are read together."""
+    return policy.draft_length if policy else 1
 
 
 def _states(decoder: SpeculativeDecoder, hidden: Width | None, policy: Policy | None) -> HiddenStates | None:
@@ -166,7 +230,7 @@ def _states(decoder: SpeculativeDecoder, hidden: Width | None, policy: Policy | 
         return None
     if policy is not None and decoder.draft is decoder.target:
         raise UsageError(f"hidden is {hidden!r}, but the target is its own draft; load the draft as a separate model")
-    return HiddenStates(decoder.draft, hidden, decoder.seed, calls=policy.draft_length if policy else 1)
+    return HiddenStates(decoder.draft, hidden, decoder.seed, calls=_calls(policy))
 
 
 def _unique_problems(task: Task) -> list[Problem]:

@@ -64,7 +64,8 @@ def print_sheets(shown: Sequence[Sheet], console: Console) -> None:
 def model_line(model: ModelInfo) -> str:
     """Describes a model in one line."""
     revision = f" at {model.revision[:12]}" if model.revision else ""
-    return f"{model.id}{revision}, {model.dtype}, {model.vocab_size:,} logits"
+    quantised = f" quantised as {model.quantization}" if model.quantization else ""
+    return f"{model.id}{revision}, {model.dtype}{quantised}, {model.vocab_size:,} logits"
 
 
 def sampling_line(manifest: Manifest) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -31,8 +31,8 @@ class Drafter(Protocol):
             until: positions from here on, and the last token of every row, are left to the next round.
         """
 
-    def keep(self, rows: Tensor) -> None:
-        """Drops all rows except these (R,), which are renumbered in this order."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drops all rows except these, which are renumbered in this order."""
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         """Returns raw logits (B, 1, V) of the token after the first `lengths + step` of every row.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class ModelDrafter:
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         self._runner.prefill(rows, tokens, until)
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         self._runner.cache.keep(rows)
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:

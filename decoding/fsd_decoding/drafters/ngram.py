@@ -5,7 +5,7 @@ q is a function of the text alone, so there is nothing to train, prefill or roll
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ class NGramDrafter:
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         """Does nothing, as counts are taken from the text at every step."""
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Does nothing, as no state is kept per row."""
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:

@@ -32,7 +32,7 @@ from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import to_device
 
 FinishReason = Literal["eos", "stop", "length"]
-ENGINE_VERSION = 1
+ENGINE_VERSION = 2
 """Incremented when a text, its rounds or its interval may differ from before; part of cache keys."""
 
 
@@ -148,16 +148,21 @@ class Engine:
         return self._settings.rule.initial_interval(threshold)
 
     def _shrink(self) -> None:
-        """Drops empty rows, which cost as much as occupied ones, once they are at least half of all rows."""
+        """Drops empty rows, which cost as much as occupied ones, once they are more than a quarter of all rows.
+
+        The last occupied rows move to their places.
+        """
         taken = [i for i, row in enumerate(self._rows) if row is not None]
-        if not self._call.can_reshape or 2 * len(taken) > len(self._rows):
+        if not self._call.can_reshape or 4 * len(taken) >= 3 * len(self._rows):
             return
-        self._rows = [self._rows[i] for i in taken]
-        rows = to_device(taken, self._batch.lengths.device)
+        last = iter(taken[::-1])
+        kept = [next(last) if row is None else i for i, row in enumerate(self._rows[: len(taken)])]
+        self._rows = [self._rows[i] for i in kept]
+        rows = to_device(kept, self._batch.lengths.device)
         self._batch.keep(rows)
-        self._target.cache.keep(rows)
+        self._target.cache.keep(kept)
         if self._drafter is not None:
-            self._drafter.keep(rows)
+            self._drafter.keep(kept)
         if self._threshold_control is not None:
             self._threshold_control.keep(rows)
 

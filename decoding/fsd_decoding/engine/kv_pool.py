@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +15,18 @@ from fsd_decoding.batch import Batch
 from fsd_decoding.drafters.base import Drafter, DraftSource
 from fsd_decoding.drafters.model import ModelDrafter
 from fsd_decoding.engine.draft import SideStream
-from fsd_decoding.graphs.callers import Caller, Eager, caller
+from fsd_decoding.graphs.callers import Caller, Compile, Eager, caller
 from fsd_decoding.graphs.capture import Capture, Captured
 from fsd_decoding.graphs.cuda import CudaSideStream, cuda_graphs
 from fsd_decoding.models.compatibility import check_model
+from fsd_decoding.models.lean_choice import choose
 from fsd_decoding.models.runner import ModelRunner
 
 CAPTURES: dict[str, Callable[[torch.device], Capture | None]] = {"cuda": cuda_graphs}
 """How steps are captured, by device type. Devices without an entry only have graphs made by `torch.compile`."""
 
 _Key = tuple[int, Hashable]
-"""Number of rows, and identity of the models."""
+"""Number of rows, and how steps are called with the identity of the models."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,26 @@ class Models:
         target: a loaded causal LM.
         draft: a loaded causal LM or a `DraftSource`.
         vocabulary: number of token ids that both share.
+        lean: whether the lean forward pass may run them; see `lean_choice.py`.
     """
 
     target: Any
     draft: Any
     vocabulary: int
+    lean: bool = True
 
     def drafter(self, rows: int, slots: int) -> Drafter:
         """Returns a new drafter for `rows` rows of up to `slots` tokens."""
         if isinstance(self.draft, DraftSource):
             return self.draft.drafter(rows, slots, self.vocabulary)
-        return ModelDrafter(ModelRunner(self.draft, rows, slots, self.vocabulary))
+        return ModelDrafter(self._runner(self.draft, rows, slots))
+
+    def target_runner(self, rows: int, slots: int) -> ModelRunner:
+        """Returns a new runner of the target for `rows` rows of up to `slots` tokens."""
+        return self._runner(self.target, rows, slots)
+
+    def _runner(self, model: Any, rows: int, slots: int) -> ModelRunner:
+        return ModelRunner(model, rows, slots, self.vocabulary, self.lean)
 
     def check(self, slots: int, drafts: bool) -> None:
         """Raises UsageError for a model that cannot be run in rows of `slots` tokens; see `check_model`."""
@@ -61,7 +71,10 @@ class Models:
     def identity(self) -> Hashable:
         """The models and the addresses of their weights; None where a weight has no address (some quantised ones)."""
         addresses = [weight.data_ptr() for weight in self._tensors() if weight.numel()]
-        return (id(self.target), id(self.draft), *addresses) if all(addresses) else None
+        if not all(addresses):
+            return None
+        run_by = [id(choose(model).lean) if self.lean else None for model in self._modules()]
+        return (id(self.target), id(self.draft), *run_by, *addresses)
 
     def _modules(self) -> list[torch.nn.Module]:
         return [model for model in (self.target, self.draft) if isinstance(model, torch.nn.Module)]
@@ -87,7 +100,7 @@ class PooledCaches:
     @classmethod
     def allocate(cls, models: Models, rows: int, slots: int, call: Caller) -> PooledCaches:
         """Allocates caches of `rows` rows of `slots` tokens; the draft's follow when a rule first drafts."""
-        target = ModelRunner(models.target, rows, slots, models.vocabulary)
+        target = models.target_runner(rows, slots)
         side = CudaSideStream(target.device) if target.device.type == "cuda" else None
         return cls(models, Batch(rows, slots, target.device), target, call, side)
 
@@ -160,9 +173,20 @@ class KVCachePool:
         compile: how steps are called; see `graphs.callers.caller`.
     """
 
-    def __init__(self, compile: bool | Literal["capture"]) -> None:
+    def __init__(self, compile: Compile) -> None:
         self._compile, self._call = compile, caller(compile)
         self._free: dict[_Key, list[PooledCaches]] = {}
+
+    @property
+    def compile(self) -> Compile:
+        """How steps are called; a change drops all graphs, with the caches that they hold for."""
+        return self._compile
+
+    @compile.setter
+    def compile(self, compile: Compile) -> None:
+        if compile != self._compile:
+            self._compile, self._call = compile, caller(compile)
+            self._free.clear()
 
     def acquire(
         self, models: Models, requests: int, batch_size: int, longest: int, drafts: bool, graphs: bool
@@ -185,7 +209,7 @@ class KVCachePool:
         identity = models.identity() if isinstance(call, Captured) else None
         if identity is None:
             return PooledCaches.allocate(models, rows, slots, call).reset(drafts)
-        key = rows, identity
+        key = rows, (self._compile, identity)
         caches = (self._take_free(key, slots) or PooledCaches.allocate(models, rows, slots, call)).reset(drafts)
         caches.free_list = _FreeList(self._free, key)
         return caches

@@ -14,6 +14,9 @@ from fsd_decoding.graphs.recent import RecentlyUsed
 
 Value = TypeVar("Value")
 
+Compile = bool | Literal["capture"]
+"""How steps are called: False directly, "capture" as graphs of PyTorch's own kernels, True with compiled kernels."""
+
 
 @dataclass(frozen=True)
 class GraphKey:
@@ -63,7 +66,7 @@ class Eager:
         return self
 
     def size(self, needed: int) -> int:
-        return -(-needed // 32) * 32  # so that few different shapes occur
+        return -(-needed // 16) * 16  # so that few different shapes occur, all aligned
 
     def rows(self, requests: int, batch_size: int) -> int:
         return min(batch_size, requests)
@@ -106,15 +109,8 @@ class Graphs:
         return len(self._graphs.values())
 
 
-def caller(compile: bool | Literal["capture"]) -> Caller:
-    """Returns the caller for a `compile=` argument.
-
-    Args:
-        compile: False calls steps directly, "capture" makes graphs of PyTorch's own kernels, True compiles kernels.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+def caller(compile: Compile) -> Caller:
+    """Returns the caller for a `compile=` argument. UsageError: it is none that `Compile` names."""
     if compile not in (False, True, "capture"):
         raise UsageError(f"compile is {compile!r}; it must be False, 'capture' or True")
     if not compile:

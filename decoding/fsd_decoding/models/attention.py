@@ -44,15 +44,21 @@ def grouped_attention(
     if attention_mask is None or attention_mask.dtype == torch.bool or dropout:
         # Not called by `ModelRunner`, but by another thread that uses the model meanwhile.
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    mask = fold_mask(attention_mask, query.shape[1] // key.shape[1])
+    return attend(query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Computes grouped attention (B, G·K, Q, D) of the same arguments, the mask being folded by `fold_mask`."""
     rows, heads, queries, size = query.shape
-    groups = heads // key.shape[1]
-    folded = query.reshape(rows, -1, groups * queries, size)
-    out = scaled_dot_product_attention(folded, key, value, attn_mask=_folded(attention_mask, groups), scale=scaling)
-    return out.reshape(rows, heads, queries, -1).transpose(1, 2).contiguous(), None
+    folded = query.reshape(rows, key.shape[1], -1, size)  # (B, K, G·Q, D)
+    return scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling).reshape(
+        rows, heads, queries, -1
+    )
 
 
-def _folded(mask: Tensor, groups: int) -> Tensor:
-    """The mask of queries with `groups` heads folded into their axis; a single query broadcasts."""
+def fold_mask(mask: Tensor, groups: int) -> Tensor:
+    """Returns the mask of queries with `groups` heads folded into their axis; a single query broadcasts."""
     rows, heads, queries, slots = mask.shape
     if heads > 1:
         return mask.reshape(rows, -1, groups * queries, slots)
@@ -61,6 +67,12 @@ def _folded(mask: Tensor, groups: int) -> Tensor:
 
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls without a mask of their own
+
+
+def attention_kind(model: Any) -> str:
+    """Returns the kind of attention that a model was loaded with: "sdpa", which is replaced here, "eager", …"""
+    kind: str = model.config.get_text_config()._attn_implementation
+    return "sdpa" if kind == NAME else kind  # another thread is inside `use_grouped_attention`
 
 
 @contextmanager

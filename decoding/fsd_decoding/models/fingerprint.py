@@ -30,13 +30,13 @@ def model_fingerprint(model: Any) -> str:
 
     Weights are rounded to bfloat16, so a checkpoint has the same fingerprint loaded in float32, bfloat16 or float64, on
     any device and from any folder. float16 holds small weights less exactly than bfloat16 does, and so has a
-    fingerprint of its own, as quantised weights have. `weights_digest` says which changes are found, and
-    `known_weights_digest` when the weights are read again.
+    fingerprint of its own, as quantised weights have, also by how they are computed with. `weights_digest` says which
+    changes are found, and `known_weights_digest` when the weights are read again.
     """
     from fsd_decoding.models.known_digests import known_weights_digest
     from fsd_decoding.models.weights_digest import DIGEST_VERSION
 
-    digest = hashlib.sha256(_described(model) + known_weights_digest(model).encode())
+    digest = hashlib.sha256(_described(model) + _quantised(model.config) + known_weights_digest(model).encode())
     return f"{DIGEST_VERSION}-{digest.hexdigest()}"
 
 
@@ -129,14 +129,20 @@ def _architecture(config: Any) -> Any:
     }
 
 
+def _quantised(config: Any) -> bytes:
+    """How weights are quantised and computed with, if `_architecture` leaves out a part of it, as torchao names it."""
+    described = config.to_diff_dict().get("quantization_config")
+    return b"" if described == _architecture(described) else _json(described)
+
+
 def _samples(model: Any) -> str:
     """Names, shapes and samples of all tensors of a model's state (hex)."""
-    from fsd_decoding.models.weights_digest import values_of
+    from fsd_decoding.models.weights_digest import plain_tensors, values_of
 
     read = bytearray()
     for name, tensor in sorted(model.state_dict().items()):
         with values_of(model, name, tensor) as values:
-            read += _json([name, list(values.shape)]) + _sample(values)
+            read += _json([name, list(values.shape)]) + b"".join(map(_sample, plain_tensors(values)))
     return read.hex()
 
 

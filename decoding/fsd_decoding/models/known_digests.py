@@ -18,13 +18,13 @@ from fsd_decoding.models.weights_digest import plain_tensors, weights_digest
 
 _ELEMENTS = 16  # elements of every tensor
 
-_State = tuple[Any, ...]
+State = tuple[Any, ...]
 
 
 class _Known(NamedTuple):
     """What was read of a model, or the key of a checkpoint's files, and the state of the model then."""
 
-    state: _State
+    state: State
     value: str
 
 
@@ -48,7 +48,7 @@ def while_unchanged(model: nn.Module, read: _Read) -> str:
     spare these elements are not noticed. Tensors made under `torch.inference_mode()` count no writes, so such a model
     is read at every call, and so is one that holds gradients, which any optimizer may be using.
     """
-    state = _state(model)
+    state = state_of(model)
     if state is None:
         return read(model)
     known = _known.setdefault(model, {})
@@ -59,7 +59,7 @@ def while_unchanged(model: nn.Module, read: _Read) -> str:
 
 def remember_checkpoint(model: nn.Module, key: str | None) -> None:
     """Remembers the files that a model was just loaded from; see `CheckpointFiles.key`."""
-    state = _state(model)
+    state = state_of(model)
     if key is not None and state is not None:
         _checkpoints[model] = _Known(state, key)
 
@@ -67,7 +67,7 @@ def remember_checkpoint(model: nn.Module, key: str | None) -> None:
 def _of_checkpoint(model: nn.Module) -> str:
     """Returns the digest that is kept for the files that the model was loaded from, or reads the weights."""
     loaded = _checkpoints.get(model)
-    if loaded is None or loaded.state != _state(model):
+    if loaded is None or loaded.state != state_of(model):
         return weights_digest(model)
     kept = read_digest(loaded.value)
     if kept is None:
@@ -75,7 +75,7 @@ def _of_checkpoint(model: nn.Module) -> str:
     return kept
 
 
-def _state(model: nn.Module) -> _State | None:
+def state_of(model: nn.Module) -> State | None:
     """Identifies the tensors and what torch knows of their changes; None where they may change without its knowing."""
     _count_steps()
     named = sorted(model.state_dict(keep_vars=True).items())

@@ -6,11 +6,14 @@ same, and every row has its own length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache
+
+from fsd_decoding.tensors import to_device
 
 
 class SlotCache(Cache):
@@ -28,8 +31,8 @@ class SlotCache(Cache):
     def __init__(self, rows: int, slots: int, device: torch.device) -> None:
         super().__init__(layers=[])  # transformers' own layers would copy on every update
         self.rows, self.slots = rows, slots
-        self._begins = torch.arange(rows, device=device)[:, None] * slots
-        self._stores: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> (rows, slots, heads, size) of keys, values
+        self._numbers = torch.arange(rows, device=device)
+        self._stores: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> (rows, heads, slots, size) of keys, values
         self._reach = 0
 
     def aim(self, rows: Tensor | None, positions: Tensor, reach: int) -> None:
@@ -40,36 +43,51 @@ class SlotCache(Cache):
             positions: (B, Q) slots to write in each of them.
             reach: number of slots to read.
         """
-        begins = self._begins if rows is None else self._begins[rows]
-        self._rows = rows
-        self._written = (begins + positions).flatten()  # (B·Q,) in rows·slots
-        self._reach = reach
+        self._rows, self._positions, self._reach = rows, positions, reach
+        self._written: dict[tuple[int, torch.device], Tensor] = {}  # by number of heads, and where a layer is
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores keys and values (B, heads, Q, size), and returns those to attend to: (B, heads, reach, size)."""
-        if layer_idx not in self._stores:
-            self._stores[layer_idx] = (self._empty(key_states), self._empty(value_states))
-        keys, values = self._stores[layer_idx]
-        return self._write_and_read(keys, key_states), self._write_and_read(values, value_states)
+        return self.store(key_states.transpose(1, 2), value_states.transpose(1, 2), layer_idx)
+
+    def store(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Does the same with keys and values in the order of a projection: (B, Q, heads, size)."""
+        if layer not in self._stores:
+            self._stores[layer] = (self._empty(keys), self._empty(values))
+        key_store, value_store = self._stores[layer]
+        return self._write_and_read(key_store, keys), self._write_and_read(value_store, values)
 
     def _empty(self, states: Tensor) -> Tensor:
-        return states.new_zeros((self.rows, self.slots, states.shape[1], states.shape[3]))
+        return states.new_zeros((self.rows, states.shape[2], self.slots, states.shape[3]))
 
     def _write_and_read(self, store: Tensor, states: Tensor) -> Tensor:
-        flat = states.transpose(1, 2).flatten(2).flatten(0, 1)  # (B·Q, heads·size)
-        store.view(self.rows * self.slots, -1).index_copy_(0, self._written.to(store.device), flat)
-        read = store[:, : self._reach] if self._rows is None else store[self._rows.to(store.device), : self._reach]
-        return read.transpose(1, 2)
+        size = states.shape[-1]
+        store.view(-1, size).index_copy_(0, self._places(states.shape[2], store.device), states.reshape(-1, size))
+        return (
+            store[:, :, : self._reach] if self._rows is None else store[self._rows.to(store.device), :, : self._reach]
+        )
 
-    def keep(self, rows: Tensor) -> None:
-        """Drops all rows except these (R,), which are renumbered in this order."""
-        for layer in self._stores:  # one at a time, so that two copies of only one layer exist at once
-            keys, values = self._stores[layer]
-            self._stores[layer] = keys[rows.to(keys.device)], values[rows.to(values.device)]
+    def _places(self, heads: int, device: torch.device) -> Tensor:
+        """Where a layer's states (B, Q, heads) go in a store seen as (rows·heads·slots): (B·Q·heads,)."""
+        if (heads, device) not in self._written:
+            rows = self._numbers if self._rows is None else self._rows
+            firsts = (rows[:, None] * heads + torch.arange(heads, device=rows.device)) * self.slots  # (B, heads)
+            self._written[heads, device] = (firsts[:, None] + self._positions[:, :, None]).flatten().to(device)
+        return self._written[heads, device]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drops all rows except these, which are renumbered in this order; others than the moved ones stay in place."""
         self.rows = len(rows)
-        self._begins = self._begins[: self.rows]
+        moves = [(new, old) for new, old in enumerate(rows) if new != old]
+        for layer, stores in self._stores.items():
+            if moves:
+                new, old = to_device(moves, stores[0].device).unbind(1)
+                for store in stores:
+                    store[new] = store[old]
+            self._stores[layer] = stores[0][: self.rows], stores[1][: self.rows]
+        self._numbers = self._numbers[: self.rows]
 
     @property
     def nbytes(self) -> int:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Hashable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fsd_decoding.errors import UsageError
-from fsd_decoding.models.attention import NAME, use_grouped_attention
 from fsd_decoding.models.compatibility import check_model
 from fsd_decoding.models.kv_cache import SlotCache
+from fsd_decoding.models.lean_choice import forward_of
+from fsd_decoding.models.masks import Masks
 
 PREFILL_CHUNK = 256  # positions per forward pass over long prompts, which bounds the memory of activations
 
@@ -27,24 +25,21 @@ class ModelRunner:
         rows: number of rows in the cache.
         slots: the most tokens per row.
         vocabulary: width that logits are cut to.
+        lean: run the model by `lean_forward.py` where that gives the same logits, and not by transformers' modules.
 
     Raises:
         UsageError: the model cannot be run this way; see `check_model`.
     """
 
-    def __init__(self, model: Any, rows: int, slots: int, vocabulary: int) -> None:
+    def __init__(self, model: Any, rows: int, slots: int, vocabulary: int, lean: bool = True) -> None:
         check_model(model, slots)
-        self.model, self.vocabulary = model, vocabulary
+        self.model, self.vocabulary, self.slots = model, vocabulary, slots
         self.device = model.device
         self.cache = SlotCache(rows, slots, self.device)
         context = context_length(model)
         self._last = None if context is None or context >= slots else context - 1
-        self._config = model.config.get_text_config()
-        self._windows = _mask_kinds(model)
-        self._grouped = _attention(model) == "sdpa"
-        self.slots = slots
-        self._slots = torch.arange(slots, device=self.device)
-        self._visible, self._hidden = torch.tensor([0.0, torch.finfo(model.dtype).min]).to(self.device, model.dtype)
+        self._masks = Masks(model, slots)
+        self._forward = forward_of(model, slots if self._last is None else self._last + 1, lean)
 
     @property
     def identity(self) -> Hashable:
@@ -52,7 +47,7 @@ class ModelRunner:
 
         The reference is weak, because graphs may outlive the model's place in a decoder.
         """
-        return weakref.ref(self.model), self.model.dtype, self._grouped, self.vocabulary
+        return weakref.ref(self.model), self.model.dtype, self._forward.identity, self.vocabulary
 
     def logits(self, tokens: Tensor, positions: Tensor, reach: int, keep: int, rows: Tensor | None = None) -> Tensor:
         """Runs the model on tokens at given positions.
@@ -69,16 +64,9 @@ class ModelRunner:
         home = tokens.device
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         self.cache.aim(None if rows is None else rows.to(self.device), positions, reach)
-        clamped = positions if self._last is None else positions.clamp_max(self._last)
-        with use_grouped_attention(self._config) if self._grouped else nullcontext():
-            out = self.model(
-                input_ids=tokens,
-                position_ids=clamped,
-                attention_mask=self._mask(positions, reach),
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=keep,
-            ).logits[..., : self.vocabulary]
+        masks = self._masks(positions, reach)
+        encoded = positions if self._last is None else positions.clamp_max(self._last)
+        out = self._forward(tokens, encoded, masks, self.cache, keep)[..., : self.vocabulary]
         logits: Tensor = (out if out.dtype == torch.float64 else out.float()).to(home)
         return logits
 
@@ -98,15 +86,6 @@ class ModelRunner:
             positions = torch.arange(start, stop, device=self.device).expand(len(rows), -1)
             self.logits(tokens[:, start:stop], positions, stop, keep=1, rows=rows)
 
-    def _mask(self, positions: Tensor, reach: int) -> Any:
-        """Additive 4-D masks, which transformers passes to attention unchanged; a dict where layers differ."""
-        slot, query = self._slots[:reach], positions[:, None, :, None]
-        masks = {}
-        for kind, window in self._windows.items():
-            hidden = slot > query if window is None else (slot > query) | (slot <= query - window)  # (B, 1, Q, reach)
-            masks[kind] = torch.where(hidden, self._hidden, self._visible)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
 
 def context_length(model: Any) -> int | None:
     """Returns the largest number of positions the model supports; None where its configuration names no limit."""
@@ -119,38 +98,3 @@ def vocabulary_size(model: Any) -> int:
     head = model.get_output_embeddings()
     width: int = getattr(head, "out_features", None) or head.weight.shape[0]  # quantised weights may be packed
     return width
-
-
-def _attention(model: Any) -> str:
-    """The attention the model was loaded with: "sdpa", which `grouped_attention` replaces, or "eager"."""
-    kind: str = model.config.get_text_config()._attn_implementation
-    kind = "sdpa" if kind == NAME else kind  # another thread is inside `use_grouped_attention`
-    if kind not in ("sdpa", "eager"):
-        raise UsageError(f"the model uses attention {kind!r}; load it with attn_implementation='sdpa' or 'eager'")
-    return kind
-
-
-def _mask_kinds(model: Any) -> dict[str, int | None]:
-    """Maps each kind of attention among the layers to its window; None is full attention.
-
-    Raises:
-        UsageError: a layer is neither full nor sliding attention.
-    """
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or [])
-    if not kinds:
-        kinds = {"sliding_attention" if window and _makes_windows(model) else "full_attention"}
-    known = {"full_attention", "sliding_attention"}
-    if not kinds <= known:
-        unsupported = ", ".join(sorted(kinds - known))
-        raise UsageError(
-            f"{config.model_type} has layers of kind {unsupported}, whose cache cannot be rolled back; "
-            "use a model with full or sliding attention"
-        )
-    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
-
-
-def _makes_windows(model: Any) -> bool:
-    """Whether the model's code implements windows; a configuration may name one that no layer uses (Moshi)."""
-    return hasattr(sys.modules[type(model.get_decoder()).__module__], "create_sliding_window_causal_mask")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
-from fsd_decoding.profile.costs import CostInfo, Effort, Speed
+from fsd_decoding.profile.costs import CostInfo, Effort, Rounds, Speed
 from fsd_decoding.profile.curve import Configuration, CurvePoint, arm_of
 from fsd_decoding.profile.io import SCHEMA_VERSION
 from fsd_decoding.profile.parts import (
@@ -126,6 +126,10 @@ class ProfileContent(Part):
     """Ends drafts of fuzzy rules early in decoders of the profile. null: they have `draft_length` tokens."""
     effort: Effort | None = None
     """What the calibration decoded. null: not measured."""
+    compile: Rounds | None = None
+    """How rounds were called when speeds and costs were measured: off (directly), capture (as graphs of PyTorch's own
+    kernels) or on (as graphs of compiled kernels). Decoders of the profile call them as they are told themselves.
+    null: not recorded."""
     device: str
     """The device that the target was on, as torch names it."""
     dtype: str

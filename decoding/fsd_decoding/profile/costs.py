@@ -98,6 +98,10 @@ class Speed(SpeedFigures):
         return self.load is not None and self.cores is not None and self.load > self.cores
 
 
+Rounds = Literal["off", "capture", "on"]
+"""How rounds are called: directly, as graphs of PyTorch's own kernels, or as graphs of compiled kernels."""
+
+
 class CostInfo(Part):
     """Seconds of a round of `batch` rows that drafts d tokens: d * draft_step + verify + (d + 1) * position."""
 

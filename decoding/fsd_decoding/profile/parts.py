@@ -8,7 +8,14 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 LARGEST: Final = 2**53
 """The largest number of anything. Up to it every integer is a float, too, so that any reader of JSON takes it exactly,
@@ -61,6 +68,18 @@ class ModelInfo(Part):
     """Width of its logits, which may have a tail of padding."""
     dtype: str
     """The dtype of its weights, as torch names it."""
+    quantization: str | None = None
+    """How its weights are quantised: a name of --quantization, or the checkpoint's own method. null: they are not, or
+    it is not recorded, but then the fingerprint tells."""
+    attention: str | None = None
+    """The kind of attention that it was loaded with. null: not recorded."""
+
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what earlier versions did not write, so that digests made of their records stay the same."""
+        content: dict[str, Any] = whole(self)
+        unknown = [name for name in ("quantization", "attention") if content.get(name) is None]
+        return {name: value for name, value in content.items() if name not in unknown}
 
     @classmethod
     def of(cls, model: Any, like: ModelInfo | None = None) -> ModelInfo:
@@ -69,8 +88,10 @@ class ModelInfo(Part):
         Args:
             like: a record to compare it with: the fingerprint is of the version that this one's is of.
         """
+        from fsd_decoding.models.attention import attention_kind
         from fsd_decoding.models.fingerprint import fingerprint_like, model_fingerprint
         from fsd_decoding.models.runner import vocabulary_size
+        from fsd_decoding.quantization import scheme_of
 
         return cls(
             id=model.config._name_or_path,
@@ -78,6 +99,8 @@ class ModelInfo(Part):
             fingerprint=model_fingerprint(model) if like is None else fingerprint_like(like.fingerprint, model),
             vocab_size=vocabulary_size(model),
             dtype=str(model.dtype).removeprefix("torch."),
+            quantization=scheme_of(model.config),
+            attention=attention_kind(model),
         )
 
 

@@ -20,6 +20,7 @@ from fsd_decoding.profile.digest import digest_of, edited_message
 from fsd_decoding.profile.io import file_of, first_problem, read, upgrade, write_atomically
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
+from fsd_decoding.quantization import UNQUANTISED
 
 
 class ThresholdProfile(ProfileContent):
@@ -136,8 +137,8 @@ class ThresholdProfile(ProfileContent):
         """Compares the profile with loaded models and, if there is one, their tokenizer.
 
         Returns:
-            Warnings of differences that change the last bits of logits, another dtype or device, and of fingerprints
-            of an earlier version.
+            Warnings of differences that change the last bits of logits, another dtype, kind of attention or device, and
+            of fingerprints of an earlier version.
 
         Raises:
             UsageError: weights, configuration, vocabulary, tokenizer or the definition of divergences differ, so the
@@ -156,6 +157,13 @@ class ThresholdProfile(ProfileContent):
             "draft": ModelInfo.of(draft_model, like=self.draft),
         }
         doubts = self.compare_facts(found, None if tokenizer is None else tokenizer_fingerprint(tokenizer))
+        for role, now in found.items():
+            then = self.target if role == "target" else self.draft
+            if then.attention not in (None, now.attention):
+                doubts.append(
+                    f"the profile was calibrated with {then.attention} attention in the {role}, this one has "
+                    f"{now.attention}"
+                )
         if (kind := target_model.device.type) != self.device.split(":")[0]:
             doubts.append(f"the profile was calibrated on {self.device}, decoding runs on {kind}")
         return doubts
@@ -213,10 +221,12 @@ class ThresholdProfile(ProfileContent):
 
 
 def _check_same_model(role: str, then: ModelInfo, now: ModelInfo) -> None:
-    """UsageError if fingerprints differ. Their configurations and shapes tell vocabularies apart."""
+    """UsageError if fingerprints differ. Their configurations and shapes tell vocabularies and quantisation apart."""
     if then.fingerprint == now.fingerprint:
         return
     what, before, here = "vocab_size", str(then.vocab_size), str(now.vocab_size)
+    if before == here:
+        what, before, here = "quantization", then.quantization or UNQUANTISED, now.quantization or UNQUANTISED
     if before == here:
         what, before, here = "fingerprint", then.fingerprint[:12], now.fingerprint[:12]
     raise UsageError(

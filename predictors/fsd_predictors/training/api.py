@@ -16,6 +16,7 @@ from fsd_collectors.store.reading import Traces
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_tokenizer
+from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_predictors import files
 from fsd_predictors.datasets.split import split_problems
@@ -82,7 +83,8 @@ def _check(traces: Traces, kind: str, rule: str, divergences: Sequence[str]) -> 
 
 def _tokenizer(manifest: Manifest, tokenizer: Any) -> Any:
     """Returns the tokenizer that the traces were collected with, loading it where none is given."""
-    tokenizer = load_tokenizer(manifest.target.id) if tokenizer is None else tokenizer
+    if tokenizer is None:
+        tokenizer = load_tokenizer(manifest.target.id, ModelOptions(manifest.target.revision))
     if tokenizer_fingerprint(tokenizer) != manifest.tokenizer:
         raise UsageError(
             f"the traces were collected with the tokenizer of {manifest.target.id!r}, this is another; pass that one"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fsd_calib.calibration.plan import Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
+from fsd_calib.calibration.plan import Paces, Pilot, Plan, Prospect, check_enough, make_plan, planned_steps
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
@@ -144,15 +144,17 @@ def test_of_a_dataset_nothing_is_left_to_chance() -> None:
 
 def test_steps_add_up() -> None:
     steps = planned_steps(
-        tuning=100, certification=50, searched=300, candidates=4, timed=60,
-        exact_seconds=0.2, fuzzy_seconds=0.1, timed_seconds=0.5,
+        Paces(target=0.3, lossless=0.2, fuzzy=0.1), tuning=100, lossless=50, searched=300, certification=50, likely=1,
+        candidates=4, timed=60, timed_seconds=0.5,
     )  # fmt: skip
     plan = make_plan(Claim(None), HANDFUL, 50, DELTA, steps)
-    assert [(step.decodings, round(step.seconds, 9)) for step in steps] == [(200, 40), (300, 30), (250, 30), (60, 30)]
-    assert plan.seconds == pytest.approx(130)
+    assert [(step.decodings, round(step.seconds, 9)) for step in steps] == [(150, 40), (300, 30), (100, 20), (60, 30)]
+    assert plan.seconds == pytest.approx(120)
+    assert plan.seconds_more == pytest.approx(150 * 0.2)
     text = printed(plan)
     assert row(text, "search") == ["300", "30", "s"]
-    assert row(text, "total") == ["810", "2", "min"]
+    assert row(text, "total") == ["610", "2", "min"]
+    assert "about 0.033 in all, at most 0.01 more if all frozen settings are tested." in " ".join(text.split())
 
 
 def test_durations_are_as_precise_as_they_are_known() -> None:

@@ -58,7 +58,9 @@ def test_a_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:
     assert noticed > 100
 
 
-@pytest.mark.parametrize("change", [{"seconds_each": 0.5}, {"attempt": 2}, {"digest": None}, {"digest": "0"}])
+@pytest.mark.parametrize(
+    "change", [{"seconds_each": 0.5}, {"attempt": 2}, {"compile": "on"}, {"digest": None}, {"digest": "0"}]
+)
 def test_an_edited_file_is_set_aside(change: dict[str, object], tmp_path: Path) -> None:
     begun(tmp_path, TIMINGS)
     (path,) = tmp_path.glob("run-*.json")
@@ -66,6 +68,17 @@ def test_an_edited_file_is_set_aside(change: dict[str, object], tmp_path: Path) 
     with pytest.warns(UserWarning, match=r"run-name\.json' is damaged .* set aside as run-name\.json\.damaged-1"):
         assert begun(tmp_path, AGAIN).costs[0].model == AGAIN.costs[0]
     assert begun(tmp_path, TIMINGS).costs[0].model == AGAIN.costs[0]
+
+
+def test_facts_from_before_graphs_are_of_rounds_called_directly(tmp_path: Path) -> None:
+    """Their digest is of the fields that there were."""
+    begun(tmp_path, TIMINGS)
+    (path,) = tmp_path.glob("run-*.json")
+    content = json.loads(path.read_text())
+    assert content.pop("compile") == "off"
+    path.write_text(json.dumps(content))
+    found = begun(tmp_path, AGAIN._replace(compile="capture"))
+    assert (found.compile, found.costs[0].model) == ("off", TIMINGS.costs[0])
 
 
 def test_a_file_of_an_earlier_version_is_set_aside(tmp_path: Path) -> None:

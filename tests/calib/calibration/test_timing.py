@@ -14,6 +14,7 @@ import pytest
 
 from fsd_calib import ThresholdProfile, adaptive, calibrate
 from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest, Way, problems_to_time
@@ -23,7 +24,6 @@ from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.measuring.timing_job import Sources
 from fsd_calib.progress import Silent
 from fsd_calib.report.timing import timing_note
 from fsd_calib.tasks import Problem, Task
@@ -31,6 +31,7 @@ from fsd_collectors.split import Part
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
+from fsd_decoding.workers.sources import Sources
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import saved
@@ -191,7 +192,7 @@ def test_what_is_not_timed_is_forecast_by_its_rounds(
             assert found.speeds.of(FUZZY).value == made.forecast_of(FUZZY) == expected
             assert found.speeds.of(made.session.configuration("target")).value == 10
         assert made.time_single(settings(made.session), None) is None
-        assert made.effort(1.0) == (0, 0.0)
+        assert made.effort(Paces(1.0, 1.0, 1.0)) == (0, 0.0)
     assert timed_pieces == []
 
 
@@ -201,7 +202,7 @@ def test_what_is_expected_is_what_is_decoded(
 ) -> None:
     """Three repeats of four settings, and once of what warms up."""
     with timer(models, tiny_calibration.task(240), streams=4) as made:
-        decodings, each = made.effort(1.0)
+        decodings, each = made.effort(Paces(1.0, 1.0, 1.0))
         four = [*settings(made.session), made.session.configuration("sd", 4)]
         made.time(four)
         made.time_single(four, None)
@@ -242,7 +243,7 @@ def test_careful_timing_is_made_in_fresh_processes(
     """Two here, to save time. They compare what decides texts with what did here."""
     moved = replace(FUZZY, policy=adaptive.Schedule(0.25, 1.0, over=9).identity)
     with timer(models, way="careful") as made:
-        assert made.effort(1.0) == (5 * 12 * 12, 1.0)
+        assert made.effort(Paces(1.0, 1.0, 1.0)) == (5 * 12 * 12, 1.0)
         monkeypatch.setattr("fsd_calib.calibration.timing._PROCESSES", 2)
         speeds = made.time([*settings(made.session), moved]).speeds
         assert (speeds.processes, speeds.problems) == (2, 11)

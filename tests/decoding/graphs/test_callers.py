@@ -61,7 +61,7 @@ def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
         ragged_prompts(8)[4:], NEW, 0.8, threshold=[0.1, -1.0, 0.3, 9.0], draft_length=3, ids=[5, 6, 7, 8]
     )
     assert len(graphs) == compiled_before
-    assert not torch._dynamo.utils.counters["frames"]  # nor did PyTorch compile anything
+    assert not torch._dynamo.utils.counters["stats"]  # nor did PyTorch compile anything
 
 
 def test_an_observer_sees_the_same_round(plain: SpeculativeDecoder, captured: SpeculativeDecoder) -> None:
@@ -86,6 +86,22 @@ def test_compiled_kernels_give_the_same_texts(plain: SpeculativeDecoder) -> None
 def test_compile_is_one_of_three(plain: SpeculativeDecoder) -> None:
     with pytest.raises(UsageError, match="compile is 'fast'; it must be False, 'capture' or True"):
         SpeculativeDecoder(plain.target, plain.draft, word_tokenizer(), compile="fast")  # type: ignore[arg-type]
+
+
+def test_compile_may_be_assigned_and_drops_graphs(plain: SpeculativeDecoder) -> None:
+    decoder, expected = with_compile(plain, False), alone(plain)
+    sharing = decoder.with_config(rule="target")
+    torch._dynamo.utils.counters.clear()
+    decoder.compile = "capture"
+    assert sharing.compile == "capture"
+    assert alone(sharing) == expected
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    with pytest.raises(UsageError, match="compile is 'fast'; it must be False, 'capture' or True"):
+        decoder.compile = "fast"  # type: ignore[assignment]
+    decoder.compile = False
+    torch._dynamo.utils.counters.clear()
+    assert alone(sharing) == expected
+    assert not torch._dynamo.utils.counters["stats"]
 
 
 def test_another_target_gets_graphs_of_its_own() -> None:

@@ -262,8 +262,8 @@ def test_another_commit_while_one_is_loaded_is_not_taken_for_it(
     by_one_element(edited)
     edited.save_pretrained(tmp_path / "edited")
 
-    def overtaken(source: str) -> Path | None:
-        fetched = fetch(source)
+    def overtaken(source: str, revision: str | None) -> Path | None:
+        fetched = fetch(source, revision)
         hub_cache(tmp_path, tmp_path / "edited", "b" * 64, "d" * 40)
         return fetched
 

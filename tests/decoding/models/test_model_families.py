@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.models.lean_choice import choose
+from fsd_decoding.models.lean_forward import ARCHITECTURES
 from fsd_decoding.models.runner import ModelRunner
 from support.models.tiny_models import CONTEXT, FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model
 
@@ -33,7 +35,17 @@ BART: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers
 GRANITE: dict[str, Any] = {"shared_intermediate_size": 48, "mamba_n_heads": 4, "mamba_d_state": 8}
 FULL: dict[str, Any] = {"layer_types": ["full_attention"] * 2}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 6.0, 9.0]}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}  # fmt: skip
 MORE = {
+    "llama, biases and tied embeddings": hf.LlamaConfig(**SMALL | BIASES, tie_word_embeddings=True),
+    "llama, scaled rope of version 3": hf.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+    "mistral, without windows": hf.MistralConfig(**SMALL, sliding_window=None),
+    "qwen3, yarn, windows in its second layer": hf.Qwen3Config(
+        **SMALL, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1, rope_parameters=YARN
+    ),
     "llama, whose window is only in its file": hf.LlamaConfig(**SMALL | {"sliding_window": WINDOW}),
     "qwen2, windows in its second layer": hf.Qwen2Config(
         **SMALL, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
@@ -83,9 +95,9 @@ def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
 class Ragged:
     """A batch of rows of different lengths, all of whose logits are checked."""
 
-    def __init__(self, model: Any, seed: int = 0, slots: int = SLOTS) -> None:
+    def __init__(self, model: Any, seed: int = 0, slots: int = SLOTS, lean: bool = False) -> None:
         self.model, self.random = model, Random(seed)
-        self.runner = ModelRunner(model, ROWS, slots, VOCABULARY)
+        self.runner = ModelRunner(model, ROWS, slots, VOCABULARY, lean)
         self.texts: list[list[int]] = [[] for _ in range(ROWS)]
 
     def words(self, count: int) -> list[int]:
@@ -130,15 +142,24 @@ def attentions(config: Any) -> list[str]:
     return ["eager", "sdpa"] if family._supports_sdpa else ["eager"]
 
 
-@pytest.mark.parametrize(("case", "attention"), [(case, a) for case, c in CASES.items() for a in attentions(c)])
+def ways(config: Any) -> list[str]:
+    """The ways to run a model: each kind of attention of transformers' modules, and the lean forward pass."""
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    lean = family.__name__ in ARCHITECTURES and config.rope_parameters["rope_type"] != "dynamic"
+    return [*attentions(config), *(["lean"] if lean else [])]
+
+
+@pytest.mark.parametrize(("case", "way"), [(case, way) for case, c in CASES.items() for way in ways(c)])
 @torch.inference_mode()
-def test_ragged_rounds_equal_the_uncached_forward(case: str, attention: str) -> None:
+def test_ragged_rounds_equal_the_uncached_forward(case: str, way: str) -> None:
     """50 rounds with random acceptances, one-token prompts, refills, and texts beyond windows and contexts."""
-    model = random_model(CASES[case], seed=3, attention=attention)
+    lean = way == "lean"
+    model = random_model(CASES[case], seed=3, attention="sdpa" if lean else way)
     for name, weight in model.named_parameters():
         if name.endswith(".A"):  # of Doge's mask, which is the same for all tokens where A is 0, as it begins
             weight.uniform_(-1, 1)
-    batch = Ragged(model)
+    assert choose(model).lean is not None or not lean, choose(model).reason
+    batch = Ragged(model, lean=lean)
     batch.refill({0: 1, 1: 7, 2: 19})
     for _ in range(ROUNDS):
         drafted, again = batch.random.randint(0, DRAFT), batch.random.randint(1, 2)

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from fsd_calib.calibration import prepare
+from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_facts import Timings
+from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
+from fsd_calib.search.space import Space
 from fsd_collectors.replay.cost import CostModel
 
 _PIECES = 20
@@ -42,7 +46,11 @@ def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 
 
 def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patches the measured costs of a round, for every draft."""
-    monkeypatch.setattr(prepare, "_timings", lambda session, goal, space: Timings((_COSTS,) * len(space.drafts), 0.01))
+
+    def timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
+        return Timings((_COSTS,) * len(space.drafts), 0.01, "off" if config.compile == "auto" else config.compile)
+
+    monkeypatch.setattr(prepare, "_timings", timings)
 
 
 def _uneven(spread: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

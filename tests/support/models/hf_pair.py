@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -82,7 +83,7 @@ class Fours:
 
     identity = "fours"
 
-    def keep(self, rows: Tensor) -> None: ...
+    def keep(self, rows: Sequence[int]) -> None: ...
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         return 9.0 * torch.nn.functional.one_hot(torch.full((len(lengths), 1), 4), VOCABULARY).double()

@@ -1,17 +1,16 @@
-"""Engines that decode work, each built and used in its own process: vLLM, with or without a profile, and our own."""
+"""vLLM, with or without the plugin that follows a profile, as an engine that decodes work."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from lib.vllm.work import Decoded, Work
+from lib.engines.work import Decoded, Engine, Work
 
 LARGEST_BATCH = 32
 
@@ -22,12 +21,6 @@ SETTINGS: Mapping[str, Any] = {
     "kv_cache_memory_bytes": 256 << 20,
 }  # fmt: skip
 """vLLM's settings that all of its contestants have in common."""
-
-
-class Engine(Protocol):
-    """Decodes work in one of its ways."""
-
-    def decode(self, work: Work, way: str) -> Decoded: ...
 
 
 @dataclass(frozen=True)
@@ -113,42 +106,3 @@ class VllmEngine:
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         outputs = [finished[str(index)] for index in range(len(work.prompts))]
         return Decoded(tuple(o.text for o in outputs), sum(len(o.token_ids) for o in outputs), steps, cpu, wall)
-
-
-@dataclass(frozen=True)
-class OwnSettings:
-    """How our engine is set up: models, and the profile that it follows."""
-
-    models: tuple[str, str]
-    profile: Path
-
-    def build(self) -> Engine:
-        return OwnEngine(self)
-
-
-class OwnEngine:
-    """`SpeculativeDecoder` in this process. Its ways are "target", "sd" and "fsd", all with the profile's settings."""
-
-    def __init__(self, settings: OwnSettings) -> None:
-        import torch
-
-        from fsd_calib import SpeculativeDecoder, ThresholdProfile
-
-        profile = ThresholdProfile.load(settings.profile)
-        decoder = SpeculativeDecoder.from_pretrained(
-            *settings.models, profile=profile, device="cpu", dtype=torch.float32
-        )
-        self._ways: Mapping[str, Callable[..., Any]] = {
-            "target": partial(decoder.generate, rule="target"),
-            "sd": partial(decoder.generate, rule="sd", draft_length=profile.sd_draft_length),
-            "fsd": decoder.generate,
-        }
-
-    def decode(self, work: Work, way: str) -> Decoded:
-        generate = self._ways[way]
-        cpu, wall = time.process_time(), time.perf_counter()
-        results = generate(
-            list(work.prompts), work.max_new_tokens, ids=list(work.ids), stop=work.stop, batch_size=work.batch
-        )
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        return Decoded(tuple(r.text for r in results), sum(r.emitted for r in results), 0, cpu, wall)

@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from lib.vllm.engines import Engine
-from lib.vllm.work import Decoded, Work
+from lib.engines.work import Decoded, Engine, Work
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",

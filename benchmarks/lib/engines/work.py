@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from fsd_calib.tasks.base import Problem, Task
 from lib.common.timing import Run
@@ -23,6 +24,11 @@ class Work:
     def of(cls, task: Task, problems: Sequence[Problem], batch: int) -> Work:
         prompts, ids = tuple(p.prompt for p in problems), tuple(p.id for p in problems)
         return cls(prompts, ids, task.max_new_tokens, tuple(task.stop), batch)
+
+    def pieces(self, size: int) -> list[Work]:
+        """Returns the same work as several, of `size` prompts each."""
+        cuts = [slice(at, at + size) for at in range(0, len(self.prompts), size)]
+        return [replace(self, prompts=self.prompts[cut], ids=self.ids[cut]) for cut in cuts]
 
 
 @dataclass(frozen=True)
@@ -55,3 +61,9 @@ class Decoded:
     def of_steps(self) -> Run:
         """Steps and CPU seconds."""
         return Run(self.steps, self.cpu)
+
+
+class Engine(Protocol):
+    """Decodes work in one of its ways."""
+
+    def decode(self, work: Work, way: str) -> Decoded: ...

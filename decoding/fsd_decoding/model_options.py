@@ -1,0 +1,182 @@
+"""How models are loaded: the keywords of transformers' `from_pretrained`, for a target and apart for its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.quantization import SCHEMES, UNQUANTISED, check_installed, check_name, check_scheme
+
+if TYPE_CHECKING:
+    from fsd_decoding.profile.parts import ModelInfo
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+ATTENTION = ("sdpa", "eager")
+"""Kinds of attention that decoding supports."""
+
+ALIASES = {"attn_implementation": "attn", "quantization_config": "quantization"}
+"""transformers' names of fields."""
+_FOR_SMALL_FILES = ("trust_remote_code",)  # keywords that configuration and tokenizer are loaded with, too
+_REFUSED = {
+    **dict.fromkeys(("dtype", "torch_dtype"), "dtype (--dtype) sets it"),
+    **dict.fromkeys(("token", "use_auth_token"), "log in with `hf auth login` or set HF_TOKEN"),
+    **dict.fromkeys(("subfolder", "gguf_file", "variant"), "give the path of a local folder with these files alone"),
+    "cache_dir": "set HF_HOME",
+    "local_files_only": "set HF_HUB_OFFLINE",
+    **dict.fromkeys(("config", "state_dict"), "load the model yourself and pass it"),
+    **dict.fromkeys(("output_loading_info", "_commit_hash"), "it is set here"),
+}  # keywords of `from_pretrained` that are set elsewhere, each with the way out
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How one model is loaded, beside its device and dtype.
+
+    Args:
+        revision: branch, tag or commit on the hub; None: the main branch.
+        device_map: which modules are on which devices: "auto", another strategy of accelerate's, a device, or a dict;
+            None: the whole model is on one device.
+        quantization: a name in `quantization.SCHEMES`, "none", or transformers' configuration (an object or a dict);
+            None: as the checkpoint is.
+        attn: kind of attention, one of `ATTENTION`; None: transformers' choice.
+        others: further keywords of transformers' `from_pretrained`.
+
+    Raises:
+        UsageError: a value is not one of these, or a keyword is set elsewhere.
+    """
+
+    revision: str | None = None
+    device_map: Any = field(default=None, hash=False)
+    quantization: Any = field(default=None, hash=False)
+    attn: str | None = None
+    others: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.revision is not None and not (isinstance(self.revision, str) and self.revision):
+            raise UsageError(f"revision is {self.revision!r:.60}; it must be a branch, a tag or a commit on the hub")
+        if self.attn not in (None, *ATTENTION):
+            raise UsageError(
+                f"attn is {self.attn!r:.60}; it must be {' or '.join(ATTENTION)}, as rows of different lengths have a "
+                "mask each, which others (flash_attention_2, flex_attention) do not take"
+            )
+        if isinstance(self.quantization, str):
+            check_name(self.quantization)
+        for name in self.others:
+            if name in _REFUSED:
+                raise UsageError(f"model_kwargs sets {name!r}, which a model is not loaded with here: {_REFUSED[name]}")
+
+    @classmethod
+    def of(cls, given: ModelKwargs | None) -> ModelOptions:
+        """Returns the options that keywords of `from_pretrained` ask for; fields may have their own names.
+
+        Raises:
+            UsageError: they are not a mapping of names, or a field is given under two names.
+        """
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping | None) or not all(isinstance(name, str) for name in given or ()):
+            raise UsageError(
+                f"model_kwargs is {given!r:.60}; it must map names of from_pretrained's keywords to values"
+            )
+        others = dict(given or {})
+        for alias, name in ALIASES.items():
+            if alias in others:
+                if name in others:
+                    raise UsageError(f"model_kwargs sets {name!r} and {alias!r}, and they are the same; leave one out")
+                others[name] = others.pop(alias)
+        own = {name: others.pop(name) for name in _FIELDS if name in others}
+        return cls(**own, others=others)
+
+    def over(self, usual: ModelOptions) -> ModelOptions:
+        """Returns these options, and `usual` where they say nothing."""
+        given = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
+        return replace(usual, **given, others={**usual.others, **self.others})
+
+    def following(self, then: ModelInfo, model: Any) -> ModelOptions:
+        """Returns these options, and where they say nothing what a profile recorded of the model.
+
+        Args:
+            model: what is loaded; the recorded commit is one of the recorded id.
+        """
+        revision = then.revision if isinstance(model, str) and model == then.id else None
+        scheme = then.quantization if then.quantization in SCHEMES else None  # else it is the checkpoint's own
+        return self.over(ModelOptions(revision, None, scheme, then.attention))
+
+    @property
+    def scheme(self) -> Any:
+        """How weights are to be quantised on loading; None: as the checkpoint is."""
+        return None if self.quantization == UNQUANTISED else self.quantization
+
+    def check(self, device: str | None, default: str) -> None:
+        """Checks what can be checked before anything is fetched.
+
+        Args:
+            device: the device that was requested; None: none was.
+            default: the device that is used then.
+
+        Raises:
+            UsageError: a library is missing, or the options contradict each other or the device.
+        """
+        if self.device_map is not None:
+            if device is not None:
+                raise UsageError(
+                    f"device is {device!r} and device_map is {self.device_map!r:.60}; a map says which devices a model "
+                    "is on, leave one of the two out"
+                )
+            check_installed("device_map", "accelerate")
+        if self.scheme is not None:
+            check_installed("quantization", "accelerate")
+        if isinstance(self.scheme, str):
+            check_scheme(self.scheme, self.device_map or device or default)
+
+    def keywords(self) -> dict[str, Any]:
+        """Returns the keywords of `from_pretrained`, without the revision, which is fetched before."""
+        quantization = SCHEMES[self.scheme].make() if isinstance(self.scheme, str) else self.scheme
+        own = {
+            "device_map": self.device_map, "attn_implementation": self.attn, "quantization_config": quantization,
+        }  # fmt: skip
+        return {name: value for name, value in own.items() if value is not None} | dict(self.others)
+
+    def for_small_files(self) -> dict[str, Any]:
+        """Returns the keywords that a configuration and a tokenizer are loaded with."""
+        return {name: self.others[name] for name in _FOR_SMALL_FILES if name in self.others}
+
+
+_FIELDS = ("revision", "device_map", "quantization", "attn")
+ModelKwargs = Mapping[str, Any] | ModelOptions
+"""Keywords of transformers' `from_pretrained`, among them the fields of `ModelOptions`."""
+
+USUAL = ModelOptions()
+
+
+class LoadingKeywords(TypedDict):
+    """The keywords that say how models are loaded."""
+
+    model_kwargs: ModelKwargs | None
+    draft_model_kwargs: ModelKwargs | None
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a target and its drafts are loaded."""
+
+    target: ModelOptions = USUAL
+    draft: ModelOptions = USUAL
+
+    @classmethod
+    def of(cls, model_kwargs: ModelKwargs | None, draft_model_kwargs: ModelKwargs | None) -> Loading:
+        """Returns how models are loaded by keywords of `from_pretrained` and those in which drafts differ.
+
+        A revision is one model's own, so that of the target is not passed on.
+        """
+        target = ModelOptions.of(model_kwargs)
+        return cls(target, ModelOptions.of(draft_model_kwargs).over(replace(target, revision=None)))
+
+    def following(self, profile: ThresholdProfile, target: Any, draft: Any) -> Loading:
+        """Returns how the profile's models are loaded: as recorded, where nothing else is given."""
+        return Loading(self.target.following(profile.target, target), self.draft.following(profile.draft, draft))
+
+
+USUAL_LOADING = Loading()

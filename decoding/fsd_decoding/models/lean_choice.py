@@ -1,0 +1,180 @@
+"""Which models the lean forward pass runs: untouched ones of a known family, to which it gives the same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from fsd_decoding.models.attention import attention_kind
+from fsd_decoding.models.forward import Forward, ModuleForward
+from fsd_decoding.models.known_digests import State, state_of
+from fsd_decoding.models.kv_cache import SlotCache
+from fsd_decoding.models.lean_forward import ARCHITECTURES, LeanForward, LeanModel
+from fsd_decoding.models.masks import Masks
+
+PACKED_BYTES = 256 << 20
+"""The most bytes of weights that are copied for joined products; those of a larger model hardly gain from it."""
+
+_ROTARY = ("default", "linear", "llama3", "yarn")  # encodings of positions that do not depend on the text's length
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+_PROBED = 12  # tokens
+_DEPTH = 3  # names of parts of a layer have so many pieces: "layers.0.mlp"
+_CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.sparse")  # of the layers, and the embeddings
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs a model.
+
+    Args:
+        lean: its weights for the lean forward pass; None: transformers' modules run it.
+        reason: why they do.
+    """
+
+    lean: LeanModel | None
+    reason: str | None = None
+
+
+@dataclass
+class _Probed:
+    """A choice, the addresses of the weights that it was made for, and their state when they were copied last."""
+
+    choice: Choice
+    addresses: tuple[int, ...]
+    copied: State | None  # None: not packed, or unknown
+
+
+_probed: WeakKeyDictionary[Any, _Probed] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def forward_of(model: Any, length: int, lean: bool) -> Forward:
+    """Returns the forward pass to run a model by, for texts of up to `length` tokens.
+
+    Args:
+        lean: whether the lean one may be taken.
+    """
+    weights = choose(model).lean if lean else None
+    return ModuleForward(model) if weights is None else LeanForward(weights, length)
+
+
+def choose(model: Any) -> Choice:
+    """Returns what runs a model as it is now; packed weights are brought up to date."""
+    if obstacle := next(_obstacles(model), None):
+        return Choice(None, obstacle)
+    addresses = tuple(weight.data_ptr() for weight in model.parameters())
+    with _lock:
+        if model not in _probed or _probed[model].addresses != addresses:
+            choice = _probe(model)
+            _probed[model] = _Probed(choice, addresses, state_of(model) if _is_packed(choice) else None)
+        elif _is_packed(_probed[model].choice):
+            _bring_up_to_date(_probed[model], model)
+        return _probed[model].choice
+
+
+def _is_packed(choice: Choice) -> bool:
+    return choice.lean is not None and choice.lean.packed
+
+
+def _bring_up_to_date(probed: _Probed, model: Any) -> None:
+    """Copies packed weights anew where they changed, or may have: see `known_digests.while_unchanged`."""
+    state = state_of(model)
+    if probed.choice.lean is not None and (state is None or state != probed.copied):
+        probed.choice.lean.refresh()
+        probed.copied = state
+
+
+def packed_bytes(model: Any) -> int:
+    """Returns the bytes of weights that the lean forward pass copies, which a model on the meta device tells too."""
+    if next(_unknown_family(model), None) is not None or not _can_pack(model):
+        return 0
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return sum(weight.nbytes for linear in linears for weight in linear.parameters())
+
+
+def _probe(model: Any) -> Choice:
+    """Builds the lean weights and compares logits."""
+    with torch.inference_mode(False), torch.no_grad():
+        lean = LeanModel(model, _can_pack(model))
+        difference = _difference(model, lean)
+    if difference <= _TOLERANCE[model.dtype]:
+        return Choice(lean)
+    return Choice(None, f"its logits would differ from transformers' by {difference:.2g} of the largest")
+
+
+def _difference(model: Any, lean: LeanModel) -> float:
+    """The largest difference of logits on two random texts, as a share of the largest logit."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    tokens = torch.randint(vocabulary, (2, _PROBED), generator=generator).to(model.device)
+    theirs, own = (_logits(model, f, tokens) for f in (ModuleForward(model), LeanForward(lean, _PROBED)))
+    return float((own - theirs).abs().max() / theirs.abs().max())
+
+
+def _logits(model: Any, forward: Forward, tokens: Tensor) -> Tensor:
+    """The logits of all tokens (B, n): of all but the last two in one pass, then of these."""
+    rows, length = tokens.shape
+    cache, masks = SlotCache(rows, length, model.device), Masks(model, length)
+    logits = []
+    for begin, end in ((0, length - 2), (length - 2, length)):
+        positions = torch.arange(begin, end, device=model.device).expand(rows, -1)
+        cache.aim(None, positions, end)
+        logits.append(forward(tokens[:, begin:end], positions, masks(positions, end), cache, end - begin))
+    return torch.cat(logits, 1).double()
+
+
+def _obstacles(model: Any) -> Iterator[str]:
+    """Reasons why a model is run by transformers' modules."""
+    yield from _unknown_family(model)
+    for name, module in model.model.named_modules():
+        if name.count(".") < _DEPTH and type(module).__module__ not in (type(model).__module__, *_CONTAINERS):
+            yield f"its module {name} is a {type(module).__name__} of another kind"
+    config = model.config
+    if attention_kind(model) != "sdpa":
+        yield f"it was loaded with {attention_kind(model)} attention"
+    if (rotary := (config.rope_parameters or {}).get("rope_type")) not in _ROTARY:
+        yield f"its encoding of positions is {rotary!r}"
+    if len({weight.device for weight in chain(model.parameters(), model.buffers())}) > 1:
+        yield "it is on several devices"
+    if model.device.type == "meta":
+        yield "it has no weights"
+    if model.dtype not in _TOLERANCE:
+        yield f"its dtype is {model.dtype}"
+    head = model.get_output_embeddings()
+    if any(_is_changed(module, hooks=module is not head) for module in model.modules()):
+        yield "a hook or another forward pass was set on one of its modules"
+
+
+def _unknown_family(model: Any) -> Iterator[str]:
+    kind = type(model)
+    if kind.__name__ not in ARCHITECTURES or not kind.__module__.startswith("transformers.models."):
+        yield f"{kind.__name__} is not one of {', '.join(ARCHITECTURES)}"
+
+
+def _is_changed(module: nn.Module, hooks: bool) -> bool:
+    """Whether calling a module does something else than its class says."""
+    hooked = bool(module._forward_hooks or (hooks and module._forward_pre_hooks))
+    return hooked or "forward" in vars(module) or module._compiled_call_impl is not None
+
+
+def _can_pack(model: Any) -> bool:
+    """Whether all linear layers are plain ones of one dtype, whose writes PyTorch counts, and small together."""
+    linears = [module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))]
+    weights = list(model.parameters())
+    return (
+        all(type(module) is nn.Linear and _is_plain(module.weight, model.dtype) for module in linears)
+        and not any(weight.is_inference() for weight in weights)
+        and sum(weight.nbytes for weight in weights) <= PACKED_BYTES
+    )
+
+
+def _is_plain(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a weight is PyTorch's own kind of tensor: torchao puts quantised ones into unchanged layers."""
+    return type(weight) is nn.Parameter and type(weight.data) is Tensor and weight.dtype == dtype

@@ -1,0 +1,209 @@
+"""A forward pass of common decoder-only models in few operations, over the weights that transformers has loaded.
+
+Most of an eager forward pass of a small model is Python and small operations, of which there are fewer here. To support
+another family, add it to `ARCHITECTURES`, where its layers differ from Llama's in what an `Architecture` says;
+`lean_choice.py` compares the logits before a model is run this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fsd_decoding.models.attention import attend, fold_mask
+from fsd_decoding.models.kv_cache import SlotCache
+from fsd_decoding.models.lean_weights import Linears, Packed
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How the layers of a family differ from Llama's, in the names of their modules.
+
+    Biases are those that the modules have, windows those that the configuration names.
+
+    Args:
+        query_norm, key_norm: norms of every head's queries and keys, before they are rotated.
+    """
+
+    query_norm: str | None = None
+    key_norm: str | None = None
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(),
+    "MistralForCausalLM": Architecture(),
+    "Qwen2ForCausalLM": Architecture(),
+    "Qwen3ForCausalLM": Architecture("q_norm", "k_norm"),
+}
+"""By the name of a class of transformers."""
+
+
+class LeanModel:
+    """The weights of a model of `ARCHITECTURES`, ready for forward passes; the model itself is not kept alive.
+
+    Args:
+        model: a causal LM whose modules are those of its class.
+        packed: keep copies of the weights in which layers with the same input are one; else the modules' own are used.
+    """
+
+    def __init__(self, model: Any, packed: bool) -> None:
+        self.packed = packed
+        architecture, decoder = ARCHITECTURES[type(model).__name__], model.model
+        self.layers = [_Layer(layer, architecture, packed) for layer in decoder.layers]
+        self.embeddings, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, _Norm(decoder.norm)
+        self._head, self._logits = model.lm_head, Linears.of([model.lm_head], packed)
+
+    def refresh(self) -> None:
+        """Copies packed weights anew, in place."""
+        for weights in [self._logits, *(weights for layer in self.layers for weights in layer.weights)]:
+            if isinstance(weights, Packed):
+                weights.refresh()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns the logits of hidden states (B, n, H) before the last norm: (B, n, V)."""
+        normed = self.norm(hidden)
+        if self._head._forward_pre_hooks:  # collectors and predictors read the hidden states there
+            hooked: Tensor = self._head(normed)
+            return hooked
+        return self._logits(normed.flatten(0, 1)).view(*hidden.shape[:2], -1)
+
+
+class LeanForward:
+    """Forward passes of a `LeanModel` over texts of up to `length` tokens."""
+
+    def __init__(self, model: LeanModel, length: int) -> None:
+        self._model = model
+        weight = model.embeddings.weight
+        cos, sin = model.rotary(weight, torch.arange(length, device=weight.device)[None])
+        half = cos.shape[-1] // 2
+        self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], 1)
+
+    @property
+    def identity(self) -> Hashable:
+        return "lean", self._model.packed
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, masks: Mapping[str, Tensor], cache: SlotCache, keep: int
+    ) -> Tensor:
+        """See `forward.Forward`."""
+        model, (rows, queries) = self._model, tokens.shape
+        at = positions.flatten()
+        groups = model.layers[0].attention.groups
+        step = _Step(
+            rows, queries, self._cos[at].unsqueeze(1), self._sin[at].unsqueeze(1),
+            {kind: fold_mask(mask, groups) for kind, mask in masks.items()}, cache,
+        )  # fmt: skip
+        hidden = functional.embedding(tokens.flatten(), model.embeddings.weight)  # (B·Q, H)
+        for number, layer in enumerate(model.layers):
+            hidden = layer(hidden, step, number)
+        return model.logits(hidden.view(rows, queries, -1)[:, -keep:])
+
+
+class _Step(NamedTuple):
+    """What the layers of one forward pass share."""
+
+    rows: int  # B
+    queries: int  # Q
+    cos: Tensor  # (B·Q, 1, D)
+    sin: Tensor  # (B·Q, 1, D), negated in the first half, for `roll`
+    masks: Mapping[str, Tensor]  # folded
+    cache: SlotCache
+
+
+class _Layer:
+    """A decoder layer with norms before attention and before the gated MLP."""
+
+    def __init__(self, layer: Any, architecture: Architecture, packed: bool) -> None:
+        self.attention = _Attention(layer.self_attn, architecture, packed)
+        self._norm, self._second_norm = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        mlp = layer.mlp
+        self._activation = mlp.act_fn
+        self._gate_up = Linears.of([mlp.gate_proj, mlp.up_proj], packed)
+        self._down = Linears.of([mlp.down_proj], packed)
+
+    @property
+    def weights(self) -> Sequence[Linears]:
+        return self.attention.projections, self.attention.output, self._gate_up, self._down
+
+    def __call__(self, hidden: Tensor, step: _Step, number: int) -> Tensor:
+        """(B·Q, H) -> (B·Q, H)."""
+        hidden = self.attention(hidden, self._norm(hidden), step, number)
+        gate, up = self._gate_up(self._second_norm(hidden)).chunk(2, -1)
+        return self._down.plus(hidden, self._activation(gate).mul_(up))
+
+
+class _Attention:
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, attention: Any, architecture: Architecture, packed: bool) -> None:
+        size = attention.head_dim
+        self._size, self._scaling = size, attention.scaling
+        self.groups = attention.num_key_value_groups
+        self._heads, self._key_heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
+        self._kind: str | None = getattr(attention, "layer_type", None)
+        names = architecture.query_norm, architecture.key_norm
+        self._norms = [_Norm(getattr(attention, name)) for name in names if name is not None]
+        self.projections = Linears.of([attention.q_proj, attention.k_proj, attention.v_proj], packed)
+        self.output = Linears.of([attention.o_proj], packed)
+
+    def __call__(self, residual: Tensor, hidden: Tensor, step: _Step, number: int) -> Tensor:
+        """(B·Q, H), (B·Q, H) -> (B·Q, H)."""
+        rows, queries, heads, size = step.rows, step.queries, self._heads, self._size
+        projected = self.projections(hidden).view(rows * queries, -1, size)  # queries, keys and values: (B·Q, heads, D)
+        rotated = self._rotate(self._normed(projected[:, : heads + self._key_heads]), step)
+        keys, values = step.cache.store(
+            rotated[:, heads:].view(rows, queries, -1, size),
+            projected[:, heads + self._key_heads :].view(rows, queries, -1, size),
+            number,
+        )
+        query = rotated[:, :heads].view(rows, queries, heads, size).transpose(1, 2)
+        mask = step.masks[self._kind] if self._kind is not None else next(iter(step.masks.values()))
+        attended = attend(query, keys, values, mask, self._scaling).transpose(1, 2).reshape(rows * queries, -1)
+        return self.output.plus(residual, attended)
+
+    def _normed(self, states: Tensor) -> Tensor:
+        """Normalises queries and keys (B·Q, heads, D) where the family does."""
+        if not self._norms:
+            return states
+        query_norm, key_norm = self._norms
+        return torch.cat([query_norm(states[:, : self._heads]), key_norm(states[:, self._heads :])], 1)
+
+    def _rotate(self, states: Tensor, step: _Step) -> Tensor:
+        return torch.addcmul(states * step.cos, states.roll(self._size // 2, -1), step.sin)
+
+
+class _Norm:
+    """A root-mean-square norm.
+
+    Args:
+        module: that of transformers.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module, self._eps = module, module.variance_epsilon
+        weight = module.weight
+        self._compute: Callable[[Tensor], Tensor] = self._fused
+        if weight.dtype == torch.float64:
+            self._compute = module  # which computes it in fp32
+        elif weight.dtype == torch.float32 and weight.device.type == "cpu":
+            self._compute = self._by_product
+            self._added = weight.new_tensor(self._eps)
+            self._mean = weight.new_full((len(weight), 1), 1 / len(weight))
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """(…, n) -> (…, n)."""
+        return self._compute(states)
+
+    def _fused(self, states: Tensor) -> Tensor:
+        return functional.rms_norm(states, states.shape[-1:], self.module.weight, self._eps)
+
+    def _by_product(self, states: Tensor) -> Tensor:
+        """On a CPU PyTorch's own is nine operations; a product with a column of 1/n is a mean in one."""
+        squares = states.square().view(-1, states.shape[-1])
+        scales = torch.addmm(self._added, squares, self._mean).rsqrt_().view(*states.shape[:-1], 1)
+        return (states * scales).mul_(self.module.weight)

@@ -1,0 +1,150 @@
+"""Where workers run: processes of this machine, by joblib's loky, or actors of a Ray cluster.
+
+Each worker has an executor or actor of its own, so that the death of one is the loss of its own batch alone. joblib's
+`Parallel` hands out work through one executor for all, which loky breaks as a whole; its Ray backend can return no
+result before the last one, and deals work out in turn, to busy workers too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
+from typing import Any, Protocol
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.workers.serving import Served, serve
+
+
+class Worker(Protocol):
+    """One process, which is started by the first work that it is sent."""
+
+    def send(self, request: bytes) -> Future[Served]:
+        """Sends work, see `serve`. The future fails only if the process dies, or cannot be started."""
+        ...
+
+    def stop(self) -> None:
+        """Ends the process, whatever it does."""
+        ...
+
+
+class Backend(Protocol):
+    """Starts workers."""
+
+    @property
+    def deaths(self) -> tuple[type[Exception], ...]:
+        """Exceptions of a future whose worker has died."""
+        ...
+
+    def worker(self, number: int) -> Worker:
+        """Returns worker `number`, counted from 0."""
+        ...
+
+
+class LocalWorkers:
+    """Workers on this machine.
+
+    Args:
+        threads: CPU threads of each.
+        gpus: the ids of the GPUs that they are spread over; none: they see what this process sees.
+    """
+
+    deaths = (BrokenProcessPool,)
+
+    def __init__(self, threads: int, gpus: tuple[str, ...] = ()) -> None:
+        self._threads, self._gpus = threads, gpus
+
+    def worker(self, number: int) -> Worker:
+        environment = {"OMP_NUM_THREADS": str(self._threads)}
+        if self._gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self._gpus[number % len(self._gpus)]
+        return _Process(environment)
+
+
+class _Process:
+    """A process of joblib's loky, whose children do not run the caller's script again."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        self._executor = ProcessPoolExecutor(max_workers=1, env=dict(environment))
+
+    def send(self, request: bytes) -> Future[Served]:
+        future: Future[Served] = self._executor.submit(serve, os.getpid(), request)
+        return future
+
+    def stop(self) -> None:
+        self._executor.shutdown(kill_workers=True)
+
+
+class RayWorkers:
+    """Workers on a Ray cluster.
+
+    Args:
+        address: of the cluster, as `ray.init` takes it.
+        threads: CPUs that each requests, and its threads.
+        gpus: GPUs that each requests.
+
+    Raises:
+        UsageError: Ray is not installed, or there is no cluster at the address.
+    """
+
+    def __init__(self, address: str, threads: int, gpus: int) -> None:
+        self._ray = connect(address)
+        self._options = {"num_cpus": threads, "num_gpus": gpus}
+        self.deaths = (self._ray.exceptions.RayActorError,)
+
+    def worker(self, number: int) -> Worker:
+        return _Actor(self._ray, self._options)
+
+
+class _Actor:
+    """An actor of Ray, with a process of its own. Ray ends it with the process that started it."""
+
+    def __init__(self, ray: Any, options: Mapping[str, int]) -> None:
+        self._ray, self._actor = ray, ray.remote(RayServer).options(**options).remote()
+
+    def send(self, request: bytes) -> Future[Served]:
+        future: Future[Served] = self._actor.serve.remote(request).future()
+        return future
+
+    def stop(self) -> None:
+        self._ray.kill(self._actor)
+
+
+class RayServer:
+    """The class of Ray's actors."""
+
+    def serve(self, request: bytes) -> Served:
+        return serve(None, request)
+
+
+def cluster_nodes(address: str) -> list[tuple[int, int]]:
+    """Returns the CPUs and GPUs of each machine of a Ray cluster.
+
+    Raises:
+        UsageError: see `RayWorkers`.
+    """
+    alive = (node["Resources"] for node in connect(address).nodes() if node["Alive"])
+    return [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in alive]
+
+
+def connect(address: str) -> Any:
+    """Returns the module `ray`, connected to the cluster; a connection that there is already is kept.
+
+    Raises:
+        UsageError: Ray is not installed, or there is no cluster at the address.
+    """
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as error:
+        raise UsageError(f"--ray is {address!r}, and Ray is not installed; pip install 'fsd-calib[ray]'") from error
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"--ray is {address!r}, and no cluster can be used there: {reason}") from error
+    return ray

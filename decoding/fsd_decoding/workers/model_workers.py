@@ -1,0 +1,94 @@
+"""Worker processes that load a pair of models, and when they are worth starting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from fsd_decoding.workers.backends import LocalWorkers, RayWorkers, cluster_nodes
+from fsd_decoding.workers.planning import Capacity, cluster_share, cores, gpu_ids, workers_for
+from fsd_decoding.workers.pool import WorkerPool
+from fsd_decoding.workers.sources import Sources
+
+_STARTING = 5.0  # seconds that it takes to start workers: imports, and loading small models
+
+
+@dataclass
+class ModelWorkers:
+    """A pool whose workers load the models of some sources.
+
+    Attributes:
+        after: seconds that the process that hands out work decodes itself before it starts workers. Starting them
+            takes about as long: what decodes for less does not wait for them, and what decodes for longer takes at
+            most twice the time of either choice made in advance.
+        spent: seconds that it has decoded so far.
+        threads: CPU threads of a worker on this machine; None: as many as this process has.
+    """
+
+    pool: WorkerPool
+    sources: Sources
+    after: float = 0.0
+    spent: float = 0.0
+    threads: int | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether workers are to decode what comes next."""
+        return self.spent >= self.after
+
+    @contextmanager
+    def as_one(self) -> Iterator[int]:
+        """Inside, this process computes with as many threads as a worker has; yields the number of workers."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            yield self.pool.workers
+        finally:
+            torch.set_num_threads(before)
+
+    @contextmanager
+    def decoding_here(self) -> Iterator[Callable[[], bool]]:
+        """Counts the time in which this process decodes itself; yields a function that says when workers are due."""
+        began = time.perf_counter()
+        try:
+            yield lambda: self.spent + time.perf_counter() - began >= self.after
+        finally:
+            self.spent += time.perf_counter() - began
+
+
+@contextmanager
+def open_workers(
+    given: int | None,
+    ray: str | None,
+    sources: Sources,
+    capacity: Capacity,
+    note: Callable[[str], None] = lambda line: None,
+) -> Iterator[ModelWorkers | None]:
+    """Yields workers that are started when they are due, and ends them afterwards; None: this process decodes alone.
+
+    Args:
+        given: how many; None: as many as help, see `workers_for` and `cluster_share`.
+        ray: address of a Ray cluster to run them on.
+        note: receives a line where a worker has died.
+
+    Raises:
+        UsageError: they cannot be had; see `workers_for`, `cluster_share` and `RayWorkers`.
+    """
+    threads = None
+    if ray is not None:
+        sources.check_loadable(f"ray is {ray!r}", "a worker process", "leave ray out")
+        share = cluster_share(given, cluster_nodes(ray), sources.device)
+        pool = WorkerPool(share.workers, RayWorkers(ray, share.cpus, share.gpus), note)
+    else:
+        count = workers_for(given, sources, capacity)
+        if count == 1:
+            yield None
+            return
+        threads = max(cores() // count, 1)
+        pool = WorkerPool(count, LocalWorkers(threads, gpu_ids(sources)), note)
+    with pool:
+        yield ModelWorkers(pool, sources, 0.0 if given or ray else _STARTING, threads=threads)

@@ -1,0 +1,60 @@
+"""The decoders that a worker keeps: models are loaded once for each process, whatever is decoded with them."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+import transformers
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.engine.engine import ENGINE_VERSION
+from fsd_decoding.errors import UsageError
+from fsd_decoding.loading import ModelSource, keywords_of
+from fsd_decoding.models.attention import attention_kind
+from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from fsd_decoding.workers.sources import Sources
+
+OTHER_MODELS = (
+    "a worker has other models, or other versions of libraries, than the process that started it; do not "
+    "change models while they are decoded, and install the same versions on all machines"
+)
+
+_kept: dict[tuple[Sources, ModelSource], SpeculativeDecoder] = {}
+
+
+def decoder_of(sources: Sources, draft: ModelSource | None = None) -> SpeculativeDecoder:
+    """Returns the decoder of the target with one of its drafts, by default the first; it is loaded at the first call.
+
+    Decoders of one target share it. Those of other sources are dropped.
+    """
+    chosen = sources.drafts[0] if draft is None else draft
+    for other in [key for key in _kept if key[0] != sources]:
+        del _kept[other]
+    if (sources, chosen) not in _kept:
+        first = next(iter(_kept.values()), None)
+        target, tokenizer = (sources.target, None) if first is None else (first.target, first.tokenizer)
+        _kept[sources, chosen] = SpeculativeDecoder.from_pretrained(
+            target, chosen, device=sources.device, dtype=sources.dtype, tokenizer=tokenizer,
+            **keywords_of(sources.loading, target, chosen),
+        )  # fmt: skip
+    return _kept[sources, chosen]
+
+
+def texts_identity(decoder: SpeculativeDecoder) -> str:
+    """Returns what texts depend on besides their settings: weights, tokenizer, and versions of what computes them."""
+    models = [model for model in (decoder.target, decoder.draft) if not isinstance(model, DraftSource)]
+    facts = {
+        "models": [[model_fingerprint(model), str(model.dtype), attention_kind(model)] for model in models],
+        "tokenizer": tokenizer_fingerprint(decoder.tokenizer),
+        "versions": [ENGINE_VERSION, torch.__version__, transformers.__version__],
+        "device": decoder.device.type,
+    }
+    return json.dumps(facts)
+
+
+def check_identity(decoder: SpeculativeDecoder, identity: str) -> None:
+    """Raises UsageError where a worker's models or libraries are not those of the process that hands out work."""
+    if texts_identity(decoder) != identity:
+        raise UsageError(OTHER_MODELS)

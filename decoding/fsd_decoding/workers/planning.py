@@ -1,0 +1,130 @@
+"""How many workers help, and how many fit."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.loading import default_device
+from fsd_decoding.workers.sources import Sources
+
+RUNTIME = 600 << 20
+"""Bytes of a worker besides models and what they compute: Python, torch and transformers, or a CUDA context."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What limits the number of workers on this machine.
+
+    Args:
+        problems: all that there is to decode.
+        rows: problems decoded at once by each.
+        needed: bytes that one process needs of the device for that; None: unknown.
+        free: bytes that the device has; None: unknown.
+    """
+
+    problems: int
+    rows: int
+    needed: int | None = None
+    free: int | None = None
+
+    def fits(self, workers: int, gpus: int) -> bool:
+        """Returns whether so many workers fit into memory, beside the process that starts them."""
+        if self.needed is None or self.free is None:
+            return True
+        on_one_device = math.ceil(workers / max(gpus, 1))
+        return self.needed + on_one_device * (self.needed + RUNTIME) <= self.free
+
+
+def workers_for(given: int | None, sources: Sources, capacity: Capacity) -> int:
+    """Returns the number of workers on this machine: those given, else as many as help; 1: no process is started.
+
+    On a CPU a core decodes more in a process of its own than as one of a process's threads
+    (`benchmarks/workers.py` measures it), so there is one for each core; on GPUs one for each. There are no more than
+    have their rows filled, or fit into memory. Beside models under a device map, which may fill all devices, and where
+    it is unknown what they need, there is none by default.
+
+    Raises:
+        UsageError: several are given, and the models are loaded ones or do not fit into memory so often.
+    """
+    doubtful = sources.spread or not sources.loadable or capacity.needed is None
+    if given == 1 or (given is None and doubtful):
+        return 1
+    gpus = len(gpu_ids(sources))
+    if given is not None:
+        sources.check_loadable(f"workers is {given}", "a worker process", "leave workers out")
+        if not capacity.fits(given, gpus):
+            most = _most_that_fit(given, capacity, gpus)
+            raise UsageError(
+                f"workers is {given}, and besides this process at most {most if most > 1 else 'none'} fit into memory: "
+                f"use --workers {most}, or a smaller --batch-size"
+            )
+        return given
+    helpful = gpus if _device(sources.device) == "cuda" else cores()
+    return max(_most_that_fit(min(helpful, capacity.problems // capacity.rows), capacity, gpus), 1)
+
+
+class ClusterShare(NamedTuple):
+    """The workers on a cluster, and what each requests."""
+
+    workers: int
+    cpus: int
+    gpus: int
+
+
+def cluster_share(given: int | None, nodes: Sequence[tuple[int, int]], device: str | None) -> ClusterShare:
+    """Returns the workers on a cluster: those given, else one for each GPU, or CPU where there are no GPUs.
+
+    On GPUs each requests one of them and a CPU, else as many CPUs as let all of them find a place at once.
+
+    Args:
+        nodes: CPUs and GPUs of each machine.
+
+    Raises:
+        UsageError: more are given than find a place.
+    """
+    cpus, gpus = (sum(node[kind] for node in nodes) for kind in (0, 1))
+    if device == "cpu":
+        gpus = 0
+    count = given or gpus or cpus
+    if not 1 <= count <= (gpus or cpus):
+        raise UsageError(
+            f"workers is {count}, and the Ray cluster has {gpus or cpus} {'GPUs' if gpus else 'CPUs'}; give at most as "
+            "many workers"
+        )
+    if gpus:
+        return ClusterShare(count, 1, 1)
+    most = max(size for size in range(1, cpus + 1) if sum(node // size for node, _ in nodes) >= count)
+    return ClusterShare(count, most, 0)
+
+
+def cores() -> int:
+    """Returns the number of CPU cores that this process may use, also by the quota of a container."""
+    from joblib import cpu_count  # imported late, as in `backends`: a program without workers does not need it
+
+    count: int = cpu_count()
+    return count
+
+
+def gpu_ids(sources: Sources) -> tuple[str, ...]:
+    """Returns the ids of the GPUs that workers are spread over, as CUDA_VISIBLE_DEVICES takes them; none where the
+    device is not "cuda", such as "cpu" or one GPU alone, or a device map needs all GPUs in each worker."""
+    if sources.spread or (sources.device or default_device()) != "cuda":
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(visible.split(",")) if visible else tuple(map(str, range(torch.cuda.device_count())))
+
+
+def _device(device: str | None) -> str:
+    return torch.device(device or default_device()).type
+
+
+def _most_that_fit(workers: int, capacity: Capacity, gpus: int) -> int:
+    """Returns the largest number up to `workers` that fits; 1 where no second process does."""
+    return next((count for count in range(workers, 1, -1) if capacity.fits(count, gpus)), 1)

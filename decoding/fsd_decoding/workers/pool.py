@@ -1,0 +1,145 @@
+"""A pool of worker processes that do pieces of work, of which none is lost when a worker dies."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.workers.backends import Backend, Worker
+from fsd_decoding.workers.serving import Served
+
+Piece = TypeVar("Piece")
+Returned = TypeVar("Returned")
+
+_DEATHS = 3  # in a row, of the worker that has the same piece of work
+
+
+@dataclass
+class _Handed(Generic[Piece]):
+    """A piece of work, and how many workers have died of it."""
+
+    piece: Piece
+    request: bytes
+    deaths: int = 0
+
+
+class _Waiting(Generic[Piece]):
+    """Pieces of work that no worker has: those whose worker has died, then those that were not drawn yet."""
+
+    def __init__(self, work: Callable[[Piece], Any], pieces: Iterable[Piece]) -> None:
+        self._work, self._pieces = work, iter(pieces)
+        self.again = deque[_Handed[Piece]]()
+
+    def next(self) -> _Handed[Piece] | None:
+        """Returns the next piece, pickled; None: there is no more."""
+        if self.again:
+            return self.again.popleft()
+        for piece in self._pieces:
+            return _Handed(piece, pickle.dumps((self._work, piece)))
+        return None
+
+    @property
+    def hopeless(self) -> list[Piece]:
+        """Pieces that too many workers have died of."""
+        return [handed.piece for handed in self.again if handed.deaths == _DEATHS]
+
+    def check(self) -> None:
+        """Raises UsageError where there is such a piece."""
+        for piece in self.hopeless:
+            raise UsageError(
+                f"{piece} ended {_DEATHS} worker processes in a row, which were killed (out of memory, for instance); "
+                "what is finished is kept: free memory, or use fewer --workers or a smaller --batch-size"
+            )
+
+
+class WorkerPool:
+    """Worker processes that are started by the first work; a context manager that ends them.
+
+    Args:
+        workers: how many.
+        backend: where they run.
+        note: receives a line where a worker has died.
+    """
+
+    def __init__(self, workers: int, backend: Backend, note: Callable[[str], None] = lambda line: None) -> None:
+        self.workers, self._backend, self._note = workers, backend, note
+        self._started: dict[int, Worker] = {}
+
+    def run(self, work: Callable[[Piece], Returned], pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Returned]]:
+        """Yields each piece with what `work` returned for it, in the order in which they are done.
+
+        A piece is drawn when a worker is free for it, and handed out again where its worker has died. Whatever ends
+        the iteration early ends the workers that are at work, and no other.
+
+        Args:
+            work: a module's function, or a `partial` of one; it is pickled, as pieces and what is returned are.
+
+        Raises:
+            UsageError: three workers in a row have died of one piece, which `str` names.
+            Exception: `work` raised it.
+        """
+        waiting, running = _Waiting(work, pieces), dict[Future[Served], tuple[int, _Handed[Piece]]]()
+        try:
+            self._hand_out(waiting, running)
+            while running:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                finished = []
+                for future in done:
+                    number, handed = running.pop(future)
+                    if isinstance(future.exception(), self._backend.deaths):
+                        self._bury(number, handed)
+                        waiting.again.append(handed)
+                    else:
+                        finished.append((handed.piece, future.result()))
+                if not waiting.hopeless:
+                    self._hand_out(waiting, running)  # before what is finished is looked at: no worker waits for that
+                for piece, served in finished:
+                    if served.error is not None:
+                        raise served.error
+                    yield piece, served.returned
+                waiting.check()
+        finally:
+            for number, _ in running.values():
+                self._started.pop(number).stop()
+
+    def close(self) -> None:
+        """Ends all workers."""
+        while self._started:
+            self._started.popitem()[1].stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hand_out(self, waiting: _Waiting[Piece], running: dict[Future[Served], tuple[int, _Handed[Piece]]]) -> None:
+        """Sends work to all workers that have none."""
+        busy = {number for number, _ in running.values()}
+        for number in range(self.workers):
+            if number not in busy and (handed := waiting.next()) is not None:
+                running[self._send(number, handed.request)] = number, handed
+
+    def _send(self, number: int, request: bytes) -> Future[Served]:
+        if number not in self._started:
+            self._started[number] = self._backend.worker(number)
+        try:
+            return self._started[number].send(request)
+        except self._backend.deaths:  # it was killed while it had nothing to do
+            self._started.pop(number).stop()
+            return self._send(number, request)
+
+    def _bury(self, number: int, handed: _Handed[Piece]) -> None:
+        """Forgets a dead worker."""
+        self._started.pop(number).stop()
+        handed.deaths += 1
+        if handed.deaths < _DEATHS:
+            self._note(f"a worker process was killed; {handed.piece} begins again in another")

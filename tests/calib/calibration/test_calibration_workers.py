@@ -1,0 +1,92 @@
+"""Calibrations with workers: the profile of one process, and refusals before any model is loaded. Tiny models."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_calib import ThresholdProfile, calibrate
+from fsd_calib.measuring.evaluator import CachedDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.loading import load_model
+from support.calibration.fixed_speeds import fix_speeds
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import saved
+from support.worker_processes import worker_processes
+
+TIMED = {"created", "speed", "effort", "digest"}  # what differs from run to run by nature
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return saved(tmp_path_factory.mktemp("pair"))
+
+
+def calibrated(models: tuple[Any, Any], folder: Path, **changes: Any) -> ThresholdProfile:
+    settings: dict[str, Any] = {"min_acc": 0.7, "draft_length": (2, 4), "divergence": "js", "trials": 4} | changes
+    return calibrate(
+        tiny_calibration.task(240), models[0], models[1], dtype="float64", device="cpu", batch_size=8,
+        out=folder / "out", cache=folder / "cache", state=folder / "state", **settings,
+    )  # fmt: skip
+
+
+def ticks(process: int) -> int:
+    """CPU time of a process, in clock ticks."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def decodings(folder: Path) -> list[Any]:
+    with sqlite3.connect(folder / "cache" / "decodings.sqlite") as file:
+        return sorted(
+            file.execute("SELECT hex(key), problem, hex(prompt), threshold, text, rounds FROM decodings"), key=str
+        )
+
+
+@pytest.mark.slow
+def test_the_profile_and_the_cache_do_not_depend_on_workers(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_speeds(monkeypatch, 1.5)
+    alone, together = (calibrated(models, tmp_path / str(count), workers=count) for count in (1, 2))
+    assert together.model_dump(exclude=TIMED) == alone.model_dump(exclude=TIMED)
+    assert decodings(tmp_path / "2") == decodings(tmp_path / "1")
+    assert worker_processes() == []
+
+
+@pytest.mark.slow
+def test_speeds_are_timed_by_this_process_while_no_worker_is_at_work(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emitted, watched, spent = CachedDecoder.emitted, 0, 0
+
+    def watch(decode: CachedDecoder, *args: Any) -> int:
+        nonlocal watched, spent
+        before, here = list(map(ticks, worker_processes())), ticks(os.getpid())
+        tokens = emitted(decode, *args)
+        watched += ticks(os.getpid()) - here
+        spent += sum(map(ticks, worker_processes())) - sum(before)
+        assert len(before) == 2
+        return tokens
+
+    monkeypatch.setattr(CachedDecoder, "emitted", watch)
+    calibrated(models, tmp_path, workers=2)
+    assert watched > 20
+    assert spent < 0.2 * watched  # two that decode take twice as much
+
+
+@pytest.mark.parametrize("changes", [{"workers": 2}, {"ray": "auto"}])
+def test_loaded_models_are_refused(models: tuple[Path, Path], tmp_path: Path, changes: dict[str, Any]) -> None:
+    loaded = [load_model(place, "cpu", None) for place in models]
+    with pytest.raises(UsageError, match="the target is a loaded LlamaForCausalLM, which a worker process cannot load"):
+        calibrated((loaded[0], loaded[1]), tmp_path, tokenizer=word_tokenizer(), **changes)
+
+
+def test_a_number_below_one_is_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workers is 0; it must be a whole number of at least 1"):
+        calibrated(models, tmp_path, workers=0)

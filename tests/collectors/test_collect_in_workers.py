@@ -1,0 +1,94 @@
+"""Portions read by workers make the folder that one process makes. Tiny models, float64."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_calib import collect_traces
+from fsd_collectors.store.reading import Traces
+from fsd_collectors.store.verifying import verify
+from fsd_decoding.errors import NumericalError, UsageError
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related, saved
+from support.models.tiny_task import tiny_task
+from support.worker_processes import worker_processes
+
+WAYS: dict[str, dict[str, Any]] = {
+    "along the target": {"temperature": 1.0, "hidden": 4},
+    "on-policy": {"rule": "fsd-coupled", "threshold": 0.1, "draft_length": 3},
+}
+TIMES = ["draft_seconds", "verify_seconds"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return saved(tmp_path_factory.mktemp("pair"))
+
+
+def collected(pair: tuple[Any, Any], out: Path, workers: int, **settings: Any) -> Traces:
+    return collect_traces(
+        tiny_task(70), target=pair[0], draft=pair[1], out=out, batch_size=2, device="cpu", dtype="float64",
+        workers=workers, **settings,
+    )  # fmt: skip
+
+
+def content(traces: Traces) -> list[Any]:
+    """All tables, without the time that rounds took."""
+    assert verify(traces.path) == []
+    tables = [traces.tokens, traces.completions, *([traces.rounds] if traces.manifest.policy else [])]
+    read = [table.to_table() for table in tables]
+    return [table.drop_columns([name for name in TIMES if name in table.column_names]) for table in read]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "workers"), list(zip(WAYS, (3, 2), strict=True)))
+def test_the_folder_does_not_depend_on_workers(pair: tuple[Path, Path], tmp_path: Path, way: str, workers: int) -> None:
+    alone, other = (collected(pair, tmp_path / str(count), count, **WAYS[way]) for count in (1, workers))
+    assert other.manifest == alone.manifest
+    assert content(other) == content(alone)
+    assert [shard.portion for shard in other.shards] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_changes_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def kill_one() -> None:
+        while not over.wait(0.1):
+            if running := worker_processes():
+                over.wait(1.5)
+                os.kill(running[0], signal.SIGKILL)
+                return
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    try:
+        killed = collected(pair, tmp_path / "killed", 2)
+    finally:
+        over.set()
+        killer.join()
+    assert content(killed) == content(collected(pair, tmp_path / "alone", 1))
+
+
+def test_loaded_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workers is 2, and the target is a loaded LlamaForCausalLM"):
+        collected(related(seed=1, spread=0.05), tmp_path, 2, tokenizer=word_tokenizer())
+    with pytest.raises(UsageError, match="workers is 0; it must be a whole number of at least 1"):
+        collected(related(seed=1, spread=0.05), tmp_path, 0, tokenizer=word_tokenizer())
+
+
+@pytest.mark.slow
+def test_an_error_of_a_worker_says_what_the_folder_keeps(tmp_path: Path) -> None:
+    target, draft = related(seed=1, spread=0.05)
+    target.model.norm.weight.data[0] = float("nan")
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(tmp_path / name)
+        word_tokenizer().save_pretrained(tmp_path / name)
+    with pytest.raises(NumericalError, match=r"prompts are counted from the task's (0|32)\). Folder .* keeps its 0"):
+        collected((tmp_path / "target", tmp_path / "draft"), tmp_path / "out", 2)

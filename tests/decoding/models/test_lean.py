@@ -1,0 +1,278 @@
+"""The lean forward pass: texts equal those of transformers' modules, and models that it cannot run are told apart.
+
+`test_model_families.py` compares its logits with uncached forward passes of every family.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.engine.result import Result
+from fsd_decoding.errors import UsageError
+from fsd_decoding.models import lean_choice
+from fsd_decoding.models.lean_choice import choose, packed_bytes
+from fsd_decoding.models.lean_weights import Packed
+from fsd_decoding.models.runner import ModelRunner
+from support.models.tiny_models import FAMILIES, SMALL, VOCABULARY, WINDOW, llama, random_model, word_tokenizer
+from support.models.tiny_pair import ragged_prompts, related
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "llama, draft of another family": (FAMILIES["llama"], FAMILIES["qwen2"]),
+    "mistral, windows": (FAMILIES["mistral"], FAMILIES["mistral"]),
+    "qwen2, biases, tied embeddings": (hf.Qwen2Config(**SMALL, tie_word_embeddings=True), FAMILIES["llama"]),
+    "qwen3, norms of queries and keys, windows in its second layer": (
+        hf.Qwen3Config(**SMALL, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+        FAMILIES["qwen3"],
+    ),
+}
+WAYS: list[tuple[str, bool | Literal["capture"]]] = [(case, way) for case in PAIRS for way in (False, "capture")]
+WAYS += [(list(PAIRS)[-1], True)]  # of all four the one with most operations
+PROMPTS = ragged_prompts(12)
+SETTINGS: list[dict[str, Any]] = [
+    {"rule": "target"}, {"rule": "sd", "temperature": 0.8}, {"rule": "fsd-coupled", "threshold": 0.2}
+]  # fmt: skip
+
+
+def texts(decoder: SpeculativeDecoder, **settings: Any) -> list[Result]:
+    """Twelve prompts in four rows, so that rows are refilled."""
+    return decoder.generate(PROMPTS, 40, draft_length=3, batch_size=4, **settings)
+
+
+def tokens(decoder: SpeculativeDecoder, **settings: Any) -> list[tuple[list[int], int]]:
+    return [(result.tokens, result.rounds) for result in texts(decoder, **settings)]
+
+
+def pair_of(case: str, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
+    target, draft = PAIRS[case]
+    return random_model(target, seed=0).to(dtype), random_model(draft, seed=1).to(dtype)
+
+
+@pytest.mark.parametrize(("case", "compile"), WAYS)
+def test_texts_equal_those_of_transformers_modules(case: str, compile: bool | Literal["capture"]) -> None:
+    pair = pair_of(case)
+    lean = SpeculativeDecoder(*pair, word_tokenizer(), compile=compile)
+    assert lean.run_by == {"target": "lean", "draft": "lean"}
+    modules = SpeculativeDecoder(*pair, word_tokenizer(), lean=False)
+    for settings in SETTINGS[-1:] if compile else SETTINGS:  # graphs take long to make
+        assert tokens(lean, **settings) == tokens(modules, **settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_equal_to_rounding(dtype: torch.dtype) -> None:
+    """bf16 has 8 bits, and two layers of sums of tens of terms are rounded at every step."""
+    for case in PAIRS:
+        target, _ = pair_of(case, dtype)
+        fed, at = torch.tensor(PROMPTS[3])[None, :6], torch.arange(len(PROMPTS[3]))[None, :6]
+        ways = [ModelRunner(target, 1, 16, VOCABULARY, lean) for lean in (True, False)]
+        with torch.inference_mode():
+            ours, theirs = (way.logits(fed, at, 16, keep=fed.shape[1]) for way in ways)
+        tolerance = {torch.float32: 2e-5, torch.bfloat16: 0.1}[dtype]
+        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+        assert not torch.equal(ours, theirs)  # the ways are not one
+
+
+def test_lean_false_refuses_it() -> None:
+    decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), lean=False)
+    assert set(decoder.run_by.values()) == {"transformers: lean is False"}
+    with pytest.raises(UsageError, match="lean is 'no'; it must be True or False"):
+        SpeculativeDecoder(decoder.target, decoder.draft, decoder.tokenizer, lean="no")  # type: ignore[arg-type]
+
+
+class OwnLlama(hf.LlamaForCausalLM):
+    """A class of a user's own, whose forward pass may be anything."""
+
+
+def of_own_class(model: Any) -> Any:
+    model.__class__ = OwnLlama
+    return model
+
+
+def with_hook(model: Any) -> Any:
+    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def with_forward(model: Any) -> Any:
+    mlp = model.model.layers[0].mlp
+    mlp.forward = lambda states: 2 * LlamaMLP.forward(mlp, states)
+    return model
+
+
+def compiled_in_place(model: Any) -> Any:
+    layer: Any = model.model.layers[0]
+    layer.compile()
+    return model
+
+
+class Wrapped(nn.Module):
+    """Stands for a module that was put in another's place, such as an adapter."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        doubled: torch.Tensor = 2 * self.inner(states)
+        return doubled
+
+
+def with_wrapped_mlp(model: Any) -> Any:
+    model.model.layers[1].mlp = Wrapped(model.model.layers[1].mlp)
+    return model
+
+
+UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
+    "another family": (lambda: random_model(FAMILIES["gpt2"], 1), "GPT2LMHeadModel is not one of LlamaForCausalLM, "),
+    "a class of the user's own": (
+        lambda: of_own_class(llama(1)), "OwnLlama is not one of LlamaForCausalLM, ",
+    ),
+    "eager attention": (
+        lambda: random_model(FAMILIES["llama"], 1, attention="eager"), "it was loaded with eager attention"
+    ),
+    "rope that depends on the length": (
+        lambda: random_model(
+            hf.LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}), 1
+        ),
+        "its encoding of positions is 'dynamic'",
+    ),
+    "a hook": (lambda: with_hook(llama(1)), "a hook or another forward pass was set on one of its modules"),
+    "a forward pass set": (lambda: with_forward(llama(1)), "a hook or another forward pass was set"),
+    "a compiled layer": (lambda: compiled_in_place(llama(1)), "a hook or another forward pass was set"),
+    "a module in another's place": (
+        lambda: with_wrapped_mlp(llama(1)), "its module layers.1.mlp is a Wrapped of another kind"
+    ),
+    "no weights": (lambda: llama(1).to("meta"), "it has no weights"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_transformers_modules_run_what_it_cannot(case: str) -> None:
+    make, reason = UNFIT[case]
+    choice = choose(make())
+    assert choice.lean is None
+    assert str(choice.reason).startswith(reason)
+
+
+def test_a_model_whose_logits_would_differ_is_run_by_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that was changed under its class's name, which only its logits show."""
+    original: Any = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, states: 1.01 * original(self, states))
+    decoder = SpeculativeDecoder(llama(1), llama(1), word_tokenizer())
+    assert decoder.run_by["target"].startswith("transformers: its logits would differ from transformers' by 0.0")
+    assert tokens(decoder) == tokens(SpeculativeDecoder(decoder.target, decoder.draft, word_tokenizer(), lean=False))
+
+
+@pytest.mark.parametrize("compile", [False, "capture"])
+def test_weights_that_change_in_place_are_used(compile: bool | Literal["capture"]) -> None:
+    target, draft = pair_of("qwen2, biases, tied embeddings")
+    lean = SpeculativeDecoder(target, draft, word_tokenizer(), compile=compile)
+    before = tokens(lean, **SETTINGS[-1])
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype), alpha=0.1)
+    after = tokens(lean, **SETTINGS[-1])
+    assert after != before
+    assert after == tokens(SpeculativeDecoder(target, draft, word_tokenizer(), lean=False), **SETTINGS[-1])
+
+
+def test_weights_that_change_past_torchs_counts_are_used() -> None:
+    target, draft = pair_of("qwen2, biases, tied embeddings")
+    lean = SpeculativeDecoder(target, draft, word_tokenizer())
+    before = tokens(lean)
+    for weight in target.parameters():
+        weight.data.mul_(-0.5)
+    assert tokens(lean) == tokens(SpeculativeDecoder(target, draft, word_tokenizer(), lean=False)) != before
+
+
+def test_the_default_dtype_does_not_matter() -> None:
+    model = llama(1).float()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert choose(model).lean is not None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_weights_that_are_replaced_are_used() -> None:
+    target, draft = related(seed=1, spread=0.05)
+    lean = SpeculativeDecoder(target, draft, word_tokenizer())
+    before = tokens(lean)
+    target.load_state_dict(llama(5).state_dict(), assign=True)
+    assert tokens(lean) == tokens(SpeculativeDecoder(target, draft, word_tokenizer(), lean=False)) != before
+
+
+class Doubling(nn.Linear):
+    """Stands for any linear layer that is not PyTorch's own, such as a quantised one."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(states)
+
+
+def test_other_linear_layers_are_called() -> None:
+    model = llama(seed=1)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.__class__ = Doubling
+    lean = choose(model).lean
+    assert lean is not None
+    assert not lean.packed
+    decoders = [SpeculativeDecoder(model, llama(seed=2), word_tokenizer(), lean=way) for way in (True, False)]
+    assert (
+        tokens(decoders[0]) == tokens(decoders[1]) != tokens(SpeculativeDecoder(llama(1), llama(2), word_tokenizer()))
+    )
+
+
+def test_wrapped_linear_layers_are_called() -> None:
+    model = llama(seed=1)
+    model.lm_head = Wrapped(model.lm_head)
+    for layer in model.model.layers:
+        layer.mlp.down_proj = Wrapped(layer.mlp.down_proj)
+    lean = choose(model).lean
+    assert lean is not None
+    assert not lean.packed
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_weights_of_large_models_are_not_copied(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = pair_of(case)
+    packed = tokens(SpeculativeDecoder(*pair, word_tokenizer()), **SETTINGS[-1])
+    monkeypatch.setattr(lean_choice, "PACKED_BYTES", 1000)
+    large = copy.deepcopy(pair)
+    assert not any(lean is None or lean.packed for lean in (choose(model).lean for model in large))
+    assert tokens(SpeculativeDecoder(*large, word_tokenizer()), **SETTINGS[-1]) == packed
+
+
+def test_copies_are_counted_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama(1)
+    lean = choose(model).lean
+    assert lean is not None
+    copies = [lean._logits, *(weights for layer in lean.layers for weights in layer.weights)]
+    copied = sum(weights._weight.nbytes for weights in copies if isinstance(weights, Packed))
+    assert packed_bytes(model) == packed_bytes(llama(1).to("meta")) == copied > 0
+    assert packed_bytes(llama(1, tie_word_embeddings=True)) == copied
+    assert packed_bytes(random_model(FAMILIES["gpt2"], 1)) == 0
+    monkeypatch.setattr(lean_choice, "PACKED_BYTES", sum(weight.nbytes for weight in model.parameters()) - 1)
+    assert packed_bytes(model) == 0
+
+
+def test_hidden_states_are_those_of_transformers_modules() -> None:
+    target, _ = related(seed=1, spread=0.05)
+    fed, at = torch.tensor([PROMPTS[0][:4]]), torch.arange(len(PROMPTS[0][:4]))[None]
+    kept = []
+    for lean in (True, False):
+        runner = ModelRunner(target, 1, 16, VOCABULARY, lean)
+        with torch.inference_mode(), HiddenStates(target, "whole", 0) as states:
+            runner.logits(fed, at, 16, keep=2)
+        kept.append(states.latest())
+    assert torch.equal(kept[0], kept[1])
+    assert kept[0].shape == (1, 2, 32)

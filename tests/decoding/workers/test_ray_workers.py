@@ -1,0 +1,81 @@
+"""Workers on a Ray cluster, started on this machine: results, errors, and killed workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsd_decoding.errors import NumericalError, UsageError
+from fsd_decoding.workers.backends import RayWorkers, cluster_nodes, connect
+from fsd_decoding.workers.pool import WorkerPool
+from support import worker_tasks
+from support.ray_clusters import local_cluster
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with local_cluster(2):
+        yield
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def pool(cluster: None, notes: list[str]) -> Iterator[WorkerPool]:
+    with WorkerPool(2, RayWorkers("auto", 1, 0), notes.append) as made:
+        yield made
+
+
+def test_work_is_done_by_actors_that_stay(pool: WorkerPool) -> None:
+    processes = {process for _, process in pool.run(worker_tasks.pid_after, [0.2] * 4)}
+    assert len(processes) == 2
+    assert {process for _, process in pool.run(worker_tasks.pid_after, [0.2] * 4)} == processes
+
+
+def test_errors_are_raised_as_in_one_process(pool: WorkerPool) -> None:
+    with pytest.raises(NumericalError, match=r"^prompt 3 is refused$") as caught:
+        list(pool.run(worker_tasks.refuse, [3]))
+    assert caught.value.finished == {3: "done"}
+
+
+def test_a_killed_worker_costs_its_own_piece_alone(pool: WorkerPool, notes: list[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "begun")
+    assert list(pool.run(worker_tasks.die_unless, [path])) == [(path, path)]
+    assert notes == [f"a worker process was killed; {path} begins again in another"]
+
+
+def test_a_worker_killed_from_outside_is_replaced(pool: WorkerPool, notes: list[str], tmp_path: Path) -> None:
+    first, second = {process for _, process in pool.run(worker_tasks.pid_after, [0.2] * 4)}
+    threading.Timer(1.0, os.kill, (first, signal.SIGKILL)).start()
+    found = list(pool.run(worker_tasks.pid_after, [2.0, 2.0]))
+    assert len(found) == 2
+    assert second in {process for _, process in found}
+    assert first not in {process for _, process in found}
+    assert len(notes) == 1
+
+
+def test_work_that_always_kills_is_named(pool: WorkerPool) -> None:
+    with pytest.raises(UsageError, match="-7 ended 3 worker processes in a row"):
+        list(pool.run(worker_tasks.die, [-7]))
+
+
+def test_the_cluster_says_what_it_has(cluster: None) -> None:
+    assert cluster_nodes("auto") == [(2, 0)]
+
+
+def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(UsageError, match="--ray is 'nonsense', and no cluster can be used there") as caught:
+        connect("nonsense")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,182 @@
+"""A pool of real processes: results, errors, deaths at any moment, Ctrl-C, and the end of the parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsd_decoding.errors import NumericalError, UsageError
+from fsd_decoding.workers.backends import LocalWorkers
+from fsd_decoding.workers.pool import WorkerPool
+from support import worker_tasks
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def pool(notes: list[str]) -> Iterator[WorkerPool]:
+    with WorkerPool(2, LocalWorkers(1), notes.append) as made:
+        yield made
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until_ended(process: int, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while is_running(process):
+        assert time.monotonic() < deadline, f"process {process} still runs"
+        time.sleep(0.05)
+
+
+def test_all_work_is_done_by_processes_that_stay(pool: WorkerPool, capfd: pytest.CaptureFixture[str]) -> None:
+    pieces = [0.2] * 4
+    found = list(pool.run(worker_tasks.pid_after, pieces))
+    assert [piece for piece, _ in found] == pieces
+    processes = {process for _, process in found}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    assert {process for _, process in pool.run(worker_tasks.pid_after, pieces)} == processes
+    assert capfd.readouterr() == ("", "")
+
+
+def test_pieces_are_drawn_when_a_worker_is_free(pool: WorkerPool) -> None:
+    drawn = []
+    done = 0
+    for _ in pool.run(abs, (drawn.append(number) or number for number in range(20))):  # type: ignore[func-returns-value]
+        done += 1
+        assert len(drawn) <= done + 2 * pool.workers  # those of this moment, and those that were done with this one
+    assert done == 20
+
+
+def test_closing_ends_the_processes() -> None:
+    with WorkerPool(2, LocalWorkers(1)) as pool:
+        processes = {process for _, process in pool.run(worker_tasks.pid_after, [0.1, 0.1])}
+    for process in processes:
+        wait_until_ended(process)
+
+
+def test_a_pool_without_work_starts_no_process() -> None:
+    with WorkerPool(2, LocalWorkers(1)) as pool:
+        assert list(pool.run(abs, [])) == []
+        assert pool._started == {}
+
+
+def test_an_error_that_cannot_be_pickled_is_no_death(pool: WorkerPool, notes: list[str]) -> None:
+    with pytest.raises(RuntimeError, match=r"^OfTwoArgumentsError: number 1: odd\n"):
+        list(pool.run(worker_tasks.break_down_oddly, [1]))
+    assert notes == []
+
+
+def test_errors_are_raised_as_in_one_process(pool: WorkerPool) -> None:
+    with pytest.raises(NumericalError, match=r"^prompt 3 is refused$") as caught:
+        list(pool.run(worker_tasks.refuse, [3]))
+    assert caught.value.finished == {3: "done"}
+    with pytest.raises(UsageError, match=r"^number is 4; it must be another$"):
+        list(pool.run(worker_tasks.refuse_usage, [4]))
+    with pytest.raises(ZeroDivisionError) as broken:
+        list(pool.run(worker_tasks.break_down, [4]))
+    assert "break_down" in broken.value.__notes__[0]
+    assert list(pool.run(abs, [-1])) == [(-1, 1)]
+
+
+def test_a_killed_worker_costs_its_own_piece_alone(pool: WorkerPool, notes: list[str], tmp_path: Path) -> None:
+    (other,) = {process for _, process in pool.run(worker_tasks.pid_after, [0.0])}
+    path = str(tmp_path / "begun")
+    assert list(pool.run(worker_tasks.die_unless, [path])) == [(path, path)]
+    assert notes == [f"a worker process was killed; {path} begins again in another"]
+    assert not is_running(other)
+
+
+def test_a_worker_killed_while_it_has_nothing_to_do_is_replaced(pool: WorkerPool) -> None:
+    processes = {process for _, process in pool.run(worker_tasks.pid_after, [0.1, 0.1])}
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+        wait_until_ended(process)
+    assert sorted(pool.run(abs, [-1, -2])) == [(-2, 2), (-1, 1)]
+
+
+def test_work_that_always_kills_is_named_and_the_rest_is_done(pool: WorkerPool, notes: list[str]) -> None:
+    done: list[int] = []
+    with pytest.raises(UsageError) as caught:
+        done += (piece for piece, _ in pool.run(worker_tasks.die, [1, -7, 2, 3]))
+    assert "-7 ended 3 worker processes in a row, which were killed (out of memory" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(notes) == 2
+    assert set(done) == {1, 2, 3}
+
+
+def test_an_iteration_that_ends_early_ends_what_is_at_work(pool: WorkerPool, tmp_path: Path) -> None:
+    path = tmp_path / "process"
+    running = pool.run(worker_tasks.write_and_wait, [str(path)])
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted_when(path, running)
+    wait_until_ended(int(path.read_text()))
+
+
+def _interrupted_when(path: Path, running: Iterator[object]) -> None:
+    child = f"import os, signal, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)\n"
+    child += f"time.sleep(0.2)\nos.kill({os.getpid()}, signal.SIGINT)"
+    with subprocess.Popen([sys.executable, "-c", child]):
+        list(running)
+
+
+SCRIPT = """
+import sys
+from fsd_decoding.workers.backends import LocalWorkers
+from fsd_decoding.workers.pool import WorkerPool
+from support import worker_tasks
+print("begun", flush=True)
+with WorkerPool(2, LocalWorkers(1)) as pool:
+    print(list(pool.run(abs, [-3])), flush=True)
+    list(pool.run(worker_tasks.show_progress, [3, 3]))
+    list(pool.run(worker_tasks.write_and_wait, sys.argv[1:]))
+"""
+
+
+def started(tmp_path: Path, **settings: object) -> tuple[subprocess.Popen[str], list[int]]:
+    """A script without a guard whose two workers are at work, and their ids."""
+    script, paths = tmp_path / "script.py", [tmp_path / "first", tmp_path / "second"]
+    script.write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(  # type: ignore[call-overload]
+        [sys.executable, script, *paths], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        **settings,
+    )  # fmt: skip
+    while not all(path.exists() and path.read_text() for path in paths):
+        assert process.poll() is None
+        time.sleep(0.05)
+    return process, [int(path.read_text()) for path in paths]
+
+
+def test_ctrl_c_ends_the_workers_and_only_the_parent_speaks(tmp_path: Path) -> None:
+    process, workers = started(tmp_path, start_new_session=True)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=30)
+    assert out == "begun\n[(-3, 3)]\n"  # and the script did not run again in a worker
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    for worker in workers:
+        wait_until_ended(worker)
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    process, workers = started(tmp_path)
+    process.kill()
+    process.communicate(timeout=30)
+    for worker in workers:
+        wait_until_ended(worker)
