@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsd_decoding.models.products import product
+
 
 class Linears(ABC):
     """Linear layers with one input, whose outputs are joined."""
@@ -59,12 +61,12 @@ class Packed(Linears):
             self._bias.copy_(bias)
 
     def __call__(self, states: Tensor) -> Tensor:
-        return states @ self._weight if self._bias is None else torch.addmm(self._bias, states, self._weight)
+        return product(states, self._weight, self._bias)
 
     def plus(self, residual: Tensor, states: Tensor) -> Tensor:
         if self._bias is not None:
             residual = residual + self._bias
-        return torch.addmm(residual, states, self._weight)
+        return product(states, self._weight, residual)
 
     @torch.inference_mode(False)  # else they could not be written again outside of it
     @torch.no_grad()
