@@ -130,7 +130,8 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
         device: where it is put, unless `options` have a device map.
 
     Raises:
-        UsageError: it cannot be loaded, or is quantised already in another way than is requested.
+        UsageError: it cannot be loaded, is quantised already in another way than is requested, or the device map is
+            not one of its modules.
     """
     requested = as_dtype(dtype)
     fetched = fetch_weights(os.fspath(source), options.revision)
@@ -143,6 +144,7 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         raise UsageError(_cannot_load("model", source, error)) from error
     model, info = loaded
+    options.check_map(model)
     if "device_map" not in keywords:
         model = model.to(device)
     if fetched is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from fsd_decoding.errors import UsageError
-from fsd_decoding.quantization import SCHEMES, UNQUANTISED, check_installed, check_name, check_scheme
+from fsd_decoding.quantization import SCHEMES, UNQUANTISED, check_installed, check_quantization, check_scheme
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.parts import ModelInfo
@@ -61,8 +61,7 @@ class ModelOptions:
                 f"attn is {self.attn!r:.60}; it must be {' or '.join(ATTENTION)}, as rows of different lengths have a "
                 "mask each, which others (flash_attention_2, flex_attention) do not take"
             )
-        if isinstance(self.quantization, str):
-            check_name(self.quantization)
+        check_quantization(self.quantization)
         for name in self.others:
             if name in _REFUSED:
                 raise UsageError(f"model_kwargs sets {name!r}, which a model is not loaded with here: {_REFUSED[name]}")
@@ -130,6 +129,23 @@ class ModelOptions:
             check_installed("quantization", "accelerate")
         if isinstance(self.scheme, str):
             check_scheme(self.scheme, self.device_map or device or default)
+
+    def check_map(self, model: Any) -> None:
+        """Raises UsageError where a device map by modules is not one of the loaded model: transformers ignores that."""
+        if not isinstance(self.device_map, Mapping):
+            return
+        modules = {name for name, _ in model.named_modules()}
+        if unknown := next((name for name in self.device_map if name not in modules), None):
+            parts = ", ".join(name for name, _ in model.named_children())
+            raise UsageError(
+                f"device_map names {unknown!r}, which is no module of {type(model).__name__}; its modules are {parts} "
+                "and those within them"
+            )
+        places = tuple(f"{name}." if name else "" for name in self.device_map)
+        if left := next((name for name, _ in model.named_parameters() if not name.startswith(places)), None):
+            raise UsageError(
+                f"device_map has no device for {left!r}; give one for each module, or one for '' as a whole"
+            )
 
     def keywords(self) -> dict[str, Any]:
         """Returns the keywords of `from_pretrained`, without the revision, which is fetched before."""

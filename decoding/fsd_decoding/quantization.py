@@ -35,10 +35,14 @@ def check_installed(what: str, package: str) -> None:
         raise UsageError(f"{what} needs {package}, which is not installed: pip install {package}")
 
 
-def check_name(name: str) -> None:
-    """Raises UsageError if there is no scheme of that name, and it does not stand for none."""
-    if name not in (*SCHEMES, UNQUANTISED):
-        raise UsageError(f"quantization is {name!r}; it must be one of {', '.join(SCHEMES)}, or {UNQUANTISED}")
+def check_quantization(given: Any) -> None:
+    """Raises UsageError if this is not None, the name of a scheme or of none, or transformers' configuration."""
+    named = isinstance(given, str) and given in (*SCHEMES, UNQUANTISED)
+    if not (named or given is None or isinstance(given, Mapping) or hasattr(given, "to_dict")):
+        raise UsageError(
+            f"quantization is {given!r:.60}; it must be one of {', '.join(SCHEMES)}, {UNQUANTISED}, or a configuration "
+            "of transformers"
+        )
 
 
 def check_scheme(name: str, place: Any) -> None:

@@ -62,6 +62,7 @@ def test_a_draft_is_loaded_as_the_target_where_it_does_not_differ() -> None:
         ({"attn": "flash_attention_2"}, "must be sdpa or eager, as rows of different lengths"),
         ({"attn": "eager", "attn_implementation": "eager"}, "'attn' and 'attn_implementation', and they are the same"),
         ({"quantization": "int3"}, "quantization is 'int3'; it must be one of bnb-4bit, bnb-8bit, torchao-int8wo"),
+        ({"quantization": 8}, "quantization is 8; it must be one of bnb-4bit, bnb-8bit, torchao-int8wo"),
         ({"revision": ""}, "revision is ''; it must be a branch, a tag or a commit"),
         ({"dtype": "float32"}, "model_kwargs sets 'dtype', .*: dtype (--dtype) sets it"),
         ({"token": "secret"}, "log in with `hf auth login`"),
@@ -117,6 +118,22 @@ def test_what_a_cpu_cannot_decode_is_refused(name: str, monkeypatch: pytest.Monk
         given["model_kwargs"] |= {"quantization": name}
         with pytest.raises(UsageError, match=f"quantization is '{name}' on a CPU, but"):
             SpeculativeDecoder.from_pretrained(TARGET, DRAFT, **given)
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        (
+            {"x": "cpu"},
+            r"^device_map names 'x', which is no module of LlamaForCausalLM; its modules are model,",
+        ),
+        ({"model.norm": "cpu"}, r"^device_map has no device for 'model\.embed_tokens\.weight'"),
+    ],
+)
+def test_a_map_of_other_modules_is_refused(places: dict[str, str], said: str) -> None:
+    pytest.importorskip("accelerate", reason="device_map needs accelerate")
+    with pytest.raises(UsageError, match=said):
+        SpeculativeDecoder.from_pretrained(TARGET, DRAFT, model_kwargs={"device_map": places})
 
 
 # What the options do

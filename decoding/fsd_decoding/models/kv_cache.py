@@ -91,8 +91,8 @@ class SlotCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values allocated so far."""
-        return sum(tensor.nbytes for pair in self._stores.values() for tensor in pair)
+        """Bytes that are allocated for keys and values, those of dropped rows included."""
+        return sum(tensor.untyped_storage().nbytes() for pair in self._stores.values() for tensor in pair)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._reach

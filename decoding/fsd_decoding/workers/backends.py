@@ -11,10 +11,8 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from importlib import import_module
 from typing import Any, Protocol
 
-from fsd_decoding.errors import UsageError
 from fsd_decoding.workers.serving import Served, serve
 
 
@@ -83,16 +81,13 @@ class RayWorkers:
     """Workers on a Ray cluster.
 
     Args:
-        address: of the cluster, as `ray.init` takes it.
+        ray: the module, see `ray_cluster.connected`.
         threads: CPUs that each requests, and its threads.
         gpus: GPUs that each requests.
-
-    Raises:
-        UsageError: Ray is not installed, or there is no cluster at the address.
     """
 
-    def __init__(self, address: str, threads: int, gpus: int) -> None:
-        self._ray = connect(address)
+    def __init__(self, ray: Any, threads: int, gpus: int) -> None:
+        self._ray = ray
         self._options = {"num_cpus": threads, "num_gpus": gpus}
         self.deaths = (self._ray.exceptions.RayActorError,)
 
@@ -119,32 +114,3 @@ class RayServer:
 
     def serve(self, request: bytes) -> Served:
         return serve(None, request)
-
-
-def cluster_nodes(address: str) -> list[tuple[int, int]]:
-    """Returns the CPUs and GPUs of each machine of a Ray cluster.
-
-    Raises:
-        UsageError: see `RayWorkers`.
-    """
-    alive = (node["Resources"] for node in connect(address).nodes() if node["Alive"])
-    return [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in alive]
-
-
-def connect(address: str) -> Any:
-    """Returns the module `ray`, connected to the cluster; a connection that there is already is kept.
-
-    Raises:
-        UsageError: Ray is not installed, or there is no cluster at the address.
-    """
-    try:
-        ray: Any = import_module("ray")
-    except ImportError as error:
-        raise UsageError(f"--ray is {address!r}, and Ray is not installed; pip install 'fsd-calib[ray]'") from error
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise UsageError(f"--ray is {address!r}, and no cluster can be used there: {reason}") from error
-    return ray

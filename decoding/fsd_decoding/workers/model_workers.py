@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fsd_decoding.workers.backends import LocalWorkers, RayWorkers, cluster_nodes
+from fsd_decoding.errors import UsageError
+from fsd_decoding.workers.backends import LocalWorkers, RayWorkers
 from fsd_decoding.workers.planning import Capacity, cluster_share, cores, gpu_ids, workers_for
 from fsd_decoding.workers.pool import WorkerPool
+from fsd_decoding.workers.ray_cluster import cluster_nodes, connected
 from fsd_decoding.workers.sources import Sources
 
 _STARTING = 5.0  # seconds that it takes to start workers: imports, and loading small models
@@ -76,19 +78,35 @@ def open_workers(
         note: receives a line where a worker has died.
 
     Raises:
-        UsageError: they cannot be had; see `workers_for`, `cluster_share` and `RayWorkers`.
+        UsageError: they cannot be had; see `workers_for`, `cluster_share` and `connected`.
     """
-    threads = None
-    if ray is not None:
-        sources.check_loadable(f"ray is {ray!r}", "a worker process", "leave ray out")
-        share = cluster_share(given, cluster_nodes(ray), sources.device)
-        pool = WorkerPool(share.workers, RayWorkers(ray, share.cpus, share.gpus), note)
-    else:
-        count = workers_for(given, sources, capacity)
-        if count == 1:
-            yield None
-            return
-        threads = max(cores() // count, 1)
-        pool = WorkerPool(count, LocalWorkers(threads, gpu_ids(sources)), note)
-    with pool:
-        yield ModelWorkers(pool, sources, 0.0 if given or ray else _STARTING, threads=threads)
+    opened = _on_this_machine(given, sources, capacity, note) if ray is None else _on_cluster(given, ray, sources, note)
+    with opened as workers:
+        yield workers
+
+
+@contextmanager
+def _on_this_machine(
+    given: int | None, sources: Sources, capacity: Capacity, note: Callable[[str], None]
+) -> Iterator[ModelWorkers | None]:
+    count = workers_for(given, sources, capacity)
+    if count == 1:
+        yield None
+        return
+    threads = max(cores() // count, 1)
+    with WorkerPool(count, LocalWorkers(threads, gpu_ids(sources)), note) as pool:
+        yield ModelWorkers(pool, sources, 0.0 if given else _STARTING, threads=threads)
+
+
+@contextmanager
+def _on_cluster(given: int | None, ray: str, sources: Sources, note: Callable[[str], None]) -> Iterator[ModelWorkers]:
+    sources.check_loadable(f"ray is {ray!r}", "a worker process", "leave ray out")
+    if sources.spread:
+        raise UsageError(
+            f"ray is {ray!r}, and a device map spreads a model over GPUs, of which a worker on a cluster is given one: "
+            "leave one of the two out"
+        )
+    with connected(ray) as module:
+        share = cluster_share(given, cluster_nodes(module), sources.device)
+        with WorkerPool(share.workers, RayWorkers(module, share.cpus, share.gpus), note) as pool:
+            yield ModelWorkers(pool, sources)

@@ -50,6 +50,7 @@ def texts_identity(decoder: SpeculativeDecoder) -> str:
         "tokenizer": tokenizer_fingerprint(decoder.tokenizer),
         "versions": [ENGINE_VERSION, torch.__version__, transformers.__version__],
         "device": decoder.device.type,
+        "lean": [run.startswith("lean") for run in decoder.run_by.values()],
     }
     return json.dumps(facts)
 

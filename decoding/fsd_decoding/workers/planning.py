@@ -62,8 +62,8 @@ def workers_for(given: int | None, sources: Sources, capacity: Capacity) -> int:
         if not capacity.fits(given, gpus):
             most = _most_that_fit(given, capacity, gpus)
             raise UsageError(
-                f"workers is {given}, and besides this process at most {most if most > 1 else 'none'} fit into memory: "
-                f"use --workers {most}, or a smaller --batch-size"
+                f"workers is {given}, and besides this process at most {most if most > 1 else 'none'} fit into memory; "
+                f"the way out is {most if most > 1 else 1}, or a smaller batch size"
             )
         return given
     helpful = gpus if _device(sources.device) == "cuda" else cores()
@@ -79,19 +79,27 @@ class ClusterShare(NamedTuple):
 
 
 def cluster_share(given: int | None, nodes: Sequence[tuple[int, int]], device: str | None) -> ClusterShare:
-    """Returns the workers on a cluster: those given, else one for each GPU, or CPU where there are no GPUs.
+    """Returns the workers on a cluster: those given, else one for each GPU, or for each CPU where models are on CPUs.
 
     On GPUs each requests one of them and a CPU, else as many CPUs as let all of them find a place at once.
 
     Args:
         nodes: CPUs and GPUs of each machine.
+        device: where all processes are to have the models; None: on GPUs, where this process has one.
 
     Raises:
-        UsageError: more are given than find a place.
+        UsageError: more are given than find a place, or either the cluster or this process alone has GPUs.
     """
     cpus, gpus = (sum(node[kind] for node in nodes) for kind in (0, 1))
-    if device == "cpu":
-        gpus = 0
+    on_gpus = _device(device) == "cuda"
+    if on_gpus and not gpus:
+        raise UsageError(f"the device is {device or 'cuda'}, and the Ray cluster has no GPUs; give --device cpu")
+    if device is None and gpus and not on_gpus:
+        raise UsageError(
+            f"the Ray cluster has {gpus} GPUs and this process none, though it decodes and measures speeds, too: start "
+            "it on a machine with a GPU, or give --device cpu"
+        )
+    gpus = gpus if on_gpus else 0
     count = given or gpus or cpus
     if not 1 <= count <= (gpus or cpus):
         raise UsageError(

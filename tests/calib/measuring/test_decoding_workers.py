@@ -257,14 +257,25 @@ def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPat
 
 
 def test_on_a_cluster_all_workers_find_a_place_at_once() -> None:
-    assert cluster_share(None, [(8, 0), (4, 0)], None) == (12, 1, 0)
-    assert cluster_share(2, [(8, 0), (4, 0)], None) == (2, 4, 0)
-    assert cluster_share(3, [(8, 0), (8, 0)], None) == (3, 4, 0)
-    assert cluster_share(None, [(8, 2), (4, 1)], None) == (3, 1, 1)
+    assert cluster_share(None, [(8, 0), (4, 0)], "cpu") == (12, 1, 0)
+    assert cluster_share(2, [(8, 0), (4, 0)], "cpu") == (2, 4, 0)
+    assert cluster_share(3, [(8, 0), (8, 0)], "cpu") == (3, 4, 0)
+    assert cluster_share(None, [(8, 2), (4, 1)], "cuda") == (3, 1, 1)
     assert cluster_share(2, [(8, 2), (4, 1)], "cuda") == (2, 1, 1)
     assert cluster_share(None, [(8, 2)], "cpu") == (8, 1, 0)
     with pytest.raises(UsageError, match="workers is 4, and the Ray cluster has 3 GPUs"):
-        cluster_share(4, [(8, 2), (4, 1)], None)
+        cluster_share(4, [(8, 2), (4, 1)], "cuda")
+
+
+def test_a_cluster_is_like_the_process_that_it_decodes_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="the device is cuda, and the Ray cluster has no GPUs"):
+        cluster_share(None, [(8, 0)], "cuda")
+    for default in ("cpu", "cuda"):
+        monkeypatch.setattr("fsd_decoding.workers.planning.default_device", lambda default=default: default)
+        assert cluster_share(None, [(8, 2 * (default == "cuda"))], None).gpus == (default == "cuda")
+    monkeypatch.setattr("fsd_decoding.workers.planning.default_device", lambda: "cpu")
+    with pytest.raises(UsageError, match="the Ray cluster has 2 GPUs and this process none"):
+        cluster_share(None, [(8, 2)], None)
 
 
 def test_gpus_are_those_that_this_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fsd_decoding.errors import NumericalError, UsageError
-from fsd_decoding.workers.backends import RayWorkers, cluster_nodes, connect
+from fsd_decoding.workers.backends import RayWorkers
 from fsd_decoding.workers.pool import WorkerPool
+from fsd_decoding.workers.ray_cluster import cluster_nodes, connected
 from support import worker_tasks
 from support.ray_clusters import local_cluster
 
@@ -20,9 +22,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with local_cluster(2):
-        yield
+def cluster() -> Iterator[Any]:
+    """The module `ray`."""
+    with local_cluster(2) as ray:
+        yield ray
 
 
 @pytest.fixture
@@ -31,8 +34,8 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def pool(cluster: None, notes: list[str]) -> Iterator[WorkerPool]:
-    with WorkerPool(2, RayWorkers("auto", 1, 0), notes.append) as made:
+def pool(cluster: Any, notes: list[str]) -> Iterator[WorkerPool]:
+    with WorkerPool(2, RayWorkers(cluster, 1, 0), notes.append) as made:
         yield made
 
 
@@ -69,13 +72,32 @@ def test_work_that_always_kills_is_named(pool: WorkerPool) -> None:
         list(pool.run(worker_tasks.die, [-7]))
 
 
-def test_the_cluster_says_what_it_has(cluster: None) -> None:
-    assert cluster_nodes("auto") == [(2, 0)]
+def test_the_cluster_says_what_it_has(cluster: Any) -> None:
+    assert cluster_nodes(cluster) == [(2, 0)]
+
+
+def test_a_connection_that_there_was_stays(cluster: Any) -> None:
+    own = cluster.get_runtime_context().gcs_address
+    for address in ("auto", own):
+        with connected(address) as ray:
+            assert cluster_nodes(ray) == [(2, 0)]
+    assert cluster.is_initialized()
+
+
+def test_another_cluster_than_the_connected_one_is_refused(cluster: Any) -> None:
+    own = cluster.get_runtime_context().gcs_address
+    expected = f"ray is '10.0.0.7:6379', and this process is connected to the cluster at {own} already"
+    with pytest.raises(UsageError, match=expected), connected("10.0.0.7:6379"):
+        pass
+    assert cluster.is_initialized()
 
 
 def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(UsageError, match="--ray is 'nonsense', and no cluster can be used there") as caught:
-        connect("nonsense")
+    with (
+        pytest.raises(UsageError, match="ray is 'nonsense', and no cluster can be used there") as caught,
+        connected("nonsense"),
+    ):
+        pass
     assert "\n" not in str(caught.value)
