@@ -31,6 +31,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "architecture": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),

@@ -1,0 +1,76 @@
+"""Runs `fsd-calibrate` as the command does, and notes when its steps end: `python -m lib.command.recorded FILE …`.
+
+FILE receives JSON; what follows are the command's own arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+_STEPS = ("baseline", "search", "certification")
+
+
+class Recorder:
+    """The plan, and the times at which steps end.
+
+    Args:
+        began: the time at which the process was asked for, by `time.time`.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began, self._ends = began, list[float]()
+        self._plan: Any = None
+
+    def planned(self, plan: Any) -> None:
+        self._plan = plan
+        self._ends.append(time.time())
+
+    def ended(self) -> None:
+        self._ends.append(time.time())
+
+    def results(self, work: list[Any]) -> dict[str, Any]:
+        """Returns seconds, planned and taken, and decodings by step."""
+        ends = [self._began, *self._ends, time.time()]
+        names = ("preparation", *_STEPS, "timing")
+        return {
+            "planned": {step.name: {**asdict(step), "seconds": step.seconds} for step in self._plan.steps},
+            "planned_seconds": self._plan.seconds,
+            "seconds": {name: end - before for name, before, end in zip(names, ends[:-1], ends[1:], strict=True)},
+            "work": {name: one.model_dump() for name, one in zip(_STEPS, work, strict=True)},
+        }
+
+
+def main() -> None:
+    file, began, *arguments = sys.argv[1:]
+    from fsd_calib.calibration.run import Meter
+    from fsd_calib.cli import calibrate
+    from fsd_calib.report import console
+
+    recorder, meters = Recorder(float(began)), list[Meter]()
+    print_plan, mark = console.print_plan, Meter.mark
+
+    def note_plan(plan: Any, *others: Any) -> None:
+        recorder.planned(plan)
+        print_plan(plan, *others)
+
+    def note_mark(meter: Meter) -> None:
+        mark(meter)
+        meters.append(meter)
+        recorder.ended()
+
+    console.print_plan, Meter.mark = note_plan, note_mark  # type: ignore[method-assign]
+    sys.argv = ["fsd-calibrate", *arguments]
+    try:
+        calibrate.main()
+    finally:
+        if len(meters) == len(_STEPS):
+            Path(file).write_text(json.dumps(recorder.results(meters[-1].steps)))
+
+
+if __name__ == "__main__":
+    main()
