@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 _STEPS = ("baseline", "search", "certification")
 
@@ -63,10 +64,10 @@ def main() -> None:
         meters.append(meter)
         recorder.ended()
 
-    console.print_plan, Meter.mark = note_plan, note_mark  # type: ignore[method-assign]
     sys.argv = ["fsd-calibrate", *arguments]
     try:
-        calibrate.main()
+        with patch.object(console, "print_plan", note_plan), patch.object(Meter, "mark", note_mark):
+            calibrate.main()
     finally:
         if len(meters) == len(_STEPS):
             Path(file).write_text(json.dumps(recorder.results(meters[-1].steps)))

@@ -57,14 +57,15 @@ class SlotCache(Cache):
         if layer not in self._stores:
             self._stores[layer] = (self._empty(keys), self._empty(values))
         key_store, value_store = self._stores[layer]
-        return self._write_and_read(key_store, keys), self._write_and_read(value_store, values)
+        places = self._places(keys.shape[2], key_store.device)
+        return self._write_and_read(key_store, keys, places), self._write_and_read(value_store, values, places)
 
     def _empty(self, states: Tensor) -> Tensor:
         return states.new_zeros((self.rows, states.shape[2], self.slots, states.shape[3]))
 
-    def _write_and_read(self, store: Tensor, states: Tensor) -> Tensor:
+    def _write_and_read(self, store: Tensor, states: Tensor, places: Tensor) -> Tensor:
         size = states.shape[-1]
-        store.view(-1, size).index_copy_(0, self._places(states.shape[2], store.device), states.reshape(-1, size))
+        store.view(-1, size).index_copy_(0, places, states.reshape(-1, size))
         return (
             store[:, :, : self._reach] if self._rows is None else store[self._rows.to(store.device), :, : self._reach]
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class LeanModel:
         self.packed = packed
         architecture, decoder = ARCHITECTURES[type(model).__name__], model.model
         self.layers = [_Layer(layer, architecture, packed) for layer in decoder.layers]
-        self.embeddings, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, _Norm(decoder.norm)
+        self.embeddings, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, _norm(decoder.norm)
         self._head, self._logits = model.lm_head, Linears.of([model.lm_head], packed)
 
     def refresh(self) -> None:
@@ -120,9 +121,9 @@ class _Layer:
 
     def __init__(self, layer: Any, architecture: Architecture, packed: bool) -> None:
         self.attention = _Attention(layer.self_attn, architecture, packed)
-        self._norm, self._second_norm = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self._norm, self._second_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         mlp = layer.mlp
-        self._activation = mlp.act_fn
+        self._activation = mlp.act_fn.forward  # hooks, which a module's call looks for, keep a model from being lean
         self._gate_up = Linears.of([mlp.gate_proj, mlp.up_proj], packed)
         self._down = Linears.of([mlp.down_proj], packed)
 
@@ -147,7 +148,7 @@ class _Attention:
         self._heads, self._key_heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
         self._kind: str | None = getattr(attention, "layer_type", None)
         names = architecture.query_norm, architecture.key_norm
-        self._norms = [_Norm(getattr(attention, name)) for name in names if name is not None]
+        self._norms = [_norm(getattr(attention, name)) for name in names if name is not None]
         self.projections = Linears.of([attention.q_proj, attention.k_proj, attention.v_proj], packed)
         self.output = Linears.of([attention.o_proj], packed)
 
@@ -177,33 +178,30 @@ class _Attention:
         return torch.addcmul(states * step.cos, states.roll(self._size // 2, -1), step.sin)
 
 
-class _Norm:
-    """A root-mean-square norm.
+def _norm(module: Any) -> Callable[[Tensor], Tensor]:
+    """Returns a root-mean-square norm (…, n) -> (…, n).
 
     Args:
         module: that of transformers.
     """
+    weight = module.weight
+    if weight.dtype == torch.float64:
+        forward: Callable[[Tensor], Tensor] = module.forward  # which computes it in fp32
+        return forward
+    if weight.dtype == torch.float32 and weight.device.type == "cpu":
+        return _ProductNorm(weight, module.variance_epsilon)
+    return partial(functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=module.variance_epsilon)
 
-    def __init__(self, module: Any) -> None:
-        self.module, self._eps = module, module.variance_epsilon
-        weight = module.weight
-        self._compute: Callable[[Tensor], Tensor] = self._fused
-        if weight.dtype == torch.float64:
-            self._compute = module  # which computes it in fp32
-        elif weight.dtype == torch.float32 and weight.device.type == "cpu":
-            self._compute = self._by_product
-            self._added = weight.new_tensor(self._eps)
-            self._mean = weight.new_full((len(weight), 1), 1 / len(weight))
+
+class _ProductNorm:
+    """The norm where PyTorch's own is nine operations: a product with a column of 1/n is a mean in one."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight = weight
+        self._eps = weight.new_tensor(eps)
+        self._mean = weight.new_full((len(weight), 1), 1 / len(weight))
 
     def __call__(self, states: Tensor) -> Tensor:
-        """(…, n) -> (…, n)."""
-        return self._compute(states)
-
-    def _fused(self, states: Tensor) -> Tensor:
-        return functional.rms_norm(states, states.shape[-1:], self.module.weight, self._eps)
-
-    def _by_product(self, states: Tensor) -> Tensor:
-        """On a CPU PyTorch's own is nine operations; a product with a column of 1/n is a mean in one."""
         squares = states.square().view(-1, states.shape[-1])
-        scales = torch.addmm(self._added, squares, self._mean).rsqrt_().view(*states.shape[:-1], 1)
-        return (states * scales).mul_(self.module.weight)
+        scales = torch.addmm(self._eps, squares, self._mean).rsqrt_().view(*states.shape[:-1], 1)
+        return (states * scales).mul_(self._weight)

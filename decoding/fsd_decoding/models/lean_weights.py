@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsd_decoding.models.products import product
+from fsd_decoding.models.products import Product
 
 
 class Linears(ABC):
@@ -51,22 +51,23 @@ class Packed(Linears):
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._modules = modules
-        self._weight, self._bias = self._joined()
+        weight, self._bias = self._joined()
+        self._product = Product(weight)
 
     def refresh(self) -> None:
         """Copies the weights anew, in place."""
         weight, bias = self._joined()
-        self._weight.copy_(weight)
+        self._product.weight.copy_(weight)
         if self._bias is not None and bias is not None:
             self._bias.copy_(bias)
 
     def __call__(self, states: Tensor) -> Tensor:
-        return product(states, self._weight, self._bias)
+        return self._product(states, self._bias)
 
     def plus(self, residual: Tensor, states: Tensor) -> Tensor:
         if self._bias is not None:
             residual = residual + self._bias
-        return product(states, self._weight, residual)
+        return self._product(states, residual)
 
     @torch.inference_mode(False)  # else they could not be written again outside of it
     @torch.no_grad()

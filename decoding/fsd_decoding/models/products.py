@@ -1,7 +1,8 @@
-"""Products of activations and weights, on a CPU by the library that computes them faster."""
+"""Products of activations with a weight, on a CPU by the library that computes them faster."""
 
 from __future__ import annotations
 
+import math
 import platform
 from functools import cache
 from pathlib import Path
@@ -17,24 +18,35 @@ _LARGE = 1 << 20
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def product(states: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
-    """Returns `states @ weight`, plus what is added.
+class Product:
+    """Multiplies states by one weight.
 
     Args:
-        states: (N, inputs).
-        weight: (inputs, outputs).
-        added: (N, outputs) or (outputs,).
+        weight: (inputs, outputs); it may be written to later, but not replaced.
     """
-    if _is_for_onednn(states, weight):
-        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight.t(), None, "none", [], "")
-        return outputs if added is None else outputs.add_(added)
-    return states @ weight if added is None else torch.addmm(added, states, weight)
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self._many = _rows_for_onednn(weight)
+
+    def __call__(self, states: Tensor, added: Tensor | None = None) -> Tensor:
+        """Returns `states @ weight`, plus what is added.
+
+        Args:
+            states: (N, inputs).
+            added: (N, outputs) or (outputs,).
+        """
+        if states.shape[0] >= self._many and not in_graph():  # Inductor chooses for itself, and fails on this call
+            outputs: Tensor = torch.ops.mkldnn._linear_pointwise(states, self.weight.t(), None, "none", [], "")
+            return outputs if added is None else outputs.add_(added)
+        return torch.mm(states, self.weight) if added is None else torch.addmm(added, states, self.weight)
 
 
-def _is_for_onednn(states: Tensor, weight: Tensor) -> bool:
-    large = len(states) > 1 and len(states) * weight.numel() >= _LARGE
-    plain = states.device.type == "cpu" and states.dtype == torch.float32
-    return large and plain and not in_graph() and mkl_is_slow()  # Inductor chooses for itself, and fails on this call
+def _rows_for_onednn(weight: Tensor) -> float:
+    """The number of rows from which oneDNN computes a product."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not mkl_is_slow():
+        return math.inf
+    return max(2, math.ceil(_LARGE / max(weight.numel(), 1)))
 
 
 @cache

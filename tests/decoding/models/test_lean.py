@@ -257,7 +257,7 @@ def test_copies_are_counted_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = choose(model).lean
     assert lean is not None
     copies = [lean._logits, *(weights for layer in lean.layers for weights in layer.weights)]
-    copied = sum(weights._weight.nbytes for weights in copies if isinstance(weights, Packed))
+    copied = sum(weights._product.weight.nbytes for weights in copies if isinstance(weights, Packed))
     assert packed_bytes(model) == packed_bytes(llama(1).to("meta")) == copied > 0
     assert packed_bytes(llama(1, tie_word_embeddings=True)) == copied
     assert packed_bytes(random_model(FAMILIES["gpt2"], 1)) == 0

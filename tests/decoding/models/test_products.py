@@ -32,7 +32,7 @@ def test_onednn_gives_the_same_product(rows: int, inputs: int, outputs: int, add
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "mkl_is_slow", lambda: True)
         patch.setattr(products, "_LARGE", large)
-        found = products.product(states, weight, addend)
+        found = products.Product(weight)(states, addend)
     exact = states.double() @ weight.double() + (0 if addend is None else addend.double())
     bound = (states.double().abs() @ weight.double().abs() + residual.abs().max() + 1) * inputs * 2**-23
     assert found.dtype == torch.float32
@@ -43,7 +43,7 @@ def test_onednn_gives_the_same_product(rows: int, inputs: int, outputs: int, add
 def test_what_is_added_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "mkl_is_slow", lambda: True)
     states, weight, residual = torch.ones(1024, 64), torch.ones(64, 32), torch.ones(1024, 32)
-    assert torch.equal(products.product(states, weight, residual), torch.full((1024, 32), 65.0))
+    assert torch.equal(products.Product(weight)(states, residual), torch.full((1024, 32), 65.0))
     assert torch.equal(residual, torch.ones(1024, 32))
 
 
@@ -68,12 +68,13 @@ def test_mkl_is_slow_on_cpus_of_amd_with_avx512(
 def test_float64_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "mkl_is_slow", lambda: True)
     states, weight = torch.randn(1024, 64, dtype=torch.float64), torch.randn(64, 32, dtype=torch.float64)
-    assert torch.equal(products.product(states, weight), states @ weight)
+    assert torch.equal(products.Product(weight)(states), states @ weight)
 
 
 @pytest.mark.slow
 def test_a_graph_can_hold_a_large_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "mkl_is_slow", lambda: True)
     states, weight, residual = torch.randn(1024, 64), torch.randn(64, 32), torch.randn(1024, 32)
-    compiled = torch.compile(lambda *given: products.product(*given) * 2, fullgraph=True)
-    torch.testing.assert_close(compiled(states, weight, residual), 2 * (residual + states @ weight))
+    product = products.Product(weight)
+    compiled = torch.compile(lambda *given: product(*given) * 2, fullgraph=True)
+    torch.testing.assert_close(compiled(states, residual), 2 * (residual + states @ weight))
