@@ -1,13 +1,15 @@
 """What worker processes gain and cost: `python benchmarks/workers.py`.
 
-Prints claims, and writes all results to `--out` as JSON.
+Prints claims, and writes all results to `--out` as JSON. From the overheads and the decodings that
+`benchmarks/command.py` counted it projects what workers would make of a pair of real size, which is no measurement.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +23,11 @@ from lib.common.machine import machine_facts
 from lib.common.results import write_and_print
 from lib.workers.pairs_on_disk import bundled_pair, random_pair_in
 from lib.workers.parent import results_per_second, seconds_per_batch
-from lib.workers.speeds import speeds, starting
+from lib.workers.projection import Counts, Overheads, RealPair, project
+from lib.workers.speeds import BATCH, speeds, starting
+
+_COUNTED = Path(__file__).parent / "results" / "command.json"
+_PROJECTED = (1, 8, 64)
 
 
 @dataclass(frozen=True)
@@ -50,20 +56,31 @@ def measure(plan: Plan, workers: int) -> dict[str, Any]:
             speeds(deep, (1, workers), plan.deep_problems, plan.repeats),
         ]
     many = bundled_pair(plan.results)
+    started = starting(pair, workers, plan.starts)
+    batches = {count: seconds_per_batch(count, plan.results // 20) for count in (1, workers)}
+    parent = [results_per_second(many, workers, seconds) for seconds in (0.0, 0.02)]
+    costs = Overheads(batches[workers], 1 / _fastest(parent), started["first_batch_seconds"].median)
     return {
-        "speeds": timed,
-        "starting": starting(pair, workers, plan.starts),
-        "seconds_per_batch": {count: seconds_per_batch(count, plan.results // 20) for count in (1, workers)},
-        "parent": [results_per_second(many, workers, seconds) for seconds in (0.0, 0.02)],
-    }
+        "speeds": timed, "starting": started, "seconds_per_batch": batches, "parent": parent,
+        "projection": _projection(costs),
+    }  # fmt: skip
+
+
+def _fastest(parent: Sequence[Mapping[str, Any]]) -> float:
+    return max(float(run["results_per_second"]) for run in parent)
+
+
+def _projection(costs: Overheads) -> dict[str, Any]:
+    pair, counts = RealPair(), Counts.of(json.loads(_COUNTED.read_text())["runs"][0])
+    jobs = [project(pair, counts, costs, workers, BATCH) for workers in _PROJECTED]
+    return {"assumed": pair, "counts": counts, "overheads": costs, "rows": BATCH, "jobs": jobs}
 
 
 def claims(results: Mapping[str, Any], workers: int) -> Iterator[Claim]:
     for timed in results["speeds"]:
         ratio = timed["ratio_to_one"][str(workers)]
         yield Claim.faster(f"{workers} workers / one process, tokens/s, {timed['pair']} pair", 1.3, ratio)
-    fastest = max(run["results_per_second"] for run in results["parent"])
-    yield Claim.at_least("results a second through claim, cache and grading", 2000, fastest)
+    yield Claim.at_least("results a second through claim, cache and grading", 2000, _fastest(results["parent"]))
 
 
 def main() -> None:
