@@ -51,6 +51,7 @@ class Batch:
         self.keys = torch.zeros((rows, 2), dtype=torch.int64, device=device)  # noise keys
         self.thresholds = torch.zeros(rows, dtype=torch.float64, device=device)
         self.draft_lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.race: Tensor | None = None  # (B, n, V) noise of a round's positions, where it is computed beforehand
 
     @torch.inference_mode()
     def clear(self) -> None:
@@ -75,5 +76,7 @@ class Batch:
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows except these (R,), which are renumbered in this order."""
+        self.race = None  # of a round that is over
         for name, column in vars(self).items():
-            setattr(self, name, column[rows])
+            if column is not None:
+                setattr(self, name, column[rows])

@@ -132,10 +132,21 @@ class Sampling:
                 processed[row, n] = processors(before, processed[row, n : n + 1])[0]  # type: ignore[arg-type]
         return processed
 
-    def choose(self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+    def choose(
+        self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor, race: Tensor | None = None
+    ) -> Tensor:
         """Returns the token at every position from raw logits: (B, N, V) -> (B, N); see `warp` and `draw`."""
         scan = self.scan(logits, keys, positions)
-        return self.draw(self.warp(logits, tokens, positions), keys, positions) if scan is None else scan.choice
+        return self.draw(self.warp(logits, tokens, positions), keys, positions, race) if scan is None else scan.choice
+
+    def race(self, keys: Tensor, positions: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor | None:
+        """Returns the noise of the race at positions (B, N), for `draw`: (B, N, V). None where `draw` takes none.
+
+        On a CPU alone: kernels compute noise as they need it.
+        """
+        if self.greedy or keys.device.type != "cpu":
+            return None
+        return noise.gumbel(keys, positions, noise.Stream.TOKEN, vocabulary, dtype)
 
     def scan(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Scan | None:
         """Returns one kernel pass over raw logits (B, N, V), which holds the choices; None where no kernel applies."""
@@ -157,11 +168,16 @@ class Sampling:
         plain = self.repetition_penalty == 1.0 and not self.processors
         return plain and self.top_k is None and self.top_p is None and self.min_p is None
 
-    def draw(self, warped: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """Returns the token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N)."""
+    def draw(self, warped: Tensor, keys: Tensor, positions: Tensor, race: Tensor | None = None) -> Tensor:
+        """Returns the token at every position, by argmax or by the keyed race: (B, N, V) -> (B, N).
+
+        Args:
+            race: the noise of these positions, see `race`; None: it is computed.
+        """
         if self.greedy:
             return argmax(warped)
-        race = noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
+        if race is None or race.dtype != warped.dtype:
+            race = noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
         return argmax(torch.log_softmax(warped, -1) + race)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, NoRepeatNGramLogitsProcessor
 
+from fsd_decoding import noise
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import Sampling
@@ -150,3 +151,22 @@ def test_argmax_is_the_first_largest_of_every_row(shape: tuple[int, ...], dtype:
     values = torch.randint(-2, 3, (50, *shape), generator=torch.Generator().manual_seed(0))  # many are equal
     expected = [[row.index(max(row)) for row in rows] for rows in values.flatten(0, 1).tolist()]
     assert argmax(values.to(dtype)).flatten(0, 1).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("settings", [{"temperature": 0.8}, {"temperature": 1.0, "top_k": 5}])
+def test_noise_computed_beforehand_draws_the_same_tokens(settings: dict[str, Any], dtype: torch.dtype) -> None:
+    logits, tokens, positions = round_of()
+    keys, sampling = noise.problem_keys(5, [1, 2, 3, 4]), Sampling(**settings)
+    warped = sampling.warp(logits.to(dtype), tokens, positions)
+    race = sampling.race(keys, positions, VOCABULARY, dtype)
+    assert race is not None
+    expected = sampling.draw(warped, keys, positions)
+    assert torch.equal(sampling.draw(warped, keys, positions, race), expected)
+    other = torch.zeros_like(race, dtype=torch.float16)  # of another type than the logits: it is not used
+    assert torch.equal(sampling.draw(warped, keys, positions, other), expected)
+
+
+def test_greedy_decoding_takes_no_noise() -> None:
+    logits, _, positions = round_of()
+    assert Sampling().race(noise.problem_keys(5, [1, 2, 3, 4]), positions, VOCABULARY, logits.dtype) is None

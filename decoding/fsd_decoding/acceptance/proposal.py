@@ -61,6 +61,7 @@ class Proposal:
     sampling: Sampling
     adapted: Tensor | None = None  # (B, 1) or (B, L) T of a threshold policy, which replaces `thresholds`
     scales: Tensor | None = None  # (B, 1) or (B, L) factors of a scale policy, by which T is multiplied
+    race: Tensor | None = None  # (B, L + 1, V) noise of the token race, where it was computed for the draft
 
     @lazy
     def warped_target(self) -> Tensor:
@@ -77,7 +78,7 @@ class Proposal:
         """y at every position, the last one being the bonus token: (B, L + 1)."""
         if self._target_scan is not None:
             return self._target_scan.choice
-        return self.sampling.draw(self.warped_target, self.keys, self.positions)
+        return self.sampling.draw(self.warped_target, self.keys, self.positions, self.race)
 
     @lazy
     def _target_scan(self) -> Scan | None:

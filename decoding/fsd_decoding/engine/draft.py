@@ -124,7 +124,8 @@ def draft_step(drafter: Drafter, batch: Batch, sampling: Sampling, step: int, re
     """Drafts one token per row, writes it into the batch and returns its raw logits (B, 1, V)."""
     logits = drafter.logits(batch.tokens, batch.lengths, step, reach)
     positions = batch.lengths[:, None] + step
-    drawn = sampling.choose(logits, batch.tokens, batch.keys, positions)
+    race = None if batch.race is None else batch.race[:, step : step + 1]
+    drawn = sampling.choose(logits, batch.tokens, batch.keys, positions, race)
     batch.tokens.scatter_(1, positions, drawn)
     return logits
 

@@ -171,11 +171,24 @@ class Engine:
         most = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
         reach = self._call.size(max(row.length for row in self._rows if row) + most)
         began = time.perf_counter()
+        self._batch.race = self._race(most)
         draft = self._draft(most, reach)
         drafted = time.perf_counter()
         logits = self._verify(len(draft.logits), reach)
         verified = time.perf_counter()
         return Decided.of(self._judge(draft, logits, drafted - began, verified - drafted), len(draft.logits))
+
+    def _race(self, most: int) -> Tensor | None:
+        """The noise by which draft and target draw tokens, for all positions of a round at once.
+
+        Not in graphs, which own their memory, nor where a policy may end drafts early.
+        """
+        if not self._call.can_reshape or self._settings.stop_policy is not None:
+            return None
+        batch, target = self._batch, self._target
+        positions = batch.lengths[:, None] + torch.arange(most + 1, device=batch.lengths.device)
+        dtype = torch.float64 if target.model.dtype == torch.float64 else torch.float32  # that of logits
+        return self._settings.sampling.race(batch.keys, positions, target.vocabulary, dtype)
 
     def _judge(self, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float) -> Tensor:
         """Accepts or rejects drafted tokens, for `Decided.of`; observers and the threshold policy get the outcome."""

@@ -70,6 +70,7 @@ def propose(
         batch.thresholds,
         criterion,
         sampling,
+        race=None if batch.race is None else batch.race[:, : positions.shape[1]],
     )
 
 

@@ -83,7 +83,7 @@ class Graphs:
 
     Args:
         backend: that of `torch.compile`. "inductor" compiles kernels; "eager" keeps PyTorch's kernels and only removes
-            Python, so results are bit-identical.
+            Python, so results are bit-identical, but for the products that `models/products.py` gives to oneDNN.
     """
 
     can_reshape = False
