@@ -142,7 +142,8 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
             _resolved(source), dtype=requested, output_loading_info=True, **_pinned(fetched), **keywords
         )
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
-        raise UsageError(_cannot_load("model", source, error)) from error
+        given = f"; model_kwargs gives it {', '.join(options.others)}" if options.others else ""
+        raise UsageError(_cannot_load("model", source, error) + given) from error
     model, info = loaded
     options.check_map(model)
     if "device_map" not in keywords:

@@ -125,6 +125,8 @@ class ModelOptions:
                     "is on, leave one of the two out"
                 )
             check_installed("device_map", "accelerate")
+            if isinstance(self.device_map, str) and self.device_map not in _STRATEGIES:
+                _check_device_name(self.device_map)
         if self.scheme is not None:
             check_installed("quantization", "accelerate")
         if isinstance(self.scheme, str):
@@ -160,6 +162,19 @@ class ModelOptions:
         return {name: self.others[name] for name in _FOR_SMALL_FILES if name in self.others}
 
 
+def _check_device_name(name: str) -> None:
+    import torch
+
+    try:
+        torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(
+            f"device_map is {name!r:.60}; it must be {', '.join(_STRATEGIES)}, a device such as 'cuda:0', or an object "
+            "of modules and devices"
+        ) from error
+
+
+_STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
 _FIELDS = ("revision", "device_map", "quantization", "attn")
 ModelKwargs = Mapping[str, Any] | ModelOptions
 """Keywords of transformers' `from_pretrained`, among them the fields of `ModelOptions`."""

@@ -83,6 +83,7 @@ def test_what_a_model_is_not_loaded_with_is_refused(given: Any, said: str) -> No
         ({"draft_model_kwargs": {"revision": "v1"}}, "the draft's revision is 'v1', but .* is a local folder"),
         ({"model_kwargs": {"device_map": "auto"}, "device": "cpu"}, "device is 'cpu' and device_map is 'auto'"),
         ({"draft_model_kwargs": {"device_map": "auto"}, "device": "cpu"}, "leave one of the two out"),
+        ({"model_kwargs": {"device_map": "nowhere"}}, "device_map is 'nowhere'; it must be auto, balanced, "),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_loaded(

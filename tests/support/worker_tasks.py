@@ -70,3 +70,7 @@ def write_and_wait(path: str) -> None:
 
 def refuse_usage(number: int) -> None:
     raise UsageError(f"number is {number}; it must be another")
+
+
+def divide_by(number: int) -> float:
+    return 1 / number

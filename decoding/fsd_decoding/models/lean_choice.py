@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -11,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
 
 from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.forward import Forward, ModuleForward
@@ -25,7 +27,8 @@ PACKED_BYTES = 256 << 20
 _ROTARY = ("default", "linear", "llama3", "yarn")  # encodings of positions that do not depend on the text's length
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 _PROBED = 12  # tokens
-_DEPTH = 3  # names of parts of a layer have so many pieces: "layers.0.mlp"
+_CALLED = ("_proj", "act_fn")  # ends of names of modules that are called as they are, whatever they are
+_NUMBERS = ("variance_epsilon", "scaling", "head_dim", "num_key_value_groups", "layer_type")  # read from modules
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.sparse")  # of the layers, and the embeddings
 
 
@@ -44,10 +47,10 @@ class Choice:
 
 @dataclass
 class _Probed:
-    """A choice, the addresses of the weights that it was made for, and their state when they were copied last."""
+    """A choice, what it was made for, and the state of the weights when they were copied last."""
 
     choice: Choice
-    addresses: tuple[int, ...]
+    made_for: tuple[Any, ...]
     copied: State | None  # None: not packed, or unknown
 
 
@@ -69,14 +72,21 @@ def choose(model: Any) -> Choice:
     """Returns what runs a model as it is now; packed weights are brought up to date."""
     if obstacle := next(_obstacles(model), None):
         return Choice(None, obstacle)
-    addresses = tuple(weight.data_ptr() for weight in model.parameters())
+    made_for = _read(model)
     with _lock:
-        if model not in _probed or _probed[model].addresses != addresses:
+        if model not in _probed or _probed[model].made_for != made_for:
             choice = _probe(model)
-            _probed[model] = _Probed(choice, addresses, state_of(model) if _is_packed(choice) else None)
+            _probed[model] = _Probed(choice, made_for, state_of(model) if _is_packed(choice) else None)
         elif _is_packed(_probed[model].choice):
             _bring_up_to_date(_probed[model], model)
         return _probed[model].choice
+
+
+def _read(model: Any) -> tuple[Any, ...]:
+    """What `LeanModel` reads of a model: its modules, their classes and numbers, and where the weights are."""
+    modules = tuple(model.modules())[1:]  # without the model, which would be kept alive
+    facts = tuple((type(module), *map(vars(module).get, _NUMBERS)) for module in modules)
+    return modules, facts, tuple(weight.data_ptr() for weight in model.parameters())
 
 
 def _is_packed(choice: Choice) -> bool:
@@ -106,6 +116,8 @@ def _probe(model: Any) -> Choice:
         difference = _difference(model, lean)
     if difference <= _TOLERANCE[model.dtype]:
         return Choice(lean)
+    if math.isnan(difference):
+        return Choice(None, "its logits on two short texts are not finite, or all zero")
     return Choice(None, f"its logits would differ from transformers' by {difference:.2g} of the largest")
 
 
@@ -133,9 +145,14 @@ def _logits(model: Any, forward: Forward, tokens: Tensor) -> Tensor:
 def _obstacles(model: Any) -> Iterator[str]:
     """Reasons why a model is run by transformers' modules."""
     yield from _unknown_family(model)
+    known = (type(model).__module__, *_CONTAINERS)
     for name, module in model.model.named_modules():
-        if name.count(".") < _DEPTH and type(module).__module__ not in (type(model).__module__, *_CONTAINERS):
+        if type(module).__module__ not in known and not any(part.endswith(_CALLED) for part in name.split(".")):
             yield f"its module {name} is a {type(module).__name__} of another kind"
+    if model.get_input_embeddings().max_norm is not None:
+        yield "its embeddings are normalised as they are read"
+    if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
+        yield "a hook was set on all modules"
     config = model.config
     if attention_kind(model) != "sdpa":
         yield f"it was loaded with {attention_kind(model)} attention"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """By the name of a class of transformers."""
 
 
+_made = count()  # tells apart what was made of a model before its modules were changed, and after
+
+
 class LeanModel:
     """The weights of a model of `ARCHITECTURES`, ready for forward passes; the model itself is not kept alive.
 
@@ -53,7 +57,7 @@ class LeanModel:
     """
 
     def __init__(self, model: Any, packed: bool) -> None:
-        self.packed = packed
+        self.packed, self.number = packed, next(_made)
         architecture, decoder = ARCHITECTURES[type(model).__name__], model.model
         self.layers = [_Layer(layer, architecture, packed) for layer in decoder.layers]
         self.embeddings, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, _norm(decoder.norm)
@@ -86,7 +90,7 @@ class LeanForward:
 
     @property
     def identity(self) -> Hashable:
-        return "lean", self._model.packed
+        return "lean", self._model.number
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, masks: Mapping[str, Tensor], cache: SlotCache, keep: int

@@ -89,20 +89,21 @@ class WorkerPool:
             self._hand_out(waiting, running)
             while running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
-                finished = []
+                finished, failed = [], None
                 for future in done:
                     number, handed = running.pop(future)
                     if isinstance(future.exception(), self._backend.deaths):
                         self._bury(number, handed)
                         waiting.again.append(handed)
+                    elif (served := future.result()).error is not None:
+                        failed = served.error
                     else:
-                        finished.append((handed.piece, future.result()))
-                if not waiting.hopeless:
+                        finished.append((handed.piece, served.returned))
+                if failed is None and not waiting.hopeless:
                     self._hand_out(waiting, running)  # before what is finished is looked at: no worker waits for that
-                for piece, served in finished:
-                    if served.error is not None:
-                        raise served.error
-                    yield piece, served.returned
+                yield from finished
+                if failed is not None:
+                    raise failed
                 waiting.check()
         finally:
             for number, _ in running.values():

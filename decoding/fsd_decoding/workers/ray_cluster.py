@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,6 +11,8 @@ from typing import Any
 from fsd_decoding.errors import UsageError
 
 _ANY = "auto"  # the address of whichever cluster there is
+_CLIENT = "ray://"  # before the address of a cluster that is reached through Ray's client
+_ANSWER = 5.0  # seconds to wait for one
 
 
 @contextmanager
@@ -30,6 +33,7 @@ def connected(address: str) -> Iterator[Any]:
         _check_address(ray, address)
         yield ray
         return
+    _check_answers(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -41,13 +45,36 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _check_answers(address: str) -> None:
+    """Raises UsageError where nothing listens at HOST:PORT, for which Ray itself looks for half a minute."""
+    host, colon, port = address.removeprefix(_CLIENT).rpartition(":")
+    if not colon:
+        return  # such as "auto"
+    try:
+        socket.create_connection((host, int(port)), _ANSWER).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"ray is {address!r}, and no cluster answers there ({error}); start one with `ray start --head`, or give "
+            "'local' for one on this machine"
+        ) from error
+
+
 def _check_address(ray: Any, address: str) -> None:
     own = ray.get_runtime_context().gcs_address
-    if address not in (_ANY, own):
+    if address != _ANY and _resolved(address.removeprefix(_CLIENT)) != own:
         raise UsageError(
             f"ray is {address!r}, and this process is connected to the cluster at {own} already; give {_ANY!r} to use "
             "that one, or call ray.shutdown() first"
         )
+
+
+def _resolved(address: str) -> str:
+    """HOST:PORT with the number of the host, where it has one."""
+    host, _, port = address.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}" if host else address
+    except OSError:
+        return address
 
 
 def cluster_nodes(ray: Any) -> list[tuple[int, int]]:

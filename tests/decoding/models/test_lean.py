@@ -97,6 +97,12 @@ def of_own_class(model: Any) -> Any:
     return model
 
 
+def with_layer_norm(model: Any) -> Any:
+    attention = model.model.layers[0].self_attn
+    attention.q_norm = nn.LayerNorm(attention.head_dim)
+    return model
+
+
 def with_hook(model: Any) -> Any:
     model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
     return model
@@ -150,6 +156,9 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
     "a compiled layer": (lambda: compiled_in_place(llama(1)), "a hook or another forward pass was set"),
     "a module in another's place": (
         lambda: with_wrapped_mlp(llama(1)), "its module layers.1.mlp is a Wrapped of another kind"
+    ),
+    "a norm in another's place": (
+        lambda: with_layer_norm(random_model(FAMILIES["qwen3"], seed=1)), "its module layers.0.self_attn.q_norm is a"
     ),
     "no weights": (lambda: llama(1).to("meta"), "it has no weights"),
 }  # fmt: skip
@@ -210,6 +219,50 @@ def test_weights_that_are_replaced_are_used() -> None:
     before = tokens(lean)
     target.load_state_dict(llama(5).state_dict(), assign=True)
     assert tokens(lean) == tokens(SpeculativeDecoder(target, draft, word_tokenizer(), lean=False)) != before
+
+
+def wrap_linear(layer: Any) -> None:
+    layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Hardtanh(-0.01, 0.01))
+
+
+def replace_activation(layer: Any) -> None:
+    layer.mlp.act_fn = nn.ReLU()
+
+
+def change_norm(layer: Any) -> None:
+    layer.input_layernorm.variance_epsilon = 1.0
+
+
+def change_scale(layer: Any) -> None:
+    layer.self_attn.scaling = 1.0
+
+
+def change_class(layer: Any) -> None:
+    layer.mlp.down_proj.__class__ = Doubling
+
+
+CHANGES = [wrap_linear, replace_activation, change_norm, change_scale, change_class]
+
+
+@pytest.mark.parametrize("compile", [False, "capture"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_modules_that_change_after_decoding_are_used(
+    change: Callable[[Any], None], compile: bool | Literal["capture"]
+) -> None:
+    target, draft = related(seed=1, spread=0.05)
+    lean = SpeculativeDecoder(target, draft, word_tokenizer(), compile=compile)
+    before = tokens(lean)
+    for layer in target.model.layers:
+        change(layer)
+    assert tokens(lean) == tokens(SpeculativeDecoder(target, draft, word_tokenizer(), lean=False)) != before
+
+
+def test_a_hook_on_all_modules_is_called() -> None:
+    model = llama(seed=1)
+    assert choose(model).lean is not None
+    with nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output):
+        assert choose(model).reason == "a hook was set on all modules"
+    assert choose(model).lean is not None
 
 
 class Doubling(nn.Linear):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,17 @@ def test_another_cluster_than_the_connected_one_is_refused(cluster: Any) -> None
     with pytest.raises(UsageError, match=expected), connected("10.0.0.7:6379"):
         pass
     assert cluster.is_initialized()
+
+
+def test_a_port_that_nothing_listens_on_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        expected = f"ray is '{address}', and no cluster answers there"
+        with pytest.raises(UsageError, match=expected), connected(address):
+            pass
 
 
 def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.workers.backends import LocalWorkers
 from fsd_decoding.workers.pool import WorkerPool
+from fsd_decoding.workers.serving import Served, serve
 from support import worker_tasks
 
 
@@ -180,3 +183,27 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     process.communicate(timeout=30)
     for worker in workers:
         wait_until_ended(worker)
+
+
+class AtOnce:
+    """A backend whose workers have done their work as soon as they have it."""
+
+    deaths = (BrokenProcessPool,)
+
+    def worker(self, number: int) -> AtOnce:
+        return self
+
+    def send(self, request: bytes) -> Future[Served]:
+        future = Future[Served]()
+        future.set_result(serve(None, request))
+        return future
+
+    def stop(self) -> None:
+        pass
+
+
+def test_what_is_finished_beside_an_error_is_not_lost() -> None:
+    found: list[int] = []
+    with WorkerPool(3, AtOnce()) as pool, pytest.raises(ZeroDivisionError):
+        found.extend(piece for piece, _ in pool.run(worker_tasks.divide_by, [1, 0, 2]))
+    assert sorted(found) == [1, 2]
