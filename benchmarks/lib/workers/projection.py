@@ -20,7 +20,8 @@ from fsd_decoding.workers.batches import batch_sizes
 class RealPair:
     """Assumed seconds of a pair of models on one device, and lengths of texts.
 
-    The times are about what reading the weights once takes on a GPU of 3 TB/s, doubled; small batches take no less.
+    The times are twice what reading the target's weights once takes on a GPU of 3 TB/s, and more than that for the
+    draft, whose steps are short; small batches take no less.
     """
 
     target_step: float = 0.010  # of a target of 7B in bf16, for a token of each row
