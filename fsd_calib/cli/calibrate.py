@@ -13,9 +13,9 @@ import typer
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.cli.console import (
     NOT_MET,
-    RunInterruptedError,
     check_at_least_one,
     check_writable,
+    interruptible,
     leave,
     quiet_libraries,
     reply,
@@ -310,13 +310,11 @@ def command(
         compile=compile,  # type: ignore[arg-type]
     )  # fmt: skip
     calibration = Calibration(task, large, small, goal, decoding, config)
-    try:
+    with interruptible(lambda: _kept(config)):
         if plan:
             print_plan(calibration.plan())
             return
         profile = calibration.run(lambda planned: print_plan(planned, LiteralConsole(stderr=True)))
-    except KeyboardInterrupt:
-        raise RunInterruptedError(_kept(config)) from None
     print_report(profile, folder / "profile.json")
     if not profile.met:
         raise typer.Exit(NOT_MET)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fsd_calib.cli.console import (
-    RunInterruptedError,
     check_at_least_one,
     check_writable,
+    interruptible,
     leave,
     quiet_libraries,
     reply,
@@ -143,7 +143,7 @@ def command(
     large, small = given_or_default(task, target, draft)
     check_loading(large, [small], device, loading.target, loading.draft)
     progress = stderr_progress()
-    try:
+    with interruptible(lambda: _on_disk(folder)):
         tokenizer = load_tokenizer(large, loading.target)
         problems = load_task(task, seed, limit, data, tokenizer)
         memory = plan_memory(
@@ -163,8 +163,6 @@ def command(
                 batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
                 draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
             )  # fmt: skip
-    except KeyboardInterrupt:
-        raise RunInterruptedError(_on_disk(folder)) from None
     reply(f"{folder} holds {_summary(traces)}")
 
 

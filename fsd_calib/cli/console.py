@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -27,6 +29,38 @@ FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130
 
 class RunInterruptedError(Exception):
     """Raised on Ctrl-C, with what the user should know about the work so far."""
+
+
+@contextlib.contextmanager
+def interruptible(kept: Callable[[], str]) -> Iterator[None]:
+    """Inside, Ctrl-C ends the command with what `kept` returns, what the user should know about the work so far.
+
+    An error that follows Ctrl-C counts as the interruption: a library whose import or callback is cut off may raise an
+    error of its own in place of KeyboardInterrupt.
+
+    Raises:
+        RunInterruptedError: there was a Ctrl-C.
+    """
+    came: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if callable(handler):
+            handler(number, frame)
+
+    ours = callable(handler) and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except BaseException as error:
+        if came or isinstance(error, KeyboardInterrupt):
+            raise RunInterruptedError(kept()) from error
+        raise
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, handler)
 
 
 def quiet_libraries() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.console import RunInterruptedError, check_at_least_one, check_writable, leave, reply
+from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, reply
 from fsd_calib.cli.options import DATA, LimitOption, VersionOption, several
 
 if TYPE_CHECKING:
@@ -82,15 +82,11 @@ def command(
     from fsd_decoding.loading import load_tokenizer
     from fsd_predictors.training.api import train
 
-    try:
+    with interruptible(lambda: f"nothing is kept: {out} holds no new predictor, and the same command begins anew"):
         predictor = train(
             loaded, out, kind, rule, several("--divergence", divergence), trials=trials, seed=seed, limit=limit,
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=stderr_progress(),
         )  # fmt: skip
-    except KeyboardInterrupt:
-        raise RunInterruptedError(
-            f"nothing is kept: {out} holds no new predictor, and the same command begins anew"
-        ) from None
     _print(predictor)
     reply(f"{out} holds the predictor; see {out / 'card.md'}")
 

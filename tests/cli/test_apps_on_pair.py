@@ -90,7 +90,7 @@ def test_ctrl_c_leaves_what_was_measured(tmp_path: Path) -> None:
         _, err = child.communicate(timeout=60)
     finally:
         child.kill()
-    assert child.returncode == 130
+    assert child.returncode == 130, err
     last = err.splitlines()[-1]
     assert last.startswith(f"fsd-calibrate: interrupted; the decodings in {cache}")
     assert last.endswith("are kept; the same command resumes from there")

@@ -129,7 +129,7 @@ def test_ctrl_c_says_what_is_on_disk(tmp_path: Path) -> None:
         _, err = child.communicate(timeout=60)
     finally:
         child.kill()
-    assert child.returncode == 130
+    assert child.returncode == 130, err
     last = err.splitlines()[-1]
     found = re.fullmatch(
         rf"fsd-collect: interrupted; {tmp_path / 'out'} holds (\d+) of 3000 completions; the same command continues "

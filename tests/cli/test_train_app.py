@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_the_earlier_predictor(given: list[str], tmp_path: Path) -
         _, err = child.communicate(timeout=60)
     finally:
         child.kill()
-    assert child.returncode == 130
+    assert child.returncode == 130, err
     assert (
         err.splitlines()[-1]
         == f"fsd-train-predictor: interrupted; nothing is kept: {tmp_path} holds no new predictor, "

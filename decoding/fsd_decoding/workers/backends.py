@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
+from fsd_decoding.workers.interrupts import held_back
 from fsd_decoding.workers.serving import Served, serve
 
 
@@ -62,15 +63,21 @@ class LocalWorkers:
 
 
 class _Process:
-    """A process of joblib's loky, whose children do not run the caller's script again."""
+    """A process of joblib's loky, whose children do not run the caller's script again.
+
+    Ctrl-C waits while loky starts it: a process without its instructions prints a traceback, and an executor that is
+    half made cannot end it.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        from joblib.externals.loky import ProcessPoolExecutor
+        with held_back():
+            from joblib.externals.loky import ProcessPoolExecutor
 
-        self._executor = ProcessPoolExecutor(max_workers=1, env=dict(environment))
+            self._executor = ProcessPoolExecutor(max_workers=1, env=dict(environment))
 
     def send(self, request: bytes) -> Future[Served]:
-        future: Future[Served] = self._executor.submit(serve, os.getpid(), request)
+        with held_back():
+            future: Future[Served] = self._executor.submit(serve, os.getpid(), request)
         return future
 
     def stop(self) -> None:

@@ -107,7 +107,8 @@ class WorkerPool:
                 waiting.check()
         finally:
             for number, _ in running.values():
-                self._started.pop(number).stop()
+                if number in self._started:  # or `close` was first: a generator may end after the pool
+                    self._started.pop(number).stop()
 
     def close(self) -> None:
         """Ends all workers."""

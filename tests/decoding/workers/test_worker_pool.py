@@ -207,3 +207,11 @@ def test_what_is_finished_beside_an_error_is_not_lost() -> None:
     with WorkerPool(3, AtOnce()) as pool, pytest.raises(ZeroDivisionError):
         found.extend(piece for piece, _ in pool.run(worker_tasks.divide_by, [1, 0, 2]))
     assert sorted(found) == [1, 2]
+
+
+def test_iterations_may_outlive_the_pool() -> None:
+    """As they do where an error in the caller's loop ends both, and the loop's own frame goes last."""
+    with WorkerPool(1, LocalWorkers(1)) as pool:
+        outcomes = pool.run(worker_tasks.divide_by, [1, 2, 3])
+        next(outcomes)
+    outcomes.close()  # type: ignore[attr-defined]
