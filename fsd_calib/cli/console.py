@@ -11,17 +11,16 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import typer
 
 from fsd_calib.cli.failures import explanation
 from fsd_decoding.errors import UsageError
+from fsd_decoding.interrupts import noticed
 from fsd_decoding.terminal import discard, leave_closed_pipe, visible
 
 FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130
@@ -41,26 +40,13 @@ def interruptible(kept: Callable[[], str]) -> Iterator[None]:
     Raises:
         RunInterruptedError: there was a Ctrl-C.
     """
-    came: list[int] = []
-    handler = signal.getsignal(signal.SIGINT)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if callable(handler):
-            handler(number, frame)
-
-    ours = callable(handler) and threading.current_thread() is threading.main_thread()
-    if ours:
-        signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    except BaseException as error:
-        if came or isinstance(error, KeyboardInterrupt):
-            raise RunInterruptedError(kept()) from error
-        raise
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, handler)
+    with noticed() as came:
+        try:
+            yield
+        except BaseException as error:
+            if came() or isinstance(error, KeyboardInterrupt):
+                raise RunInterruptedError(kept()) from error
+            raise
 
 
 def quiet_libraries() -> None:

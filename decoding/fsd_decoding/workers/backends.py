@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
-from fsd_decoding.workers.interrupts import held_back
+from fsd_decoding.interrupts import held_back
 from fsd_decoding.workers.serving import Served, serve
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fsd_decoding.workers.interrupts import held_back
+from fsd_decoding.interrupts import held_back
 
 
 @pytest.fixture(autouse=True)
