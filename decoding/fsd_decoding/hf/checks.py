@@ -1,39 +1,24 @@
-"""Checks of a call of transformers' `generate`: options that fuzzy decoding lacks are refused by name, never ignored.
-
-Up to transformers 5.23 `_extract_generation_mode_kwargs` drops `streamer`, `assistant_model`, `synced_gpus` and
-`tokenizer` if `custom_generate` is a callable. The first three remain in the frame of `generate`, and this is the only
-way to them; `tokenizer` is lost.
-"""
+"""Checks of a call of transformers' `generate`: what fuzzy decoding lacks is refused by name, never ignored."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, MaxTimeCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, MaxTimeCriteria, StoppingCriteriaList
 
 from fsd_decoding.batch import Request
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.errors import UsageError
+from fsd_decoding.hf.caller import argument_of_generate
+from fsd_decoding.models.compatibility import CACHE_ARGUMENTS
 from fsd_decoding.sampling import Sampling
-
-_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
-
-
-def argument_of_generate(name: str) -> Any:
-    """Returns the argument `name` of the `generate` that called `fsd_generate`; None if it was called otherwise."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not _GENERATE:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get(name)
-
 
 _MODES = ("greedy_search", "sample")
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-_HANDLED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
+_HANDLED = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_ARGUMENTS)
 
 
 def check_draft(draft: Any) -> None:
@@ -67,9 +52,10 @@ def check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any], streamer: Any)
     for name, value in model_kwargs.items():
         if name not in _HANDLED and value is not None:
             raise UsageError(f"{name} is given; fsd_generate takes only input_ids and attention_mask, leave it out")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
-        raise UsageError("past_key_values is given; fsd_generate creates its own KV caches, leave it out")
+    for name in CACHE_ARGUMENTS:
+        cache = model_kwargs.get(name)
+        if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+            raise UsageError(f"{name} is given; fsd_generate creates its own KV caches, leave it out")
     _check_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
     if streamer is not None and len(input_ids) > 1:
         raise UsageError(f"streamer is given with {len(input_ids)} sequences; stream one sequence at a time")

@@ -22,8 +22,8 @@ from fsd_decoding.config_resolution import configured
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.engine import Row, Settings
 from fsd_decoding.engine.result import attach_finished
+from fsd_decoding.hf.caller import argument_of_generate, level_of_user
 from fsd_decoding.hf.checks import (
-    argument_of_generate,
     check_clock,
     check_draft,
     check_inputs,
@@ -36,8 +36,6 @@ from fsd_decoding.hf.stopping import StopsOfGenerate
 from fsd_decoding.profile.drift import watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
-
-_TO_USER = 5  # from a helper of `fsd_generate`, past it, `generate` and torch's no_grad: who called `generate`
 
 
 @dataclass
@@ -129,7 +127,7 @@ def _decoder(
     decoder = SpeculativeDecoder(model, draft, tokenizer, coverage=followed.coverage, drift=followed.drift)
     decoder = decoder.reconfigured(configured("fsd_generate", None, keywords, followed.config))
     for message in followed.warnings(decoder.setting):
-        warnings.warn(message, stacklevel=_TO_USER)
+        warnings.warn(message, stacklevel=level_of_user())
     return decoder
 
 
@@ -160,7 +158,7 @@ def _decoded(decoder: SpeculativeDecoder, runs: Iterable[tuple[Settings, list[Re
                 if streamer is not None:
                     streamer.put(torch.tensor([rows[0].tokens[shown:]]))
                     shown = len(rows[0].tokens)
-        watch(decoder.drift, settings, requests, [finished[r.index] for r in requests], stacklevel=_TO_USER + 1)
+        watch(decoder.drift, settings, requests, [finished[r.index] for r in requests], stacklevel=level_of_user() + 1)
     if streamer is not None:
         streamer.end()
     return [finished[i] for i in range(len(finished))]

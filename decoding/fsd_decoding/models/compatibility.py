@@ -8,7 +8,7 @@ masks from its caller. Other models are refused, judged by their type and config
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Any
 from weakref import WeakSet
@@ -17,7 +17,7 @@ import torch
 
 from fsd_decoding.errors import UsageError
 
-_REQUIRED_ARGUMENTS = ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
+CACHE_ARGUMENTS = ("cache", "past_key_values")  # the current name, and that of transformers before 5.24
 
 _checked: WeakSet[Any] = WeakSet()  # models that passed, because going through all modules takes milliseconds
 
@@ -34,21 +34,33 @@ def check_model(model: Any, slots: int) -> None:
     _checked.add(model)
 
 
+def cache_argument(model: Any) -> str:
+    """Returns the name under which a model's forward pass takes its KV cache, if it takes one."""
+    current, former = CACHE_ARGUMENTS
+    return current if current in _arguments(model) else former
+
+
+def _arguments(model: Any) -> Collection[str]:
+    """Names that a model's forward pass takes."""
+    forward = getattr(model, "_orig_mod", model).forward  # torch.compile hides a model's signature
+    return inspect.signature(forward).parameters.keys()
+
+
 def _obstacles(model: Any) -> Iterator[str]:
     """Reasons why the model can never run on a `SlotCache`, as the rest of a sentence about it."""
     if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         yield "attends to an encoder; use a decoder-only model"
     if _keeps_a_state(model):
         yield "keeps a state that cannot be rolled back; use a model whose layers are full or sliding attention"
-    forward = getattr(model, "_orig_mod", model).forward  # torch.compile hides a model's signature
-    if missing := [name for name in _REQUIRED_ARGUMENTS if name not in inspect.signature(forward).parameters]:
+    required = ("position_ids", cache_argument(model), "attention_mask", "logits_to_keep")
+    if missing := [name for name in required if name not in _arguments(model)]:
         yield f"takes no {', '.join(missing)}, so rows of different lengths cannot share a batch; use another model"
     config = model.config.get_text_config()
     if getattr(config, "alibi", False):
         yield "uses ALiBi, whose positions it derives from a padding mask; use a model with position_ids"
     if any(getattr(module, "is_causal", None) is False for module in model.get_decoder().modules()):
         yield "attends to later tokens as well; use a causal model (load an encoder with is_decoder=True)"
-    if "token_type_ids" in inspect.signature(forward).parameters and not getattr(config, "is_decoder", True):
+    if "token_type_ids" in _arguments(model) and not getattr(config, "is_decoder", True):
         yield "is an encoder as loaded; load it with is_decoder=True, or use a decoder-only model"
     if any(buffer.dtype == torch.bool and buffer.dim() == 4 for buffer in model.buffers()):
         yield "masks by a table of its own, which assumes rows of equal length; use another model"

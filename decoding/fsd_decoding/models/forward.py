@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.attention import attention_kind, use_grouped_attention
+from fsd_decoding.models.compatibility import cache_argument
 from fsd_decoding.models.kv_cache import SlotCache
 
 
@@ -46,6 +47,7 @@ class ModuleForward:
         if kind not in ("sdpa", "eager"):
             raise UsageError(f"the model uses attention {kind!r}; load it with attn_implementation='sdpa' or 'eager'")
         self._grouped = kind == "sdpa"
+        self._cache_argument = cache_argument(model)
 
     @property
     def identity(self) -> Hashable:
@@ -60,8 +62,8 @@ class ModuleForward:
                 input_ids=tokens,
                 position_ids=positions,
                 attention_mask=dict(masks) if len(masks) > 1 else next(iter(masks.values())),
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=keep,
+                **{self._cache_argument: cache},
             ).logits
         return logits

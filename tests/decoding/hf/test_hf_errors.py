@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from fsd_decoding.errors import NumericalError, UsageError
+from fsd_decoding.models.compatibility import cache_argument
 from support.models.hf_pair import (
     DRAFT,
     LOSSLESS,
@@ -24,10 +25,12 @@ from support.models.hf_pair import (
 )
 from support.models.tiny_models import VOCABULARY, llama
 
+CACHE = cache_argument(TARGET)
+
 
 def filled_cache() -> DynamicCache:
     cache = DynamicCache(config=TARGET.config)
-    TARGET(torch.tensor([[5, 9]]), past_key_values=cache)
+    TARGET(torch.tensor([[5, 9]]), **{CACHE: cache})
     return cache
 
 
@@ -47,8 +50,8 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
         for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     ),
     ("synced_gpus is set", {"synced_gpus": True}),
-    ("past_key_values is given", {"past_key_values": DynamicCache(config=TARGET.config)}),
-    ("past_key_values is given", {"past_key_values": filled_cache()}),
+    (f"{CACHE} is given", {CACHE: DynamicCache(config=TARGET.config)}),
+    (f"{CACHE} is given", {CACHE: filled_cache()}),
     ("attention_mask hides tokens", {"attention_mask": HOLE}),
     ("attention_mask hides tokens", {"attention_mask": torch.tensor([[1, 1, 1, 0]])}),
     ("prompt 0 is empty", {"attention_mask": torch.zeros(1, 4, dtype=torch.long)}),
@@ -67,6 +70,13 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
 def test_unsupported_calls_are_refused(message: str, call: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=message):
         fsd(one(), **call)
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+def test_a_cache_is_refused_under_its_former_name_too() -> None:
+    """From transformers 5.24 on, `generate` takes it as `cache`."""
+    with pytest.raises(UsageError, match=f"{CACHE} is given"):
+        fsd(one(), past_key_values=DynamicCache(config=TARGET.config))
 
 
 def test_inputs_without_ids_are_refused() -> None:

@@ -6,6 +6,7 @@ cannot be rolled back must be refused.
 
 from __future__ import annotations
 
+import inspect
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.models.compatibility import CACHE_ARGUMENTS, cache_argument
 from fsd_decoding.models.lean_choice import choose
 from fsd_decoding.models.lean_forward import ARCHITECTURES
 from fsd_decoding.models.runner import ModelRunner
@@ -183,6 +185,33 @@ def test_prompts_longer_than_a_prefill_chunk() -> None:
     last = torch.tensor([[text[-1]] for text in batch.texts])
     actual = batch.runner.logits(last, torch.tensor([[599], [0], [2]]), 600, keep=1)
     torch.testing.assert_close(actual[0, 0], fresh, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", CACHE_ARGUMENTS)
+@torch.inference_mode()
+def test_a_cache_is_passed_under_the_name_that_the_forward_pass_has(name: str) -> None:
+    """Models of transformers before 5.24, and remote code written for it, take it as `past_key_values`."""
+
+    class Renamed(hf.LlamaForCausalLM):
+        def forward(
+            self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None,
+            past_key_values: Any = None, cache: Any = None, logits_to_keep: int = 0, **others: Any,
+        ) -> Any:  # fmt: skip
+            named = {"cache": cache, "past_key_values": past_key_values}
+            passed = {cache_argument(llama(seed=1)): named[name]}
+            return super().forward(
+                input_ids, attention_mask, position_ids, logits_to_keep=logits_to_keep, **passed, **others
+            )
+
+    function: Any = Renamed.forward
+    signature = inspect.signature(function)
+    kept = [p for p in signature.parameters.values() if p.name not in CACHE_ARGUMENTS or p.name == name]
+    function.__signature__ = signature.replace(parameters=kept)
+    model: Any = Renamed(llama(seed=1).config).double()
+    batch = Ragged(model.eval())
+    batch.refill({0: 1, 1: 7, 2: 19})
+    for _ in range(3):
+        batch.round(3, 2, keep=4)
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
