@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +156,7 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
 
 def _keywords(source: ModelSource, fetched: Path | None, device: str, options: ModelOptions) -> dict[str, Any]:
     """The keywords that weights are loaded with; quantised ones are loaded onto their device and stay there."""
-    own = scheme_of(_from_files(AutoConfig, "configuration", source, fetched, options))
+    own = scheme_of(_from_files(AutoConfig, "configuration", source, fetched, options.for_configuration()))
     if own is not None and options.scheme not in (None, own):
         raise UsageError(
             f"model {os.fspath(source)!r} is quantised already ({own}), so quantization {options.scheme!r:.60} cannot "
@@ -168,21 +168,21 @@ def _keywords(source: ModelSource, fetched: Path | None, device: str, options: M
 
 def load_tokenizer(source: ModelSource, options: ModelOptions = USUAL) -> Any:
     """Loads a tokenizer from a path or hub id."""
-    return _load_small("tokenizer", AutoTokenizer, source, options)
+    return _load_small("tokenizer", AutoTokenizer, source, options.revision, options.for_tokenizer())
 
 
 def load_config(source: ModelSource, options: ModelOptions = USUAL) -> Any:
     """Loads a model's configuration from a path or hub id, without its weights."""
-    return _load_small("configuration", AutoConfig, source, options)
+    return _load_small("configuration", AutoConfig, source, options.revision, options.for_configuration())
 
 
-def _load_small(what: str, kind: Any, source: ModelSource, options: ModelOptions) -> Any:
-    return _from_files(kind, what, source, fetch_small(what, os.fspath(source), options.revision), options)
+def _load_small(what: str, kind: Any, source: ModelSource, revision: str | None, keywords: Mapping[str, Any]) -> Any:
+    return _from_files(kind, what, source, fetch_small(what, os.fspath(source), revision), keywords)
 
 
-def _from_files(kind: Any, what: str, source: ModelSource, fetched: Path | None, options: ModelOptions) -> Any:
+def _from_files(kind: Any, what: str, source: ModelSource, fetched: Path | None, keywords: Mapping[str, Any]) -> Any:
     try:
-        return kind.from_pretrained(_resolved(source), **_pinned(fetched), **options.for_small_files())
+        return kind.from_pretrained(_resolved(source), **_pinned(fetched), **keywords)
     except Exception as error:  # as above
         raise UsageError(_cannot_load(what, source, error)) from error
 

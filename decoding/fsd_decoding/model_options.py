@@ -18,7 +18,7 @@ ATTENTION = ("sdpa", "eager")
 
 ALIASES = {"attn_implementation": "attn", "quantization_config": "quantization"}
 """transformers' names of fields."""
-_FOR_SMALL_FILES = ("trust_remote_code",)  # keywords that configuration and tokenizer are loaded with, too
+_FOR_TOKENIZERS = ("trust_remote_code",)
 _REFUSED = {
     **dict.fromkeys(("dtype", "torch_dtype"), "dtype (--dtype) sets it"),
     **dict.fromkeys(("token", "use_auth_token"), "log in with `hf auth login` or set HF_TOKEN"),
@@ -157,9 +157,13 @@ class ModelOptions:
         }  # fmt: skip
         return {name: value for name, value in own.items() if value is not None} | dict(self.others)
 
-    def for_small_files(self) -> dict[str, Any]:
-        """Returns the keywords that a configuration and a tokenizer are loaded with."""
-        return {name: self.others[name] for name in _FOR_SMALL_FILES if name in self.others}
+    def for_configuration(self) -> dict[str, Any]:
+        """Returns the keywords that a configuration is loaded with, which takes those that it knows."""
+        return dict(self.others)
+
+    def for_tokenizer(self) -> dict[str, Any]:
+        """Returns the keywords that a tokenizer is loaded with."""
+        return {name: self.others[name] for name in _FOR_TOKENIZERS if name in self.others}
 
 
 def _check_device_name(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fsd_decoding import quantization
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
+from fsd_decoding.memory import ModelSize
 from fsd_decoding.model_options import Loading, ModelOptions
 from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint, tokenizer_fingerprint
@@ -150,6 +152,15 @@ def test_attention_and_further_keywords_reach_the_models() -> None:
     assert ModelInfo.of(decoder.target).attention == "eager"
     with pytest.raises(UsageError, match=r"cannot be loaded: .* unexpected keyword argument 'nonsense'"):
         SpeculativeDecoder.from_pretrained(TARGET, DRAFT, model_kwargs={"nonsense": 1})
+
+
+def test_keywords_that_change_the_configuration_are_planned_with(tmp_path: Path) -> None:
+    source = saved(tmp_path)
+    options = ModelOptions.of({"max_position_embeddings": 9, "num_hidden_layers": 1})
+    planned = ModelSize.of(source, None, options)
+    assert replace(planned, weights=0) == ModelSize.of(load_model(source, "cpu", None, options), None)
+    assert planned.context == 9
+    assert planned.weights < ModelSize.of(source, None).weights
 
 
 def test_both_kinds_of_attention_decode_the_same_texts() -> None:
