@@ -160,7 +160,7 @@ class CacheKeys:
             seed=None if sampling.greedy else seed,
             max_new_tokens=self._task.max_new_tokens,
             stop=sorted(set(self._task.stop)),
-            engine=self._engine,
+            engine=self._engine | {"run_by": self._run_by if rule.drafts else self._run_by | {"draft": None}},
             policy=_identity(self._policies.get(configuration.divergence)) if rule.fuzzy else None,
         )
 
@@ -171,10 +171,13 @@ class CacheKeys:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
-        run_by = {role: runs.partition(":")[0] for role, runs in self._decoder.run_by.items()}
         # Graphs of PyTorch's own kernels give the same texts; compiled kernels round differently.
         kernels = {"kernels": "compiled"} if self._decoder.compile is True else {}
-        return versions | {"device": self._decoder.device.type, "run_by": run_by} | kernels
+        return versions | {"device": self._decoder.device.type} | kernels
+
+    @cached_property
+    def _run_by(self) -> dict[str, str | None]:
+        return {role: runs.partition(":")[0] for role, runs in self._decoder.run_by.items()}
 
 
 def _identity(policy: StopPolicy | None) -> str | None:

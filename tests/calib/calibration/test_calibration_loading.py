@@ -34,8 +34,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return saved(tmp_path_factory.mktemp("pair"))
 
 
-def key(models: tuple[Path, Path], **options: Any) -> CacheKey:
-    return CacheKeys(SpeculativeDecoder.from_pretrained(*models, **options), TASK).of(FUZZY, 0)
+def key(models: tuple[Path, Path], configuration: Configuration = FUZZY, **options: Any) -> CacheKey:
+    return CacheKeys(SpeculativeDecoder.from_pretrained(*models, **options), TASK).of(configuration, 0)
 
 
 def test_what_changes_texts_has_a_key_of_its_own(models: tuple[Path, Path]) -> None:
@@ -43,6 +43,12 @@ def test_what_changes_texts_has_a_key_of_its_own(models: tuple[Path, Path]) -> N
     keys = [key(models, device="cpu", **way) for way in ways]
     assert len({one.hash for one in keys}) == 4
     assert keys[0] == key(models, device="cpu", model_kwargs={"attn": "sdpa"})
+
+
+def test_how_the_draft_is_run_is_no_part_of_the_targets_own_texts(models: tuple[Path, Path]) -> None:
+    alone = Configuration("target", "js", 1)
+    assert key(models, alone, draft_model_kwargs=EAGER) == key(models, alone)
+    assert key(models, alone, model_kwargs=EAGER) != key(models, alone)
 
 
 def test_where_weights_are_does_not_change_a_key(models: tuple[Path, Path]) -> None:
