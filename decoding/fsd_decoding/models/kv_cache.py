@@ -6,8 +6,8 @@ same, and every row has its own length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class SlotCache(Cache):
         super().__init__(layers=[])  # transformers' own layers would copy on every update
         self.rows, self.slots = rows, slots
         self._numbers = torch.arange(rows, device=device)
-        self._stores: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> (rows, heads, slots, size) of keys, values
+        self._stores: dict[Hashable, _Store] = {}
         self._reach = 0
 
     def aim(self, rows: Tensor | None, positions: Tensor, reach: int) -> None:
@@ -50,53 +50,62 @@ class SlotCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores keys and values (B, heads, Q, size), and returns those to attend to: (B, heads, reach, size)."""
-        return self.store(key_states.transpose(1, 2), value_states.transpose(1, 2), layer_idx)
+        keys = self.store(key_states.transpose(1, 2), ("keys", layer_idx))
+        return keys, self.store(value_states.transpose(1, 2), ("values", layer_idx))
 
-    def store(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Does the same with keys and values in the order of a projection: (B, Q, heads, size)."""
-        if layer not in self._stores:
-            self._stores[layer] = (self._empty(keys), self._empty(values))
-        key_store, value_store = self._stores[layer]
-        places = self._places(keys.shape[2], key_store.device)
-        return self._write_and_read(key_store, keys, places), self._write_and_read(value_store, values, places)
+    def store(self, states: Tensor, name: Hashable) -> Tensor:
+        """Stores states in the order of a projection (B, Q, heads, size); returns as `update` does.
 
-    def _empty(self, states: Tensor) -> Tensor:
-        return states.new_zeros((self.rows, states.shape[2], self.slots, states.shape[3]))
-
-    def _write_and_read(self, store: Tensor, states: Tensor, places: Tensor) -> Tensor:
-        size = states.shape[-1]
-        store.view(-1, size).index_copy_(0, places, states.reshape(-1, size))
+        Args:
+            name: what they are: the same in every forward pass.
+        """
+        if name not in self._stores:
+            self._stores[name] = _Store.of(states.new_zeros((self.rows, states.shape[2], self.slots, states.shape[3])))
+        stored, flat = self._stores[name]
+        flat[self._places(states.shape[2], stored.device)] = states
         return (
-            store[:, :, : self._reach] if self._rows is None else store[self._rows.to(store.device), :, : self._reach]
+            stored[:, :, : self._reach]
+            if self._rows is None
+            else stored[self._rows.to(stored.device), :, : self._reach]
         )
 
     def _places(self, heads: int, device: torch.device) -> Tensor:
-        """Where a layer's states (B, Q, heads) go in a store seen as (rows·heads·slots): (B·Q·heads,)."""
+        """Where states of so many heads go in a flat store: (B, Q, heads)."""
         if (heads, device) not in self._written:
             rows = self._numbers if self._rows is None else self._rows
             firsts = (rows[:, None] * heads + torch.arange(heads, device=rows.device)) * self.slots  # (B, heads)
-            self._written[heads, device] = (firsts[:, None] + self._positions[:, :, None]).flatten().to(device)
+            self._written[heads, device] = (firsts[:, None] + self._positions[:, :, None]).to(device)
         return self._written[heads, device]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order; others than the moved ones stay in place."""
         self.rows = len(rows)
         moves = [(new, old) for new, old in enumerate(rows) if new != old]
-        for layer, stores in self._stores.items():
+        for name, (stored, _) in self._stores.items():
             if moves:
-                new, old = to_device(moves, stores[0].device).unbind(1)
-                for store in stores:
-                    store[new] = store[old]
-            self._stores[layer] = stores[0][: self.rows], stores[1][: self.rows]
+                new, old = to_device(moves, stored.device).unbind(1)
+                stored[new] = stored[old]
+            self._stores[name] = _Store.of(stored[: self.rows])
         self._numbers = self._numbers[: self.rows]
 
     @property
     def nbytes(self) -> int:
         """Bytes that are allocated for keys and values, those of dropped rows included."""
-        return sum(tensor.untyped_storage().nbytes() for pair in self._stores.values() for tensor in pair)
+        return sum(store.stored.untyped_storage().nbytes() for store in self._stores.values())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._reach
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return self.slots
+
+
+class _Store(NamedTuple):
+    """What is kept of one kind of states of a layer."""
+
+    stored: Tensor  # (rows, heads, slots, size)
+    flat: Tensor  # the same memory as (rows·heads·slots, size)
+
+    @classmethod
+    def of(cls, stored: Tensor) -> _Store:
+        return cls(stored, stored.view(-1, stored.shape[-1]))

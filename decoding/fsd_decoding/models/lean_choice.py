@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
+from transformers.utils import output_capturing
 
 from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.forward import Forward, ModuleForward
-from fsd_decoding.models.known_digests import State, state_of
 from fsd_decoding.models.kv_cache import SlotCache
 from fsd_decoding.models.lean_forward import ARCHITECTURES, LeanForward, LeanModel
 from fsd_decoding.models.masks import Masks
@@ -47,11 +48,10 @@ class Choice:
 
 @dataclass
 class _Probed:
-    """A choice, what it was made for, and the state of the weights when they were copied last."""
+    """A choice, and what it was made for."""
 
     choice: Choice
     made_for: tuple[Any, ...]
-    copied: State | None  # None: not packed, or unknown
 
 
 _probed: WeakKeyDictionary[Any, _Probed] = WeakKeyDictionary()
@@ -75,10 +75,9 @@ def choose(model: Any) -> Choice:
     made_for = _read(model)
     with _lock:
         if model not in _probed or _probed[model].made_for != made_for:
-            choice = _probe(model)
-            _probed[model] = _Probed(choice, made_for, state_of(model) if _is_packed(choice) else None)
-        elif _is_packed(_probed[model].choice):
-            _bring_up_to_date(_probed[model], model)
+            _probed[model] = _Probed(_probe(model), made_for)
+        elif (lean := _probed[model].choice.lean) is not None:
+            lean.refresh()
         return _probed[model].choice
 
 
@@ -89,18 +88,6 @@ def _read(model: Any) -> tuple[Any, ...]:
     return modules, facts, tuple(weight.data_ptr() for weight in model.parameters())
 
 
-def _is_packed(choice: Choice) -> bool:
-    return choice.lean is not None and choice.lean.packed
-
-
-def _bring_up_to_date(probed: _Probed, model: Any) -> None:
-    """Copies packed weights anew where they changed, or may have: see `known_digests.while_unchanged`."""
-    state = state_of(model)
-    if probed.choice.lean is not None and (state is None or state != probed.copied):
-        probed.choice.lean.refresh()
-        probed.copied = state
-
-
 def packed_bytes(model: Any) -> int:
     """Returns the bytes of weights that the lean forward pass copies, which a model on the meta device tells too."""
     if next(_unknown_family(model), None) is not None or not _can_pack(model):
@@ -109,25 +96,27 @@ def packed_bytes(model: Any) -> int:
     return sum(weight.nbytes for linear in linears for weight in linear.parameters())
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def _probe(model: Any) -> Choice:
-    """Builds the lean weights and compares logits."""
-    with torch.inference_mode(False), torch.no_grad():
+    """Builds the lean weights and compares logits of two random texts."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.get_input_embeddings().num_embeddings, (2, _PROBED), generator=generator)
+    tokens = tokens.to(model.device)
+    theirs = _logits(model, ModuleForward(model), tokens)
+    try:
         lean = LeanModel(model, _can_pack(model))
-        difference = _difference(model, lean)
+        own = _logits(model, LeanForward(lean, _PROBED), tokens)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model that was changed, such as by pruning heads, leads to
+        return Choice(None, f"its layers do not fit the lean forward pass ({str(error).partition(chr(10))[0]:.80})")
+    difference = float((own - theirs).abs().max() / theirs.abs().max())
     if difference <= _TOLERANCE[model.dtype]:
         return Choice(lean)
     if math.isnan(difference):
         return Choice(None, "its logits on two short texts are not finite, or all zero")
     return Choice(None, f"its logits would differ from transformers' by {difference:.2g} of the largest")
-
-
-def _difference(model: Any, lean: LeanModel) -> float:
-    """The largest difference of logits on two random texts, as a share of the largest logit."""
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = model.get_input_embeddings().num_embeddings
-    tokens = torch.randint(vocabulary, (2, _PROBED), generator=generator).to(model.device)
-    theirs, own = (_logits(model, f, tokens) for f in (ModuleForward(model), LeanForward(lean, _PROBED)))
-    return float((own - theirs).abs().max() / theirs.abs().max())
 
 
 def _logits(model: Any, forward: Forward, tokens: Tensor) -> Tensor:
@@ -149,6 +138,11 @@ def _obstacles(model: Any) -> Iterator[str]:
     for name, module in model.model.named_modules():
         if type(module).__module__ not in known and not any(part.endswith(_CALLED) for part in name.split(".")):
             yield f"its module {name} is a {type(module).__name__} of another kind"
+    for kind in {type(module) for module in model.modules()}:
+        if _is_replaced(kind):
+            yield f"the forward pass of {kind.__name__} was replaced"
+    if not _has_layers_of_its_configuration(model):
+        yield "its layers are not those that its configuration names"
     if model.get_input_embeddings().max_norm is not None:
         yield "its embeddings are normalised as they are read"
     if torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks:
@@ -169,6 +163,19 @@ def _obstacles(model: Any) -> Iterator[str]:
         yield "a hook or another forward pass was set on one of its modules"
 
 
+def _is_replaced(kind: type) -> bool:
+    """Whether the forward pass of a class of modules is not the one that its code defines."""
+    defining = next(base for base in kind.__mro__ if "forward" in vars(base))
+    return getattr(inspect.unwrap(vars(defining)["forward"]), "__module__", None) != defining.__module__
+
+
+def _has_layers_of_its_configuration(model: Any) -> bool:
+    """Whether the modules say what transformers reads of the configuration in each forward pass."""
+    layers, config = model.model.layers, model.config
+    kinds = [kind for layer in layers if (kind := getattr(layer.self_attn, "layer_type", None)) is not None]
+    return len(layers) <= config.num_hidden_layers and (not kinds or kinds == list(config.layer_types)[: len(kinds)])
+
+
 def _unknown_family(model: Any) -> Iterator[str]:
     kind = type(model)
     if kind.__name__ not in ARCHITECTURES or not kind.__module__.startswith("transformers.models."):
@@ -176,18 +183,21 @@ def _unknown_family(model: Any) -> Iterator[str]:
 
 
 def _is_changed(module: nn.Module, hooks: bool) -> bool:
-    """Whether calling a module does something else than its class says."""
-    hooked = bool(module._forward_hooks or (hooks and module._forward_pre_hooks))
+    """Whether calling a module does something else than its class says.
+
+    Asking for a model's hidden states once leaves hooks of transformers' on it, which do nothing unless asked again.
+    """
+    called = any(hook.__module__ != output_capturing.__name__ for hook in module._forward_hooks.values())
+    hooked = called or bool(hooks and module._forward_pre_hooks)
     return hooked or "forward" in vars(module) or module._compiled_call_impl is not None
 
 
 def _can_pack(model: Any) -> bool:
-    """Whether all linear layers are plain ones of one dtype, whose writes PyTorch counts, and small together."""
+    """Whether all linear layers are plain ones of one dtype, and small together."""
     linears = [module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))]
     weights = list(model.parameters())
     return (
         all(type(module) is nn.Linear and _is_plain(module.weight, model.dtype) for module in linears)
-        and not any(weight.is_inference() for weight in weights)
         and sum(weight.nbytes for weight in weights) <= PACKED_BYTES
     )
 

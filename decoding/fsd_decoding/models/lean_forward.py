@@ -62,12 +62,21 @@ class LeanModel:
         self.layers = [_Layer(layer, architecture, packed) for layer in decoder.layers]
         self.embeddings, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, _norm(decoder.norm)
         self._head, self._logits = model.lm_head, Linears.of([model.lm_head], packed)
+        weights = [self._logits, *(weights for layer in self.layers for weights in layer.weights)]
+        self._copied = [linears for linears in weights if isinstance(linears, Packed)]
+        self._copied_sums = self._sums() if self._copied else torch.empty(0)
 
     def refresh(self) -> None:
-        """Copies packed weights anew, in place."""
-        for weights in [self._logits, *(weights for layer in self.layers for weights in layer.weights)]:
-            if isinstance(weights, Packed):
+        """Copies packed weights anew, in place, where those of the modules have changed since, in whatever way."""
+        if self._copied and not torch.equal(sums := self._sums(), self._copied_sums):
+            for weights in self._copied:
                 weights.refresh()
+            self._copied_sums = sums
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _sums(self) -> Tensor:
+        return torch.cat([part for weights in self._copied for part in weights.sums()])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits of hidden states (B, n, H) before the last norm: (B, n, V)."""
@@ -97,10 +106,9 @@ class LeanForward:
     ) -> Tensor:
         """See `forward.Forward`."""
         model, (rows, queries) = self._model, tokens.shape
-        at = positions.flatten()
         groups = model.layers[0].attention.groups
         step = _Step(
-            rows, queries, self._cos[at].unsqueeze(1), self._sin[at].unsqueeze(1),
+            rows, queries, self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2),
             {kind: fold_mask(mask, groups) for kind, mask in masks.items()}, cache,
         )  # fmt: skip
         hidden = functional.embedding(tokens.flatten(), model.embeddings.weight)  # (B·Q, H)
@@ -114,8 +122,8 @@ class _Step(NamedTuple):
 
     rows: int  # B
     queries: int  # Q
-    cos: Tensor  # (B·Q, 1, D)
-    sin: Tensor  # (B·Q, 1, D), negated in the first half, for `roll`
+    cos: Tensor  # (B, Q, 1, D)
+    sin: Tensor  # (B, Q, 1, D), negated in the first half, for `roll`
     masks: Mapping[str, Tensor]  # folded
     cache: SlotCache
 
@@ -158,28 +166,22 @@ class _Attention:
 
     def __call__(self, residual: Tensor, hidden: Tensor, step: _Step, number: int) -> Tensor:
         """(B·Q, H), (B·Q, H) -> (B·Q, H)."""
-        rows, queries, heads, size = step.rows, step.queries, self._heads, self._size
-        projected = self.projections(hidden).view(rows * queries, -1, size)  # queries, keys and values: (B·Q, heads, D)
-        rotated = self._rotate(self._normed(projected[:, : heads + self._key_heads]), step)
-        keys, values = step.cache.store(
-            rotated[:, heads:].view(rows, queries, -1, size),
-            projected[:, heads + self._key_heads :].view(rows, queries, -1, size),
-            number,
-        )
-        query = rotated[:, :heads].view(rows, queries, heads, size).transpose(1, 2)
+        heads, rotated = self._heads, self._heads + self._key_heads
+        states = self.projections(hidden).view(step.rows, step.queries, -1, self._size)  # (B, Q, heads, D)
+        if self._norms:
+            query_norm, key_norm = self._norms
+            parts = query_norm(states[:, :, :heads]), key_norm(states[:, :, heads:rotated]), states[:, :, rotated:]
+            states = torch.cat(parts, 2)
+        self._rotate(states[:, :, :rotated], step)
+        keys, values = step.cache.store(states[:, :, heads:], number).chunk(2, 1)
         mask = step.masks[self._kind] if self._kind is not None else next(iter(step.masks.values()))
-        attended = attend(query, keys, values, mask, self._scaling).transpose(1, 2).reshape(rows * queries, -1)
-        return self.output.plus(residual, attended)
+        attended = attend(states[:, :, :heads].transpose(1, 2), keys, values, mask, self._scaling)
+        return self.output.plus(residual, attended.transpose(1, 2).reshape(step.rows * step.queries, -1))
 
-    def _normed(self, states: Tensor) -> Tensor:
-        """Normalises queries and keys (B·Q, heads, D) where the family does."""
-        if not self._norms:
-            return states
-        query_norm, key_norm = self._norms
-        return torch.cat([query_norm(states[:, : self._heads]), key_norm(states[:, self._heads :])], 1)
-
-    def _rotate(self, states: Tensor, step: _Step) -> Tensor:
-        return torch.addcmul(states * step.cos, states.roll(self._size // 2, -1), step.sin)
+    def _rotate(self, states: Tensor, step: _Step) -> None:
+        """Rotates queries and keys (B, Q, heads, D) in place."""
+        turned = states.roll(self._size // 2, -1)
+        states.mul_(step.cos).addcmul_(turned, step.sin)
 
 
 def _norm(module: Any) -> Callable[[Tensor], Tensor]:
@@ -206,6 +208,6 @@ class _ProductNorm:
         self._mean = weight.new_full((len(weight), 1), 1 / len(weight))
 
     def __call__(self, states: Tensor) -> Tensor:
-        squares = states.square().view(-1, states.shape[-1])
-        scales = torch.addmm(self._eps, squares, self._mean).rsqrt_().view(*states.shape[:-1], 1)
-        return (states * scales).mul_(self._weight)
+        if states.dim() > 2:
+            return self(states.flatten(0, -2)).view(states.shape)
+        return (states * torch.addmm(self._eps, states.square(), self._mean).rsqrt_()).mul_(self._weight)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,6 +62,17 @@ class Packed(Linears):
         if self._bias is not None and bias is not None:
             self._bias.copy_(bias)
 
+    def sums(self) -> Iterator[Tensor]:
+        """Yields each output's weighted sum of its weights, and the biases: what a change of the modules' own shows in.
+
+        A change that is lost in the rounding of such a sum is lost in that of a forward pass too.
+        """
+        for module in self._modules:
+            weight = module.weight if module.weight.dtype == torch.float64 else module.weight.float()
+            yield torch.mv(weight, _factors(weight.shape[1], weight.dtype, weight.device))
+            if module.bias is not None:
+                yield module.bias.to(weight.dtype)
+
     def __call__(self, states: Tensor) -> Tensor:
         return self._product(states, self._bias)
 
@@ -85,3 +97,10 @@ class Packed(Linears):
 def _bias(module: Any) -> Tensor | None:
     bias: Tensor | None = module.bias
     return bias
+
+
+@cache
+def _factors(number: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Random numbers in [1, 2), all different in practice, so that weights cannot change places unseen."""
+    with torch.inference_mode(False):
+        return (1 + torch.rand(number, generator=torch.Generator().manual_seed(0), dtype=dtype)).to(device)

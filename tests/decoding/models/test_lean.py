@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from fsd_collectors.collection.hidden_states import HiddenStates
@@ -21,7 +22,7 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models import lean_choice
 from fsd_decoding.models.lean_choice import choose, packed_bytes
-from fsd_decoding.models.lean_weights import Packed
+from fsd_decoding.models.lean_forward import LeanModel
 from fsd_decoding.models.runner import ModelRunner
 from support.models.tiny_models import FAMILIES, SMALL, VOCABULARY, WINDOW, llama, random_model, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related
@@ -137,6 +138,16 @@ def with_wrapped_mlp(model: Any) -> Any:
     return model
 
 
+def with_other_windows(model: Any) -> Any:
+    model.config.layer_types = model.config.layer_types[::-1]
+    return model
+
+
+def with_fewer_layers_named(model: Any) -> Any:
+    model.config.num_hidden_layers = 1
+    return model
+
+
 UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
     "another family": (lambda: random_model(FAMILIES["gpt2"], 1), "GPT2LMHeadModel is not one of LlamaForCausalLM, "),
     "a class of the user's own": (
@@ -160,6 +171,13 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
     "a norm in another's place": (
         lambda: with_layer_norm(random_model(FAMILIES["qwen3"], seed=1)), "its module layers.0.self_attn.q_norm is a"
     ),
+    "windows of other layers": (
+        lambda: with_other_windows(random_model(PAIRS[list(PAIRS)[-1]][0], seed=1)),
+        "its layers are not those that its configuration names",
+    ),
+    "layers that are left out": (
+        lambda: with_fewer_layers_named(llama(1)), "its layers are not those that its configuration names"
+    ),
     "no weights": (lambda: llama(1).to("meta"), "it has no weights"),
 }  # fmt: skip
 
@@ -173,9 +191,9 @@ def test_transformers_modules_run_what_it_cannot(case: str) -> None:
 
 
 def test_a_model_whose_logits_would_differ_is_run_by_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code that was changed under its class's name, which only its logits show."""
-    original: Any = LlamaMLP.forward
-    monkeypatch.setattr(LlamaMLP, "forward", lambda self, states: 1.01 * original(self, states))
+    """Code that was changed under its function's name, which only its logits show."""
+    original: Any = modeling_llama.apply_rotary_pos_emb
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, *rest: original(1.01 * q, *rest))
     decoder = SpeculativeDecoder(llama(1), llama(1), word_tokenizer())
     assert decoder.run_by["target"].startswith("transformers: its logits would differ from transformers' by 0.0")
     assert tokens(decoder) == tokens(SpeculativeDecoder(decoder.target, decoder.draft, word_tokenizer(), lean=False))
@@ -202,6 +220,66 @@ def test_weights_that_change_past_torchs_counts_are_used() -> None:
     for weight in target.parameters():
         weight.data.mul_(-0.5)
     assert tokens(lean) == tokens(SpeculativeDecoder(target, draft, word_tokenizer(), lean=False)) != before
+
+
+def copies(lean: LeanModel) -> list[torch.Tensor]:
+    packed = [(linears._product.weight, linears._bias) for linears in lean._copied]
+    return [tensor for pair in packed for tensor in pair if tensor is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_single_weights_that_change_past_torchs_counts_are_used(dtype: torch.dtype) -> None:
+    """Rows that change places, too, and one element of a bias."""
+    target, _ = pair_of("qwen2, biases, tied embeddings", dtype)
+    lean = choose(target).lean
+    assert lean is not None
+    layer = target.model.layers[1]
+    head, down, bias = target.lm_head.weight.data, layer.mlp.down_proj.weight.data, layer.self_attn.v_proj.bias.data
+    for changed, elements, value in ((head, [0, 1], head[[1, 0]]), (down[0], 7, 0.0), (bias, 3, 1.0)):
+        changed[elements] = value
+        assert choose(target).lean is lean
+        fresh = choose(copy.deepcopy(target)).lean
+        assert fresh is not None
+        for own, other in zip(copies(lean), copies(fresh), strict=True):
+            assert torch.equal(own, other)
+
+
+def test_a_forward_pass_that_a_class_was_given_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its effect begins beyond the texts that logits are compared on, and it is set after a first decoding."""
+    decoder = SpeculativeDecoder(llama(1), llama(1), word_tokenizer())
+    before = tokens(decoder)
+    original: Any = LlamaMLP.forward
+    monkeypatch.setattr(
+        LlamaMLP, "forward", lambda self, states: original(self, states) * (1.0 if states.shape[1] > 1 else -1.0)
+    )
+    assert decoder.run_by["target"] == "transformers: the forward pass of LlamaMLP was replaced"
+    after = tokens(decoder)
+    assert after == tokens(SpeculativeDecoder(decoder.target, decoder.draft, word_tokenizer(), lean=False)) != before
+
+
+def test_hidden_states_that_were_asked_for_once_do_not_matter() -> None:
+    """transformers leaves the hooks that collect them on the model."""
+    model = llama(1)
+    model(torch.tensor([[1, 2, 3]]), output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())
+    assert choose(model).lean is not None
+
+
+def prune_to_one_head(layer: Any) -> None:
+    """Its modules find the number of heads by their weights' shapes."""
+    attention = layer.self_attn
+    attention.num_key_value_groups = 1
+    for module in (attention.q_proj, attention.k_proj, attention.v_proj):
+        module.weight = nn.Parameter(module.weight[: attention.head_dim].detach())
+    attention.o_proj.weight = nn.Parameter(attention.o_proj.weight[:, : attention.head_dim].detach())
+
+
+def test_modules_run_a_model_that_the_lean_forward_pass_fails_on() -> None:
+    target, draft = llama(1), llama(2)
+    prune_to_one_head(target.model.layers[1])
+    decoder = SpeculativeDecoder(target, draft, word_tokenizer())
+    assert decoder.run_by["target"].startswith("transformers: its layers do not fit the lean forward pass (")
+    assert tokens(decoder) == tokens(SpeculativeDecoder(target, draft, word_tokenizer(), lean=False))
 
 
 def test_the_default_dtype_does_not_matter() -> None:
@@ -309,8 +387,7 @@ def test_copies_are_counted_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama(1)
     lean = choose(model).lean
     assert lean is not None
-    copies = [lean._logits, *(weights for layer in lean.layers for weights in layer.weights)]
-    copied = sum(weights._product.weight.nbytes for weights in copies if isinstance(weights, Packed))
+    copied = sum(tensor.nbytes for tensor in copies(lean))
     assert packed_bytes(model) == packed_bytes(llama(1).to("meta")) == copied > 0
     assert packed_bytes(llama(1, tie_word_embeddings=True)) == copied
     assert packed_bytes(random_model(FAMILIES["gpt2"], 1)) == 0
