@@ -88,10 +88,11 @@ class PlannedStep:
     decodings: int
     seconds_each: float
     most: int = 0  # decodings in the worst case, where that is not the expected one
+    once: float = 0.0  # seconds beside those of decodings
 
     @property
     def seconds(self) -> float:
-        return self.decodings * self.seconds_each
+        return self.decodings * self.seconds_each + self.once
 
     @property
     def seconds_more(self) -> float:
@@ -151,7 +152,7 @@ def make_plan(
 
 def planned_steps(
     paces: Paces, *, tuning: int, lossless: int, searched: int, certification: int, likely: int, candidates: int,
-    timed: int, timed_seconds: float,
+    timed: int, timed_seconds: float, graphs: float = 0.0,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     """Returns the steps of a calibration.
 
@@ -163,10 +164,13 @@ def planned_steps(
         likely, candidates: frozen candidates that are tested, as expected and at most.
         timed: decodings that are timed: problems x configurations x repeats.
         timed_seconds: mean time of a timed decoding, at --serve-batch.
+        graphs: seconds of making the graphs of all shapes of rounds; 0: rounds are called directly.
     """
     baseline = (tuning * paces.target + lossless * paces.lossless) / (tuning + lossless)
     each = (paces.target + likely * paces.fuzzy) / (1 + likely)
+    made = (PlannedStep("graphs", 0, 0.0, once=graphs),) if graphs else ()
     return (
+        *made,
         PlannedStep("baseline", tuning + lossless, baseline),
         PlannedStep("search", searched, paces.fuzzy),
         PlannedStep("certification", (1 + likely) * certification, each, (1 + candidates) * certification),

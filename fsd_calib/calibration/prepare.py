@@ -19,7 +19,7 @@ from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_en
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
 from fsd_calib.calibration.run_config import Compiling, RunConfig
-from fsd_calib.calibration.run_facts import RecordedCosts, RunFacts, Timings, begin_or_resume
+from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.holdout import TESTS_VERSION
@@ -28,9 +28,11 @@ from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.round_costs import measure_costs
 from fsd_calib.search.forecast import DraftForecasts, Forecast, ReplayForecast
 from fsd_calib.search.space import Space, logit
+from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.replay import CostModel, sweep
 from fsd_collectors.store.reading import Traces
+from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 
 _PILOT = 64  # problems
@@ -44,6 +46,7 @@ SD_LENGTHS = range(1, 13)
 """Draft lengths of `sd`, whatever is searched."""
 
 _USUAL_LENGTH = 5  # tokens drafted when a batch is timed
+_NEW_LENGTH = 6  # another, which the rule has not had before: its first batch shows what making graphs takes
 _OTHER_SHAPES = 9  # of rounds, beside one for each L: target, lossless rule; at --serve-batch three costs, four timed
 
 
@@ -98,7 +101,7 @@ def prepare(
     chosen = None if predictor is None else choose(predictor, session, space, folder)
     with _traced(session, space, None if chosen is None else chosen.reads) as traces:
         first = space.drafts[0]
-        baseline = measure_baseline(session, session.configuration(_LOSSLESS, _USUAL_LENGTH, first), _PILOT)
+        baseline = measure_baseline(session, _usual(session, space), _PILOT)
         judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         shaped = shapes(policies, session, space, traces[first])
         space = replace(space, policies=tuple(shaped))
@@ -123,7 +126,9 @@ def prepare(
     pilot = Pilot.of(baseline.alone, baseline.lossless, fuzzy)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
-    efforts = _efforts(session, _paces(facts, served), goal.pareto, *timer.effort(served))
+    pace = facts.pace_of(session.processes) or _pace(session, space)
+    graphs = pace.capture * _shapes(space, config)
+    efforts = _efforts(session, _paces(pace, served), goal.pareto, *timer.effort(served), graphs)
     plan = make_plan(claim_of(goal, session.holdout.problems), pilot, session.holdout.problems, level, efforts)
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, early.info if early else None)
 
@@ -141,11 +146,9 @@ def _served(measured: Measurement, forecast: Forecast, session: Session, goal: G
     return tokens / forecast.measured(measured) / goal.serve_batch
 
 
-def _paces(facts: RunFacts, served: Paces) -> Paces:
+def _paces(pace: Pace, served: Paces) -> Paces:
     """Seconds of decodings in the calibration's own batches; of fuzzy ones by their share at --serve-batch."""
-    target = facts.target_seconds_each
-    fuzzy = facts.seconds_each * served.fuzzy / served.lossless
-    return Paces(facts.seconds_each if target is None else target, facts.seconds_each, fuzzy)
+    return Paces(pace.target, pace.lossless, pace.lossless * served.fuzzy / served.lossless)
 
 
 def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None, compile: Compiling) -> str:
@@ -189,31 +192,54 @@ def _forecast(
 
 
 def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
-    lossless = session.configuration(_LOSSLESS, _USUAL_LENGTH, space.drafts[0])
-    batch = session.tuning.problems[: 2 * session.batch_size]  # so that rows are refilled
-    decode, alone = (
-        partial(session.decode.emitted, c, batch, session.batch_size)
-        for c in (lossless, session.configuration("target"))
-    )
-    with session.as_one_worker() as workers:
-        way, target, seconds = config.compile, seconds_of(alone), seconds_of(decode)
-        if way == "auto":
-            planned = _planned(session, space, config, seconds / len(batch) / workers)
-            way = what_pays(session.draft_of(lossless), decode, planned, session.progress)
-            session.call_rounds(way)
+    pace, way = _pace(session, space), config.compile
+    if way == "auto":
+        way = _what_pays(session, space, config, pace.lossless)
         if way != "off":
-            for capture in (alone, decode):
-                capture()
-            target, seconds = seconds_of(alone), seconds_of(decode)
+            session.call_rounds(way)
+            pace = _pace(session, space)
     costs = tuple(_costs(session.with_draft(draft), goal) for draft in space.drafts)
-    return Timings(costs, seconds / len(batch) / workers, way, target / len(batch) / workers)
+    return Timings(costs, pace, way)
 
 
-def _planned(session: Session, space: Space, config: RunConfig, seconds_each: float) -> PlannedWork:
-    """The decodings in the calibration's own batches that are likely to follow, and the shapes of all rounds."""
-    steps = _efforts(session, Paces(seconds_each, seconds_each, seconds_each))
-    searched = min(len(space.draft_lengths), config.trials)
-    return PlannedWork(sum(step.seconds for step in steps), len(space.drafts) * (_OTHER_SHAPES + searched))
+def _pace(session: Session, space: Space) -> Pace:
+    """The pace of decoding, measured in this process, with rounds called as the session calls them."""
+    alone = partial(_decode_some, session, session.configuration("target"))
+    lossless = partial(_decode_some, session, session.configuration(_LOSSLESS, _NEW_LENGTH, space.drafts[0]))
+    with session.as_one_worker():
+        first = seconds = seconds_of(lossless)
+        if session.decoder.compile:  # then that made graphs
+            alone()
+            seconds = seconds_of(lossless)
+        of_target = seconds_of(alone)
+    problems = len(_some(session)) * session.processes
+    return Pace(seconds / problems, of_target / problems, session.processes, max(first - seconds, 0.0))
+
+
+def _what_pays(session: Session, space: Space, config: RunConfig, each: float) -> Rounds:
+    """See `what_pays`, for a calibration whose decodings take `each` seconds."""
+    steps, usual = _efforts(session, Paces(each, each, each)), _usual(session, space)
+    planned = PlannedWork(sum(step.seconds for step in steps), _shapes(space, config))
+    with session.as_one_worker():
+        return what_pays(session.draft_of(usual), partial(_decode_some, session, usual), planned, session.progress)
+
+
+def _shapes(space: Space, config: RunConfig) -> int:
+    """How many shapes of rounds are likely to occur."""
+    return len(space.drafts) * (_OTHER_SHAPES + min(len(space.draft_lengths), config.trials))
+
+
+def _usual(session: Session, space: Space) -> Configuration:
+    return session.configuration(_LOSSLESS, _USUAL_LENGTH, space.drafts[0])
+
+
+def _some(session: Session) -> Sequence[Problem]:
+    """Tuning problems for two batches, so that rows are refilled."""
+    return session.tuning.problems[: 2 * session.batch_size]
+
+
+def _decode_some(session: Session, configuration: Configuration) -> None:
+    session.decode.emitted(configuration, _some(session), session.batch_size)
 
 
 def _costs(session: Session, goal: Goal) -> CostModel:
@@ -225,13 +251,14 @@ def _costs(session: Session, goal: Goal) -> CostModel:
 
 
 def _efforts(
-    session: Session, paces: Paces, front: bool = False, timed: int = 0, timed_seconds: float = 0.0
-) -> tuple[PlannedStep, ...]:
+    session: Session, paces: Paces, front: bool = False, timed: int = 0, timed_seconds: float = 0.0,
+    graphs: float = 0.0,
+) -> tuple[PlannedStep, ...]:  # fmt: skip
     seeds, problems = session.decode.seeds, len(session.tuning.problems)
     return planned_steps(
         paces, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems), searched=_PASSES * seeds * problems,
         certification=seeds * session.holdout.problems, likely=_CANDIDATES if front else _LIKELY,
-        candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds,
+        candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds, graphs=graphs,
     )  # fmt: skip
 
 

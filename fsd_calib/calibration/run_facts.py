@@ -2,8 +2,9 @@
 
 They are kept in a small file per run in the output folder, with a digest, and, once an attempt is made, in the ledger
 too. A damaged file is set aside, which costs the time of measuring and searching again, unless the ledger has the
-facts. Timings are measured once per run, since they decide which configurations are tried: measured again they would
-differ, and the choice with them.
+facts. Costs are measured once per run, since they decide which configurations are tried: measured again they would
+differ, and the choice with them. The pace of decoding, which only the plan rests on, is of a number of processes; with
+another number it is measured again.
 """
 
 from __future__ import annotations
@@ -44,26 +45,40 @@ class RecordedCosts(Part):
         return CostModel(self.draft_step, self.verify, self.position)
 
 
+class Pace(NamedTuple):
+    """Mean seconds of a decoding in the calibration's own batches, by all processes that decode together.
+
+    Attributes:
+        lossless, target: under the lossless rule, and of the target alone.
+        workers: how many processes.
+        capture: seconds of making the graph of one shape of rounds, which each process makes for itself.
+    """
+
+    lossless: float
+    target: float
+    workers: int = 1
+    capture: float = 0.0
+
+
 class Timings(NamedTuple):
     """Timings that a run takes at its beginning.
 
     Attributes:
         costs: of a round at --serve-batch, one cost model per draft.
-        seconds_each: time of a decoding under the lossless rule, by all processes that decode together.
         compile: how rounds are called, in these timings and in the whole run.
-        target_seconds_each: the same of the target alone; None: not measured.
     """
 
     costs: tuple[CostModel, ...]
-    seconds_each: float
+    pace: Pace
     compile: Rounds = "off"
-    target_seconds_each: float | None = None
 
 
 class RunFacts(Part):
     """What is recorded of a run.
 
     Attributes:
+        seconds_each, target_seconds_each, workers, capture_seconds: the fields of `Pace`. Earlier versions did not
+            record all of them.
         attempt: the number that an attempt on the certification part would have had when the run began.
     """
 
@@ -74,6 +89,14 @@ class RunFacts(Part):
     attempt: Natural
     compile: Rounds = "off"
     target_seconds_each: Amount | None = None
+    workers: Natural | None = None
+    capture_seconds: Amount = 0.0
+
+    def pace_of(self, workers: int) -> Pace | None:
+        """Returns the pace of so many processes; None: it is not recorded."""
+        if self.target_seconds_each is None or self.workers != workers:
+            return None
+        return Pace(self.seconds_each, self.target_seconds_each, workers, self.capture_seconds)
 
     def level(self, confidence: float) -> float:
         """The significance level that the attempt is tested at."""
@@ -108,10 +131,11 @@ def begin_or_resume(
 
 
 def _begin(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:
-    started, (costs, seconds_each, compile, target_seconds_each) = datetime.now(UTC), measure()
+    started, (costs, pace, compile) = datetime.now(UTC), measure()
     return RunFacts(
         name=name, started=started, costs=tuple(RecordedCosts(**asdict(model)) for model in costs),
-        seconds_each=seconds_each, attempt=attempt, compile=compile, target_seconds_each=target_seconds_each,
+        seconds_each=pace.lossless, target_seconds_each=pace.target, workers=pace.workers,
+        capture_seconds=pace.capture, attempt=attempt, compile=compile,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -64,14 +64,14 @@ class Session:
         decoder = self.drafts[name]
         return replace(self, decoder=decoder, identity=_identity(decoder, self.decode, name))
 
-    @contextmanager
-    def as_one_worker(self) -> Iterator[int]:
-        """Inside, this process computes as one of the processes that will decode; yields how many those are."""
-        if self.workers is None:
-            yield 1
-            return
-        with self.workers.as_one() as count:
-            yield count
+    @property
+    def processes(self) -> int:
+        """How many processes decode side by side, once workers are due."""
+        return 1 if self.workers is None else self.workers.pool.workers
+
+    def as_one_worker(self) -> AbstractContextManager[None]:
+        """Inside, this process computes as one of the processes that will decode."""
+        return nullcontext() if self.workers is None else self.workers.as_one()
 
     def draft_of(self, configuration: Configuration) -> SpeculativeDecoder:
         """The decoder that runs a configuration."""

@@ -43,12 +43,12 @@ class ModelWorkers:
         return self.spent >= self.after
 
     @contextmanager
-    def as_one(self) -> Iterator[int]:
-        """Inside, this process computes with as many threads as a worker has; yields the number of workers."""
+    def as_one(self) -> Iterator[None]:
+        """Inside, this process computes with as many threads as a worker has."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads or before)
         try:
-            yield self.pool.workers
+            yield
         finally:
             torch.set_num_threads(before)
 

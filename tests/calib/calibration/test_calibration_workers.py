@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from fsd_calib import ThresholdProfile, calibrate
+from fsd_calib.calibration import prepare
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.plan import Plan
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.measuring.evaluator import CachedDecoder
+from fsd_collectors.replay.cost import CostModel
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
+from fsd_decoding.workers import planning
 from support.calibration.fixed_speeds import fix_speeds
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -78,6 +86,36 @@ def test_speeds_are_timed_by_this_process_while_no_worker_is_at_work(
     calibrated(models, tmp_path, workers=2)
     assert watched > 20
     assert spent < 0.2 * watched  # two that decode take twice as much
+
+
+@pytest.mark.slow
+def test_the_plan_is_of_the_workers_that_there_are(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two decode twice as much, where a batch takes a second whatever the threads."""
+    measured: list[object] = []
+
+    def a_second(work: object) -> float:
+        measured.append(work)
+        return 1.0
+
+    monkeypatch.setattr(prepare, "seconds_of", a_second)
+    monkeypatch.setattr(prepare, "_costs", lambda session, goal: CostModel(0.2, 1.0, 0.01))
+
+    def planned(cores: int) -> Plan:
+        monkeypatch.setattr(planning, "cores", lambda: cores)  # a worker each, if it came to that
+        out, cache, state = (tmp_path / name for name in ("out", "cache", "state"))
+        config = RunConfig(batch_size=8, device="cpu", dtype="float64", out=out, cache=cache, state=state)
+        decoding = DecodingConfig(divergence="js", draft_length=2)
+        return Calibration(tiny_calibration.task(240), *models, Goal(min_acc=0.7), decoding, config).plan()
+
+    alone, together = planned(1).steps[:3], planned(2).steps[:3]
+    taken = len(measured)
+    assert [step.name for step in alone] == ["baseline", "search", "certification"]
+    assert [step.seconds for step in together] == pytest.approx([step.seconds / 2 for step in alone])
+    assert planned(1).steps[:3] == alone
+    assert len(measured) == taken
+    assert len(list((tmp_path / "out").glob("run-*.json"))) == 1
 
 
 @pytest.mark.parametrize("changes", [{"workers": 2}, {"ray": "auto"}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.stats import binom
@@ -155,6 +157,16 @@ def test_steps_add_up() -> None:
     assert row(text, "search") == ["300", "30", "s"]
     assert row(text, "total") == ["610", "2", "min"]
     assert "about 0.033 in all, at most 0.01 more if all frozen settings are tested." in " ".join(text.split())
+
+
+def test_making_graphs_is_a_step_of_its_own() -> None:
+    work: dict[str, int] = {"tuning": 100, "lossless": 50, "searched": 300, "certification": 50, "likely": 1}
+    planned = partial(planned_steps, Paces(0.3, 0.2, 0.1), **work, candidates=4, timed=60, timed_seconds=0.5)
+    plain, graphs = (make_plan(Claim(None), HANDFUL, 50, DELTA, planned(graphs=taken)) for taken in (0.0, 600.0))
+    assert graphs.steps[1:] == plain.steps
+    assert graphs.seconds == pytest.approx(plain.seconds + 600)
+    assert graphs.seconds_more == plain.seconds_more
+    assert row(printed(graphs), "graphs") == ["0", "10", "min"]
 
 
 def test_durations_are_as_precise_as_they_are_known() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibration.run_facts import RunFacts, Timings, begin_or_resume
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, _write, begin_or_resume
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import Run
@@ -19,8 +19,8 @@ from fsd_calib.tasks import Problem
 from fsd_collectors.replay.cost import CostModel
 
 PROBLEMS = [Problem(i, f"question {i}", f"question {i}", "1", None) for i in range(10)]
-TIMINGS = Timings((CostModel(0.001, 0.004, 0.00002),), 0.01)
-AGAIN = Timings((CostModel(0.002, 0.005, 0.00003),), 0.02)
+TIMINGS = Timings((CostModel(0.001, 0.004, 0.00002),), Pace(0.01, 0.02))
+AGAIN = Timings((CostModel(0.002, 0.005, 0.00003),), Pace(0.02, 0.03))
 
 
 def holdout(ledger: AttemptLedger) -> Holdout:
@@ -79,6 +79,27 @@ def test_facts_from_before_graphs_are_of_rounds_called_directly(tmp_path: Path) 
     path.write_text(json.dumps(content))
     found = begun(tmp_path, AGAIN._replace(compile="capture"))
     assert (found.compile, found.costs[0].model) == ("off", TIMINGS.costs[0])
+
+
+def test_a_pace_is_of_a_number_of_workers(tmp_path: Path) -> None:
+    pace = Pace(0.01, 0.02, workers=2, capture=3.0)
+    found = begun(tmp_path, TIMINGS._replace(pace=pace))
+    assert found.pace_of(2) == pace
+    assert found.pace_of(1) is None
+
+
+def test_facts_from_before_workers_have_no_pace_of_any_number(tmp_path: Path) -> None:
+    begun(tmp_path, TIMINGS._replace(pace=Pace(0.01, 0.02, capture=0.0)))
+    (path,) = tmp_path.glob("run-*.json")
+    content = json.loads(path.read_text())
+    recorded = RunFacts(**{name: value for name, value in content.items() if name not in ("workers", "digest")})
+    assert recorded.workers is None
+    _write(path, recorded)
+    content = json.loads(path.read_text())
+    del content["workers"], content["capture_seconds"]
+    path.write_text(json.dumps(content))
+    found = begun(tmp_path, AGAIN)
+    assert (found.costs[0].model, found.pace_of(1)) == (TIMINGS.costs[0], None)
 
 
 def test_a_file_of_an_earlier_version_is_set_aside(tmp_path: Path) -> None:

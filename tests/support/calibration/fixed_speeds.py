@@ -10,7 +10,7 @@ import pytest
 from fsd_calib.calibration import prepare
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.calibration.run_facts import Timings
+from fsd_calib.calibration.run_facts import Pace, Timings
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.certification.holdout import HoldoutAttempt
@@ -48,7 +48,8 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patches the measured costs of a round, for every draft."""
 
     def timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
-        return Timings((_COSTS,) * len(space.drafts), 0.01, "off" if config.compile == "auto" else config.compile)
+        way = "off" if config.compile == "auto" else config.compile
+        return Timings((_COSTS,) * len(space.drafts), Pace(0.01, 0.01, session.processes), way)
 
     monkeypatch.setattr(prepare, "_timings", timings)
 
