@@ -19,7 +19,7 @@ from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_en
 from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
 from fsd_calib.calibration.run_config import Compiling, RunConfig
-from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume
+from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.holdout import TESTS_VERSION
@@ -105,7 +105,7 @@ def prepare(
         judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         shaped = shapes(policies, session, space, traces[first])
         space = replace(space, policies=tuple(shaped))
-        name = _name(session, goal, space, chosen, config.compile)
+        name = _run_name(session, goal, space, chosen, config)
         if goal.guarantee != "none":
             session = session.certifying(name, () if chosen is None else chosen.trained())
         facts = begin_or_resume(
@@ -149,6 +149,13 @@ def _served(measured: Measurement, forecast: Forecast, session: Session, goal: G
 def _paces(pace: Pace, served: Paces) -> Paces:
     """Seconds of decodings in the calibration's own batches; of fuzzy ones by their share at --serve-batch."""
     return Paces(pace.target, pace.lossless, pace.lossless * served.fuzzy / served.lossless)
+
+
+def _run_name(session: Session, goal: Goal, space: Space, chosen: Chosen | None, config: RunConfig) -> str:
+    """The name of the run to begin or resume: auto's, if it chose what is asked for and no run of its own has begun."""
+    auto, own = (_name(session, goal, space, chosen, compile) for compile in ("auto", config.compile))
+    begun = partial(rounds_of, config.path("out"), holdout=session.holdout, progress=session.progress)
+    return auto if begun(own) is None and begun(auto) == config.compile else own
 
 
 def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None, compile: Compiling) -> str:

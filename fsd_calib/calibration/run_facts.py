@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,10 +125,30 @@ def begin_or_resume(
 
     if folder is None:
         return resume_or_begin()
-    path = folder / f"run-{name}.json"
+    path = _path(folder, name)
+    with _locked(path, progress):
+        return _read(path, name) or _write(path, resume_or_begin())
+
+
+def rounds_of(folder: Path | None, name: str, holdout: Holdout, progress: Progress | None = None) -> Rounds | None:
+    """Returns how the run `name` calls rounds; None: it has not begun. See `begin_or_resume`."""
+    facts = None
+    if folder is not None and (path := _path(folder, name)).exists():
+        with _locked(path, progress):
+            facts = _read(path, name)
+    facts = facts or _in_ledger(holdout, name)
+    return None if facts is None else facts.compile
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"run-{name}.json"
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
     waiting = Waiting(progress or Silent(), "measures the costs of this run")  # of several, one does it for all
     with naming("the run's file", path), waiting.holding(FileLock(path.with_suffix(".lock"))):
-        return _read(path, name) or _write(path, resume_or_begin())
+        yield
 
 
 def _begin(name: str, measure: Callable[[], Timings], attempt: int) -> RunFacts:

@@ -136,8 +136,13 @@ def test_what_captured_rounds_cost_is_measured_and_recorded(tmp_path: Path) -> N
     assert facts["compile"] == found.compile == "capture"
     assert facts["capture_seconds"] > 20 * facts["seconds_each"]  # beyond doubt: tracing takes seconds
     torch._dynamo.utils.counters.clear()
-    assert calibrated(tmp_path, timing="none").compile == "off"  # another run, which graphs would not pay in
+    alone = calibrated(tmp_path, timing="none")  # another run, which graphs would not pay in
+    assert alone.compile == "off"
     assert graphs_made() == 0
+    again = calibrated(tmp_path, timing="none", compile="off")  # the same
+    assert (again.costs, again.certificate) == (alone.costs, alone.certificate)
+    assert len(list((tmp_path / "out").glob("run-*.json"))) == 2
+    assert calibrated(tmp_path, timing="none", compile="capture").costs == found.costs
 
 
 def job(folder: Path, compile: Compile) -> TimingJob:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, _write, begin_or_resume
+from fsd_calib.calibration.run_facts import Pace, RunFacts, Timings, _write, begin_or_resume, rounds_of
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import Run
@@ -79,6 +79,17 @@ def test_facts_from_before_graphs_are_of_rounds_called_directly(tmp_path: Path) 
     path.write_text(json.dumps(content))
     found = begun(tmp_path, AGAIN._replace(compile="capture"))
     assert (found.compile, found.costs[0].model) == ("off", TIMINGS.costs[0])
+
+
+def test_how_a_run_calls_rounds_is_known_once_it_has_begun(tmp_path: Path) -> None:
+    with AttemptLedger(None) as ledger:
+        assert rounds_of(tmp_path, "name", holdout(ledger)) is None
+        assert list(tmp_path.iterdir()) == []
+        facts = begun(tmp_path, TIMINGS._replace(compile="capture"), ledger)
+        assert rounds_of(tmp_path, "name", holdout(ledger)) == "capture"
+        assert rounds_of(None, "name", holdout(ledger)) is None
+        ledger.open("family", PROBLEMS, "frozen", Run("name", facts.model_dump_json()))
+        assert rounds_of(None, "name", holdout(ledger)) == "capture"
 
 
 def test_a_pace_is_of_a_number_of_workers(tmp_path: Path) -> None:
