@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import leave, quiet_libraries, reply, say
-from fsd_calib.cli.loading_options import loads_models
+from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, VersionOption
 from fsd_calib.tasks.registry import TASKS, task_kind
 from fsd_decoding.model_options import USUAL_LOADING, Loading
@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 
 
 @app.command(epilog=_EPILOG)
-@loads_models
+@loads_models_of_profile
 def command(
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts, each in quotes.")],
     profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")],

@@ -18,8 +18,8 @@ from fsd_decoding.strict_json import parse
 _LIKE_TARGET = "The same for the draft, where it differs."
 _HELP = {
     "revision": (
-        "Branch, tag or commit of the target on the hub. By default its main branch.",
-        "Branch, tag or commit of the draft on the hub. By default its main branch.",
+        "Branch, tag or commit of the target on the hub.",
+        "Branch, tag or commit of the draft on the hub.",
     ),
     "device_map": (
         "Spread both models over devices, instead of --device: auto, another strategy of accelerate's, a device, or a "
@@ -38,13 +38,27 @@ _HELP = {
     ),
 }  # by the option's name; of the target or of both models, and of the draft
 _DRAFT = "draft_"
+_MAIN_BRANCH = "By default its main branch."
+_RECORDED = "By default each as the profile records it."
+_RECORDED_COMMIT = "By default the commit that the profile records, or the main branch if the model is another."
 
 
 def loads_models(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command these options, in place of its parameter `loading`."""
+    return _with_options(command, {"revision": _MAIN_BRANCH, "draft_revision": _MAIN_BRANCH})
+
+
+def loads_models_of_profile(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command that follows a profile the same options: what they do not say is as the profile records it."""
+    commits = {"revision": _RECORDED_COMMIT, "draft_revision": _RECORDED_COMMIT}
+    return _with_options(command, commits | {"quantization": _RECORDED, "attn": _RECORDED})
+
+
+def _with_options(command: Callable[..., None], defaults: Mapping[str, str]) -> Callable[..., None]:
     options: dict[str, str] = {}
     for name, (both, draft) in _HELP.items():
         options |= {name: both, f"{_DRAFT}{name}": draft}
+    options |= {name: f"{options[name]} {default}" for name, default in defaults.items()}
 
     @wraps(command)
     def with_options(**given: Any) -> None:

@@ -25,6 +25,18 @@ def test_help_lists_the_options_among_those_of_models(command: object, capsys: p
         assert f"--draft-{name} " in models
 
 
+def test_help_says_what_a_profile_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {}
+    for command in (calibrate, generate):
+        assert run(command.app, command.NAME, ["--help"]) == 0
+        texts[command] = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert texts[calibrate].count("By default its main branch.") == 2
+    assert "the profile records" not in texts[calibrate]
+    assert "By default its main branch." not in texts[generate]
+    assert texts[generate].count("By default the commit that the profile records") == 2
+    assert texts[generate].count("By default each as the profile records it.") == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
