@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
+import torch
 from torch.nn import Module
 
 from fsd_calib.calibration.goal import Goal, GoalKeywords
@@ -200,11 +201,13 @@ class Calibration:
             space = replace(self._space, drafts=tuple(drafts) or (None,))
             with open_session(decoder, task, config, drafts, parts, workers) as session:
                 ready = prepare(session, self.goal, space, self._policies, self._predictor, config, self._timing)
+                devices = _devices(drafts.values() or [decoder])
                 yield replace(
                     ready,
                     plan=replace(
-                        ready.plan, memory=memory, devices=_devices(drafts.values() or [decoder]),
-                        compile=ready.facts.compile,
+                        ready.plan, memory=memory, compile=ready.facts.compile,
+                        devices=max(len(devices), workers.gpus if workers else 0),
+                        on_cpu={device.type for device in devices} == {"cpu"},
                     ),
                 )  # fmt: skip
 
@@ -304,10 +307,10 @@ def _named(decoders: Sequence[SpeculativeDecoder]) -> dict[str, SpeculativeDecod
     return dict(sorted(zip(names, decoders, strict=True)))
 
 
-def _devices(decoders: Iterable[SpeculativeDecoder]) -> int:
-    """The number of devices that the weights are on."""
+def _devices(decoders: Iterable[SpeculativeDecoder]) -> set[torch.device]:
+    """The devices that the weights of this process are on."""
     models = [model for decoder in decoders for model in (decoder.target, decoder.draft)]
-    return len({weight.device for model in models if isinstance(model, Module) for weight in model.parameters()})
+    return {weight.device for model in models if isinstance(model, Module) for weight in model.parameters()}
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -121,7 +121,8 @@ class Plan:
     least_truth: float | None  # the lowest that passes with probability CHANCE; None: even the best truth does not
     steps: tuple[PlannedStep, ...]
     memory: MemoryPlan | None = None  # None: not estimated
-    devices: int = 1  # that the models are on
+    devices: int = 1  # that the models of all processes are on
+    on_cpu: bool = False  # the device is the CPU, which counts once however many workers share its cores
     compile: Rounds = "off"  # how rounds are called
 
     @property

@@ -79,7 +79,8 @@ def step_table(plan: Plan) -> Table:
 
 def device_time(plan: Plan) -> str:
     """Returns the device-hours of the whole calibration, and what they may become."""
-    on = "one device" if plan.devices == 1 else f"{plan.devices} devices at once"
+    one = "one device (the CPU, all workers together)" if plan.on_cpu else "one device"
+    on = one if plan.devices == 1 else f"{plan.devices} devices at once"
     text = f"Device-hours on {on}: about {device_hours(plan.device_seconds)} in all"
     if plan.seconds_more:
         text += f", at most {device_hours(plan.devices * plan.seconds_more)} more if all frozen settings are tested"

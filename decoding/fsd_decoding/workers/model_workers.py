@@ -29,6 +29,7 @@ class ModelWorkers:
             most twice the time of either choice made in advance.
         spent: seconds that it has decoded so far.
         threads: CPU threads of a worker on this machine; None: as many as this process has.
+        gpus: how many GPUs they have, all together; 0: they are on the CPU, or where the models of this process are.
     """
 
     pool: WorkerPool
@@ -36,6 +37,7 @@ class ModelWorkers:
     after: float = 0.0
     spent: float = 0.0
     threads: int | None = None
+    gpus: int = 0
 
     @property
     def due(self) -> bool:
@@ -93,9 +95,11 @@ def _on_this_machine(
     if count == 1:
         yield None
         return
-    threads = max(cores() // count, 1)
-    with WorkerPool(count, LocalWorkers(threads, gpu_ids(sources)), note) as pool:
-        yield ModelWorkers(pool, sources, 0.0 if given else _STARTING, threads=threads)
+    threads, gpus = max(cores() // count, 1), gpu_ids(sources)
+    with WorkerPool(count, LocalWorkers(threads, gpus), note) as pool:
+        yield ModelWorkers(
+            pool, sources, 0.0 if given else _STARTING, threads=threads, gpus=min(count, len(gpus))
+        )  # fmt: skip
 
 
 @contextmanager
@@ -109,4 +113,4 @@ def _on_cluster(given: int | None, ray: str, sources: Sources, note: Callable[[s
     with connected(ray) as module:
         share = cluster_share(given, cluster_nodes(module), sources.device)
         with WorkerPool(share.workers, RayWorkers(module, share.cpus, share.gpus), note) as pool:
-            yield ModelWorkers(pool, sources)
+            yield ModelWorkers(pool, sources, gpus=share.workers * share.gpus)

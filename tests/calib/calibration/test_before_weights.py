@@ -21,6 +21,7 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.progress import Lines
 from fsd_calib.report.console import print_plan
+from fsd_calib.report.plan import device_time
 from fsd_data import pair_paths
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
@@ -167,7 +168,8 @@ def test_a_plan_names_the_memory_and_the_device_hours(tmp_path: Path) -> None:
     assert replace(plan, devices=2).device_seconds == 2 * plan.seconds
     print_plan(plan, console := paper(80))
     text = " ".join(text_of(console).split())
-    assert "Device-hours on one device: about" in text
+    assert "Device-hours on one device (the CPU, all workers together): about" in text
+    assert device_time(replace(plan, devices=8, on_cpu=False)).startswith("Device-hours on 8 devices at once: about")
     assert "more if all frozen settings are tested." in text
     assert "Estimated memory, 32 problems at a time on cpu" in text
     assert "KV caches" in text

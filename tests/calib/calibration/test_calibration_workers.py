@@ -20,7 +20,10 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
-from fsd_decoding.workers import planning
+from fsd_decoding.workers import model_workers, planning
+from fsd_decoding.workers.model_workers import open_workers
+from fsd_decoding.workers.planning import Capacity
+from fsd_decoding.workers.sources import Sources
 from support.calibration.fixed_speeds import fix_speeds
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -109,13 +112,27 @@ def test_the_plan_is_of_the_workers_that_there_are(
         decoding = DecodingConfig(divergence="js", draft_length=2)
         return Calibration(tiny_calibration.task(240), *models, Goal(min_acc=0.7), decoding, config).plan()
 
-    alone, together = planned(1).steps[:3], planned(2).steps[:3]
+    plans = planned(1), planned(2)
+    alone, together = (plan.steps[:3] for plan in plans)
+    assert [(plan.devices, plan.on_cpu) for plan in plans] == [(1, True), (1, True)]
     taken = len(measured)
     assert [step.name for step in alone] == ["baseline", "search", "certification"]
     assert [step.seconds for step in together] == pytest.approx([step.seconds / 2 for step in alone])
     assert planned(1).steps[:3] == alone
     assert len(measured) == taken
     assert len(list((tmp_path / "out").glob("run-*.json"))) == 1
+
+
+@pytest.mark.parametrize(("workers", "gpus"), [(8, 8), (3, 3), (16, 8)])
+def test_workers_are_spread_over_as_many_gpus_as_there_are(
+    workers: int, gpus: int, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with eight."""
+    monkeypatch.setattr(model_workers, "gpu_ids", lambda sources: tuple("01234567"))
+    sources = Sources(str(models[0]), (str(models[1]),))
+    with open_workers(workers, None, sources, Capacity(1000, 8)) as opened:
+        assert opened is not None
+        assert opened.gpus == gpus
 
 
 @pytest.mark.parametrize("changes", [{"workers": 2}, {"ray": "auto"}])
