@@ -62,7 +62,7 @@ def measure(plan: Plan, workers: int) -> dict[str, Any]:
     costs = Overheads(batches[workers], 1 / _fastest(parent), started["first_batch_seconds"].median)
     return {
         "speeds": timed, "starting": started, "seconds_per_batch": batches, "parent": parent,
-        "projection": _projection(costs),
+        "projection": projection(costs),
     }  # fmt: skip
 
 
@@ -70,7 +70,8 @@ def _fastest(parent: Sequence[Mapping[str, Any]]) -> float:
     return max(float(run["results_per_second"]) for run in parent)
 
 
-def _projection(costs: Overheads) -> dict[str, Any]:
+def projection(costs: Overheads) -> dict[str, Any]:
+    """Returns what follows from overheads and counted decodings; nothing is measured for it."""
     pair, counts = RealPair(), Counts.of(json.loads(_COUNTED.read_text())["runs"][0])
     jobs = [project(pair, counts, costs, workers, BATCH) for workers in _PROJECTED]
     return {"assumed": pair, "counts": counts, "overheads": costs, "rows": BATCH, "jobs": jobs}

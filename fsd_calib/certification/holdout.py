@@ -22,7 +22,9 @@ from fsd_calib.tasks.base import Problem
 from fsd_decoding.errors import UsageError
 
 TESTS_VERSION = 2  # raised where the same outcomes may lead to another verdict: that is then another attempt
-_PORTIONS = 8  # of the part; after each, the test checks whether it can stop
+PORTIONS = 8
+"""Portions of the part, one after the other; after each, the test checks whether it can stop."""
+
 _LEAST = 2  # problems of a usable certification part
 
 
@@ -196,8 +198,8 @@ class HoldoutAttempt:
     def _prefixes(self, configuration: Configuration) -> Iterator[Paired]:
         """Yields growing prefixes of the part, so that an early decision saves decoding the rest."""
         whole = len(self._evaluator.problems)
-        for portion in range(1, _PORTIONS + 1):
-            yield self._paired(configuration, max(whole * portion // _PORTIONS, 1))
+        for portion in range(1, PORTIONS + 1):
+            yield self._paired(configuration, max(whole * portion // PORTIONS, 1))
 
     def _paired(self, configuration: Configuration, first: int | None) -> Paired:
         target, fuzzy = (self._evaluator.measure(c, first) for c in (self.target, configuration))

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import command
+import workers
+from lib.common.results import write_json
 from lib.workers.projection import Counts, Overheads, RealPair, project
 
 FREE = Overheads(0.0, 0.0, 0.0)
@@ -27,6 +29,36 @@ def test_workers_share_all_but_timing() -> None:
     assert alone["baseline"] == pytest.approx(200 * PAIR.text_seconds(False))
     assert alone["baseline"] / 8 <= many["baseline"] <= alone["baseline"] / 7
     assert many["timing"] == alone["timing"] > 0
+
+
+def test_one_process_hands_nothing_out() -> None:
+    """Texts of all lengths follow each other in its rows, so that these are full until the last."""
+    counts = Counts(baseline=3000, search=0, trials=1, certification=0, timed=0)
+    pair = RealPair()
+    free, dear = (project(pair, counts, Overheads(batch, 0.0, 0.0), 1, 32)["seconds"]["baseline"] for batch in (0, 10))
+    assert dear == free
+    assert free == pytest.approx(3000 / 32 * pair.text_seconds(False), rel=0.05)
+
+
+def test_certification_goes_on_in_portions() -> None:
+    """However many workers there are, each of eight waits for the last text of the target, and of the setting."""
+    counts = Counts(baseline=0, search=0, trials=1, certification=1600, timed=0)
+    certified = project(PAIR, counts, FREE, 64, 32)["seconds"]["certification"]
+    assert certified == pytest.approx(8 * (PAIR.text_seconds(False) + PAIR.text_seconds(True)))
+
+
+def test_the_committed_projection_is_of_the_committed_measurements(tmp_path: Path) -> None:
+    measured = json.loads((Path(workers.__file__).parent / "results" / "workers.json").read_text())
+    fastest = max(one["results_per_second"] for one in measured["parent"])
+    start = measured["starting"]["first_batch_seconds"]["median"]
+    costs = Overheads(measured["seconds_per_batch"]["2"], 1 / fastest, start)
+    write_json(workers.projection(costs), tmp_path / "again.json")
+    again, committed = json.loads((tmp_path / "again.json").read_text()), measured["projection"]
+    for job, before in zip(again.pop("jobs"), committed.pop("jobs"), strict=True):
+        assert job["workers"] == before["workers"]
+        assert job["seconds"] == pytest.approx(before["seconds"])
+        assert job["total"] == pytest.approx(before["total"])
+    assert again == committed
 
 
 def test_a_slow_parent_is_the_limit() -> None:

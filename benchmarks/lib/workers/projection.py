@@ -1,7 +1,8 @@
 """What workers would make of a job of real models: a projection from assumed times of rounds, not a measurement.
 
 Batches are those that `batch_sizes` hands out, each worker decodes its own with rows that are refilled, and the parent
-handles one result at a time.
+handles one result at a time. One worker is the process itself, which decodes each call's problems with rows that are
+refilled until the last. The baseline is taken as one call, and so is each trial; in truth they are several.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
+from fsd_calib.certification.holdout import PORTIONS
 from fsd_decoding.workers.batches import batch_sizes
 
 
@@ -64,8 +66,11 @@ class Counts:
         yield "baseline", self.baseline, False
         for trial in range(self.trials):
             yield "search", (self.search + trial) // self.trials, True
-        yield "certification", self.certification // 2, False
-        yield "certification", self.certification - self.certification // 2, True
+        each = self.certification // 2  # problems, of the target and of one setting
+        for portion in range(PORTIONS):
+            problems = each * (portion + 1) // PORTIONS - each * portion // PORTIONS
+            yield "certification", problems, False
+            yield "certification", problems, True
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,8 @@ def project(pair: RealPair, counts: Counts, costs: Overheads, workers: int, rows
 
 def _call(texts: Sequence[float], costs: Overheads, workers: int, rows: int) -> float:
     """Seconds until workers have decoded texts and the parent has the results."""
+    if workers == 1:
+        return _batch(texts, rows) + len(texts) * costs.result
     free, parent, rest = [0.0] * workers, 0.0, iter(texts)
     for size in batch_sizes(len(texts), rows, workers):
         begins = heapq.heappop(free) + costs.batch
