@@ -96,7 +96,13 @@ class RayWorkers:
     def __init__(self, ray: Any, threads: int, gpus: int) -> None:
         self._ray = ray
         self._options = {"num_cpus": threads, "num_gpus": gpus}
-        self.deaths = (self._ray.exceptions.RayActorError,)
+        errors = ray.exceptions
+        self.deaths = (
+            errors.RayActorError,
+            errors.OutOfMemoryError,  # the machine ran low on memory, and Ray killed the actor before the system would
+            errors.NodeDiedError,
+            errors.ObjectLostError,  # the machine was lost between the end of the work and the fetching of its result
+        )
 
     def worker(self, number: int) -> Worker:
         return _Actor(self._ray, self._options)

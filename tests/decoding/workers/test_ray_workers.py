@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.workers.backends import RayWorkers
 from fsd_decoding.workers.pool import WorkerPool
 from fsd_decoding.workers.ray_cluster import cluster_nodes, connected
+from fsd_decoding.workers.serving import Served
 from support import worker_tasks
 from support.ray_clusters import local_cluster
 
@@ -71,6 +73,43 @@ def test_a_worker_killed_from_outside_is_replaced(pool: WorkerPool, notes: list[
 def test_work_that_always_kills_is_named(pool: WorkerPool) -> None:
     with pytest.raises(UsageError, match="-7 ended 3 worker processes in a row"):
         list(pool.run(worker_tasks.die, [-7]))
+
+
+class Dying(RayWorkers):
+    """Workers of whom the first dies with an error of Ray's."""
+
+    def __init__(self, ray: Any, death: Exception) -> None:
+        super().__init__(ray, 1, 0)
+        self._outcomes: list[Exception | Served] = [death, Served("done")]
+
+    def worker(self, number: int) -> Any:
+        return self
+
+    def send(self, request: bytes) -> Future[Served]:
+        future, outcome = Future[Served](), self._outcomes.pop(0)
+        future.set_result(outcome) if isinstance(outcome, Served) else future.set_exception(outcome)
+        return future
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("OutOfMemoryError", ["low on memory"]),
+        ("NodeDiedError", ["node died"]),
+        ("ObjectLostError", ["0f", "", ""]),
+        ("ObjectReconstructionFailedError", ["0f", "", ""]),
+    ],
+)
+def test_a_worker_lost_with_memory_or_machine_is_replaced(notes: list[str], kind: str, arguments: list[str]) -> None:
+    """Such errors are no `RayActorError`."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
+    death = getattr(ray.exceptions, kind)(*arguments)
+    with WorkerPool(1, Dying(ray, death), notes.append) as pool:
+        assert list(pool.run(worker_tasks.die_unless, ["it"])) == [("it", "done")]
+    assert notes == ["a worker process was killed; it begins again in another"]
 
 
 def test_the_cluster_says_what_it_has(cluster: Any) -> None:
