@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from fsd_decoding.interrupts import held_back
-from fsd_decoding.workers.serving import Served, serve
+from fsd_decoding.workers.serving import Served, prepare, serve
 
 
 class Worker(Protocol):
@@ -73,11 +73,13 @@ class _Process:
         with held_back():
             from joblib.externals.loky import ProcessPoolExecutor
 
-            self._executor = ProcessPoolExecutor(max_workers=1, env=dict(environment))
+            self._executor = ProcessPoolExecutor(
+                max_workers=1, env=dict(environment), initializer=prepare, initargs=(os.getpid(),)
+            )
 
     def send(self, request: bytes) -> Future[Served]:
         with held_back():
-            future: Future[Served] = self._executor.submit(serve, os.getpid(), request)
+            future: Future[Served] = self._executor.submit(serve, request)
         return future
 
     def stop(self) -> None:
@@ -126,4 +128,4 @@ class RayServer:
     """The class of Ray's actors."""
 
     def serve(self, request: bytes) -> Served:
-        return serve(None, request)
+        return serve(request)

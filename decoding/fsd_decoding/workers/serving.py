@@ -1,4 +1,4 @@
-"""What runs within a worker process: it prepares itself, then does the work that it is sent.
+"""What runs within a worker process: it is prepared, then does the work that it is sent.
 
 No heavy import is here: what a worker prints while it imports torch and loads models must not reach a terminal.
 """
@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import traceback
-from functools import cache
 from typing import Any, NamedTuple
 
 from fsd_decoding.errors import UsageError
@@ -28,14 +27,12 @@ class Served(NamedTuple):
     error: Exception | None = None
 
 
-def serve(parent: int | None, request: bytes) -> Served:
+def serve(request: bytes) -> Served:
     """Does one piece of work.
 
     Args:
-        parent: the process that hands out work, without which this one ends; None: something else sees to that.
         request: a module's function and its argument, pickled. They are unpickled here, since that imports much.
     """
-    _prepare(parent)
     try:
         work, argument = pickle.loads(request)
         return Served(work(argument))
@@ -57,10 +54,12 @@ def _survives_pickling(error: Exception) -> bool:
     return True
 
 
-@cache  # once for each process
-def _prepare(parent: int | None) -> None:
-    if parent is None:
-        return
+def prepare(parent: int) -> None:
+    """Prepares a process of this machine, before it has any work.
+
+    Args:
+        parent: the process that hands out work, without which this one ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends this one
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):

@@ -39,6 +39,17 @@ def is_running(process: int) -> bool:
         return False
 
 
+def processes_of_session(session: int) -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if session_of(int(entry.name)) == session]
+
+
+def session_of(process: int) -> int | None:
+    try:
+        return os.getsid(process)
+    except ProcessLookupError:
+        return None
+
+
 def wait_until_ended(process: int, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while is_running(process):
@@ -185,6 +196,23 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
         wait_until_ended(worker)
 
 
+KILLED_BEFORE_SENDING = """
+import os, signal
+from fsd_decoding.workers.backends import LocalWorkers
+worker = LocalWorkers(1).worker(0)
+worker._executor._call_queue.put = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+worker.send(b"")
+signal.pause()
+"""
+
+
+def test_workers_end_with_a_parent_that_is_killed_before_they_have_work() -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED_BEFORE_SENDING], start_new_session=True)
+    assert process.wait(30) == -signal.SIGKILL
+    for worker in processes_of_session(process.pid):
+        wait_until_ended(worker)
+
+
 class AtOnce:
     """A backend whose workers have done their work as soon as they have it."""
 
@@ -195,7 +223,7 @@ class AtOnce:
 
     def send(self, request: bytes) -> Future[Served]:
         future = Future[Served]()
-        future.set_result(serve(None, request))
+        future.set_result(serve(request))
         return future
 
     def stop(self) -> None:
