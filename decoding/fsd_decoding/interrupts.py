@@ -1,7 +1,8 @@
-"""Ctrl-C noticed, or held back while a step runs that must not be left half-way."""
+"""Ctrl-C noticed, kept from child processes, or held back while a step runs that must not be left half-way."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,22 @@ def held_back() -> Iterator[None]:
     finally:
         if came:
             came[0]()
+
+
+@contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Inside, processes start with Ctrl-C blocked, which reaches all processes of a terminal, however young.
+
+    This thread has it blocked meanwhile, which a process inherits; one that comes takes effect at the end of the block.
+    """
+    if os.name == "nt":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -1,14 +1,16 @@
-"""Ctrl-C held back: it is delivered late, and never lost."""
+"""Ctrl-C held back, or kept from children: it is delivered late, and never lost."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from fsd_decoding.interrupts import held_back
+from fsd_decoding.interrupts import held_back, kept_from_children
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +65,21 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
     with held_back():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_children_are_spared_and_this_process_is_interrupted_afterwards() -> None:
+    done: list[str] = []
+
+    def starting() -> None:
+        with kept_from_children():
+            signal.raise_signal(signal.SIGINT)
+            child = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
+            done.append(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout)
+
+    with pytest.raises(KeyboardInterrupt):
+        starting()
+    assert done == ["alive\n"]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_other_threads_have_no_signals_to_hold_back() -> None:

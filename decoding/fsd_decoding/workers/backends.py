@@ -11,9 +11,10 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
-from fsd_decoding.interrupts import held_back
+from fsd_decoding.interrupts import held_back, kept_from_children
 from fsd_decoding.workers.serving import Served, prepare, serve
 
 
@@ -66,19 +67,20 @@ class _Process:
     """A process of joblib's loky, whose children do not run the caller's script again.
 
     Ctrl-C waits while loky starts it: a process without its instructions prints a traceback, and an executor that is
-    half made cannot end it.
+    half made cannot end it. The process itself would print one if Ctrl-C came before its first instruction.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         with held_back():
             from joblib.externals.loky import ProcessPoolExecutor
 
+            resource_tracker.ensure_running()  # which would let Ctrl-C through again if it began in `send`
             self._executor = ProcessPoolExecutor(
                 max_workers=1, env=dict(environment), initializer=prepare, initargs=(os.getpid(),)
             )
 
     def send(self, request: bytes) -> Future[Served]:
-        with held_back():
+        with held_back(), kept_from_children():
             future: Future[Served] = self._executor.submit(serve, request)
         return future
 

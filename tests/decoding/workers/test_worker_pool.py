@@ -188,6 +188,36 @@ def test_ctrl_c_ends_the_workers_and_only_the_parent_speaks(tmp_path: Path) -> N
         wait_until_ended(worker)
 
 
+INTERRUPTED = """
+import sys
+from fsd_decoding.workers.backends import LocalWorkers
+from fsd_decoding.workers.pool import WorkerPool
+from support import worker_tasks
+try:
+    print("begun", flush=True)
+    with WorkerPool(2, LocalWorkers(1)) as pool:
+        list(pool.run(worker_tasks.pid_after, [60.0, 60.0]))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.15, 0.3, 0.45, 0.6, 0.9, 1.2])
+def test_ctrl_c_while_workers_start_is_silent(delay: float) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 130
+
+
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     process, workers = started(tmp_path)
     process.kill()
