@@ -8,6 +8,7 @@ result before the last one, and deals work out in turn, to busy workers too.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +17,8 @@ from typing import Any, Protocol
 
 from fsd_decoding.interrupts import held_back, kept_from_children
 from fsd_decoding.workers.serving import Served, prepare, serve
+
+_TAKING = 2.0  # seconds that loky's thread has to take work: it takes milliseconds
 
 
 class Worker(Protocol):
@@ -71,6 +74,7 @@ class _Process:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        self._latest: Future[Served] | None = None
         with held_back():
             from joblib.externals.loky import ProcessPoolExecutor
 
@@ -81,11 +85,18 @@ class _Process:
 
     def send(self, request: bytes) -> Future[Served]:
         with held_back(), kept_from_children():
-            future: Future[Served] = self._executor.submit(serve, request)
-        return future
+            self._latest = self._executor.submit(serve, request)
+        return self._latest
 
     def stop(self) -> None:
+        self._wait_until_taken()
         self._executor.shutdown(kill_workers=True)
+
+    def _wait_until_taken(self) -> None:
+        """Waits for loky's thread to take the latest work: it ends in a traceback where that is dropped before."""
+        deadline = time.monotonic() + _TAKING
+        while self._latest and not (self._latest.running() or self._latest.done()) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
 
 class RayWorkers:

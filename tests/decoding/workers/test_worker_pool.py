@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -82,6 +84,17 @@ def test_closing_ends_the_processes() -> None:
         processes = {process for _, process in pool.run(worker_tasks.pid_after, [0.1, 0.1])}
     for process in processes:
         wait_until_ended(process)
+
+
+def test_workers_may_be_closed_as_soon_as_they_have_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an error in loky's threads."""
+    failed: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    worker = LocalWorkers(1).worker(0)
+    assert worker.send(pickle.dumps((abs, -1))).result().returned == 1
+    worker.send(pickle.dumps((abs, -1)))
+    worker.stop()
+    assert failed == []
 
 
 def test_a_pool_without_work_starts_no_process() -> None:
