@@ -16,7 +16,7 @@ from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
 from fsd_decoding.interrupts import held_back, kept_from_children
-from fsd_decoding.workers.serving import Served, prepare, serve
+from fsd_decoding.workers.serving import Served, open_standard_streams, prepare, serve
 
 _TAKING = 2.0  # seconds that loky's thread has to take work: it takes milliseconds
 
@@ -75,6 +75,7 @@ class _Process:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._latest: Future[Served] | None = None
+        open_standard_streams()  # loky flushes them, and would give their numbers to its pipes, see `prepare`
         with held_back():
             from joblib.externals.loky import ProcessPoolExecutor
 

@@ -61,12 +61,22 @@ def prepare(parent: int) -> None:
         parent: the process that hands out work, without which this one ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches all processes of a terminal; the parent ends this one
+    open_standard_streams()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _keep_process()
     _share_no_lock()
+
+
+def open_standard_streams() -> None:
+    """Opens stdin, stdout and stderr on nothing where they are closed, also for processes that this one starts."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # it stays open
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _end_with(parent: int) -> None:

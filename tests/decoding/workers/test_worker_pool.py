@@ -231,6 +231,29 @@ def test_ctrl_c_while_workers_start_is_silent(delay: float) -> None:
     assert process.returncode == 130
 
 
+CLOSED = """
+import sys
+from pathlib import Path
+from fsd_decoding.workers.backends import LocalWorkers
+from fsd_decoding.workers.pool import WorkerPool
+from support import worker_tasks
+opened = open(sys.executable)  # a file that has got the number of a closed stream
+with WorkerPool(2, LocalWorkers(1)) as pool:
+    found = [piece for piece, _ in pool.run(worker_tasks.pid_after, [0.0, 0.0])]
+    Path(sys.argv[1]).write_text(str(found))
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_obstacle(tmp_path: Path, closed: str) -> None:
+    found = tmp_path / "found"
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", CLOSED, str(found)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert found.read_text() == "[0.0, 0.0]"
+
+
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     process, workers = started(tmp_path)
     process.kill()
