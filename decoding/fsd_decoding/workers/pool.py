@@ -18,15 +18,17 @@ Piece = TypeVar("Piece")
 Returned = TypeVar("Returned")
 
 _DEATHS = 3  # in a row, of the worker that has the same piece of work
+_LENGTH = 200  # characters of a library's error that are shown: Ray's may be a paragraph
 
 
 @dataclass
 class _Handed(Generic[Piece]):
-    """A piece of work, and how many workers have died of it."""
+    """A piece of work, how many workers have died of it, and how the last of them did."""
 
     piece: Piece
     request: bytes
     deaths: int = 0
+    death: BaseException | None = None
 
 
 class _Waiting(Generic[Piece]):
@@ -45,17 +47,24 @@ class _Waiting(Generic[Piece]):
         return None
 
     @property
-    def hopeless(self) -> list[Piece]:
+    def hopeless(self) -> list[_Handed[Piece]]:
         """Pieces that too many workers have died of."""
-        return [handed.piece for handed in self.again if handed.deaths == _DEATHS]
+        return [handed for handed in self.again if handed.deaths == _DEATHS]
 
     def check(self) -> None:
         """Raises UsageError where there is such a piece."""
-        for piece in self.hopeless:
+        for handed in self.hopeless:
             raise UsageError(
-                f"{piece} ended {_DEATHS} worker processes in a row, which were killed (out of memory, for instance); "
-                "what is finished is kept: free memory, or use fewer --workers or a smaller --batch-size"
-            )
+                f"{handed.piece} ended {_DEATHS} worker processes in a row, which were killed (out of memory, for "
+                f"instance) or could not start ({_reason(handed.death)}); what is finished is kept: free memory, or "
+                "use fewer --workers or a smaller --batch-size"
+            ) from handed.death
+
+
+def _reason(death: BaseException | None) -> str:
+    """The line that says why a worker has died: loky's about exit codes, else the last one, as in tracebacks."""
+    lines = str(death).splitlines() or [type(death).__name__]
+    return next((line for line in lines if line.startswith("The exit codes")), lines[-1]).strip()[:_LENGTH]
 
 
 class WorkerPool:
@@ -92,8 +101,8 @@ class WorkerPool:
                 finished, failed = [], None
                 for future in done:
                     number, handed = running.pop(future)
-                    if isinstance(future.exception(), self._backend.deaths):
-                        self._bury(number, handed)
+                    if isinstance(death := future.exception(), self._backend.deaths):
+                        self._bury(number, handed, death)
                         waiting.again.append(handed)
                     elif (served := future.result()).error is not None:
                         failed = served.error
@@ -139,9 +148,9 @@ class WorkerPool:
             self._started.pop(number).stop()
             return self._send(number, request)
 
-    def _bury(self, number: int, handed: _Handed[Piece]) -> None:
+    def _bury(self, number: int, handed: _Handed[Piece], death: BaseException) -> None:
         """Forgets a dead worker."""
         self._started.pop(number).stop()
-        handed.deaths += 1
+        handed.deaths, handed.death = handed.deaths + 1, death
         if handed.deaths < _DEATHS:
             self._note(f"a worker process was killed; {handed.piece} begins again in another")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from fsd_decoding.errors import NumericalError, UsageError
+from fsd_decoding.workers import backends
 from fsd_decoding.workers.backends import RayWorkers
 from fsd_decoding.workers.pool import WorkerPool
 from fsd_decoding.workers.ray_cluster import cluster_nodes, connected
@@ -73,6 +76,18 @@ def test_a_worker_killed_from_outside_is_replaced(pool: WorkerPool, notes: list[
 def test_work_that_always_kills_is_named(pool: WorkerPool) -> None:
     with pytest.raises(UsageError, match="-7 ended 3 worker processes in a row"):
         list(pool.run(worker_tasks.die, [-7]))
+
+
+def test_a_worker_that_cannot_start_says_why(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = ModuleType("only_here")
+    monkeypatch.setitem(sys.modules, "only_here", elsewhere)
+    elsewhere.RayServer = type("RayServer", (), {"serve": lambda self, request: None, "__module__": "only_here"})  # type: ignore[attr-defined]
+    monkeypatch.setattr(backends, "RayServer", elsewhere.RayServer)
+    with (
+        WorkerPool(1, RayWorkers(cluster, 1, 0)) as pool,
+        pytest.raises(UsageError, match=r"could not start \(ModuleNotFoundError: No module named 'only_here'\)"),
+    ):
+        list(pool.run(abs, [-7]))
 
 
 class Dying(RayWorkers):

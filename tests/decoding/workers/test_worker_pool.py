@@ -142,6 +142,8 @@ def test_work_that_always_kills_is_named_and_the_rest_is_done(pool: WorkerPool, 
     with pytest.raises(UsageError) as caught:
         done += (piece for piece, _ in pool.run(worker_tasks.die, [1, -7, 2, 3]))
     assert "-7 ended 3 worker processes in a row, which were killed (out of memory" in str(caught.value)
+    assert "(The exit codes of the workers are {SIGKILL(-9)})" in str(caught.value)
+    assert isinstance(caught.value.__cause__, BrokenProcessPool)
     assert "\n" not in str(caught.value)
     assert len(notes) == 2
     assert set(done) == {1, 2, 3}
