@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from fsd_calib import collect_traces
+from fsd_collectors.collection.portions import Portion, PortionJob, ReadPortion, read_in_workers
 from fsd_collectors.store.reading import Traces
 from fsd_collectors.store.verifying import verify
 from fsd_decoding.errors import NumericalError, UsageError
+from fsd_decoding.workers.pool import WorkerPool
+from fsd_decoding.workers.serving import Served
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import related, saved
 from support.models.tiny_task import tiny_task
@@ -74,6 +80,40 @@ def test_a_killed_worker_changes_nothing(pair: tuple[Path, Path], tmp_path: Path
         over.set()
         killer.join()
     assert content(killed) == content(collected(pair, tmp_path / "alone", 1))
+
+
+READ = ReadPortion([])
+
+
+class SlowAtFirst:
+    """A backend whose workers have read every portion at once, except the first."""
+
+    deaths = (BrokenProcessPool,)
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def worker(self, number: int) -> SlowAtFirst:
+        return self
+
+    def send(self, request: bytes) -> Future[Served]:
+        future, portion = Future[Served](), pickle.loads(request)[1]
+        self.begun.append(portion.number)
+        threading.Timer(0.5 if portion.number == 0 else 0.0, future.set_result, (Served(READ),)).start()
+        return future
+
+    def stop(self) -> None:
+        pass
+
+
+def test_portions_are_read_ahead_of_a_slow_one_within_bounds() -> None:
+    backend, portions = SlowAtFirst(), [Portion(number, [number], []) for number in range(30)]
+    with WorkerPool(2, backend) as pool:
+        read = read_in_workers(pool, cast(PortionJob, None), portions)
+        assert next(read) == (portions[0], READ)
+        assert backend.begun == [0, 1, 2, 3]
+        assert list(read) == [(portion, READ) for portion in portions[1:]]
+    assert sorted(backend.begun) == list(range(30))
 
 
 def test_loaded_models_are_refused(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from fsd_collectors.collection.along_target import Completion, TracedPositions, trace_completions
 from fsd_collectors.collection.hidden_states import HiddenStates, Width
@@ -18,6 +19,7 @@ from fsd_decoding.errors import UnfinishedError
 from fsd_decoding.loading import ModelSource
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.workers.models import check_identity, decoder_of
+from fsd_decoding.workers.pool import WorkerPool
 from fsd_decoding.workers.sources import Sources
 
 
@@ -120,13 +122,25 @@ def read_in_worker(job: PortionJob, portion: Portion) -> ReadPortion | Unfinishe
         return error
 
 
-def in_order(
-    read: Iterable[tuple[Portion, ReadPortion | UnfinishedError]], first: int
+def read_in_workers(
+    pool: WorkerPool, job: PortionJob, portions: Sequence[Portion]
 ) -> Iterator[tuple[Portion, ReadPortion | UnfinishedError]]:
-    """Yields what is read in any order by the numbers of the portions, from `first` on."""
-    early: dict[int, tuple[Portion, ReadPortion | UnfinishedError]] = {}
-    for portion, outcome in read:
-        early[portion.number] = portion, outcome
-        while first in early:
-            yield early.pop(first)
-            first += 1
+    """Yields portions as workers have read them, in their order.
+
+    At most two for each worker are begun beyond those that were yielded: what is read ahead of a slow one takes
+    memory, and is lost with this process.
+    """
+    early: dict[int, ReadPortion | UnfinishedError] = {}
+    yielded, ahead = 0, 2 * pool.workers
+
+    def begun() -> Iterator[Portion | None]:
+        for place, portion in enumerate(portions):
+            while place >= yielded + ahead:
+                yield None
+            yield portion
+
+    for read, outcome in pool.run(partial(read_in_worker, job), begun()):
+        early[read.number] = outcome
+        while yielded < len(portions) and (following := portions[yielded]).number in early:
+            yield following, early.pop(following.number)
+            yielded += 1

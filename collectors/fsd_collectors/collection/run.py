@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +19,7 @@ from fsd_collectors.collection.portions import (
     PortionJob,
     Reading,
     ReadPortion,
-    in_order,
-    read_in_worker,
+    read_in_workers,
 )
 from fsd_collectors.collection.protocols import Advance, Problem, Progress, Task
 from fsd_collectors.collection.run_facts import manifest_of, policy_of
@@ -159,9 +157,7 @@ class _Collector:
         for at, portion in enumerate(portions):
             if others is not None and others.due:
                 assert job is not None
-                for done, read in in_order(
-                    others.pool.run(partial(read_in_worker, job), portions[at:]), portion.number
-                ):
+                for done, read in read_in_workers(others.pool, job, portions[at:]):
                     advance(len(done.ids))
                     yield done, read
                 return

@@ -34,17 +34,16 @@ class _Handed(Generic[Piece]):
 class _Waiting(Generic[Piece]):
     """Pieces of work that no worker has: those whose worker has died, then those that were not drawn yet."""
 
-    def __init__(self, work: Callable[[Piece], Any], pieces: Iterable[Piece]) -> None:
+    def __init__(self, work: Callable[[Piece], Any], pieces: Iterable[Piece | None]) -> None:
         self._work, self._pieces = work, iter(pieces)
         self.again = deque[_Handed[Piece]]()
 
     def next(self) -> _Handed[Piece] | None:
-        """Returns the next piece, pickled; None: there is no more."""
+        """Returns the next piece, pickled; None: there is no more, or none now."""
         if self.again:
             return self.again.popleft()
-        for piece in self._pieces:
-            return _Handed(piece, pickle.dumps((self._work, piece)))
-        return None
+        piece = next(self._pieces, None)
+        return None if piece is None else _Handed(piece, pickle.dumps((self._work, piece)))
 
     @property
     def hopeless(self) -> list[_Handed[Piece]]:
@@ -80,7 +79,9 @@ class WorkerPool:
         self.workers, self._backend, self._note = workers, backend, note
         self._started: dict[int, Worker] = {}
 
-    def run(self, work: Callable[[Piece], Returned], pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Returned]]:
+    def run(
+        self, work: Callable[[Piece], Returned], pieces: Iterable[Piece | None]
+    ) -> Iterator[tuple[Piece, Returned]]:
         """Yields each piece with what `work` returned for it, in the order in which they are done.
 
         A piece is drawn when a worker is free for it, and handed out again where its worker has died. Whatever ends
@@ -88,6 +89,7 @@ class WorkerPool:
 
         Args:
             work: a module's function, or a `partial` of one; it is pickled, as pieces and what is returned are.
+            pieces: what to work on; None where there is nothing before the caller has taken more of what is yielded.
 
         Raises:
             UsageError: three workers in a row have died of one piece, which `str` names.
@@ -114,6 +116,7 @@ class WorkerPool:
                 if failed is not None:
                     raise failed
                 waiting.check()
+                self._hand_out(waiting, running)  # what there was not before
         finally:
             for number, _ in running.values():
                 if number in self._started:  # or `close` was first: a generator may end after the pool
