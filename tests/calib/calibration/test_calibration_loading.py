@@ -59,7 +59,7 @@ def test_where_weights_are_does_not_change_a_key(models: tuple[Path, Path]) -> N
 def test_a_quantised_model_has_keys_of_its_own(models: tuple[Path, Path]) -> None:
     pytest.importorskip("torchao", reason="torchao does the quantising")
     plain, int8 = {"quantization": "none"}, {"quantization": "torchao-int8wo"}
-    ways = [{"model_kwargs": int8}, {"model_kwargs": int8, "draft_model_kwargs": plain}, {}]
+    ways: list[dict[str, Any]] = [{"model_kwargs": int8}, {"model_kwargs": int8, "draft_model_kwargs": plain}, {}]
     assert len({key(models, dtype="float32", device="cpu", **way).hash for way in ways}) == 3
 
 
