@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -29,7 +30,7 @@ from fsd_decoding.errors import NumericalError, UsageError
 from fsd_decoding.loading import load_model
 from fsd_decoding.model_options import Loading
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.workers import models
+from fsd_decoding.workers import model_workers, models
 from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
 from fsd_decoding.workers.planning import Capacity, cluster_share, cores, gpu_ids, workers_for
 from fsd_decoding.workers.sources import Sources
@@ -152,11 +153,14 @@ def test_this_process_begins_and_workers_go_on(decoder: SpeculativeDecoder, pair
     patient = ModelWorkers(pair_of_workers.pool, pair_of_workers.sources, after=0.05)
     due_before, texts = patient.due, decoded(decoder, patient)
     assert (due_before, patient.due) == (False, True)
-    assert 0.05 <= patient.spent < 5
+    assert patient.spent >= 0.05
     assert texts == decoded(decoder, None)
 
 
-def test_short_decoding_starts_no_worker(decoder: SpeculativeDecoder, sources: Sources) -> None:
+def test_short_decoding_starts_no_worker(
+    decoder: SpeculativeDecoder, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_workers, "_STARTING", 1000.0)  # any decoding is short, however busy the machine is
     before = worker_processes()
     with open_workers(None, None, sources, Capacity(1000, 4, 1, 1 << 40)) as made:
         assert (made is not None) == (cores() > 1)
@@ -176,17 +180,20 @@ def test_ten_kills_change_nothing(decoder: SpeculativeDecoder, sources: Sources,
             while len(kills) < 10 and not over.wait(random.uniform(0.1, 2.0)):
                 running, run = worker_processes(), len(runs)
                 if running and kills.count(run) < 2:  # three of one batch in a row would be an error
-                    os.kill(random.choice(running), signal.SIGKILL)
-                    kills.append(run)
+                    with suppress(ProcessLookupError):  # it ended by itself
+                        os.kill(random.choice(running), signal.SIGKILL)
+                        kills.append(run)
 
         runs: list[tuple[Configuration, list[Seeds]]] = []
         killer = threading.Thread(target=kill)
         killer.start()
-        while len(kills) < 10:
-            at = replace(FUZZY, draft_length=1 + len(runs), threshold=0.1 + len(runs) / 1000)
-            runs.append((at, decoding(decoder, made, store)(at, task().problems)))
-        over.set()
-        killer.join()
+        try:
+            while len(kills) < 10:
+                at = replace(FUZZY, draft_length=1 + len(runs), threshold=0.1 + len(runs) / 1000)
+                runs.append((at, decoding(decoder, made, store)(at, task().problems)))
+        finally:
+            over.set()
+            killer.join()
         assert notes
         with ResultCache(None) as empty:
             whole = decoding(decoder, None, empty)
