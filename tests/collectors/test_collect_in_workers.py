@@ -8,6 +8,7 @@ import signal
 import threading
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from fsd_collectors.collection.portions import Portion, PortionJob, ReadPortion,
 from fsd_collectors.store.reading import Traces
 from fsd_collectors.store.verifying import verify
 from fsd_decoding.errors import NumericalError, UsageError
+from fsd_decoding.workers import model_workers
 from fsd_decoding.workers.pool import WorkerPool
 from fsd_decoding.workers.serving import Served
 from support.models.tiny_models import word_tokenizer
@@ -37,7 +39,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return saved(tmp_path_factory.mktemp("pair"))
 
 
-def collected(pair: tuple[Any, Any], out: Path, workers: int, **settings: Any) -> Traces:
+def collected(pair: tuple[Any, Any], out: Path, workers: int | None, **settings: Any) -> Traces:
     return collect_traces(
         tiny_task(70), target=pair[0], draft=pair[1], out=out, batch_size=2, device="cpu", dtype="float64",
         workers=workers, **settings,
@@ -63,13 +65,15 @@ def test_the_folder_does_not_depend_on_workers(pair: tuple[Path, Path], tmp_path
 
 @pytest.mark.slow
 def test_a_killed_worker_changes_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    over = threading.Event()
+    over, killed_ones = threading.Event(), list[int]()
 
     def kill_one() -> None:
         while not over.wait(0.1):
             if running := worker_processes():
                 over.wait(1.5)
-                os.kill(running[0], signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it ended by itself
+                    os.kill(running[0], signal.SIGKILL)
+                    killed_ones.append(running[0])
                 return
 
     killer = threading.Thread(target=kill_one)
@@ -79,6 +83,7 @@ def test_a_killed_worker_changes_nothing(pair: tuple[Path, Path], tmp_path: Path
     finally:
         over.set()
         killer.join()
+    assert killed_ones
     assert content(killed) == content(collected(pair, tmp_path / "alone", 1))
 
 
@@ -114,6 +119,25 @@ def test_portions_are_read_ahead_of_a_slow_one_within_bounds() -> None:
         assert backend.begun == [0, 1, 2, 3]
         assert list(read) == [(portion, READ) for portion in portions[1:]]
     assert sorted(backend.begun) == list(range(30))
+
+
+def test_a_cluster_has_a_worker_for_each_cpu_by_default(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def count(workers: int, *others: object) -> None:
+        counted.append(workers)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(model_workers, "connected", nullcontext)
+    monkeypatch.setattr(model_workers, "cluster_nodes", lambda ray: [(3, 0)])
+    monkeypatch.setattr(model_workers, "RayWorkers", lambda *settings: None)
+    monkeypatch.setattr(model_workers, "WorkerPool", count)
+    for given in (None, 2):
+        with pytest.raises(UsageError, match="enough"):
+            collected(pair, tmp_path, given, ray="auto")
+    assert counted == [3, 2]
 
 
 def test_loaded_models_are_refused(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def collect_traces(
     divergences: Sequence[str] | None = None, on: Logits = "raw", hidden: Width | None = None, seed: int = 0,
     batch_size: int = 32, device: str | None = None, dtype: str | None = None, model_kwargs: ModelKwargs | None = None,
     draft_model_kwargs: ModelKwargs | None = None, progress: Progress | None = None,
-    workers: int | ModelWorkers = 1, ray: str | None = None,
+    workers: int | ModelWorkers | None = None, ray: str | None = None,
 ) -> Traces:  # fmt: skip
     """Collects traces of a task's problems, or continues an unfinished run of the same settings.
 
@@ -75,9 +75,9 @@ def collect_traces(
         batch_size: completions decoded at once.
         device, dtype, model_kwargs, draft_model_kwargs: see `SpeculativeDecoder.from_pretrained`.
         progress: receives the number of finished problems.
-        workers: processes that decode, each with models of its own and a portion at a time; 1: this process alone.
-            Loaded models need workers that are open already, and load the same ones.
-        ray: address of a Ray cluster to run the workers on.
+        workers: processes that decode, each with models of its own and a portion at a time; 1: this process alone, as
+            by default. Loaded models need workers that are open already, and load the same ones.
+        ray: address of a Ray cluster to run the workers on, by default one for each of its GPUs or CPUs.
 
     Raises:
         UsageError: a setting is invalid, the models cannot be used together, or the folder holds another run, is in
@@ -192,13 +192,16 @@ class _Collector:
 
 @contextmanager
 def _opened(
-    workers: int | ModelWorkers, ray: str | None, sources: Sources, problems: int, batch_size: int
+    workers: int | ModelWorkers | None, ray: str | None, sources: Sources, problems: int, batch_size: int
 ) -> Iterator[ModelWorkers | None]:
     """Yields workers that are open already, or opens them meanwhile."""
     if isinstance(workers, ModelWorkers):
         yield workers
         return
-    check_count("workers", workers)
+    if workers is None and ray is None:
+        workers = 1
+    if workers is not None:
+        check_count("workers", workers)
     with open_workers(workers, ray, sources, Capacity(problems, batch_size)) as opened:
         yield opened
 

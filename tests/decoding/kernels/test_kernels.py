@@ -62,7 +62,7 @@ def compare_logits(target: Tensor, draft: Tensor, names: list[str] = NAMES) -> A
 
 
 def reference(target: Tensor, draft: Tensor) -> dict[str, Tensor]:
-    """From fp64: PyTorch's own in fp32 is off by up to 3e-6, depending on the CPU, and the kernels by a tenth of that."""
+    """From fp64: in fp32 PyTorch is off by up to 3e-6, depending on the CPU, and the kernels by a tenth of that."""
     pair = DistributionPair(log_softmax(target.double()), log_softmax(draft.double()))
     dtype = torch.promote_types(target.dtype, torch.float32)
     return {name: value.to(dtype) for name, value in divergences_of_pair(NAMES, pair).items()}
