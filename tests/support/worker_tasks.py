@@ -54,6 +54,14 @@ def die(number: int) -> int:
     return number
 
 
+def die_after(path: str, number: int) -> int:
+    """Ends the process where the number is negative, as soon as there is such a file."""
+    if number < 0:
+        while not Path(path).exists():
+            time.sleep(0.01)
+    return die(number)
+
+
 def die_unless(path: str) -> str:
     """Ends the process where there is no such file, and makes it first."""
     if not Path(path).exists():
