@@ -153,7 +153,7 @@ def test_this_process_begins_and_workers_go_on(decoder: SpeculativeDecoder, pair
     patient = ModelWorkers(pair_of_workers.pool, pair_of_workers.sources, after=0.05)
     due_before, texts = patient.due, decoded(decoder, patient)
     assert (due_before, patient.due) == (False, True)
-    assert patient.spent >= 0.05
+    assert 0.05 <= patient.spent < 5
     assert texts == decoded(decoder, None)
 
 
