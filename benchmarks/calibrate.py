@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fsd_calib.certification.power import power
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.split import CERTIFICATION_SHARE, tuning_and_certification

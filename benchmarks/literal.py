@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.interleaved import measure_speeds
 from fsd_calib.progress import Silent
 from fsd_calib.tasks.base import Problem

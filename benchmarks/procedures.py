@@ -18,7 +18,7 @@ import numpy as np
 
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.search.acquisition import Prospects
 from fsd_calib.search.candidates import choose_sequence, measure_candidates

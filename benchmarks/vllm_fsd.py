@@ -17,12 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsd_calib import ThresholdProfile, load_task
-from fsd_calib.tasks.base import Problem, Task
+from fsd_calib import ThresholdProfile
 from fsd_data import pair_paths
 from lib.common.claims import claims_table, reached
 from lib.common.machine import machine_facts
@@ -31,13 +30,13 @@ from lib.engines.own import OwnSettings
 from lib.engines.processes import Served, openmp, pin, serve
 from lib.engines.vllm import SETTINGS, VllmSettings
 from lib.vllm.claims import vllm_claims
+from lib.vllm.fresh import Fresh
 from lib.vllm.retention import Retention, measure_retention
 from lib.vllm.speeds import Contestants, Plan, Speeds
 
 _BATCHES, _LENGTHS = (1, 8, 32), (3, 4, 5, 6, 8)
 _NOTHING = 1e-12  # T that accepts no token but those with D = 0, while every D that could decide is computed
 _CHOOSING_SEED, _TIMED_SEED, _FRESH_SEED = 72_001, 72_002, 72_003
-_SPARE = 400  # problems generated beyond those needed, since some were in the calibration
 
 
 def plan(problems: int, repeats: int) -> Plan:
@@ -65,20 +64,6 @@ def accepting_nothing(profile: Path, folder: Path) -> Path:
     edited = folder / "accepts-nothing.json"
     edited.write_text(json.dumps(changed))
     return edited
-
-
-class Fresh:
-    """Problems that no calibration of a profile has seen, and none twice."""
-
-    def __init__(self, profile: ThresholdProfile) -> None:
-        self._seen = {problem.id for problem in load_task(profile.task, profile.seed).problems}
-
-    def task(self, seed: int, count: int) -> tuple[Task, Sequence[Problem]]:
-        task = load_task("arithmetic", seed=seed, limit=count + _SPARE)
-        new = {p.id: p for p in task.problems if p.id not in self._seen}
-        problems = list(new.values())[:count]
-        self._seen |= {problem.id for problem in problems}
-        return task, problems
 
 
 def measure(profile_file: Path, folder: Path, planned: Plan, fresh_problems: int) -> dict[str, Any]:

@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
-import torch
-from torch.nn import Module
-
+from fsd_calib.calibration.engines import EngineRequest, check_vllm, open_engines
 from fsd_calib.calibration.goal import Goal, GoalKeywords
-from fsd_calib.calibration.graphs import COMPILE
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, plan_memory
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Plan, check_enough
@@ -23,6 +20,8 @@ from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeyword
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.certification.attempt_ledger import attempt_level
+from fsd_calib.engines.base import Engine
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.search.study import check_storage
 from fsd_calib.storage.system_errors import naming
@@ -33,13 +32,10 @@ from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
-from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
-from fsd_decoding.loading import check_loading, keywords_of, shared_tokenizer
-from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.workers.model_workers import open_workers
 from fsd_decoding.workers.sources import Sources
 
 DIVERGENCES = ("js", "doubt")
@@ -109,6 +105,7 @@ class Calibration:
     Args:
         task, target, draft, goal, decoding, tokenizer: see `calibrate`.
         config: how the calibration is run.
+        fixed: the one setting to certify, found elsewhere; `decoding` has no other. None: it is searched for.
 
     Raises:
         UsageError: the configuration cannot be searched, or contradicts itself.
@@ -121,6 +118,7 @@ class Calibration:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     config: RunConfig = field(default_factory=RunConfig)
     tokenizer: Any = None
+    fixed: Configuration | None = None
 
     def __post_init__(self) -> None:
         check_policies(self._policies)
@@ -135,6 +133,8 @@ class Calibration:
             what = "a predictor" if self._predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
         self._timing.check(self.goal)
+        if self.config.engine == "vllm":
+            check_vllm(self._sources, self.decoding, self.config, self._policies)
         if self._predictor is not None and any(map(moves, self._policies)):
             raise UsageError(
                 f"a predictor ends drafts by the T they are given, and policy {_listed(self._policies)} judges them by "
@@ -194,22 +194,23 @@ class Calibration:
             self.config, cache=self.config.cache or default_cache(), state=self.config.state or default_state(),
             batch_size=memory.batch_size if memory else self.config.batch_size,
         )  # fmt: skip
-        with open_workers(config.workers, config.ray, self._sources, capacity, config.reporter.note) as workers:
-            decoder = self._decoder(self.target, first, tokenizer)
-            drafts = _named([decoder, *(self._decoder(decoder.target, other, tokenizer) for other in others)])
-            decoder = next(iter(drafts.values()), decoder)
+        request = EngineRequest(
+            self._sources, self._first, config, task, tokenizer, (*parts.tuning, *parts.certification), self._longest,
+            self.goal.serve_batch, capacity,
+        )  # fmt: skip
+        with open_engines(request) as opened:
+            drafts = _named(opened.engines)
             space = replace(self._space, drafts=tuple(drafts) or (None,))
-            with open_session(decoder, task, config, drafts, parts, workers) as session:
-                ready = prepare(session, self.goal, space, self._policies, self._predictor, config, self._timing)
-                devices = _devices(drafts.values() or [decoder])
-                yield replace(
-                    ready,
-                    plan=replace(
-                        ready.plan, memory=memory, compile=ready.facts.compile,
-                        devices=max(len(devices), workers.gpus if workers else 0),
-                        on_cpu={device.type for device in devices} == {"cpu"},
-                    ),
+            engine = next(iter(drafts.values()), opened.engines[0])
+            with open_session(engine, task, config, drafts, parts, opened.workers) as session:
+                ready = prepare(
+                    session, self.goal, space, self._policies, self._predictor, config, self._timing, self.fixed
                 )  # fmt: skip
+                plan = replace(
+                    ready.plan, memory=memory, compile=ready.facts.compile, devices=opened.devices,
+                    on_cpu=opened.on_cpu, engine=engine.info,
+                )  # fmt: skip
+                yield replace(ready, plan=plan)
 
     def _checked(self, task: Task, tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
         """The parts and the memory plan.
@@ -223,10 +224,11 @@ class Calibration:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
             check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
         self._timing.check_enough(parts, goal.serve_batch)
-        longest = max(*self._space.draft_lengths, max(SD_LENGTHS))
+        if self.config.engine == "vllm":  # which finds out itself what it has room for
+            return parts, None
         memory = plan_memory(
             self.target, _drafts(self.draft), tokenizer, task, (*parts.tuning, *parts.certification),
-            self.decoding.sampling, longest, goal.serve_batch, self.config,
+            self.decoding.sampling, self._longest, goal.serve_batch, self.config,
         )  # fmt: skip
         return parts, memory
 
@@ -235,17 +237,20 @@ class Calibration:
             return self.task
         return load_task(self.task, self.decoding.seed, self.config.limit, self.config.path("data"), tokenizer)
 
-    def _decoder(self, target: Any, draft: Any, tokenizer: Any) -> SpeculativeDecoder:
+    @property
+    def _first(self) -> DecodingConfig:
+        """The settings that all of the search's configurations share, with its first rule and divergence."""
         space = self._space
-        decoding = replace(
+        return replace(
             self.decoding, rule=space.rules[0], divergence=space.divergences[0], draft_length=None, stop_policy=None,
             threshold_policy=None,
         )  # fmt: skip
-        return SpeculativeDecoder.from_pretrained(
-            target, draft, decoding=decoding, device=self.config.device, dtype=self.config.dtype, tokenizer=tokenizer,
-            compile=False if self.config.compile == "auto" else COMPILE[self.config.compile],
-            **keywords_of(self.config.loading, target, draft),
-        )  # fmt: skip
+
+    @property
+    def _longest(self) -> int:
+        """The largest draft length: of the search, or of `sd` where that has lengths of its own."""
+        own = max(self._space.draft_lengths)
+        return own if self.config.engine == "vllm" else max(own, *SD_LENGTHS)
 
     @property
     def _space(self) -> Space:
@@ -287,14 +292,14 @@ def _drafts(draft: Any) -> tuple[Any, ...]:
     return drafts
 
 
-def _named(decoders: Sequence[SpeculativeDecoder]) -> dict[str, SpeculativeDecoder]:
-    """Several decoders by their drafts' names, sorted, because the order of the drafts must not matter.
+def _named(engines: Sequence[Engine]) -> dict[str, Engine]:
+    """Several engines by their drafts' names, sorted, because the order of the drafts must not matter.
 
     UsageError: two drafts are the same model or have the same name, or one has no name.
     """
-    if len(decoders) == 1:
+    if len(engines) == 1:
         return {}
-    models = [ModelInfo.of(decoder.draft) for decoder in decoders]
+    models = [engine.pair.draft for engine in engines]
     names, prints = [model.id for model in models], [model.fingerprint for model in models]
     for name, fingerprint in zip(names, prints, strict=True):
         if prints.count(fingerprint) > 1:
@@ -304,13 +309,7 @@ def _named(decoders: Sequence[SpeculativeDecoder]) -> dict[str, SpeculativeDecod
                 f"drafts are {', '.join(map(repr, names))}; several drafts are told apart by their names "
                 "(config._name_or_path), so give each a name of its own"
             )
-    return dict(sorted(zip(names, decoders, strict=True)))
-
-
-def _devices(decoders: Iterable[SpeculativeDecoder]) -> set[torch.device]:
-    """The devices that the weights of this process are on."""
-    models = [model for decoder in decoders for model in (decoder.target, decoder.draft)]
-    return {weight.device for model in models if isinstance(model, Module) for weight in model.parameters()}
+    return dict(sorted(zip(names, engines, strict=True)))
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -15,14 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fsd_calib.calibration.session import Session
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.base import WantedTraces
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Waiting
 from fsd_calib.storage.private_files import make_private_folder, private_lock
 from fsd_calib.tasks.base import Problem
-from fsd_collectors.collection.hidden_states import HiddenStates, Width
-from fsd_collectors.collection.run import collect_traces
-from fsd_collectors.collection.run_facts import manifest_of
+from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.store.reading import Traces, load_traces
 from fsd_collectors.store.verifying import verify
@@ -84,19 +83,15 @@ def traces_along_target(
     Args:
         hidden: width of the draft's hidden state, as `collect_traces` takes it; None: without it.
     """
-    decoder, task = session.decoder, replace(session.task, problems=tuple(problems))
-    sampling = decoder.sampling
-    states = None if hidden is None else HiddenStates(decoder.draft, hidden, decoder.seed)
-    asked = manifest_of(decoder, task, task.problems, None, divergences, states, session.batch_size)
-    with _trace_folder(session, asked) as folder:
-        begun = _begun(folder, session.batch_size)
-        traces = begun if begun is not None and begun.complete else collect_traces(
-            task, target=decoder.target, draft=decoder.draft, tokenizer=decoder.tokenizer, out=folder,
-            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, divergences=divergences,
-            on=decoder.criterion.on, hidden=hidden, seed=decoder.seed,
-            batch_size=session.batch_size if begun is None else begun.manifest.batch_size, progress=session.progress,
-            workers=session.workers or 1,
-        )  # fmt: skip
+    task = replace(session.task, problems=tuple(problems))
+    wanted = WantedTraces(task, divergences, session.batch_size, hidden)
+    with _trace_folder(session, session.engine.manifest(wanted)) as folder:
+        traces = begun = _begun(folder, session.batch_size)
+        if traces is None or not traces.complete:
+            size = session.batch_size if begun is None else begun.manifest.batch_size
+            traces = session.engine.collect(
+                replace(wanted, batch_size=size), folder, session.progress, session.workers
+            )  # fmt: skip
         _cache_texts(traces, session)
         yield traces
 
@@ -157,7 +152,7 @@ def _cache_texts(traces: Traces, session: Session) -> None:
 
     Not where the calibration's kernels are compiled: those that traces are collected with are not.
     """
-    if session.decoder.compile is True:
+    if session.engine.compile is True:
         return
     problems, alone = {p.id: p for p in session.tuning.problems}, session.configuration("target")
     columns = ["problem", "text", "tokens", "finish_reason", "rounds"]

@@ -11,7 +11,7 @@ from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.profile.content import Outcome

@@ -21,6 +21,7 @@ from fsd_calib.formatting import level
 from fsd_calib.measuring.measurement import Measurement
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.parts import EngineInfo
 
 CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true
 PRECISION = 1e-6  # of shares found by bisection
@@ -124,6 +125,7 @@ class Plan:
     devices: int = 1  # that the models of all processes are on
     on_cpu: bool = False  # the device is the CPU, which counts once however many workers share its cores
     compile: Rounds = "off"  # how rounds are called
+    engine: EngineInfo | None = None  # what decodes; None: our own engine
 
     @property
     def seconds(self) -> float:

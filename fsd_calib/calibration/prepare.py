@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 from fsd_calib.calibration.baseline import COMPARED, TRACED, measure_baseline, traces_along_target
 from fsd_calib.calibration.goal import Goal
@@ -23,9 +24,10 @@ from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timin
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.holdout import TESTS_VERSION
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.base import KeyedPrompt
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.measuring.round_costs import measure_costs
 from fsd_calib.search.forecast import DraftForecasts, Forecast, ReplayForecast
 from fsd_calib.search.space import Space, logit
 from fsd_calib.tasks.base import Problem
@@ -56,6 +58,7 @@ class Prepared:
 
     Args:
         sds: the `sd` configurations (draft length and draft) that are fastest in replay, the fastest first.
+        fixed: the setting to certify where none is searched.
     """
 
     session: Session
@@ -68,6 +71,7 @@ class Prepared:
     plan: Plan
     config: RunConfig
     early_stop: EarlyStopInfo | None
+    fixed: Configuration | None = None
 
     @property
     def alone(self) -> Configuration:
@@ -90,6 +94,7 @@ def prepare(
     predictor: str | os.PathLike[str] | None,
     config: RunConfig,
     timing: TimingRequest,
+    fixed: Configuration | None = None,
 ) -> Prepared:
     """Reads traces, measures costs, runs a pilot on the first problems, and makes the plan.
 
@@ -105,7 +110,7 @@ def prepare(
         judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         shaped = shapes(policies, session, space, traces[first])
         space = replace(space, policies=tuple(shaped))
-        name = _run_name(session, goal, space, chosen, config)
+        name = _run_name(session, goal, space, _given(chosen, fixed), config)
         if goal.guarantee != "none":
             session = session.certifying(name, () if chosen is None else chosen.trained())
         facts = begin_or_resume(
@@ -130,7 +135,8 @@ def prepare(
     graphs = pace.capture * _shapes(space, config)
     efforts = _efforts(session, _paces(pace, served), goal.pareto, *timer.effort(served), graphs)
     plan = make_plan(claim_of(goal, session.holdout.problems), pilot, session.holdout.problems, level, efforts)
-    return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, early.info if early else None)
+    info = early.info if early else None
+    return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
 
 
 def _first_fuzzy(session: Session, space: Space, forecast: Forecast) -> Measurement:
@@ -151,20 +157,24 @@ def _paces(pace: Pace, served: Paces) -> Paces:
     return Paces(pace.target, pace.lossless, pace.lossless * served.fuzzy / served.lossless)
 
 
-def _run_name(session: Session, goal: Goal, space: Space, chosen: Chosen | None, config: RunConfig) -> str:
+def _given(chosen: Chosen | None, fixed: Configuration | None) -> dict[str, Any]:
+    """What determines the course of some calibrations only."""
+    of_predictor = {} if chosen is None else {"predictor": chosen.predictor.fingerprint}
+    return of_predictor | ({} if fixed is None else {"fixed": asdict(fixed)})
+
+
+def _run_name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], config: RunConfig) -> str:
     """The name of the run to begin or resume: auto's, if it chose what is asked for and no run of its own has begun."""
-    auto, own = (_name(session, goal, space, chosen, compile) for compile in ("auto", config.compile))
+    auto, own = (_name(session, goal, space, given, compile) for compile in ("auto", config.compile))
     begun = partial(rounds_of, config.path("out"), holdout=session.holdout, progress=session.progress)
     return auto if begun(own) is None and begun(auto) == config.compile else own
 
 
-def _name(session: Session, goal: Goal, space: Space, chosen: Chosen | None, compile: Compiling) -> str:
+def _name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], compile: Compiling) -> str:
     """A hash of everything that determines a calibration's course, so that the same command resumes the same run."""
     problems = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
     facts = {"identity": session.identity, "wish": asdict(goal), "space": asdict(space), "problems": problems,
-             "tests": TESTS_VERSION}  # fmt: skip
-    if chosen is not None:
-        facts["predictor"] = chosen.predictor.fingerprint
+             "tests": TESTS_VERSION, **given}  # fmt: skip
     if compile != "auto":
         facts["compile"] = compile
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -215,7 +225,7 @@ def _pace(session: Session, space: Space) -> Pace:
     lossless = partial(_decode_some, session, session.configuration(_LOSSLESS, _NEW_LENGTH, space.drafts[0]))
     with session.as_one_worker():
         first = seconds = seconds_of(lossless)
-        if session.decoder.compile:  # then that made graphs
+        if session.engine.compile:  # then that made graphs
             alone()
             seconds = seconds_of(lossless)
         of_target = seconds_of(alone)
@@ -225,10 +235,14 @@ def _pace(session: Session, space: Space) -> Pace:
 
 def _what_pays(session: Session, space: Space, config: RunConfig, each: float) -> Rounds:
     """See `what_pays`, for a calibration whose decodings take `each` seconds."""
-    steps, usual = _efforts(session, Paces(each, each, each)), _usual(session, space)
+    usual = _usual(session, space)
+    engine = session.engine_of(usual)
+    if not isinstance(engine, OwnEngine):
+        return "off"
+    steps = _efforts(session, Paces(each, each, each))
     planned = PlannedWork(sum(step.seconds for step in steps), _shapes(space, config))
     with session.as_one_worker():
-        return what_pays(session.draft_of(usual), partial(_decode_some, session, usual), planned, session.progress)
+        return what_pays(engine.decoder, partial(_decode_some, session, usual), planned, session.progress)
 
 
 def _shapes(space: Space, config: RunConfig) -> int:
@@ -250,11 +264,8 @@ def _decode_some(session: Session, configuration: Configuration) -> None:
 
 
 def _costs(session: Session, goal: Goal) -> CostModel:
-    problems = session.tuning.problems[:_COSTED]
-    return measure_costs(
-        session.decoder, [p.prompt for p in problems], [p.id for p in problems], session.task.max_new_tokens,
-        session.task.stop, batch_size=goal.serve_batch, progress=session.progress,
-    ).model  # fmt: skip
+    prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in session.tuning.problems[:_COSTED]]
+    return session.engine.costs(prompts, goal.serve_batch, session.progress)
 
 
 def _efforts(
@@ -284,8 +295,10 @@ def _fastest_for_sd(
     Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
     """
     speeds: dict[Configuration, float] = {}
+    longest = session.engine.longest_draft
     for draft, seen in traces.items():
-        frame = sweep(seen, ["sd"], draft_lengths=SD_LENGTHS, costs=costs[draft])
+        lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
+        frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=costs[draft])
         for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
             speeds[session.configuration("sd", int(length), draft)] = float(speed)
     return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])

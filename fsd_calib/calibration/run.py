@@ -15,7 +15,7 @@ from fsd_calib.calibration.timing import Timed
 from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Interval, Speeds
 from fsd_calib.search.agreement import agreed
@@ -63,6 +63,8 @@ def find(ready: Prepared) -> ThresholdProfile:
     alone = ready.session.tuning.measure(ready.alone)
     meter.mark()
     objective = _objective(ready, baseline, alone)
+    if ready.fixed is not None:
+        return _certify_fixed(ready, ready.fixed, objective, baseline, meter)
     frozen, trials = _search(ready, objective, alone)
     if isinstance(objective, MaxAccuracy) and not frozen:
         front, more = _search(ready, ParetoFront(), alone)
@@ -70,6 +72,17 @@ def find(ready: Prepared) -> ThresholdProfile:
     meter.mark()
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
+    meter.mark()
+    return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
+
+
+def _certify_fixed(
+    ready: Prepared, fixed: Configuration, objective: Objective, baseline: Baseline, meter: Meter
+) -> ThresholdProfile:
+    """Returns the profile of one setting, found elsewhere, that is tested without a search."""
+    ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
+    meter.mark()
+    decision = _decide(ready, objective, [fixed], baseline)
     meter.mark()
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
@@ -217,7 +230,8 @@ def _test(ready: Prepared, objective: Objective, rungs: Sequence[Configuration])
     evidence = dict(zip(rungs, verdict.tested, strict=False))
     if verdict.passed is None:
         return Decision(*_outcome(ready, "not-certified", rungs[0]), opened, evidence)
-    best = _agreed_fastest(ready, objective, opened, rungs[: verdict.passed + 1])
+    passed = rungs[: verdict.passed + 1]
+    best = passed[-1] if ready.fixed else _agreed_fastest(ready, objective, opened, passed)
     return Decision(*_outcome(ready, "certified", best), opened, evidence)
 
 
@@ -263,7 +277,7 @@ def _lossless_rung(ready: Prepared) -> list[Configuration]:
     what is shown of the target holds for `sd`; of the very texts of a data set only where decoding is greedy.
     """
     goal = ready.goal
-    other_texts = goal.guarantee == "dataset" and not ready.session.decoder.sampling.greedy
+    other_texts = goal.guarantee == "dataset" and not ready.session.engine.decoding.sampling.greedy
     if goal.acc == "retention" or other_texts or goal.min_acc is None:
         return []
     alone = ready.session.tuning.measure(ready.alone)
@@ -277,7 +291,7 @@ def _worth_testing(
     if isinstance(objective, MaxSpeed):
         least = objective.wanted if ready.goal.guarantee == "none" else HOPELESS
         alone = ready.session.tuning.measure(ready.alone)
-        faster = _faster(ready, frozen, baseline)
+        faster = frozen if ready.fixed else _faster(ready, frozen, baseline)  # a fixed one was asked for
         return [c for c in faster if objective.chance(ready.session.tuning.measure(c), alone) >= least]
     if isinstance(objective, MaxAccuracy):
         return [c for c in frozen if ready.forecast.measured(ready.session.tuning.measure(c)) >= objective.wanted]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from fsd_calib.progress import Progress, Silent
 from fsd_calib.search.storage_url import without_password
@@ -18,6 +19,9 @@ Timing = Literal["run", "careful", "none"]
 
 Compiling = Literal["auto", "off", "capture", "on"]
 """How rounds are called: as pays best within the planned work, or as `profile.costs.Rounds` names it."""
+
+EngineName = Literal["fsd-calib", "vllm"]
+"""What decodes."""
 
 MOST_AT_ONCE = 32
 """The largest batch size that is chosen."""
@@ -42,6 +46,8 @@ class RunConfig:
         compile: "off" calls rounds directly; "capture" as graphs of PyTorch's own kernels, which give the same texts;
             "on" as graphs of compiled kernels, which round differently; "auto" as graphs of PyTorch's own kernels where
             what they save within the planned work, as measured here, is more than capturing takes.
+        engine: "fsd-calib", our own, or "vllm", which decodes, times and is certified in our engine's place.
+        engine_args: arguments of `vllm.LLM` by name, such as `{"tensor_parallel_size": 4}`.
         out: folder for `profile.json` and for the files from which an interrupted run resumes; None writes neither.
         cache: folder of decodings and traces, shared by all runs; None: the user's cache folder.
         state: folder of the ledger of attempts, which must not be deleted; None: the user's state folder.
@@ -67,6 +73,8 @@ class RunConfig:
     trials: int = 30
     timing: Timing = "run"
     compile: Compiling = "auto"
+    engine: EngineName = "fsd-calib"
+    engine_args: Mapping[str, Any] | None = None
     out: _Path | None = None
     cache: _Path | None = None
     state: _Path | None = None
@@ -85,6 +93,10 @@ class RunConfig:
                 check_count(name, getattr(self, name))
         if self.compile not in get_args(Compiling):
             raise UsageError(f"compile is {self.compile!r:.40}; it must be one of {', '.join(get_args(Compiling))}")
+        if self.engine not in get_args(EngineName):
+            raise UsageError(f"engine is {self.engine!r:.40}; it must be one of {', '.join(get_args(EngineName))}")
+        if self.engine_args is not None and self.engine != "vllm":
+            raise UsageError(f"engine_args are for engine 'vllm', and engine is {self.engine!r}; leave one of them out")
         if "\0" in (self.storage or ""):
             raise UsageError(f"storage {without_password(self.storage)} holds a null character; leave it out")
         Loading.of(self.model_kwargs, self.draft_model_kwargs)
@@ -125,6 +137,8 @@ class RunKeywords(TypedDict, total=False):
     trials: int
     timing: Timing
     compile: Compiling
+    engine: EngineName
+    engine_args: Mapping[str, Any] | None
     out: _Path | None
     cache: _Path | None
     state: _Path | None

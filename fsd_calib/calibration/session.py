@@ -1,4 +1,4 @@
-"""The resources of a calibration: decoders, the two parts of a task, the cache of decodings and the attempt ledger."""
+"""The resources of a calibration: engines, the two parts of a task, the cache of decodings and the attempt ledger."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from fsd_calib.calibration.graphs import COMPILE
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.holdout import Holdout, TuningRecord
-from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.decoding_job import job_of
-from fsd_calib.measuring.decoding_workers import DecodingWorkers
+from fsd_calib.engines.base import Engine
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Progress
@@ -22,7 +23,6 @@ from fsd_calib.tasks.base import Task
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
@@ -37,14 +37,14 @@ class Session:
     """The resources shared by the steps of a calibration.
 
     Args:
-        decoder: the decoder with the first draft.
+        engine: the engine with the first draft.
         identity: what determines texts besides prompts and the searched settings: models, sampling, seeds, versions.
         cache: folder of decodings and traces; None stores nothing.
-        drafts: the decoders by the names of their drafts, if there are several drafts.
+        drafts: the engines by the names of their drafts, if there are several drafts.
         workers: processes that decode too; None: there are none.
     """
 
-    decoder: SpeculativeDecoder
+    engine: Engine
     task: Task
     decode: CachedDecoder
     identity: str
@@ -54,15 +54,21 @@ class Session:
     batch_size: int
     cache: Path | None
     progress: Progress
-    drafts: Mapping[str, SpeculativeDecoder] = field(default_factory=dict)
+    drafts: Mapping[str, Engine] = field(default_factory=dict)
     workers: ModelWorkers | None = None
 
+    @property
+    def decoder(self) -> SpeculativeDecoder:
+        """The decoder of our own engine, for what that alone can do."""
+        assert isinstance(self.engine, OwnEngine)
+        return self.engine.decoder
+
     def with_draft(self, name: str | None) -> Session:
-        """Returns a copy whose `decoder` drafts with the model of that name; None: the only draft."""
+        """Returns a copy whose `engine` drafts with the model of that name; None: the only draft."""
         if name is None:
             return self
-        decoder = self.drafts[name]
-        return replace(self, decoder=decoder, identity=_identity(decoder, self.decode, name))
+        engine = self.drafts[name]
+        return replace(self, engine=engine, identity=_identity(engine, self.decode, name))
 
     @property
     def processes(self) -> int:
@@ -73,12 +79,12 @@ class Session:
         """Inside, this process computes as one of the processes that will decode."""
         return nullcontext() if self.workers is None else self.workers.as_one()
 
-    def draft_of(self, configuration: Configuration) -> SpeculativeDecoder:
-        """The decoder that runs a configuration."""
-        return self.with_draft(configuration.draft).decoder
+    def engine_of(self, configuration: Configuration) -> Engine:
+        """The engine that runs a configuration."""
+        return self.with_draft(configuration.draft).engine
 
     def call_rounds(self, rounds: Rounds) -> None:
-        """Makes the decoders of all drafts, and workers, call rounds this way from now on."""
+        """Makes the engines of all drafts, and workers, call rounds this way from now on."""
         self.decode.call_rounds(COMPILE[rounds])
 
     def stopping_early(
@@ -110,24 +116,24 @@ class Session:
 
     def configuration(self, rule: str, draft_length: int = 1, draft: str | None = None) -> Configuration:
         """The configuration of a rule without a threshold."""
-        return Configuration(rule, self.decoder.divergence, draft_length, draft=draft)
+        return Configuration(rule, self.engine.divergence, draft_length, draft=draft)
 
 
 @contextmanager
 def open_session(
-    decoder: SpeculativeDecoder,
+    engine: Engine,
     task: Task,
     config: RunConfig,
-    drafts: Mapping[str, SpeculativeDecoder] | None = None,
+    drafts: Mapping[str, Engine] | None = None,
     parts: Parts | None = None,
-    workers: ModelWorkers | None = None,
+    workers: EngineWorkers | None = None,
 ) -> Iterator[Session]:
     """Opens a session and closes its files on exit.
 
     Args:
-        decoder: the decoder with the first draft.
+        engine: the engine with the first draft.
         config: its `cache` and `state` are the folders of decodings and of the ledger; None stores nothing.
-        drafts: if there are several drafts, the decoders of all of them by name, including the first.
+        drafts: if there are several drafts, the engines of all of them by name, including the first.
         parts: the task's, where they are known already.
         workers: processes that decode too.
 
@@ -135,32 +141,31 @@ def open_session(
         UsageError: the problems do not make two parts, or a folder cannot be used.
     """
     cache, state, progress = config.path("cache"), config.path("state"), config.reporter
-    seeds = 1 if decoder.sampling.greedy else config.seeds
+    seeds = 1 if engine.decoding.sampling.greedy else config.seeds
     batch_size, parts = config.batch_size or MOST_AT_ONCE, parts or parts_of(task)
     for note in parts.notes:
         progress.note(note)
-    family = sampled_fingerprint(decoder.target)
+    family = engine.family
     with ResultCache(cache and cache / DECODINGS) as store, AttemptLedger(state and state / _LEDGER) as ledger:
         if cache is not None and state is not None and ledger.take_over(cache / _EARLIER_LEDGER):
             progress.note(f"the ledger of attempts in {cache} was taken over into {state}")
-        if store.holds_key_with(family) and not store.holds_key_with(model_fingerprint(decoder.target)):
+        if store.holds_key_with(family) and not store.holds_key_with(engine.pair.target.fingerprint):
             progress.note(
                 f"decodings that an earlier version left in {cache} are not used, nor are its unfinished calibrations "
                 "continued: its fingerprints covered 64 elements of each tensor of a model, not all weights"
             )
         ledger.tuned_on_repeats(family, parts.repeats)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
-        decoding = None if workers is None else DecodingWorkers(workers, job_of(decoder, task, workers.sources, drafts))
-        decode = CachedDecoder(decoder, task, store, batch_size, progress, seeds, drafts, decoding)
-        identity = " and ".join(_identity(decoder, decode, name) for name in names)
+        decode = CachedDecoder(engine, task, store, batch_size, progress, seeds, drafts, workers)
+        identity = " and ".join(_identity(engine, decode, name) for name in names)
         tuned = TuningRecord(ledger, family)
         holdout = Holdout(Evaluator(decode, parts.certification, "certification"), ledger, family, identity)
         yield Session(
-            decoder, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
-            batch_size, cache, progress, drafts or {}, workers,
+            engine, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
+            batch_size, cache, progress, drafts or {}, None if workers is None else workers.models,
         )  # fmt: skip
 
 
-def _identity(decoder: SpeculativeDecoder, decode: CachedDecoder, draft: str | None) -> str:
-    drafting = Configuration(rule_named(decoder.rule).lossless, decoder.divergence, 1, draft=draft)
+def _identity(engine: Engine, decode: CachedDecoder, draft: str | None) -> str:
+    drafting = Configuration(rule_named(engine.rule).lossless, engine.divergence, 1, draft=draft)
     return f"{decode.key(drafting).json} with {decode.seeds} seeds "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.prepare import Prepared
@@ -36,16 +35,10 @@ def study_name(ready: Prepared, objective: Objective) -> str:
 
 
 def _pair(ready: Prepared) -> str:
-    decoders = ready.session.drafts.values() or [ready.session.decoder]
-    drafts = [_short(decoder.draft) for decoder in decoders]
-    return f"{_short(ready.session.decoder.target)} with {' or '.join(drafts)}"
-
-
-def _short(model: Any) -> str:
-    """Its architecture and size: the same model in another folder shares the study."""
-    parameters = model.num_parameters()
-    unit, size = ("B", 1e9) if parameters >= 1e9 else ("M", 1e6)
-    return f"{model.config.model_type} {parameters / size:.2g}{unit}"
+    """Architectures and sizes: the same models in other folders share the study."""
+    engines = [*ready.session.drafts.values()] or [ready.session.engine]
+    drafts = [engine.short_names[1] for engine in engines]
+    return f"{engines[0].short_names[0]} with {' or '.join(drafts)}"
 
 
 def _goal(goal: Goal, objective: Objective) -> str:

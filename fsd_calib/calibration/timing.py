@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -13,8 +13,9 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Paces
 from fsd_calib.calibration.session import Session
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.decoding_job import job_of
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own.source import source_of
 from fsd_calib.measuring.interleaved import MachineLoad, machine_load, measure_speeds, pieces
 from fsd_calib.measuring.speed import ForecastSpeeds, Speeds
 from fsd_calib.measuring.timing_job import TimingJob, time_in_fresh_processes
@@ -200,9 +201,8 @@ class Timer:
         if self.request.way == "careful":
             if session.workers is not None:
                 session.workers.pool.close()  # they too hold models on the GPU; they start again where there is more
-            models = [session.decoder.target, session.decoder.draft, *(d.draft for d in session.drafts.values())]
             return time_in_fresh_processes(
-                self._job(configurations, problems, streams), _PROCESSES, models, session.progress
+                self._job(configurations, problems, streams), _PROCESSES, _models(session), session.progress
             )
 
         def emitted(configuration: Configuration, piece: Sequence[Problem]) -> int:
@@ -214,10 +214,17 @@ class Timer:
         )  # fmt: skip
 
     def _job(self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int) -> TimingJob:
-        names = {name for c in configurations if (name := c.draft) is not None}
-        decoding = job_of(self.session.decoder, self.session.task, self.request.sources, names, self.early_stop)
+        session, decoder = self.session, self.session.decoder
         return TimingJob(
-            decoding=decoding, problems=problems, configurations=configurations,
-            keys=[self.session.decode.key(c).json for c in configurations], streams=streams,
-            confidence=self.goal.confidence, threads=torch.get_num_threads(), compile=self.session.decoder.compile,
+            source=source_of(decoder, session.task, self.request.sources, self.early_stop), problems=problems,
+            configurations=configurations, keys=[session.decode.key(c).json for c in configurations],
+            seed=decoder.seed, streams=streams, confidence=self.goal.confidence, threads=torch.get_num_threads(),
+            compile=decoder.compile,
         )  # fmt: skip
+
+
+def _models(session: Session) -> list[Any]:
+    """The models that this process has loaded."""
+    engines = [session.engine, *session.drafts.values()]
+    decoders = [engine.decoder for engine in engines if isinstance(engine, OwnEngine)]
+    return [*(decoder.target for decoder in decoders[:1]), *(decoder.draft for decoder in decoders)]

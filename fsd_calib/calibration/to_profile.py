@@ -15,11 +15,10 @@ from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.harm import difference_of, harm_of
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.costs import CostInfo, Effort, Speed, Work
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.parts import (
@@ -29,7 +28,6 @@ from fsd_decoding.profile.parts import (
     Counts,
     DataInfo,
     Estimate,
-    ModelInfo,
     SamplingInfo,
     TokensPerRound,
     Truncation,
@@ -42,7 +40,8 @@ _PACKAGES = ("fsd-calib", "torch", "transformers", "optuna")
 def to_profile(findings: Findings) -> ThresholdProfile:
     """Returns the profile, with a threshold only where the goal was met, or its test waived."""
     ready, chosen = findings.ready, findings.chosen
-    decoder = ready.session.draft_of(findings.followed)
+    engine = ready.session.engine_of(findings.followed)
+    pair, decoding = engine.pair, engine.decoding
     fuzzy = findings.measured(chosen)
     grades = findings.paired(fuzzy)
     return ThresholdProfile(
@@ -50,20 +49,20 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         outcome=findings.outcome,
         task=ready.session.task.name,
         data=_data(ready),
-        target=ModelInfo.of(decoder.target),
-        draft=ModelInfo.of(decoder.draft),
-        tokenizer=tokenizer_fingerprint(decoder.tokenizer),
+        target=pair.target,
+        draft=pair.draft,
+        tokenizer=pair.tokenizer,
         rule=chosen.rule if chosen.threshold is not None else ready.space.rules[0],
         divergence=chosen.divergence,
         divergence_version=DIVERGENCE_VERSION,
-        logits=decoder.criterion.on, within_support=decoder.criterion.within_support,
+        logits=decoding.on, within_support=decoding.within_support,
         threshold=chosen.threshold if findings.lossy else None,
         policy=chosen.info,
         draft_length=chosen.draft_length,
         sd_draft_length=findings.sd.draft_length,
         sd_draft=_other_draft(findings, findings.sd),
-        sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
-        seed=decoder.seed,
+        sampling=SamplingInfo.model_validate(decoding.sampling, from_attributes=True),
+        seed=decoding.seed,
         seeds=ready.session.decode.seeds,
         lossy=findings.lossy,
         curve=list(_curve(findings)),
@@ -79,13 +78,14 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         truncation=_truncation(ready.session.task.max_new_tokens, findings.alone(fuzzy), fuzzy),
         acceptance=_acceptance(fuzzy) if findings.lossy else None,  # of what decoders of the profile run
         other_drafts=tuple(
-            ModelInfo.of(other.draft) for other in ready.session.drafts.values() if other.draft is not decoder.draft
+            other.pair.draft for other in ready.session.drafts.values() if other is not engine
         ),
         early_stop=ready.early_stop,
         effort=_effort(findings),
-        compile=ready.facts.compile,
-        device=str(decoder.device),
-        dtype=str(decoder.dtype).removeprefix("torch."),
+        compile=None if engine.info else ready.facts.compile,
+        engine=engine.info,
+        device=engine.device,
+        dtype=engine.dtype,
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     ).sealed()  # fmt: skip
 

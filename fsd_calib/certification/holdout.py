@@ -14,7 +14,7 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.ledger_file import Run
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.verdict import counts_of, standing_grades, verdict_text
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Decode, Evaluator
 from fsd_calib.measuring.measurement import Measurement, Seeds
 from fsd_calib.progress import Progress

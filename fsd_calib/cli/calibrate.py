@@ -5,12 +5,14 @@ Heavy imports are inside functions, so that `--help` prints at once.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fsd_calib.calibration.goal import Goal
+from fsd_calib.cli.certify import is_given, models_of, profile_to_certify
 from fsd_calib.cli.console import (
     NOT_MET,
     check_at_least_one,
@@ -21,7 +23,7 @@ from fsd_calib.cli.console import (
     reply,
     say,
 )
-from fsd_calib.cli.loading_options import loads_models
+from fsd_calib.cli.loading_options import json_object, loads_models
 from fsd_calib.cli.options import (
     DATA,
     DECODING,
@@ -47,6 +49,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading, ModelOptions
 
 if TYPE_CHECKING:
+    from fsd_calib.calibration.recertify import decoding_of, setting_of
     from fsd_calib.calibration.run_config import RunConfig
 
 NAME = "fsd-calibrate"
@@ -66,9 +69,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @loads_models
 def command(
     task: Annotated[
-        str,
-        typer.Option(help=f"Task to calibrate on: {', '.join(TASKS)}.", rich_help_panel=_GOAL),
-    ],
+        str | None,
+        typer.Option(help=f"Task to calibrate on: {', '.join(TASKS)}.", rich_help_panel=_GOAL, show_default=False),
+    ] = None,
     min_acc: Annotated[
         float | None,
         typer.Option(
@@ -116,6 +119,14 @@ def command(
             rich_help_panel=_GOAL,
         ),
     ] = False,
+    certify: Annotated[
+        Path | None,
+        typer.Option(
+            help="Certify the setting of this profile, with its task, models and sampling: nothing is searched. For a "
+            "setting that was found elsewhere, or with another engine. Counts as an attempt like any other.",
+            rich_help_panel=_GOAL,
+        ),
+    ] = None,
     confidence: Annotated[
         float, typer.Option(help="Confidence level of the certificate.", rich_help_panel=_GOAL)
     ] = 0.95,
@@ -154,7 +165,8 @@ def command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for profile.json and the measurements. By default fsd-profile/TASK.",
+            help="Folder for profile.json and the measurements. By default fsd-profile/TASK, with -vllm or -certified "
+            "behind it for --engine vllm and --certify.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -255,6 +267,21 @@ def command(
             rich_help_panel=_DECODING,
         ),
     ] = "auto",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="What decodes, times and is certified: fsd-calib, our own engine, or vllm, for profiles that vLLM "
+            "serves (needs vLLM in this environment).",
+            rich_help_panel=_DECODING,
+        ),
+    ] = "fsd-calib",
+    engine_args: Annotated[
+        str | None,
+        typer.Option(
+            help="Arguments of vLLM's engine, as JSON: '{\"tensor_parallel_size\": 4}'.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
     workers: WorkersOption = None,
     ray: RayOption = None,
     version: VersionOption = False,
@@ -268,6 +295,12 @@ def command(
     problems that were not used to make it, and writes profile.json, which fsd-generate and SpeculativeDecoder
     follow.
     """
+    found = None if certify is None else profile_to_certify(certify)
+    if found is not None:
+        task, min_acc = task or found.task, found.certificate.wanted if min_acc is None else min_acc
+        acc, seed = acc if is_given("acc") else found.certificate.acc, seed if is_given("seed") else found.seed
+    if task is None:
+        raise UsageError(f"Missing option '--task': give one of {', '.join(TASKS)}, or --certify with a profile")
     task_kind(task)  # raises UsageError if it is unknown
     if show_prompt:
         reply(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0], loading.target))
@@ -276,7 +309,7 @@ def command(
     way = _way(timing, no_timing)
     check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds, "--workers": workers})
     lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
-    folder = out if out is not None else Path("fsd-profile") / task
+    folder = out if out is not None else Path("fsd-profile") / _folder(task, engine, found is not None)
     check_writable(folder, _EARLIER)
     policies = _policies(threshold_policy, policy)
 
@@ -298,8 +331,8 @@ def command(
     from fsd_decoding.sampling import Sampling
 
     quiet_libraries()
-    large, small = _models(task, target, draft)
-    decoding = DecodingConfig(
+    large, small = _models(task, target, draft) if found is None else models_of(found, target, draft)
+    decoding = replace(decoding_of(found), seed=seed) if found is not None else DecodingConfig(
         rule=several("--rule", rule), divergence=names, draft_length=lengths,
         sampling=Sampling(temperature, top_k, top_p), seed=seed, stop_policy=predictor, threshold_policy=policies,
     )  # fmt: skip
@@ -307,9 +340,11 @@ def command(
         batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
         draft_model_kwargs=loading.draft, limit=limit, data=data, seeds=seeds, timing=way, out=folder, cache=cache,
         state=state, workers=workers, ray=ray, storage=storage, progress=stderr_progress(),
-        compile=compile,  # type: ignore[arg-type]
+        engine_args=None if engine_args is None else json_object("--engine-args", engine_args),
+        compile=compile, engine=engine,  # type: ignore[arg-type]
     )  # fmt: skip
-    calibration = Calibration(task, large, small, goal, decoding, config)
+    fixed = None if found is None else setting_of(found)
+    calibration = Calibration(task, large, small, goal, decoding, config, fixed=fixed)
     with interruptible(lambda: _kept(config)):
         if plan:
             print_plan(calibration.plan())
@@ -331,6 +366,11 @@ def _policies(present: list[str] | None, former: list[str] | None) -> tuple[str,
             raise UsageError("--policy and --threshold-policy are the same option; leave --policy, its old name, out")
         say(NAME, "--policy is now called --threshold-policy")
     return several("--threshold-policy", ",".join(present or former or ["constant"]))
+
+
+def _folder(task: str, engine: str, certifies: bool) -> str:
+    """The default folder: one engine's profile does not replace another's, nor a certified setting a searched one."""
+    return task + ("" if engine == "fsd-calib" else f"-{engine}") + ("-certified" if certifies else "")
 
 
 def _way(timing: str, no_timing: bool) -> Any:

@@ -82,9 +82,9 @@ def _keywords(role: str, values: Mapping[str, str | None]) -> dict[str, Any]:
     """The keywords of `from_pretrained` by the options of one role. UsageError: one is given twice."""
     given: dict[str, Any] = {name: value for name in _HELP if (value := values[f"{role}{name}"]) is not None}
     if given.get("device_map", "").startswith("{"):
-        given["device_map"] = _object(_flag(role, "device_map"), given["device_map"])
+        given["device_map"] = json_object(_flag(role, "device_map"), given["device_map"])
     flag = _flag(role, "model_kwargs")
-    others = _object(flag, given.pop("model_kwargs", "{}"))
+    others = json_object(flag, given.pop("model_kwargs", "{}"))
     for name in others:
         if ALIASES.get(name, name) in given:
             same = _flag(role, ALIASES.get(name, name))
@@ -92,7 +92,8 @@ def _keywords(role: str, values: Mapping[str, str | None]) -> dict[str, Any]:
     return given | others
 
 
-def _object(flag: str, text: str) -> dict[str, Any]:
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """Returns the object that an option holds as JSON. UsageError: it holds none."""
     try:
         content = parse(text)
     except ValueError as error:

@@ -123,7 +123,7 @@ def vllm(path: _Profile, allow_edited: AllowEditedOption = False) -> None:
 
     profile = ThresholdProfile.load(path, allow_edited=allow_edited)
     command = serve_command(profile, file_of(path))
-    for doubt in filter(None, [profile.digest_doubt(), warning_of(profile)]):
+    for doubt in filter(None, [profile.digest_doubt(), warning_of(profile), profile.engine_doubt("vllm")]):
         say(NAME, f"warning: {doubt}")
     reply(command)
 

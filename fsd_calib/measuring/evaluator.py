@@ -5,28 +5,24 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.base import DecodingRequest, Engine, KeyedPrompt
+from fsd_calib.engines.cache_key import CacheKey
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
-from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
+from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from fsd_calib.progress import Advance, Progress, Silent, Waiting
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.split import Part
-from fsd_decoding.acceptance.rules import rule_named
-from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.result import Result
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.parts import EarlyStopInfo
-
-if TYPE_CHECKING:
-    from fsd_calib.measuring.decoding_workers import DecodingWorkers
 
 _POLL = 0.2  # seconds between looks at the cache for what other processes decode
 
@@ -62,20 +58,23 @@ class Evaluator:
         return [self.counted(c) for c, done in self._done.items() if done]
 
 
-class Setting(NamedTuple):
-    """A configuration and a seed, with the key of their texts, and how rounds are called."""
-
-    configuration: Configuration
-    seed: int
-    key: CacheKey
-    compile: Compile = False
-
-
 class _Asked(NamedTuple):
-    """Prompts to decode under one setting."""
+    """A request, with the key of its texts."""
 
-    setting: Setting
-    queries: Sequence[CacheQuery]
+    request: DecodingRequest
+    key: CacheKey
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.request.configuration
+
+    @property
+    def prompts(self) -> Sequence[KeyedPrompt]:
+        return self.request.prompts
+
+    def only(self, indices: Sequence[int]) -> _Asked:
+        """Returns this with some of the prompts."""
+        return self._replace(request=self.request._replace(prompts=[self.prompts[i] for i in indices]))
 
 
 class CachedDecoder:
@@ -87,32 +86,31 @@ class CachedDecoder:
     Grades are not cached but computed each time, so that a corrected grader takes effect.
 
     Args:
-        decoder: Supplies models, sampling, seed, `on` and `within_support`; the rest comes from the configurations.
+        engine: Decodes.
         store: The result cache; may be shared with other processes.
-        seeds: Decodings per problem, with the decoder's seed and those after it; greedy decoding has one.
-        drafts: Decoders of further drafts with the same target and settings, by the names used in configurations.
+        seeds: Decodings per problem, with the engine's seed and those after it; greedy decoding has one.
+        drafts: Engines with further drafts, the same target and settings, by the names used in configurations.
         workers: Processes that decode once they are due; this one alone uses the cache. None: it decodes everything.
     """
 
     def __init__(
         self,
-        decoder: SpeculativeDecoder,
+        engine: Engine,
         task: Task,
         store: ResultCache,
         batch_size: int = 32,
         progress: Progress | None = None,
         seeds: int = 1,
-        drafts: Mapping[str, SpeculativeDecoder] | None = None,
-        workers: DecodingWorkers | None = None,
+        drafts: Mapping[str, Engine] | None = None,
+        workers: EngineWorkers | None = None,
     ) -> None:
-        self._decoders: dict[str | None, SpeculativeDecoder] = {None: decoder}
-        self._decoders.update(drafts or {})
+        self._engines: dict[str | None, Engine] = {None: engine}
+        self._engines.update(drafts or {})
         self._task, self._cache = task, store
         self._batch_size, self._progress = batch_size, progress or Silent()
-        self._seeds = range(decoder.seed, decoder.seed + (1 if decoder.sampling.greedy else seeds))
+        first = engine.decoding.seed
+        self._seeds = range(first, first + (1 if engine.decoding.sampling.greedy else seeds))
         self._workers = workers
-        self._policies: Mapping[str, StopPolicy] = {}
-        self._keys = {name: CacheKeys(of_draft, task) for name, of_draft in self._decoders.items()}
         self.decoded = self.decoded_tokens = 0
         self.reused = self.reused_tokens = 0
 
@@ -138,38 +136,36 @@ class CachedDecoder:
             source: The predictor's folder and costs that workers make the policies of; None: workers are not used.
         """
         copied = copy.copy(self)
-        copied._workers = self._workers.with_job(early_stop=source) if self._workers and source else None
-        copied._policies = policies
-        copied._keys = {name: CacheKeys(of_draft, self._task, policies) for name, of_draft in self._decoders.items()}
+        copied._workers = self._workers.with_source(early_stop=source) if self._workers and source else None
+        copied._engines = {name: engine.stopping_early(policies) for name, engine in self._engines.items()}
         copied.decoded = copied.decoded_tokens = copied.reused = copied.reused_tokens = 0
         return copied
 
     def call_rounds(self, compile: Compile) -> None:
-        """Makes all drafts' decoders, here and in workers, call rounds this way from now on."""
-        for decoder in self._decoders.values():
-            decoder.compile = compile
+        """Makes the engines of all drafts, here and in workers, call rounds this way from now on."""
+        for engine in self._engines.values():
+            engine.call_rounds(compile)
 
     def key(self, configuration: Configuration, seed: int | None = None) -> CacheKey:
         """Returns the cache key of a configuration under a seed; None: the first one."""
-        return self._keys[configuration.draft].of(configuration, self._seeds[0] if seed is None else seed)
+        return self._engines[configuration.draft].key(configuration, self._seeds[0] if seed is None else seed)
 
     def __call__(self, configuration: Configuration, problems: Sequence[Problem]) -> list[Seeds]:
         """Returns the decodings of the problems, in their order.
 
         Raises:
-            UsageError: See `CacheKeys.of`, `SpeculativeDecoder.generate` and `ResultCache`. Finished results stay
-                cached.
+            UsageError: See `Engine.key`, `Engine.decode` and `ResultCache`. Finished results stay cached.
         """
-        queries = [CacheQuery(problem.id, problem.prompt) for problem in problems]
+        prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
         keys = {seed: self.key(configuration, seed) for seed in self._seeds}
-        known = {seed: self._cache.find(key, queries, configuration.threshold) for seed, key in keys.items()}
-        missing = {seed: [i for i in range(len(queries)) if i not in cached] for seed, cached in known.items()}
+        known = {seed: self._cache.find(key, prompts, configuration.threshold) for seed, key in keys.items()}
+        missing = {seed: [i for i in range(len(prompts)) if i not in cached] for seed, cached in known.items()}
         self._count_reused([text for cached in known.values() for text in cached.values()])
         if total := sum(map(len, missing.values())):
             with self._progress.step(str(configuration), total) as advance:
                 for seed, indices in missing.items():
-                    setting = Setting(configuration, seed, keys[seed], self._decoders[configuration.draft].compile)
-                    known[seed] |= self._complete(_Asked(setting, queries), indices, advance)
+                    asked = _Asked(DecodingRequest(configuration, seed, prompts, self._batch_size), keys[seed])
+                    known[seed] |= self._complete(asked, indices, advance)
         return [
             tuple(self._graded(problem, cached[i]) for cached in known.values()) for i, problem in enumerate(problems)
         ]
@@ -177,25 +173,25 @@ class CachedDecoder:
     def emitted(self, configuration: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
         """Decodes the problems anew, `batch_size` at a time, and returns the number of tokens, for timing; nothing is
         cached."""
-        queries = [CacheQuery(problem.id, problem.prompt) for problem in problems]
-        results = self.generate(configuration, self._seeds[0], queries, batch_size)
-        return sum(result.emitted for result in results)
+        prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
+        request = DecodingRequest(configuration, self._seeds[0], prompts, batch_size)
+        return self._engines[configuration.draft].emitted(request)
 
     def remember(self, configuration: Configuration, problem: Problem, result: Result) -> None:
         """Adds a result decoded elsewhere with the first seed, where the cache does not hold it."""
-        key, query = self.key(configuration), CacheQuery(problem.id, problem.prompt)
+        key, query = self.key(configuration), KeyedPrompt(problem.id, problem.prompt)
         if not self._cache.find(key, [query], configuration.threshold):
             self._cache.add(key, query, configuration.threshold, result)
 
     def _complete(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
         """Returns all these texts: decodes those that no other process decodes, and waits for the others."""
         done: dict[int, CachedText] = {}
-        (configuration, _, key, _), queries = asked
-        waiting = Waiting(self._progress, f"decodes the same problems for {configuration}")
+        prompts, threshold = asked.prompts, asked.configuration.threshold
+        waiting = Waiting(self._progress, f"decodes the same problems for {asked.configuration}")
         while missing := [i for i in indices if i not in done]:
             decoded = self._decode(asked, missing, advance)
             left = [i for i in missing if i not in decoded]
-            found = self._cache.find(key, [queries[i] for i in left], configuration.threshold)
+            found = self._cache.find(asked.key, [prompts[i] for i in left], threshold)
             self._count_reused(list(found.values()))
             advance(len(found))
             done |= decoded | {left[place]: text for place, text in found.items()}
@@ -207,21 +203,21 @@ class CachedDecoder:
     def _decode(self, asked: _Asked, indices: Sequence[int], advance: Advance) -> dict[int, CachedText]:
         """Decodes, and returns, those of the problems that this process can claim."""
         done: dict[int, CachedText] = {}
-        (configuration, _, key, _), queries = asked
+        key, prompts, threshold = asked.key, asked.prompts, asked.configuration.threshold
 
         def claim(place: int) -> bool:
-            return self._cache.claim(key, queries[indices[place]], configuration.threshold)
+            return self._cache.claim(key, prompts[indices[place]], threshold)
 
         def add_to_cache(place: int, result: Result) -> None:
             index = indices[place]
-            done[index] = self._cache.add(key, queries[index], configuration.threshold, result)
+            done[index] = self._cache.add(key, prompts[index], threshold, result)
             self.decoded += 1
             self.decoded_tokens += done[index].tokens
             advance(1)
 
         try:
             if any(map(claim, range(len(indices)))):  # up to the first one
-                self._decode_claimed(_Asked(asked.setting, [queries[i] for i in indices]), add_to_cache, claim)
+                self._decode_claimed(asked.only(indices), add_to_cache, claim)
         finally:
             self._cache.drop_claims()
         return done
@@ -233,41 +229,17 @@ class CachedDecoder:
         claim: Callable[[int], bool],
     ) -> None:
         """Decodes prompts that can be claimed: all of them, or those begun before workers are due to go on."""
-        (configuration, seed, _, _), queries = asked
-        here = partial(self.generate, configuration, seed, queries, self._batch_size, on_finish)
+        engine, request = self._engines[asked.configuration.draft], asked.request
+        here = partial(engine.decode, request, on_finish)
         if self._workers is None:
             here(claim)
-        elif self._workers.models.due:
-            places = filter(claim, range(len(queries)))
-            for place, result in self._workers.results(asked.setting, queries, places, self._batch_size):
+        elif self._workers.due:
+            places = filter(claim, range(len(asked.prompts)))
+            for place, result in self._workers.results(request, asked.key, engine.compile, places):
                 on_finish(place, result)
         else:
-            with self._workers.models.decoding_here() as due:
+            with self._workers.decoding_here() as due:
                 here(lambda place: not due() and claim(place))
-
-    def generate(
-        self,
-        configuration: Configuration,
-        seed: int,
-        queries: Sequence[CacheQuery],
-        batch_size: int,
-        on_finish: Callable[[int, Result], None] | None = None,
-        begin: Callable[[int], bool] | None = None,
-    ) -> list[Result]:
-        """Decodes prompts, whatever is cached. See `SpeculativeDecoder.generate` for the callbacks and errors."""
-        return self._decoder_for(configuration, seed).generate(
-            [query.prompt for query in queries], self._task.max_new_tokens, rule=configuration.rule,
-            threshold=configuration.moved, draft_length=configuration.draft_length, batch_size=batch_size,
-            ids=[query.id for query in queries], stop=self._task.stop, on_finish=on_finish,
-            begin=begin,
-        )  # fmt: skip
-
-    def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:
-        """The draft's decoder with another seed, divergence and stop policy; models and compiled graphs are shared."""
-        decoder, divergence = self._decoders[configuration.draft], configuration.divergence
-        stopping = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
-        config = replace(decoder.decoding, seed=seed, divergence=divergence, stop_policy=stopping)
-        return decoder.reconfigured(config)
 
     def _count_reused(self, cached: Sequence[CachedText]) -> None:
         self.reused += len(cached)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
+from fsd_calib.engines.base import KeyedPrompt
+from fsd_calib.engines.cache_key import CacheKey
 from fsd_calib.measuring import claims
-from fsd_calib.measuring.cache_key import CacheKey
 from fsd_calib.measuring.claims import Claims, Place
 from fsd_calib.storage.sqlite_file import (
     DamageError,
@@ -57,13 +58,6 @@ _FIND = f"""
 _ADD = f"INSERT INTO decodings (key, problem, prompt, {_VALUES}, digest) VALUES ({', '.join('?' * 12)})"
 
 
-class CacheQuery(NamedTuple):
-    """A prompt, and the id that its noise is derived from."""
-
-    id: int
-    prompt: str
-
-
 @dataclass(frozen=True)
 class CachedText:
     """The text of a prompt at every threshold in [lo, hi). `threshold` None: the rule has none."""
@@ -98,14 +92,14 @@ class ResultCache:
         self._path, self._claims = path, Claims()
         self._open()
 
-    def find(self, key: CacheKey, prompts: Sequence[CacheQuery], threshold: float | None) -> dict[int, CachedText]:
+    def find(self, key: CacheKey, prompts: Sequence[KeyedPrompt], threshold: float | None) -> dict[int, CachedText]:
         """Returns the cached texts at `threshold`, by the index of the prompt.
 
         A row is a hit for its own threshold, and for those inside its interval by at least `key.margin`.
         """
         return self._on_file(lambda connection: _find_rows(connection, key, prompts, _without_negative_zero(threshold)))
 
-    def add(self, key: CacheKey, query: CacheQuery, threshold: float | None, result: Result) -> CachedText:
+    def add(self, key: CacheKey, query: KeyedPrompt, threshold: float | None, result: Result) -> CachedText:
         """Adds the result of decoding at `threshold`; it survives a kill once this returns."""
         cached_text = CachedText.of(result, threshold)
 
@@ -122,7 +116,7 @@ class ResultCache:
         query = "SELECT EXISTS (SELECT 1 FROM keys WHERE instr(key, ?))"
         return bool(self._on_file(lambda connection: connection.execute(query, (text,)).fetchone()[0]))
 
-    def claim(self, key: CacheKey, query: CacheQuery, threshold: float | None) -> bool:
+    def claim(self, key: CacheKey, query: KeyedPrompt, threshold: float | None) -> bool:
         """Returns whether this process is to decode a prompt now: its text is not cached, and no other process that
         uses the file decodes it, at this or another threshold."""
         if self._path is None:
@@ -215,7 +209,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _find_rows(
-    connection: sqlite3.Connection, key: CacheKey, prompts: Sequence[CacheQuery], threshold: float | None
+    connection: sqlite3.Connection, key: CacheKey, prompts: Sequence[KeyedPrompt], threshold: float | None
 ) -> dict[int, CachedText]:
     cached = {}
     ends: tuple[float | None, float | None] = (None, None)  # a comparison with NULL is never true
@@ -230,13 +224,13 @@ def _find_rows(
     return cached
 
 
-def _insert(connection: sqlite3.Connection, key: CacheKey, query: CacheQuery, cached_text: CachedText) -> None:
+def _insert(connection: sqlite3.Connection, key: CacheKey, query: KeyedPrompt, cached_text: CachedText) -> None:
     place, values = _place(key, query), _values_of(cached_text)
     connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (key.hash, key.json))
     connection.execute(_ADD, (*place, *values, _digest(place, values)))
 
 
-def _place(key: CacheKey, query: CacheQuery) -> Place:
+def _place(key: CacheKey, query: KeyedPrompt) -> Place:
     return key.hash, query.id, _hash(query.prompt.encode())
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.decoding_job import DecodingJob
+from fsd_calib.engines.base import DecodingRequest, EngineSource, KeyedPrompt
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.interleaved import measure_speeds
-from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.measuring.speed import TimedSpeeds, pool_processes
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.base import Problem
@@ -27,16 +26,19 @@ class TimingJob:
     """All that a process needs to time what another one chose.
 
     Attributes:
+        source: What a process makes its engines of.
         keys: Cache keys of the configurations where they were chosen.
+        seed: Of the texts.
         threads: Number of torch threads.
         compile: How rounds are called.
         order: Seed of the order of turns.
     """
 
-    decoding: DecodingJob
+    source: EngineSource
     problems: Sequence[Problem]
     configurations: Sequence[Configuration]
-    keys: Sequence[str]
+    keys: list[str]
+    seed: int
     streams: int
     confidence: float
     threads: int
@@ -72,18 +74,19 @@ def time_in_fresh_processes(
 def run_job(job: TimingJob) -> TimedSpeeds[Configuration]:
     """Runs the job; called in a fresh process."""
     torch.set_num_threads(job.threads)
-    with ResultCache(None) as store:
-        decode = job.decoding.decoder(store)
-        decode.call_rounds(job.compile)
-        if [decode.key(configuration).json for configuration in job.configurations] != list(job.keys):
-            raise UsageError("the models or library versions have changed since the calibration")
+    engines = {configuration: job.source.engine(configuration.draft) for configuration in job.configurations}
+    for engine in engines.values():
+        engine.call_rounds(job.compile)
+    if [engines[configuration].key(configuration, job.seed).json for configuration in job.configurations] != job.keys:
+        raise UsageError("the models or library versions have changed since the calibration")
 
-        def emitted(configuration: Configuration, problems: Sequence[Problem]) -> int:
-            return decode.emitted(configuration, problems, job.streams)
+    def emitted(configuration: Configuration, problems: Sequence[Problem]) -> int:
+        prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
+        return engines[configuration].emitted(DecodingRequest(configuration, job.seed, prompts, job.streams))
 
-        return measure_speeds(
-            emitted, job.configurations, job.problems, streams=job.streams, confidence=job.confidence, seed=job.order
-        )
+    return measure_speeds(
+        emitted, job.configurations, job.problems, streams=job.streams, confidence=job.confidence, seed=job.order
+    )
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
 from fsd_calib.report.verdict import effort_line, unbound, verdict
 from fsd_collectors.report.terminal import LiteralConsole, literal
+from fsd_decoding.profile.parts import OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
@@ -80,7 +81,9 @@ def print_details(profile: ThresholdProfile, console: Console | None = None) -> 
 
 
 def usage(profile: ThresholdProfile, path: Path) -> str:
-    """Returns a command and Python lines that decode with the profile, the latter with rounds called as timed."""
+    """Returns a command that decodes with the profile, or serves it; of our own engine also Python lines."""
+    if profile.engine_name != OWN_ENGINE:
+        return f"fsd-profile {profile.engine_name} {shlex.quote(str(path))}    # prints the command that serves it"
     models = f"{profile.target.id!r}, {profile.draft.id!r}"
     compile = COMPILE[profile.compile or "off"]
     graphs = f", compile={compile!r}" if compile else ""

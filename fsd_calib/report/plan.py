@@ -88,7 +88,9 @@ def device_time(plan: Plan) -> str:
 
 
 def rounds_line(plan: Plan) -> str:
-    """Returns how rounds are called in everything that is timed."""
+    """Returns what decodes, and how rounds are called in everything that is timed."""
+    if plan.engine is not None:
+        return f"Decoded and timed by {plan.engine}."
     return f"Rounds are {ROUNDS[plan.compile]} (compile: {plan.compile})."
 
 

@@ -65,8 +65,9 @@ def notes(profile: ThresholdProfile) -> str:
 
 
 def _rounds(profile: ThresholdProfile) -> str:
-    """How rounds were called, where not directly, as decoders do by themselves."""
-    return f", rounds {ROUNDS[profile.compile]}" if profile.compile in ("capture", "on") else ""
+    """How rounds were called, where not directly, as decoders do by themselves; and by which engine but our own."""
+    called = f", rounds {ROUNDS[profile.compile]}" if profile.compile in ("capture", "on") else ""
+    return called + (f", by {profile.engine}" if profile.engine else "")
 
 
 def drafts(profile: ThresholdProfile) -> str:

@@ -57,6 +57,7 @@ def _settings(p: ThresholdProfile) -> dict[str, str]:
         "noise": f"seed {p.seed}, {p.seeds} seed{'s' * (p.seeds > 1)} per problem",
         "task": f"{p.task}: {p.data.source} (split {p.data.split})",
         "problems": f"{p.data.tuning:,} for tuning, {p.data.certification:,} for certification",
+        "engine": str(p.engine or "fsd-calib, our own"),
         "rounds": "not recorded" if p.compile is None else ROUNDS[p.compile],
         "created": f"{p.created:%Y-%m-%d %H:%M %Z} on {p.device} in {p.dtype}",
         "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),

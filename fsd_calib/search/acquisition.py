@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.forecast import Forecast, configuration_at
 from fsd_calib.search.history import FinishedTrial, Observation
 from fsd_calib.search.pass_model import Floats, PassModel

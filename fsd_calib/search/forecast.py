@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.space import Point, Space, logit
 from fsd_collectors.replay import CostModel, RoundPolicy, ScaledTraces, quantiles, sweep

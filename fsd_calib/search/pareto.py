@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import Forecast, speed_at

@@ -15,7 +15,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.digests import require_intact
 from fsd_calib.search.history import FinishedTrial, History
 from fsd_calib.search.space import Point, Space

@@ -15,7 +15,7 @@ from pathlib import PurePath
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress, Waiting

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_decoding.errors import UsageError
 
 

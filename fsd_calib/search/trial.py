@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from optuna.trial import Trial
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.progress import Advance, Progress

@@ -36,7 +36,19 @@ def serve_command(profile: ThresholdProfile, file: str | os.PathLike[str]) -> st
         f"--generation-config vllm --override-generation-config {_quoted(sampling)}",
         f"--additional-config {_quoted({KEY: _plugin(profile, file)})}",
     ]
+    if profile.engine is not None:
+        lines += [_flag(name, value) for name, value in sorted(profile.engine.arguments.items())]
     return " \\\n    ".join(lines)
+
+
+def _flag(name: str, value: Any) -> str:
+    """An argument of `vllm.LLM` as an option of the server."""
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return option
+    if value is False:
+        return option.replace("--", "--no-", 1)
+    return f"{option} {shlex.quote(value if isinstance(value, str) else json.dumps(value))}"
 
 
 def _speculation(profile: ThresholdProfile) -> dict[str, Any]:

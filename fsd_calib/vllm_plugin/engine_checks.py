@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsd_calib.vllm_plugin import cpu_sampling
+from fsd_calib.vllm_plugin.followed import Followed
 from fsd_calib.vllm_plugin.thresholds import policy_of
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -15,7 +16,9 @@ DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
 
 _NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
-_RULES = ("fsd-sd", "fsd-coupled")  # where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law
+RULES = ("fsd-sd", "fsd-coupled")
+"""Rules that vLLM can follow: where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law."""
+
 _CLASSES = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
 
 
@@ -37,16 +40,22 @@ def check_engine(config: Any, profile: ThresholdProfile, untested_v2_runner: boo
         raise UsageError(reason)
 
 
-def _obstacles(config: Any, profile: ThresholdProfile, untested_v2_runner: bool) -> Iterator[str]:
-    yield from _of_speculation(config.speculative_config, profile)
-    yield from _of_engine(config, profile)
+def check_measurable(config: Any, first: Followed) -> None:
+    """Raises UsageError with the first reason why a calibration cannot measure settings in the engine."""
+    for reason in _obstacles(config, first, untested_v2_runner=False):
+        raise UsageError(reason)
+
+
+def _obstacles(config: Any, followed: Followed, untested_v2_runner: bool) -> Iterator[str]:
+    yield from _of_speculation(config.speculative_config, followed)
+    yield from _of_engine(config, followed)
     if config.use_v2_model_runner:
         yield from _of_runner_v2(config, untested_v2_runner)
 
 
 def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
-    if profile.threshold is not None and profile.rule not in _RULES:
-        yield (f"the profile's rule is {profile.rule!r}; vLLM can follow {' and '.join(_RULES)}; calibrate with one")
+    if profile.threshold is not None and profile.rule not in RULES:
+        yield (f"the profile's rule is {profile.rule!r}; vLLM can follow {' and '.join(RULES)}; calibrate with one")
     if profile.logits != "raw":
         yield "the profile's divergence is of processed logits; vLLM compares raw ones: calibrate on raw ones"
     if profile.within_support:
@@ -60,7 +69,7 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         )
 
 
-def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
+def _of_speculation(spec: Any, followed: Followed) -> Iterator[str]:
     if spec is None:
         yield "there is no --speculative-config, so nothing is drafted; `fsd-profile vllm` prints one for the profile"
         return
@@ -72,7 +81,7 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
     elif spec.use_gemma4_mtp() or spec.use_step3p5_mtp():
         kind = spec.draft_model_config.hf_config.model_type
         yield f"the drafter is {kind!r}, which drafts in a way of its own that fsd does not know; use another drafter"
-    elif reason := _other_vocabulary(spec) or _unreachable(spec, profile.divergence):
+    elif reason := _other_vocabulary(spec) or _unreachable(spec, followed.divergence):
         yield reason
     unsupported = {
         "parallel_drafting": spec.parallel_drafting,
@@ -89,9 +98,9 @@ def _of_speculation(spec: Any, profile: ThresholdProfile) -> Iterator[str]:
             f'"rejection_sample_method" is {spec.rejection_sample_method!r} in --speculative-config, another law than '
             "fsd's; leave it out"
         )
-    if profile.sampling.temperature > 0 and spec.draft_sample_method != "probabilistic":
+    if followed.sampling.temperature > 0 and spec.draft_sample_method != "probabilistic":
         yield (
-            f'the profile samples (temperature {profile.sampling.temperature:g}), but "draft_sample_method" is '
+            f'the profile samples (temperature {followed.sampling.temperature:g}), but "draft_sample_method" is '
             f'{spec.draft_sample_method!r}; set "draft_sample_method": "probabilistic" in --speculative-config'
         )
 
@@ -122,7 +131,7 @@ def _unreachable(spec: Any, divergence: str) -> str | None:
     )
 
 
-def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
+def _of_engine(config: Any, followed: Followed) -> Iterator[str]:
     if config.parallel_config.worker_cls not in _CLASSES:
         yield f"the worker is {config.parallel_config.worker_cls}; fsd profiles are followed on CUDA GPUs and CPUs"
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
@@ -137,7 +146,7 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         yield "--hf-overrides changes the target, and the profile is of the checkpoint as it is; leave it out"
     if config.model_config.hf_config_path not in (None, config.model_config.model):
         yield "--hf-config-path changes the target, and the profile is of the checkpoint as it is; leave it out"
-    if config.model_config.uses_mrope and profile.policy is not None and profile.policy.name == "schedule":
+    if config.model_config.uses_mrope and followed.policy is not None and followed.policy.name == "schedule":
         yield "the profile's T follows positions, which M-RoPE counts otherwise; calibrate without a schedule"
     if config.lora_config is not None:
         yield "--enable-lora lets requests change the target, and the profile is of one target; leave it out"
@@ -146,7 +155,7 @@ def _of_engine(config: Any, profile: ThresholdProfile) -> Iterator[str]:
             f"--logprobs-mode is {config.model_config.logprobs_mode}, whose values fsd would change; use "
             "raw_logprobs or raw_logits"
         )
-    if profile.sampling.temperature > 0 and (fault := cpu_sampling.fault(config)):
+    if followed.sampling.temperature > 0 and (fault := cpu_sampling.fault(config)):
         yield fault
 
 
@@ -169,6 +178,8 @@ def _of_runner_v2(config: Any, untested_v2_runner: bool) -> Iterator[str]:
 
 def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
     """Yields warnings of settings that the profile's certificate is not for."""
+    if (doubt := profile.engine_doubt("vllm")) is not None:
+        yield doubt
     spec, length = config.speculative_config, profile.effective_draft_length
     if spec.num_speculative_tokens != length:
         yield (
@@ -192,8 +203,8 @@ def introduction(path: str, profile: ThresholdProfile) -> str:
     bound = profile.certificate.lower_bound
     certified = profile.certificate.certified and profile.bound and bound is not None
     proof = (
-        f"fsd-calib certified {profile.certificate.acc} of at least {bound:.4g}, in its own engine, which ends rounds "
-        "elsewhere" if certified else "nothing is certified"
+        f"certified to keep {profile.certificate.acc} of at least {bound:.4g} in {profile.engine_name}" if certified
+        else "nothing is certified"
     )  # fmt: skip
     return (
         f"following {whose}: LOSSY, drafted tokens with {profile.divergence} <= {profile.threshold:.6g}{scale} are "

@@ -84,6 +84,24 @@ RUNNER_V1: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 
+CALIBRATION: Mapping[str, Sequence[str]] = {
+    **RUNNER_V1,
+    "vllm.entrypoints.llm": ["LLM"],
+    "vllm.outputs": ["RequestOutput"],
+    "vllm.v1.engine.llm_engine": [
+        "LLMEngine.abort_request", "LLMEngine.add_request", "LLMEngine.collective_rpc", "LLMEngine.step",
+    ],
+    "vllm.v1.outputs": ["SamplerOutput.sampled_token_ids", "DraftTokenIds.req_ids"],
+    "vllm.v1.core.sched.output": [
+        *_COMMON["vllm.v1.core.sched.output"], "SchedulerOutput.num_spec_tokens_to_schedule",
+    ],
+    "vllm.v1.worker.gpu_worker": [*_COMMON["vllm.v1.worker.gpu_worker"], "Worker.take_draft_token_ids"],
+    "vllm.v1.worker.gpu_model_runner": [
+        *RUNNER_V1["vllm.v1.worker.gpu_model_runner"], "GPUModelRunner._input_fits_in_drafter",
+    ],
+}  # fmt: skip
+"""What a calibration needs beside."""
+
 RUNNER_V2: Mapping[str, Sequence[str]] = {
     "vllm.v1.worker.gpu.input_batch": [
         "InputBatch.cu_num_logits_np",

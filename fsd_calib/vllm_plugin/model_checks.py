@@ -56,7 +56,8 @@ def _uncomputable(config: Any, served: Any, load: Any) -> Iterator[str]:
         yield f"its revision {asked!r} is given"
     if served.trust_remote_code:
         yield "it may run code of its own"
-    yield from _too_large(served)
+    if (reason := too_large(served.model, served.dtype)) is not None:
+        yield reason
 
 
 def _asked_revision(served: Any) -> str | None:
@@ -65,16 +66,17 @@ def _asked_revision(served: Any) -> str | None:
     return found
 
 
-def _too_large(served: Any) -> Iterator[str]:
+def too_large(model: str, dtype: Any) -> str | None:
+    """Returns why a checkpoint cannot be loaded on the CPU, for its fingerprint; None: it can."""
     free = available("cpu")
     try:
-        built = skeleton(load_config(served.model), served.dtype)
+        built = skeleton(load_config(model), dtype)
     except UnknownSizeError as error:
-        yield str(error)
-        return
+        return str(error)
     size = sum(tensor.nbytes for tensor in built.parameters())
-    if free is not None and size > free:
-        yield f"its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
+    if free is None or size <= free:
+        return None
+    return f"its weights take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
 
 
 def _compare_configurations(role: str, then: ModelInfo, served: Any, reason: str) -> list[str]:

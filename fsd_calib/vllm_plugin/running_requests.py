@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fsd_calib.vllm_plugin.followed import Followed
 from fsd_calib.vllm_plugin.request_options import EXACT, requested_threshold
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import SETTINGS
 
 logger = logging.getLogger("vllm.fsd")  # vLLM's own handlers take what is logged below its name
@@ -40,16 +40,16 @@ class RunningRequests:
 
     Args:
         known: vLLM's own states of requests, by id.
-        profile: which they follow.
-        departed: called with what a request departs in, for each new one that departs from the profile.
+        followed: what they follow.
+        departed: called with what a request departs in, for each new one that departs from that.
         context: the most tokens that a prompt and its text may have together; None: that is not known.
     """
 
     def __init__(
-        self, known: Any, profile: ThresholdProfile, departed: Callable[[tuple[str, ...]], None],
+        self, known: Any, followed: Followed, departed: Callable[[tuple[str, ...]], None],
         context: int | None = None,
     ) -> None:  # fmt: skip
-        self._known, self._profile, self._departed, self._context = known, profile, departed, context
+        self._known, self._followed, self._departed, self._context = known, followed, departed, context
         self._described: dict[str, RunningRequest] = {}
         self._warned = False
 
@@ -63,7 +63,7 @@ class RunningRequests:
 
     def _describe(self, request: str) -> RunningRequest:
         state = self._known[request]
-        described = describe(state.sampling_params, self._profile)
+        described = describe(state.sampling_params, self._followed)
         ids = state.prompt_token_ids
         prompt = range(len(state.prompt_embeds)) if ids is None else ids  # embeddings have no ids
         described = replace(described, prompt=prompt, limit=self._limit(described, len(prompt)))
@@ -80,19 +80,19 @@ class RunningRequests:
         return min((limit for limit in limits if limit is not None), default=None)
 
 
-def describe(parameters: Any, profile: ThresholdProfile) -> RunningRequest:
+def describe(parameters: Any, followed: Followed) -> RunningRequest:
     """Describes a request from vLLM's `SamplingParams`; None, as of pooling requests, is decoded exactly.
 
     So is a request with options that the front end would have refused: clients of the engine core get past it.
     """
     if parameters is None:
         return RunningRequest(EXACT, True, ("nothing is sampled",), frozenset(), ())
-    own = EXACT if profile.threshold is None else profile.threshold
+    own = EXACT if followed.threshold is None else followed.threshold
     threshold, fault = _requested(parameters, own)
     ends = frozenset(parameters.stop_token_ids or ()) if parameters.ignore_eos else parameters.all_stop_token_ids
     return RunningRequest(
         threshold=threshold, plain=_plain(parameters), greedy=parameters.temperature == 0,
-        departures=tuple(_departures(parameters, profile, threshold, own)), ends=frozenset(ends),
+        departures=tuple(_departures(parameters, followed, threshold, own)), ends=frozenset(ends),
         stops=tuple(parameters.stop or ()), limit=parameters.max_tokens, fault=fault,
     )  # fmt: skip
 
@@ -105,12 +105,12 @@ def _requested(parameters: Any, own: float) -> tuple[float, str | None]:
         return EXACT, str(error)
 
 
-def _departures(parameters: Any, profile: ThresholdProfile, threshold: float, own: float) -> Iterable[str]:
+def _departures(parameters: Any, followed: Followed, threshold: float, own: float) -> Iterable[str]:
     if threshold != own:
         yield f"threshold is {threshold:g} instead of {own:g}"
     served = _sampling(parameters)
     for name in SETTINGS:
-        calibrated = getattr(profile.sampling, name)
+        calibrated = getattr(followed.sampling, name)
         if served[name] != calibrated:
             yield f"{name} is {served[name]} instead of {calibrated}"
     yield from (f"{name} is set" for name in _CONSTRAINTS if getattr(parameters, name, None))

@@ -14,12 +14,13 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from fsd_calib.vllm_plugin import KEY, hooks
 from fsd_calib.vllm_plugin.draft_logits import BufferedDraftLogits, DraftLogits, HostDraftLogits
+from fsd_calib.vllm_plugin.followed import Followed
 from fsd_calib.vllm_plugin.judge import Judge, Verification
 from fsd_calib.vllm_plugin.judged import Judged
 from fsd_calib.vllm_plugin.rejection_sampler import FuzzyRejectionSampler
 from fsd_calib.vllm_plugin.running_requests import RunningRequests
 from fsd_calib.vllm_plugin.settings import ServeSettings
-from fsd_calib.vllm_plugin.telemetry.steps import Emitted
+from fsd_calib.vllm_plugin.telemetry.steps import Emitted, StepTelemetry
 from fsd_calib.vllm_plugin.telemetry.telemetry import Telemetry
 from fsd_calib.vllm_plugin.thresholds import policy_of
 from fsd_decoding.errors import UsageError
@@ -38,25 +39,27 @@ class Serving:
 
     Args:
         runner: vLLM's `GPUModelRunner`, or a subclass of it.
+        followed: the profile.
+        telemetry: receives the steps.
     """
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, followed: Followed, telemetry: StepTelemetry) -> None:
         hooks.check_runner(runner)
         _check_drafter(runner.drafter)
-        config = runner.vllm_config
-        settings = ServeSettings(**config.additional_config[KEY])
-        profile = ThresholdProfile.from_content(settings.content)
-        self._runner = runner
-        self._drafts = _draft_logits(config, runner.device)
-        self._judge = Judge(self._drafts, profile.divergence, policy_of(profile))
-        self._requests = RunningRequests(
-            runner.requests, profile, functools.partial(warn_of, profile.task), config.model_config.max_model_len
-        )
-        self._telemetry = Telemetry(profile, settings, config)
+        self._runner, self._telemetry = runner, telemetry
+        self._drafts = _draft_logits(runner.vllm_config, runner.device)
+        self._follow(followed)
         self._sampler = FuzzyRejectionSampler(runner.sampler, runner.speculative_config, runner.device)
         runner.rejection_sampler = self._sampler
         runner._sample = functools.partial(self._sample, runner._sample)
         runner.drafter._sample_draft_tokens = functools.partial(_sample_draft_tokens, runner.drafter, self._drafts)
+
+    def _follow(self, followed: Followed) -> None:
+        self._judge = Judge(self._drafts, followed.divergence, policy_of(followed))
+        self._requests = RunningRequests(
+            self._runner.requests, followed, functools.partial(warn_of, followed.task),
+            self._runner.vllm_config.model_config.max_model_len,
+        )  # fmt: skip
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -69,6 +72,13 @@ class Serving:
     def admit(self, requests: Iterable[Any]) -> None:
         """Notes requests that the scheduler sends for the first time, or again with other parameters."""
         self._requests.forget(request.req_id for request in requests)
+
+    def plan_drafts(self, scheduler_output: Any) -> None:
+        """Is called before a step, and may change how many tokens it drafts."""
+
+    def scheduled(self, drafts: Any) -> Any:
+        """Returns which of the tokens that a step drafted are to be verified: all."""
+        return drafts
 
     def forget(self, finished: Set[str]) -> None:
         """Forgets requests that have finished."""
@@ -126,6 +136,14 @@ class Serving:
         emitted = Emitted(output.sampled_token_ids, ends, drafted, ~runner.discard_request_mask.np[: len(ids)])
         self._telemetry.log.add(ids, self._requests.of(ids), judged, emitted)
         return output
+
+
+def follow_profile(runner: Any) -> Serving:
+    """Lets a runner follow the profile that its engine was configured with."""
+    config = runner.vllm_config
+    settings = ServeSettings(**config.additional_config[KEY])
+    profile = ThresholdProfile.from_content(settings.content)
+    return Serving(runner, profile, Telemetry(profile, settings, config))
 
 
 def _accepted_exactly(logits: Tensor, rows: Tensor, drafted: Tensor) -> list[bool]:

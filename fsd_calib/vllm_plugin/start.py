@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.version import __version__ as vllm_version
 
 from fsd_calib.vllm_plugin import KEY, engine_checks, hooks, model_checks
+from fsd_calib.vllm_plugin.measured_setting import CALIBRATION, MeasuredSetting
 from fsd_calib.vllm_plugin.settings import ServeSettings
 from fsd_decoding.profile.settings import warning_of
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -27,9 +29,12 @@ def follow(config: Any) -> None:
     # These import what was just looked up.
     from fsd_calib.vllm_plugin import request_checks
     from fsd_calib.vllm_plugin.telemetry.metrics import export_counters
-    from fsd_calib.vllm_plugin.worker import WORKERS
 
-    settings = ServeSettings.of(config.additional_config[KEY])
+    given = config.additional_config[KEY]
+    if isinstance(given, Mapping) and CALIBRATION in given:
+        _measure(config, MeasuredSetting.model_validate_json(given[CALIBRATION]))
+        return
+    settings = ServeSettings.of(given)
     profile = ThresholdProfile.load(settings.profile, allow_edited=settings.allow_edited)
     engine_checks.check_engine(config, profile, settings.untested_v2_runner)
     doubts = [*filter(None, [profile.digest_doubt(), warning_of(profile)]), *engine_checks.doubts(config, profile)]
@@ -37,8 +42,21 @@ def follow(config: Any) -> None:
     engines = config.parallel_config.data_parallel_size
     own = settings.passed_on(profile.model_dump_json(), export_counters(profile), engines)
     config.additional_config = {**config.additional_config, KEY: own}
-    config.parallel_config.worker_cls = WORKERS[config.parallel_config.worker_cls]
+    _choose_worker(config)
     request_checks.install()
     logger.info("fsd: %s", engine_checks.introduction(settings.profile, profile))
     for doubt in doubts:
         logger.warning("fsd: %s", doubt)
+
+
+def _measure(config: Any, first: MeasuredSetting) -> None:
+    """Lets an engine measure settings for the calibration that configures it."""
+    hooks.check_vllm(vllm_version, hooks.CALIBRATION)
+    engine_checks.check_measurable(config, first)
+    _choose_worker(config)
+
+
+def _choose_worker(config: Any) -> None:
+    from fsd_calib.vllm_plugin.worker import WORKERS  # it imports what was looked up before
+
+    config.parallel_config.worker_cls = WORKERS[config.parallel_config.worker_cls]

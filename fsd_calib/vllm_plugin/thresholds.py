@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsd_calib.vllm_plugin.followed import Followed
 from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.constant import Constant
 from fsd_decoding.policies.entropy_scaled import EntropyScaled
 from fsd_decoding.policies.schedule import Schedule
 from fsd_decoding.policies.threshold import ScalePolicy
-from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class StepTokens:
     draft_entropy: Tensor | None  # (N,)
 
 
-def policy_of(profile: ThresholdProfile) -> ScalePolicy | None:
-    """Returns the policy that scales the profile's T; None where T is constant.
+def policy_of(followed: Followed) -> ScalePolicy | None:
+    """Returns the policy that scales T; None where T is constant.
 
     Raises:
         UsageError: the policy is none that works on the tokens of a step of vLLM.
     """
-    if profile.threshold is None or profile.policy is None:
+    if followed.threshold is None or followed.policy is None:
         return None
-    policy = profile.policy.at(profile.threshold)
+    policy = followed.policy.at(followed.threshold)
     if isinstance(policy, Constant):
         return None
     if isinstance(policy, Schedule) or (isinstance(policy, EntropyScaled) and policy.signal != "last"):
         return policy
     raise UsageError(
-        f"the profile's threshold policy is {profile.policy}; vLLM can follow a constant T, 'schedule' and 'entropy' "
+        f"the profile's threshold policy is {followed.policy}; vLLM can follow a constant T, 'schedule' and 'entropy' "
         "of the target or the draft: calibrate with one of these as --threshold-policy"
     )
 

@@ -8,7 +8,10 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
-from fsd_calib.vllm_plugin.serving import Serving
+from fsd_calib.vllm_plugin import KEY
+from fsd_calib.vllm_plugin.calibrating import CalibratingServing
+from fsd_calib.vllm_plugin.measured_setting import CALIBRATION, MeasuredSetting
+from fsd_calib.vllm_plugin.serving import Serving, follow_profile
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,13 +35,14 @@ class _FollowsProfile:
         if self.vllm_config.use_v2_model_runner:  # type: ignore[attr-defined]
             self.serving = _serving_v2(runner)
         elif hasattr(runner, "drafter"):
-            self.serving = Serving(runner)
+            self.serving = _serving(runner)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:
         if self.serving is not None:
             self.serving.forget(scheduler_output.finished_req_ids)
             self.serving.admit(scheduler_output.scheduled_new_reqs)
+            self.serving.plan_drafts(scheduler_output)
         worker: Any = super()
         return worker.execute_model(scheduler_output)
 
@@ -49,6 +53,19 @@ class _FollowsProfile:
             return worker.sample_tokens(grammar_output)
         with self.serving.step():
             return worker.sample_tokens(grammar_output)
+
+    def take_draft_token_ids(self) -> Any:
+        worker: Any = super()
+        drafts = worker.take_draft_token_ids()
+        return drafts if self.serving is None else self.serving.scheduled(drafts)
+
+    def fsd_follow(self, setting: str) -> None:
+        """Measures another setting, a `MeasuredSetting` as JSON, from now on; see `CalibratingServing`."""
+        _calibrating(self.serving).follow(MeasuredSetting.model_validate_json(setting))
+
+    def fsd_take(self, ids: list[str]) -> list[dict[str, Any]]:
+        """Returns what the texts of finished requests took; see `CalibratingServing`."""
+        return _calibrating(self.serving).take(ids)
 
     def reload_weights(self, *_: Any, **__: Any) -> None:
         raise UsageError(_RELOADED)
@@ -69,6 +86,20 @@ class _FollowsProfile:
                 self.serving.close()
         finally:
             worker.shutdown()
+
+
+def _serving(runner: Any) -> Serving:
+    """Lets a V1 runner follow a profile, or the settings that a calibration measures."""
+    first = runner.vllm_config.additional_config[KEY].get(CALIBRATION)
+    if first is None:
+        return follow_profile(runner)
+    return CalibratingServing(runner, MeasuredSetting.model_validate_json(first))
+
+
+def _calibrating(serving: Serving | ServingV2 | None) -> CalibratingServing:
+    if not isinstance(serving, CalibratingServing):
+        raise UsageError("this engine serves a profile; a calibration measures engines that it starts itself")
+    return serving
 
 
 def _serving_v2(runner: Any) -> ServingV2 | None:

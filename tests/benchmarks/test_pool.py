@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from calibrate import Size, report
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.tasks import Problem
 from fsd_collectors.split import tuning_and_certification

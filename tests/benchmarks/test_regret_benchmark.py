@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from procedures import PROCEDURES
 from regret import TUNING, WANTED, Arena, real_arenas, summarise
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.forecast import speed_at
 from fsd_calib.search.space import Space
 from fsd_collectors.split import tuning_and_certification

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fsd_calib.cli.failures import explanation
-from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
+from fsd_calib.engines.base import KeyedPrompt
+from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from support.calibration.cached_results import KEY, result
 from support.calibration.profiles import profile
 from support.messages import usage_error
@@ -31,17 +32,17 @@ def completed(command: list[str], **options: object) -> subprocess.CompletedProc
 # Files
 
 
-def fill(path: Path, kept: dict[int, tuple[CacheQuery, CachedText]]) -> None:
+def fill(path: Path, kept: dict[int, tuple[KeyedPrompt, CachedText]]) -> None:
     with ResultCache(path) as cache:
         for number in range(10_000):
-            query = CacheQuery(number, f"prompt {number}")
+            query = KeyedPrompt(number, f"prompt {number}")
             kept[number] = query, cache.add(KEY, query, 0.2, result("long " * 200))
 
 
 @pytest.mark.parametrize("kilobytes", [8, 16, 24, 48, 64, 72, 96, 128, 200, 400])
 def test_a_cache_on_a_full_disk_keeps_what_it_took(kilobytes: int, tmp_path: Path) -> None:
     path = tmp_path / "disk" / "cache" / "decodings.sqlite"
-    kept: dict[int, tuple[CacheQuery, CachedText]] = {}
+    kept: dict[int, tuple[KeyedPrompt, CachedText]] = {}
     with small_disk(tmp_path / "disk", kilobytes) as enlarge, warnings.catch_warnings():
         warnings.simplefilter("error")  # a cache that was begun and not finished is no damaged one
         said = usage_error(lambda: fill(path, kept))
@@ -51,7 +52,7 @@ def test_a_cache_on_a_full_disk_keeps_what_it_took(kilobytes: int, tmp_path: Pat
         with ResultCache(path) as cache:
             for query, row in kept.values():
                 assert cache.find(KEY, [query], 0.2) == {0: row}
-            cache.add(KEY, CacheQuery(-1, "new"), 0.2, result())
+            cache.add(KEY, KeyedPrompt(-1, "new"), 0.2, result())
         assert [file.name for file in path.parent.iterdir() if "damaged" in file.name or ".new" in file.name] == []
     assert kilobytes < 100 or kept
 

@@ -87,7 +87,8 @@ def test_without_a_threshold_the_draft_length_is_that_of_sd_and_a_warning_says_s
 def test_doubts_of_the_profile_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile(UNTESTED).model_copy(update={"digest": None}).save(tmp_path / "profile.json")
     assert app(tmp_path) == 0
-    digest, untested = capsys.readouterr().err.splitlines()
+    digest, untested, engine = capsys.readouterr().err.splitlines()
+    assert "its certificate is not for this engine" in engine
     assert "has no digest" in digest
     assert "was never tested" in untested
 
@@ -152,7 +153,7 @@ def test_an_edited_profile_is_refused_unless_allowed(
 
 
 def test_it_needs_no_vllm(tmp_path: Path) -> None:
-    profile().save(tmp_path / "profile.json")
+    profile({"engine": {"name": "vllm", "version": "0.32.0"}}).save(tmp_path / "profile.json")
     code = "import sys; sys.modules['vllm'] = None\nfrom fsd_calib.cli.profile import main; main()"
     ran = subprocess.run([sys.executable, "-c", code, "vllm", str(tmp_path)], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")

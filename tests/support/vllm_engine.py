@@ -16,13 +16,19 @@ from vllm.entrypoints.llm import LLM
 from vllm.sampling_params import SamplingParams
 
 from fsd_calib import ThresholdProfile
+from fsd_calib.engines.base import Limits
+from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_calib.engines.vllm.loading import Room
+from fsd_calib.engines.vllm.source import VllmEngineSource
 from fsd_calib.tasks import load_task
 from fsd_calib.tasks.base import Task
 from fsd_calib.vllm_plugin.telemetry.steps import Step
 from fsd_data import pair_paths
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.sampling import Sampling
 from support.calibration.profiles import profile
 
 TARGET, DRAFT = map(str, pair_paths())
@@ -75,6 +81,14 @@ def engine(followed: str | None = None, settings: dict[str, Any] | None = None, 
     }  # fmt: skip
     _alive.append(LLM(TARGET, **{**usual, **own, "speculative_config": speculative, **keywords}))
     return _alive[-1]
+
+
+def engine_source(task: Task, sampling: Sampling | None = None) -> VllmEngineSource:
+    """What a calibration makes its engine of, with drafts of up to 8 tokens."""
+    decoding = DecodingConfig(rule="fsd-coupled", divergence="js", sampling=sampling or Sampling())
+    return VllmEngineSource(
+        TARGET, DRAFT, "float32", decoding, Limits.of(task), EngineArguments(), Room(32, 8, 400), task.name
+    )
 
 
 def arithmetic(count: int, seed: int = 11) -> Task:

@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_the_command_starts_a_server_that_says_what_it_follows(server: Server) -> None:
     (line,) = [line for line in server.log.splitlines() if "fsd: following" in line]
-    assert "LOSSY, drafted tokens with doubt <= 0.65 are accepted; fsd-calib certified retention of at least" in line
+    assert "LOSSY, drafted tokens with doubt <= 0.65 are accepted; certified to keep retention of at least" in line
 
 
 def test_a_request_that_sets_nothing_is_decoded_as_calibrated(server: Server) -> None:

@@ -21,8 +21,9 @@ from fsd_calib import load_task, load_traces
 from fsd_calib.calibration.run_facts import Timings, begin_or_resume
 from fsd_calib.certification.holdout import Holdout
 from fsd_calib.certification.ledger_file import LedgerFile
-from fsd_calib.measuring.cache_key import CacheKey
-from fsd_calib.measuring.result_cache import CacheQuery, ResultCache
+from fsd_calib.engines.base import KeyedPrompt
+from fsd_calib.engines.cache_key import CacheKey
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.search.sampler import history_of
 from fsd_calib.search.study import open_study
 from fsd_calib.search.workers import Workers
@@ -86,7 +87,7 @@ def read_cache(folder: Path, asked: Asked) -> Content:
     content: Content = {}
     with ResultCache(folder / CACHE) as cache:
         for text, problem, threshold in asked["results"]:
-            found = cache.find(CacheKey(**json.loads(text)), [CacheQuery(problem, prompts[problem])], threshold)
+            found = cache.find(CacheKey(**json.loads(text)), [KeyedPrompt(problem, prompts[problem])], threshold)
             content |= {f"{text} {problem} {threshold}": each for each in found.values()}
     return content
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fsd_calib import CostModel, load_task
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.tasks.base import Problem
 

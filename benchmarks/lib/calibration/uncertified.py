@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import optuna
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.search.space import Space
 from fsd_calib.tasks.base import Problem

@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 
 from fsd_calib import collect_traces
 from fsd_calib.calibration.per_prompt import facts_of, per_prompt_shapes
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_decoding.adaptive import EntropyScaled, Schedule
@@ -31,7 +32,7 @@ def train_per_prompt(world: World, divergence: str, draft_length: int, threshold
             out=Path(folder) / "traces", divergences=(divergence,),
         )  # fmt: skip
         facts = facts_of(traces, decoder, task.problems)
-        decode = CachedDecoder(decoder, task, store, BATCH)
+        decode = CachedDecoder(OwnEngine(decoder, task), task, store, BATCH)
         configuration = Configuration(RULE, divergence, draft_length)
         shapes = per_prompt_shapes(decode, configuration, thresholds, task.problems, facts)
     return [shape.identity or "" for shape in shapes]

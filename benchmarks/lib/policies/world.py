@@ -11,7 +11,7 @@ import torch
 from transformers.utils import logging
 
 from fsd_calib import SpeculativeDecoder
-from fsd_calib.measuring.round_costs import measure_costs
+from fsd_calib.engines.own.round_costs import measure_costs
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.replay.cost import CostModel
 from fsd_data import pair_paths

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fsd_calib import SpeculativeDecoder, collect_traces
-from fsd_calib.measuring.round_costs import measure_costs
+from fsd_calib.engines.own.round_costs import measure_costs
 from fsd_calib.tasks.base import Task
 from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces

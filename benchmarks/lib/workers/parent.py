@@ -8,8 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fsd_calib.measuring.decoding_job import DecodingJob, job_of
-from fsd_calib.measuring.decoding_workers import Batch, DecodedBatch, DecodingWorkers
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own.source import OwnEngineSource, source_of
+from fsd_calib.engines.workers import Batch, DecodedBatch, EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_decoding.engine.result import Result
@@ -23,10 +24,10 @@ _TEXT = "Tom has 24 apples and buys 18 more, so he has 24 + 18 = 42 apples. The 
 _RESULT = Result(_TEXT, list(range(60)), 12, 55, 48, 9, (0.05, 0.15), "eos")
 
 
-def sleep(seconds: float, job: DecodingJob, batch: Batch) -> DecodedBatch:
+def sleep(seconds: float, job: OwnEngineSource, batch: Batch) -> DecodedBatch:
     """Returns a result for every problem of a batch, after some seconds; called in a worker."""
     time.sleep(seconds)
-    return DecodedBatch(dict.fromkeys(batch.queries, _RESULT))
+    return DecodedBatch(dict.fromkeys(batch.places, _RESULT))
 
 
 def results_per_second(pair: PairOnDisk, workers: int, seconds: float) -> dict[str, Any]:
@@ -38,9 +39,9 @@ def results_per_second(pair: PairOnDisk, workers: int, seconds: float) -> dict[s
     problems = pair.task.problems
     with TemporaryDirectory() as folder, WorkerPool(workers, LocalWorkers(1)) as pool:
         models = ModelWorkers(pool, pair.sources)
-        over = DecodingWorkers(models, job_of(pair.decoder, pair.task, pair.sources), partial(sleep, seconds))
+        over = EngineWorkers(models, source_of(pair.decoder, pair.task, pair.sources), partial(sleep, seconds))
         with ResultCache(Path(folder) / "cache") as store:
-            decode = CachedDecoder(pair.decoder, pair.task, store, BATCH, workers=over)
+            decode = CachedDecoder(OwnEngine(pair.decoder, pair.task), pair.task, store, BATCH, workers=over)
             decode(SETTING, problems[: 4 * workers])  # starts them
             began = time.perf_counter()
             decode(SETTING, problems[4 * workers :])

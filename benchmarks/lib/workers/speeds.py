@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.decoding_job import job_of
-from fsd_calib.measuring.decoding_workers import DecodingWorkers
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own.source import source_of
+from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.tasks.base import Problem
@@ -24,9 +25,9 @@ BATCH = 32
 
 def decode_with(pair: PairOnDisk, workers: ModelWorkers | None, problems: Sequence[Problem]) -> Run:
     """Decodes problems into an empty cache, as a calibration does."""
-    over = None if workers is None else DecodingWorkers(workers, job_of(pair.decoder, pair.task, pair.sources))
+    over = None if workers is None else EngineWorkers(workers, source_of(pair.decoder, pair.task, pair.sources))
     with ResultCache(None) as store:
-        decode = CachedDecoder(pair.decoder, pair.task, store, BATCH, workers=over)
+        decode = CachedDecoder(OwnEngine(pair.decoder, pair.task), pair.task, store, BATCH, workers=over)
         began = time.perf_counter()
         decode(SETTING, problems)
         return Run(decode.decoded_tokens, time.perf_counter() - began)

@@ -80,10 +80,7 @@ def manifest_of(
         draft=_draft_info(decoder),
         tokenizer=tokenizer_fingerprint(decoder.tokenizer),
         eos=tuple(sorted(decoder.eos)),
-        task=TaskInfo(
-            name=task.name, source=task.source, fingerprint=task.fingerprint, prompts=_prompts(problems),
-            problems=len(problems), max_new_tokens=task.max_new_tokens, stop=task.stop,
-        ),
+        task=task_info(task, problems),
         sampling=SamplingInfo.model_validate(decoder.sampling, from_attributes=True),
         seed=decoder.seed,
         divergences=tuple(divergences),
@@ -94,6 +91,14 @@ def manifest_of(
         portion=_portion(batch_size, task.max_new_tokens * (policy.draft_length if policy else 1)),
         device=str(decoder.device),
         versions=versions(str(ENGINE_VERSION)),
+    )  # fmt: skip
+
+
+def task_info(task: Task, problems: Sequence[Problem]) -> TaskInfo:
+    """Returns what a manifest holds of a task, of which these problems are collected."""
+    return TaskInfo(
+        name=task.name, source=task.source, fingerprint=task.fingerprint, prompts=_prompts(problems),
+        problems=len(problems), max_new_tokens=task.max_new_tokens, stop=task.stop,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from fsd_decoding.profile.parts import (
     Certificate,
     DataInfo,
     EarlyStopInfo,
+    EngineInfo,
     Estimate,
     ModelInfo,
     Natural,
@@ -130,6 +131,9 @@ class ProfileContent(Part):
     """How rounds were called when speeds and costs were measured: off (directly), capture (as graphs of PyTorch's own
     kernels) or on (as graphs of compiled kernels). Decoders of the profile call them as they are told themselves.
     null: not recorded."""
+    engine: EngineInfo | None = None
+    """What decoded and timed the texts that the profile is of, and so what its certificate is for. null: fsd-calib's
+    own engine."""
     device: str
     """The device that the target was on, as torch names it."""
     dtype: str

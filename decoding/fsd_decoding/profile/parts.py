@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -102,6 +103,24 @@ class ModelInfo(Part):
             quantization=scheme_of(model.config),
             attention=attention_kind(model),
         )
+
+
+OWN_ENGINE: Final = "fsd-calib"
+"""The name of our own engine."""
+
+
+class EngineInfo(Part):
+    """An engine that decodes."""
+
+    name: str
+    """fsd-calib, our own, or vllm."""
+    version: str
+    """Its version."""
+    arguments: dict[str, JsonValue] = {}
+    """What it was started with, by name, as far as texts may depend on it: parallelism, quantisation and the like."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
 
 
 class SamplingInfo(Part):

@@ -14,6 +14,7 @@ from fsd_decoding.profile.content import MET
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.drift import Drift
 from fsd_decoding.profile.early_stop import early_stop
+from fsd_decoding.profile.parts import OWN_ENGINE
 from fsd_decoding.profile.policy import moved
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
@@ -62,7 +63,8 @@ def profile_config(
 
 def doubts_of(profile: ThresholdProfile, models: Sequence[Any], tokenizer: Any | None) -> list[str]:
     """Returns warnings of a profile with these models, whatever is decoded. UsageError: it is of other models."""
-    return [*filter(None, [profile.digest_doubt()]), *profile.compare(models[0], models[1], tokenizer)]
+    own = [profile.digest_doubt(), profile.engine_doubt(OWN_ENGINE)]
+    return [*filter(None, own), *profile.compare(models[0], models[1], tokenizer)]
 
 
 def config_of(profile: ThresholdProfile) -> DecodingConfig:

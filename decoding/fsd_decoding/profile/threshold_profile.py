@@ -18,7 +18,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.content import MET, ProfileContent
 from fsd_decoding.profile.digest import digest_of, edited_message
 from fsd_decoding.profile.io import file_of, first_problem, read, upgrade, write_atomically
-from fsd_decoding.profile.parts import ModelInfo
+from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
 from fsd_decoding.quantization import UNQUANTISED
 
@@ -127,6 +127,21 @@ class ThresholdProfile(ProfileContent):
     def from_content(cls, content: str) -> ThresholdProfile:
         """Returns the profile of which `model_dump_json` returned `content`, as another process hands it on."""
         return cls.model_validate_json(content, strict=True)
+
+    @property
+    def engine_name(self) -> str:
+        """The engine that the certificate is for."""
+        return OWN_ENGINE if self.engine is None else self.engine.name
+
+    def engine_doubt(self, name: str) -> str | None:
+        """Returns a warning for decoding in the engine of this name where the certificate is for another one."""
+        if name == self.engine_name:
+            return None
+        return (
+            f"the profile is of {self.engine or 'fsd-calib, our own engine'}, and {name} ends rounds elsewhere and "
+            "rounds logits otherwise, so that texts, accuracy and speed may differ: its certificate is not for this "
+            f"engine; calibrate with it: fsd-calibrate --task {self.task} --engine {name} …"
+        )
 
     def check(self, target_model: Any, draft_model: Any, tokenizer: Any | None) -> None:
         """Calls `compare` and issues what it returns as warnings, at the caller's line."""

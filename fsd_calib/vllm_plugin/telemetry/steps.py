@@ -16,6 +16,7 @@ from torch import Tensor
 from fsd_calib.vllm_plugin.draft_logits import Layout
 from fsd_calib.vllm_plugin.judged import Judged
 from fsd_calib.vllm_plugin.running_requests import RunningRequest
+from fsd_collectors.collection.measures import Measures
 
 Array = NDArray[Any]
 
@@ -34,6 +35,7 @@ class Step:
     sampled: Array  # (B, L + 1 or 1) tokens it emitted, padded with -1
     facts: Array  # (3 or more, N) of the drafted tokens: D, 1 where D <= T, 1 where it is the target's argmax; if
     # recorded, the columns of `Measures`
+    drafted: Array  # (B,) drafted tokens that it verified, also those whose logits were not compared
     begins: Array  # (B,) where the emitted tokens begin, counted from the prompt's first token
     emits: Array  # (B,) bool: whether they count; those of a prompt that is not yet read to its end do not
 
@@ -90,6 +92,26 @@ class Listener(Protocol):
 
     def add(self, step: Step) -> None: ...
     def finish(self, ids: Iterable[str]) -> None: ...
+
+
+class StepTelemetry(Protocol):
+    """What a model runner hands its steps to."""
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is told of steps: of the workers that sample the same tokens, one is."""
+        ...
+
+    @property
+    def log(self) -> StepLog: ...
+    @property
+    def measures(self) -> Measures | None:
+        """Columns of traces to compute for every drafted token; None: none."""
+        ...
+
+    def close(self) -> None:
+        """Brings what was seen of the last steps to where it belongs."""
+        ...
 
 
 class StepLog:
@@ -168,8 +190,10 @@ class _Sent:
             self._event.synchronize()
         facts, sampled, ends = (np.asarray(each) for each in (self._facts, self._sampled, self._ends))
         accepted = (sampled != -1).sum(1) - 1
-        begins = ends - np.asarray(self._drafted, ends.dtype)
-        return Step(self._ids, self._requests, self._layout, accepted, sampled, facts, begins, self._emits)
+        drafted = np.asarray(self._drafted, ends.dtype)
+        return Step(
+            self._ids, self._requests, self._layout, accepted, sampled, facts, drafted, ends - drafted, self._emits
+        )  # fmt: skip
 
 
 def _on_host(facts: Array | Sequence[Tensor]) -> Array | Tensor:

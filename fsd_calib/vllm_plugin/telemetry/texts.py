@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,20 @@ class Round:
     facts: Array  # (facts, n) of the n drafted tokens: `Step.facts`
 
 
+class Emission(NamedTuple):
+    """A step that emitted tokens of a text."""
+
+    begin: int  # tokens of the text before it
+    drafted: int  # tokens that it verified
+
+
 @dataclass
 class ServedText:
     """The tokens of a request, and those rounds that brought some of them; the prompt brings the first token."""
 
     request: RunningRequest
     rounds: list[Round] = field(default_factory=list)
+    emissions: list[Emission] = field(default_factory=list)  # the first is the prompt's
     tokens: list[int] = field(default_factory=list)  # with those beyond its end, until it has finished
     whole: bool = True  # whether all tokens are known
     reason: Reason = "abort"  # why it ended; abort: none of the others, so the request was given up
@@ -45,12 +53,15 @@ class ServedText:
         """Number of drafted tokens that were accepted and lie before the text's end."""
         return sum(max(0, min(each.accepted, len(self.tokens) - each.begin)) for each in self.rounds)
 
-    def add(self, begin: int, emitted: Sequence[int], accepted: int, facts: Array) -> None:
+    def add(self, begin: int, emitted: Sequence[int], accepted: int, facts: Array, drafted: int) -> None:
         """Adds what a step emitted from `begin` on. What is known from there on vLLM has discarded."""
         self.whole = self.whole and 0 <= begin <= len(self.tokens)
         del self.tokens[max(begin, 0) :]
         while self.rounds and self.rounds[-1].begin >= begin:
             self.rounds.pop()
+        while self.emissions and self.emissions[-1].begin >= begin:
+            self.emissions.pop()
+        self.emissions.append(Emission(begin, drafted))
         if facts.shape[1]:
             self.rounds.append(Round(begin, accepted, tuple(emitted), facts))
         self.tokens += emitted
@@ -60,6 +71,7 @@ class ServedText:
         self.reason = reason
         del self.tokens[length:]
         self.rounds = [each for each in self.rounds if each.begin < length]
+        self.emissions = [each for each in self.emissions if each.begin < length]
 
 
 class TextListener(Protocol):
@@ -91,7 +103,13 @@ class Texts:
             count, accepted = int(step.layout.counts[row]), int(step.accepted[row])
             facts = step.facts[:, begins[row] : begins[row] + count].copy()  # not to keep those of the whole batch
             begin = int(step.begins[row]) - len(request.prompt)
-            text.add(begin, step.sampled[row, : accepted + 1].tolist(), accepted, facts)
+            emitted = step.sampled[row, : accepted + 1].tolist()
+            text.add(begin, emitted, accepted, facts, int(step.drafted[row]))
+
+    @property
+    def running(self) -> Sequence[str]:
+        """Ids of the requests whose texts are not yet handed on."""
+        return tuple(self._running)
 
     def finish(self, ids: Iterable[str]) -> None:
         for name in ids:

@@ -21,7 +21,8 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.progress import Lines, Progress, Silent
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -53,7 +54,11 @@ def session(
     decoder = SpeculativeDecoder(
         *related(seed=1, spread=spread), word_tokenizer(), seed=0, sampling=Sampling(temperature, None, None)
     )
-    with open_session(decoder, replace(TASK, name=name), RunConfig(seeds=seeds, cache=state, state=state)) as made:
+    with open_session(
+        OwnEngine(decoder, replace(TASK, name=name)),
+        replace(TASK, name=name),
+        RunConfig(seeds=seeds, cache=state, state=state),
+    ) as made:
         yield made
 
 
@@ -84,7 +89,7 @@ def test_repeated_problems_count_once_and_are_noted() -> None:
     again = replace(task.problems[0], id=1, question=f"{task.problems[0].question} ")
     doubled = replace(task, problems=(*task.problems, again))
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=0)
-    with open_session(decoder, doubled, RunConfig(progress=Lines(log))) as session:
+    with open_session(OwnEngine(decoder, doubled), doubled, RunConfig(progress=Lines(log))) as session:
         kept = [*(problem.id for problem in session.tuning.problems), *session.holdout.ids]
     distinct = {problem.question for problem in task.problems}
     assert len(kept) == len(distinct)
@@ -151,17 +156,17 @@ def test_the_ledger_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
     state, cache = tmp_path / "state", tmp_path / "cache"
     cache.mkdir()
     earlier_ledgers.write(cache / "attempts.sqlite", [(ids, "frozen", 1, "failed")], ids[:3], target)
-    with open_session(made.decoder, TASK, RunConfig(cache=cache)):
+    with open_session(OwnEngine(made.decoder, TASK), TASK, RunConfig(cache=cache)):
         assert (cache / "attempts.sqlite").exists()  # there is no ledger to take it over into
     for _ in range(2):
-        with open_session(made.decoder, TASK, RunConfig(cache=cache, state=state)) as taking:
+        with open_session(OwnEngine(made.decoder, TASK), TASK, RunConfig(cache=cache, state=state)) as taking:
             assert taking.holdout.next_attempt == 2
             assert taking.holdout.of_run("new").problems == len(ids) - 3
     assert not (cache / "attempts.sqlite").exists()
     (cache / "attempts.sqlite").write_bytes(b"damaged")
     with (
         pytest.raises(UsageError, match="is damaged"),
-        open_session(made.decoder, TASK, RunConfig(cache=cache, state=state)),
+        open_session(OwnEngine(made.decoder, TASK), TASK, RunConfig(cache=cache, state=state)),
     ):
         pass
 

@@ -18,8 +18,8 @@ from fsd_calib.calibration.graphs import PlannedWork, what_pays
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest
-from fsd_calib.measuring.cache_key import CacheKeys
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.timing_job import TimingJob, run_job
 from fsd_calib.progress import Silent
 from fsd_calib.report.console import usage
@@ -95,7 +95,7 @@ def test_a_short_calibration_tries_no_graphs() -> None:
 def key_under(compile: Compile) -> str:
     decoder = tiny_decoder()
     decoder.compile = compile
-    return CacheKeys(decoder, tiny_calibration.task(20)).of(Configuration("target", "js", 1), 0).json
+    return OwnEngine(decoder, tiny_calibration.task(20)).key(Configuration("target", "js", 1), 0).json
 
 
 def test_compiled_kernels_have_decodings_of_their_own() -> None:
@@ -148,7 +148,7 @@ def test_what_captured_rounds_cost_is_measured_and_recorded(tmp_path: Path) -> N
 def job(folder: Path, compile: Compile) -> TimingJob:
     models = saved(folder)
     decoder = SpeculativeDecoder.from_pretrained(*models, compile=compile)
-    with open_session(decoder, tiny_calibration.task(60), RunConfig()) as session:
+    with open_session(OwnEngine(decoder, tiny_calibration.task(60)), tiny_calibration.task(60), RunConfig()) as session:
         timer = Timer(session, Goal(0.7), TimingRequest("careful", Sources(models[0], models[1:])), None)  # type: ignore[arg-type]
         return timer._job([session.configuration("sd", 2)], session.tuning.problems[:4], 1)
 

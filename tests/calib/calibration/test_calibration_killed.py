@@ -17,7 +17,7 @@ import pytest
 
 from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.speed import ForecastSpeeds
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.models import tiny_calibration

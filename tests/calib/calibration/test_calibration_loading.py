@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,8 +13,10 @@ from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest
-from fsd_calib.measuring.cache_key import CacheKey, CacheKeys
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.cache_key import CacheKey
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own.source import OwnEngineSource
 from fsd_calib.measuring.fresh_process import in_fresh_process
 from fsd_calib.measuring.timing_job import run_job
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -35,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def key(models: tuple[Path, Path], configuration: Configuration = FUZZY, **options: Any) -> CacheKey:
-    return CacheKeys(SpeculativeDecoder.from_pretrained(*models, **options), TASK).of(configuration, 0)
+    return OwnEngine(SpeculativeDecoder.from_pretrained(*models, **options), TASK).key(configuration, 0)
 
 
 def test_what_changes_texts_has_a_key_of_its_own(models: tuple[Path, Path]) -> None:
@@ -68,12 +70,12 @@ def test_fresh_processes_load_models_in_the_same_way(models: tuple[Path, Path]) 
     loading = Loading.of(EAGER, {"attn": "sdpa"})
     decoder = SpeculativeDecoder.from_pretrained(*models, model_kwargs=loading.target, draft_model_kwargs=loading.draft)
     request = TimingRequest("careful", Sources(models[0], models[1:], loading=loading))
-    with open_session(decoder, TASK, RunConfig()) as session:
+    with open_session(OwnEngine(decoder, TASK), TASK, RunConfig()) as session:
         timer = Timer(session, Goal(0.7), request, None)  # type: ignore[arg-type]
         job = timer._job([session.configuration("sd", 2), FUZZY], session.tuning.problems[:12], 1)
     assert in_fresh_process(run_job, job).of(FUZZY).value > 0
     with pytest.raises(UsageError, match="the models or library versions have changed since the calibration"):
-        run_job(replace(job, decoding=replace(job.decoding, sources=Sources(models[0], models[1:]))))
+        run_job(replace(job, source=replace(cast(OwnEngineSource, job.source), sources=Sources(models[0], models[1:]))))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.policy_families import check_policies, shapes
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Advance, Silent
@@ -96,7 +97,7 @@ def test_a_decoder_of_the_profile_makes_the_texts_of_the_calibration(made: Thres
     assert made.policy is not None
     configuration = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
     with ResultCache(folder / "cache" / "decodings.sqlite") as store:
-        cached = CachedDecoder(following, TASK, store)
+        cached = CachedDecoder(OwnEngine(following, TASK), TASK, store)
         known = cached(configuration, problems)
         assert cached.decoded == 0
     prompts, ids = [p.prompt for p in problems], [p.id for p in problems]
@@ -132,7 +133,7 @@ def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Pat
     texts = following.generate([p.prompt for p in TASK.problems[:40]], 12, ids=[p.id for p in TASK.problems[:40]])
     configuration = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)
     with ResultCache(tmp_path / "cache" / "decodings.sqlite") as store:
-        known = CachedDecoder(following, TASK, store)(configuration, TASK.problems[:40])
+        known = CachedDecoder(OwnEngine(following, TASK), TASK, store)(configuration, TASK.problems[:40])
     assert [(r.text, r.rounds) for r in texts] == [(d.text, d.rounds) for (d,) in known]
 
 

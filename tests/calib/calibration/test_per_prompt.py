@@ -12,7 +12,7 @@ import torch
 
 from conformance.threshold_policies import EveryScalePolicy, decoder, thresholds_of
 from fsd_calib.calibration.per_prompt import GAINS, NEEDED, facts_of, per_prompt_shapes
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.tasks import Problem
 from fsd_decoding.adaptive import Constant, Min, PerPrompt, policy_named

@@ -13,8 +13,8 @@ from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import cells, power
 from fsd_calib.certification.score_test import p_values
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.formatting import duration
-from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding, Measurement
 from fsd_calib.report.console import print_plan
 from fsd_calib.report.plan import outlook

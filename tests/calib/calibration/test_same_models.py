@@ -16,7 +16,8 @@ from fsd_calib import calibrate
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
-from fsd_calib.measuring import cache_key
+from fsd_calib.engines.own import engine
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.progress import Lines
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import sampled_fingerprint
@@ -32,7 +33,7 @@ TASK = tiny_calibration.task(40)
 def session(cache: Path, pair: tuple[Any, Any], log: StringIO | None = None) -> Iterator[Session]:
     decoder = SpeculativeDecoder(*pair, word_tokenizer(), seed=0)
     progress = None if log is None else Lines(log)
-    with open_session(decoder, TASK, RunConfig(cache=cache, state=cache, progress=progress)) as made:
+    with open_session(OwnEngine(decoder, TASK), TASK, RunConfig(cache=cache, state=cache, progress=progress)) as made:
         yield made
 
 
@@ -70,7 +71,7 @@ def test_decodings_of_an_earlier_version_are_not_reused_and_this_is_said_once(
 ) -> None:
     pair = related(seed=1, spread=0.05)
     with monkeypatch.context() as earlier:
-        earlier.setattr(cache_key, "model_fingerprint", sampled_fingerprint)
+        earlier.setattr(engine, "model_fingerprint", sampled_fingerprint)
         _, decoded = reused(tmp_path, pair)
     logs = [StringIO(), StringIO()]
     assert [reused(tmp_path, pair, log) for log in logs] == [(0, decoded), (decoded, 0)]

@@ -20,7 +20,8 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.calibration.timing import Timer, TimingRequest, Way, problems_to_time
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.interleaved import machine_load
 from fsd_calib.measuring.measurement import Measurement
@@ -74,7 +75,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def timer(models: tuple[Path, Path], task: Task | None = None, way: Way = "run", streams: int = 1) -> Iterator[Timer]:
     """Of 60 problems."""
     decoder = SpeculativeDecoder.from_pretrained(*models)
-    with open_session(decoder, task or tiny_calibration.task(60), RunConfig(progress=Notes())) as session:
+    given = task or tiny_calibration.task(60)
+    with open_session(OwnEngine(decoder, given), given, RunConfig(progress=Notes())) as session:
         yield Timer(
             session, Goal(0.7, serve_batch=streams), TimingRequest(way, Sources(models[0], models[1:])), PerRound()
         )

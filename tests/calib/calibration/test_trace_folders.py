@@ -14,6 +14,7 @@ import pytest
 from fsd_calib.calibration.baseline import traces_along_target
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.progress import Advance, Silent
 from fsd_calib.tasks.base import Problem, Task
 from fsd_collectors.collection import run_facts
@@ -46,7 +47,7 @@ TASK = tiny_calibration.task(150)
 def session(cache: Path, batch_size: int, task: Task = TASK, **settings: Any) -> Iterator[Session]:
     decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), **{"seed": 0, **settings})
     config = RunConfig(cache=cache, state=cache, batch_size=batch_size)
-    with open_session(decoder, task, config) as made:
+    with open_session(OwnEngine(decoder, task), task, config) as made:
         yield made
 
 

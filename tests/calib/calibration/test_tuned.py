@@ -12,6 +12,7 @@ from fsd_calib.calibration.predictor import choose
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.search.space import Space
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import sampled_fingerprint
@@ -24,7 +25,11 @@ SPACE = Space(("fsd-coupled",), ("js",), (4,))
 @contextmanager
 def session(folder: Path, problems: int) -> Iterator[Session]:
     decoder = SpeculativeDecoder(*tiny_calibration.far_apart(), word_tokenizer(), seed=0)
-    with open_session(decoder, tiny_calibration.task(problems), RunConfig(cache=folder, state=folder)) as made:
+    with open_session(
+        OwnEngine(decoder, tiny_calibration.task(problems)),
+        tiny_calibration.task(problems),
+        RunConfig(cache=folder, state=folder),
+    ) as made:
         yield made
 
 

@@ -19,7 +19,7 @@ from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.certification.ledger_file import ById, Run
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Seeds
 from fsd_calib.progress import Silent

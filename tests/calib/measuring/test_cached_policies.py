@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.cache_key import CacheKey
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.cache_key import CacheKey
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.tasks import Task
@@ -35,7 +36,7 @@ def configuration(policy: ScalePolicy | None, threshold: float, rule: str = "fsd
 
 
 def decode(store: ResultCache, decoder: SpeculativeDecoder | None = None, batch_size: int = 8) -> CachedDecoder:
-    return CachedDecoder(decoder or tiny_decoder(), TASK, store, batch_size)
+    return CachedDecoder(OwnEngine(decoder or tiny_decoder(), TASK), TASK, store, batch_size)
 
 
 def sampled() -> SpeculativeDecoder:

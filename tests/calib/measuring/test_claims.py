@@ -14,10 +14,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from fsd_calib.engines.base import KeyedPrompt
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring import claims
-from fsd_calib.measuring.configuration import Configuration
 from fsd_calib.measuring.evaluator import CachedDecoder
-from fsd_calib.measuring.result_cache import CacheQuery, ResultCache
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.storage.processes import this_process
 from fsd_calib.tasks import Task
 from support.calibration.cached_results import KEY, QUERY, key, result
@@ -36,7 +38,7 @@ def task() -> Task:
 def claim(pipe: Connection, path: Path, count: int) -> None:
     """Claims problems, says so, and waits to be killed or told to go on; then drops them."""
     with ResultCache(path) as store:
-        pipe.send([store.claim(KEY, CacheQuery(n, "2 + 2"), 0.2) for n in range(count)])
+        pipe.send([store.claim(KEY, KeyedPrompt(n, "2 + 2"), 0.2) for n in range(count)])
         pipe.recv()
         store.drop_claims()
         pipe.send("dropped")
@@ -52,10 +54,10 @@ def test_a_problem_is_claimed_by_one_process_at_any_threshold(tmp_path: Path) ->
     assert pipe.recv() == [True] * 3
     with ResultCache(tmp_path / "cache") as store:
         wanted = [(KEY, 1, 0.2), (KEY, 1, 0.9), (KEY, 3, 0.2), (key(draft_length=6), 1, 0.2), (KEY, 3, 0.2)]
-        assert [store.claim(of, CacheQuery(n, "2 + 2"), t) for of, n, t in wanted] == [False, False, True, True, True]
+        assert [store.claim(of, KeyedPrompt(n, "2 + 2"), t) for of, n, t in wanted] == [False, False, True, True, True]
         pipe.send("drop")
         pipe.recv()
-        assert store.claim(KEY, CacheQuery(1, "2 + 2"), 0.2)
+        assert store.claim(KEY, KeyedPrompt(1, "2 + 2"), 0.2)
     process.join()
 
 
@@ -63,9 +65,9 @@ def test_claims_of_a_killed_process_are_taken_over_at_once(tmp_path: Path) -> No
     process, pipe = start_process(claim, tmp_path / "cache", 1)
     pipe.recv()
     with ResultCache(tmp_path / "cache") as store:
-        assert not store.claim(KEY, CacheQuery(0, "2 + 2"), 0.2)
+        assert not store.claim(KEY, KeyedPrompt(0, "2 + 2"), 0.2)
         kill(process)
-        assert store.claim(KEY, CacheQuery(0, "2 + 2"), 0.2)
+        assert store.claim(KEY, KeyedPrompt(0, "2 + 2"), 0.2)
 
 
 def claimed_elsewhere(path: Path, number: int = 1) -> None:
@@ -135,7 +137,7 @@ def test_a_cache_of_an_earlier_version_gets_the_table_and_keeps_its_texts(tmp_pa
         file.execute("DROP TABLE claims")
     with ResultCache(path) as store:
         assert store.find(KEY, [QUERY], 0.2)
-        assert store.claim(KEY, CacheQuery(6, "3 + 3"), 0.2)
+        assert store.claim(KEY, KeyedPrompt(6, "3 + 3"), 0.2)
     assert not path.with_name("cache.damaged-1").exists()
 
 
@@ -146,7 +148,7 @@ def decode(pipe: Connection, path: Path, seconds: float = 0.0) -> None:
     """Decodes all problems, with a pause after each, and sends how many it decoded itself, and the texts."""
     torch.set_num_threads(1)
     with ResultCache(path) as store:
-        decoder = CachedDecoder(tiny_decoder(), task(), store, batch_size=4)
+        decoder = CachedDecoder(OwnEngine(tiny_decoder(), task()), task(), store, batch_size=4)
         add = store.add
 
         def slow_add(*args: Any) -> Any:
@@ -170,7 +172,10 @@ def last(pipe: Connection) -> Any:
 
 def alone(path: Path) -> list[str]:
     with ResultCache(path) as store:
-        return [seeds[0].text for seeds in CachedDecoder(tiny_decoder(), task(), store)(FUZZY, task().problems)]
+        return [
+            seeds[0].text
+            for seeds in CachedDecoder(OwnEngine(tiny_decoder(), task()), task(), store)(FUZZY, task().problems)
+        ]
 
 
 def test_four_processes_decode_each_problem_once(tmp_path: Path) -> None:
@@ -221,6 +226,6 @@ def test_an_error_drops_the_claims(tmp_path: Path) -> None:
     with ResultCache(path) as store:
         store.add = fail  # type: ignore[method-assign, assignment]
         with pytest.raises(KeyboardInterrupt):
-            CachedDecoder(tiny_decoder(), task(), store, batch_size=4)(FUZZY, task().problems)
+            CachedDecoder(OwnEngine(tiny_decoder(), task()), task(), store, batch_size=4)(FUZZY, task().problems)
         with sqlite3.connect(path) as file:
             assert file.execute("SELECT count(*) FROM claims").fetchone() == (0,)

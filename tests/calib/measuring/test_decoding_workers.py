@@ -17,12 +17,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fsd_calib.measuring.configuration import Configuration
-from fsd_calib.measuring.decoding_job import job_of
-from fsd_calib.measuring.decoding_workers import Batch, DecodingWorkers, decode_batch
-from fsd_calib.measuring.evaluator import CachedDecoder, Setting
+from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own.source import source_of
+from fsd_calib.engines.workers import Batch, EngineWorkers, decode_batch
+from fsd_calib.measuring.evaluator import CachedDecoder
 from fsd_calib.measuring.measurement import Seeds
-from fsd_calib.measuring.result_cache import CacheQuery, ResultCache
+from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.tasks import Task, load_task
 from fsd_data import pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -77,8 +79,8 @@ def decoding(
 ) -> CachedDecoder:
     over = None
     if workers is not None:
-        over = DecodingWorkers(workers, job_of(decoder, task(count), workers.sources))
-    return CachedDecoder(decoder, task(count), store, 4, seeds=seeds, workers=over)
+        over = EngineWorkers(workers, source_of(decoder, task(count), workers.sources))
+    return CachedDecoder(OwnEngine(decoder, task(count)), task(count), store, 4, seeds=seeds, workers=over)
 
 
 def decoded(decoder: SpeculativeDecoder, workers: ModelWorkers | None, **settings: Any) -> list[list[Seeds]]:
@@ -128,7 +130,7 @@ def test_what_is_claimed_elsewhere_is_left_to_that_process(
     """Two calibrations share a cache: each problem is decoded once."""
     with ResultCache(tmp_path / "cache") as store, ResultCache(tmp_path / "cache") as other:
         decode, key = decoding(decoder, pair_of_workers, store), decoding(decoder, None, other).key(FUZZY)
-        claimed = [CacheQuery(p.id, p.prompt) for p in task().problems[::3]]
+        claimed = [KeyedPrompt(p.id, p.prompt) for p in task().problems[::3]]
         assert all(other.claim(key, query, FUZZY.threshold) for query in claimed)
         threading.Timer(2.0, other_calibration, (tmp_path / "cache", decoder, [q.id for q in claimed])).start()
         texts = decode(FUZZY, task().problems)
@@ -142,8 +144,8 @@ def other_calibration(path: Path, decoder: SpeculativeDecoder, ids: list[int]) -
         decode = decoding(decoder, None, store)
         for problem in task().problems:
             if problem.id in ids:
-                query = CacheQuery(problem.id, problem.prompt)
-                (result,) = decode.generate(FUZZY, 0, [query], 1)
+                query = KeyedPrompt(problem.id, problem.prompt)
+                (result,) = OwnEngine(decoder, task()).decode(DecodingRequest(FUZZY, 0, [query], 1))
                 store.add(decode.key(FUZZY), query, FUZZY.threshold, result)
 
 
@@ -222,11 +224,9 @@ def test_an_error_of_a_worker_is_that_of_one_process(sources: Sources, tmp_path:
 
 def test_a_worker_with_other_models_refuses(decoder: SpeculativeDecoder, sources: Sources) -> None:
     swapped = replace(sources, target=sources.drafts[0], drafts=(str(sources.target),))
-    job = job_of(decoder, task(), swapped)
-    with ResultCache(None) as store:
-        setting = Setting(FUZZY, 0, decoding(decoder, None, store).key(FUZZY))
+    source, key = source_of(decoder, task(), swapped), OwnEngine(decoder, task()).key(FUZZY, 0)
     with pytest.raises(UsageError, match="a worker has other models, or other versions of libraries"):
-        decode_batch(job, Batch(setting, {0: CacheQuery(1, "w21")}, 4))
+        decode_batch(source, Batch(DecodingRequest(FUZZY, 0, [KeyedPrompt(1, "w21")], 4), (0,), key))
     models._kept.clear()
 
 
@@ -323,7 +323,11 @@ def test_texts_of_the_bundled_pair_do_not_depend_on_workers() -> None:
     found = []
     with open_workers(2, None, bundled, CAPACITY) as made:
         assert made is not None
-        for workers in (DecodingWorkers(made, job_of(decoder, problems, bundled)), None):
+        for workers in (EngineWorkers(made, source_of(decoder, problems, bundled)), None):
             with ResultCache(None) as store:
-                found.append(CachedDecoder(decoder, problems, store, 8, workers=workers)(FUZZY, problems.problems))
+                found.append(
+                    CachedDecoder(OwnEngine(decoder, problems), problems, store, 8, workers=workers)(
+                        FUZZY, problems.problems
+                    )
+                )
     assert found[0] == found[1]

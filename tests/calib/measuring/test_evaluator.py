@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fsd_calib.measuring.cache_key import CacheKeys
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_calib.progress import Advance
@@ -36,7 +36,8 @@ def task(**settings: Any) -> Task:
 def decode(
     store: ResultCache, decoder: SpeculativeDecoder | None = None, task_: Task | None = None, **settings: Any
 ) -> CachedDecoder:
-    return CachedDecoder(decoder or tiny_decoder(), task_ or task(), store, **{"batch_size": 8, **settings})
+    of = task_ or task()
+    return CachedDecoder(OwnEngine(decoder or tiny_decoder(), of), of, store, **{"batch_size": 8, **settings})
 
 
 def sampled(seed: int = 0) -> SpeculativeDecoder:
@@ -151,7 +152,7 @@ def test_results_finished_before_an_interrupt_are_kept() -> None:
 def key_json(
     configuration: Configuration = FUZZY, decoder: SpeculativeDecoder | None = None, seed: int = 0, **settings: Any
 ) -> str:
-    return CacheKeys(decoder or tiny_decoder(), task(**settings)).of(configuration, seed).json
+    return OwnEngine(decoder or tiny_decoder(), task(**settings)).key(configuration, seed).json
 
 
 def decoder_of(target: Any = None, draft: Any = None, **settings: Any) -> SpeculativeDecoder:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.cache_key import CacheKey
-from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
+from fsd_calib.engines.base import KeyedPrompt
+from fsd_calib.engines.cache_key import CacheKey
+from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from fsd_decoding.divergence import DIVERGENCES
 from support.calibration.cached_results import KEY, QUERY, key, result
 from support.paths import BENCHMARKS
@@ -32,7 +33,7 @@ def test_a_row_is_returned_as_it_was_added() -> None:
 
 
 def test_hits_are_returned_by_the_index_of_the_prompt() -> None:
-    others = [CacheQuery(5, "2 + 3"), CacheQuery(6, "2 + 2"), QUERY, QUERY]
+    others = [KeyedPrompt(5, "2 + 3"), KeyedPrompt(6, "2 + 2"), QUERY, QUERY]
     with ResultCache(None) as store:
         store.add(KEY, QUERY, 0.2, result())
         assert set(store.find(KEY, others, 0.2)) == {2, 3}
@@ -130,7 +131,7 @@ def test_negative_zero_is_stored_as_zero(tmp_path: Path) -> None:
 
 
 def test_a_thousand_problems_are_all_found_at_ten_thresholds(tmp_path: Path) -> None:
-    rows = [CacheQuery(i, f"problem {i}" * 10) for i in range(1000)]
+    rows = [KeyedPrompt(i, f"problem {i}" * 10) for i in range(1000)]
     with ResultCache(tmp_path / "cache") as store:
         for n in range(10):
             for asked in rows:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from fsd_calib.measuring.result_cache import CachedText, CacheQuery, ResultCache
+from fsd_calib.engines.base import KeyedPrompt
+from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from fsd_calib.storage.sqlite_file import set_aside
 from fsd_decoding.engine.result import Result
 from fsd_decoding.errors import UsageError
 from support.calibration.cached_results import KEY, QUERY, result
 from support.child_processes import kill, remaining_messages, start_process
 
-MANY = [CacheQuery(i, f"problem {i}") for i in range(300)]
+MANY = [KeyedPrompt(i, f"problem {i}") for i in range(300)]
 
 
 def texts(seed: int = 0) -> list[Result]:
@@ -174,7 +175,7 @@ def test_open_caches_switch_to_the_new_file(tmp_path: Path) -> None:
 def add_and_announce(pipe: Connection, path: Path, problems: Iterable[int]) -> None:
     with ResultCache(path) as store:
         for i in problems:
-            store.add(KEY, CacheQuery(i, f"problem {i}"), 0.2, result(f"text {i}" * 20))
+            store.add(KEY, KeyedPrompt(i, f"problem {i}"), 0.2, result(f"text {i}" * 20))
             pipe.send(i)
 
 
@@ -187,7 +188,7 @@ def test_no_added_row_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
         kill(process)
         announced += remaining_messages(pipe)
         with ResultCache(path) as store:  # a warning would be an error
-            found = store.find(KEY, [CacheQuery(i, f"problem {i}") for i in announced], 0.2)
+            found = store.find(KEY, [KeyedPrompt(i, f"problem {i}") for i in announced], 0.2)
         assert [found[n].text for n in range(len(announced))] == [f"text {i}" * 20 for i in announced]
     assert len(announced) > 100
     assert not list(tmp_path.glob("*damaged*"))
@@ -196,7 +197,7 @@ def test_no_added_row_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
 def share(pipe: Connection, path: Path, number: int) -> None:
     """Adds its own rows and some of its neighbour's, and finds all rows in the end."""
     pipe.recv()
-    rows = [CacheQuery(i, "p") for i in range(600)]
+    rows = [KeyedPrompt(i, "p") for i in range(600)]
     with ResultCache(path) as store:
         for i in range(200 * number, 200 * number + 250):
             store.add(KEY, rows[i % 600], 0.2, result(f"text {i % 600}"))
@@ -223,7 +224,7 @@ def add_when_told(pipe: Connection, path: Path, problem: int) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ResultCache(path) as store:
-            store.add(KEY, CacheQuery(problem, "p"), 0.2, result())
+            store.add(KEY, KeyedPrompt(problem, "p"), 0.2, result())
     pipe.send(len(caught))
 
 
@@ -236,5 +237,5 @@ def test_a_damaged_file_is_renamed_once_by_several_processes(tmp_path: Path) -> 
             pipe.send("go")
         assert sum(pipe.recv() for _, pipe in children) == 1
         with ResultCache(path) as store:
-            assert len(store.find(KEY, [CacheQuery(problem, "p") for problem in range(6)], 0.2)) == 6
+            assert len(store.find(KEY, [KeyedPrompt(problem, "p") for problem in range(6)], 0.2)) == 6
         assert not path.with_name(f"{round_}.damaged-2").exists()

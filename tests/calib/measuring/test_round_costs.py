@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.round_costs import RoundClock, fit, measure_costs
+from fsd_calib.engines.own.round_costs import RoundClock, measure_costs
+from fsd_calib.engines.round_fit import fit
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
 from support.models.tiny_pair import ragged_prompts, tiny_decoder

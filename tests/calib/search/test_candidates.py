@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.acquisition import Prospects, SettingGrid
 from fsd_calib.search.candidates import choose_sequence, expected_speed, simulate_passes
 from fsd_calib.search.history import Observation

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search import sensitivity
 from fsd_calib.search.forecast import ReplayForecast
 from fsd_calib.search.space import Space

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import speed_at
 from fsd_calib.search.history import FinishedTrial, History

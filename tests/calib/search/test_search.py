@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.progress import Silent
 from fsd_calib.search.forecast import least_share_reaching, speed_at
 from fsd_calib.search.max_accuracy import MaxAccuracy

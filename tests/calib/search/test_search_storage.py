@@ -16,7 +16,7 @@ from typing import IO, Any
 import optuna
 import pytest
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.progress import Silent
 from fsd_calib.search.agreement import first_recorded
 from fsd_calib.search.search import SearchResult, freeze, record_recounts, search

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_calib.certification.power import power
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.pass_model import PassModel
 from fsd_calib.search.surrogate import Points, Posterior, Surrogate
 

@@ -137,8 +137,8 @@ def test_the_divergence_of_the_rule_is_the_one_that_decided() -> None:
     facts = np.zeros((3 + len(MEASURES.columns), 2), np.float32)
     facts[0], facts[3 + MEASURES.columns.index("js")] = [0.25, 0.5], [0.2500001, 0.5]
     text = ServedText(request(2, 9))
-    text.add(0, [5], 0, facts[:, :0])
-    text.add(1, [6, 7, 8], 2, facts)
+    text.add(0, [5], 0, facts[:, :0], 0)
+    text.add(1, [6, 7, 8], 2, facts, facts.shape[1])
     tables = tables_of(manifest(), MEASURES.columns, [Served.of(text, TOKENIZER)], 0)
     assert tables["tokens"]["js"].to_pylist() == [0.25, 0.5]
 
@@ -165,14 +165,14 @@ def test_what_nobody_knows_is_null_and_is_described_as_unknown(
 def test_a_text_that_vllm_took_back_is_recorded_as_it_went_on() -> None:
     text = ServedText(request(2, 50))
     facts = np.zeros((3, 2), np.float32)
-    text.add(0, [5], 0, facts[:, :0])
-    text.add(1, [6, 7, 8], 2, facts)
-    text.add(4, [9], 0, facts)
-    text.add(2, [1, 2], 1, facts)  # preempted: what the last two steps emitted was dropped
+    text.add(0, [5], 0, facts[:, :0], 0)
+    text.add(1, [6, 7, 8], 2, facts, facts.shape[1])
+    text.add(4, [9], 0, facts, facts.shape[1])
+    text.add(2, [1, 2], 1, facts, facts.shape[1])  # preempted: what the last two steps emitted was dropped
     assert text.tokens == [5, 6, 1, 2]
     assert [each.begin for each in text.rounds] == [1, 2]
     assert text.whole
-    text.add(7, [3], 0, facts)
+    text.add(7, [3], 0, facts, facts.shape[1])
     assert not text.whole
 
 
@@ -189,9 +189,9 @@ def test_texts_end_where_vllm_ends_them(
     tokens: list[int], limit: int, stops: tuple[str, ...], length: int, reason: str
 ) -> None:
     text = ServedText(request(2, limit, stops=stops))
-    text.add(0, tokens[:1], 0, np.zeros((3, 0), np.float32))
-    text.add(1, tokens[1:], len(tokens) - 2, np.zeros((3, 4), np.float32))
-    text.add(len(tokens), [8, 8], 1, np.zeros((3, 4), np.float32))  # under way when the end became known
+    text.add(0, tokens[:1], 0, np.zeros((3, 0), np.float32), 0)
+    text.add(1, tokens[1:], len(tokens) - 2, np.zeros((3, 4), np.float32), 4)
+    text.add(len(tokens), [8, 8], 1, np.zeros((3, 4), np.float32), 4)  # under way when the end became known
     if reason == "abort":
         length += 2
     found = Texts([], TOKENIZER)._end(text)

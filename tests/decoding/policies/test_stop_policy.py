@@ -16,7 +16,8 @@ from scipy.stats import chisquare
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.holdout import Holdout
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.evaluator import CachedDecoder, Evaluator
 from fsd_calib.measuring.result_cache import ResultCache
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -185,7 +186,7 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
     problems = task(12).problems
     fuzzy, lossless = Configuration("fsd-coupled", "js", 4, 0.2), Configuration("coupled", "js", 4)
     with ResultCache(None) as store:
-        plain = CachedDecoder(decoder, task(12), store)
+        plain = CachedDecoder(OwnEngine(decoder, task(12)), task(12), store)
         shy = plain.stopping_early({"js": Shy()})
         before, after = plain(fuzzy, problems), shy(fuzzy, problems)
         assert shy.decoded == 12
@@ -200,7 +201,7 @@ def test_a_cache_keeps_texts_of_policies_apart_and_lossless_ones_together() -> N
 def test_a_policy_without_an_identity_cannot_be_cached() -> None:
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer())
     with ResultCache(None) as store, pytest.raises(UsageError, match="policy Recalling has no identity"):
-        CachedDecoder(decoder, task(12), store).stopping_early({"js": Recalling()})(
+        CachedDecoder(OwnEngine(decoder, task(12)), task(12), store).stopping_early({"js": Recalling()})(
             Configuration("fsd-coupled", "js", 4, 0.2), task(12).problems
         )
 
@@ -209,7 +210,7 @@ def test_an_exact_threshold_is_found_again_and_its_neighbours_are_not() -> None:
     decoder = SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer())
     problems = task(6).problems
     with ResultCache(None) as store:
-        cached = CachedDecoder(decoder, task(6), store).stopping_early({"js": ByThreshold()})
+        cached = CachedDecoder(OwnEngine(decoder, task(6)), task(6), store).stopping_early({"js": ByThreshold()})
         for threshold, decoded in ((0.2, 6), (0.2, 6), (0.2 + 1e-9, 12), (0.3, 18), (0.2, 18)):
             cached(Configuration("fsd-coupled", "js", 4, threshold), problems)
             assert cached.decoded == decoded

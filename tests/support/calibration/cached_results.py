@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsd_calib.measuring.cache_key import CacheKey
-from fsd_calib.measuring.result_cache import CacheQuery
+from fsd_calib.engines.base import KeyedPrompt
+from fsd_calib.engines.cache_key import CacheKey
 from fsd_decoding.engine.result import Result
 
 
@@ -23,4 +23,4 @@ def result(text: str = "four", lo: float = 0.1, hi: float = 0.3, tokens: int = 7
 
 
 KEY = key()
-QUERY = CacheQuery(5, "2 + 2")
+QUERY = KeyedPrompt(5, "2 + 2")

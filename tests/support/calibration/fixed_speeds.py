@@ -14,7 +14,7 @@ from fsd_calib.calibration.run_facts import Pace, Timings
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timed, Timer
 from fsd_calib.certification.holdout import HoldoutAttempt
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.speed import TimedRun, TimedSpeeds
 from fsd_calib.search.space import Space
 from fsd_collectors.replay.cost import CostModel

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.progress import Silent
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_calib.search.sampler import ProposingSampler

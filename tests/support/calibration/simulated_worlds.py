@@ -14,7 +14,7 @@ import numpy as np
 
 from fsd_calib.certification.outcomes import Outcomes
 from fsd_calib.certification.power import power
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Decoding, Measurement, Seeds
 from fsd_calib.search.max_speed import MaxSpeed

@@ -10,23 +10,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import torch
-import transformers
-
-from fsd_calib.measuring.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration
 from fsd_decoding.acceptance.rules import rule_named
-from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.config import DecodingConfig
 from fsd_decoding.divergence import DIVERGENCE_VERSION
-from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.errors import UsageError
-from fsd_decoding.models.attention import attention_kind
-from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.policies.registry import policy_named
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ScalePolicy
-from fsd_decoding.sampling import SETTINGS, Sampling
+from fsd_decoding.sampling import SETTINGS
 
 # Numerical noise of D at one position of one text, depending on what else is in the batch: at most c sqrt(D), since
 # logits move by rounding and D is of second order in them (tv and hellinger are of first order, but small only where
@@ -114,70 +106,43 @@ class CacheKey:
         return None if identity is None else policy_named(identity)
 
 
-class CacheKeys:
-    """The keys of one decoder's configurations on one task; computes the models' fingerprints once.
+def key_of(
+    configuration: Configuration, seed: int, decoding: DecodingConfig, limits: GenerationLimits, *,
+    models: Mapping[str, Any], engine: Mapping[str, Any], policy: StopPolicy | None = None,
+) -> CacheKey:  # fmt: skip
+    """Returns the key of a configuration's texts under a seed.
 
     Args:
-        policies: By divergence, the policy that stops the drafts of fuzzy rules early.
+        decoding: Supplies sampling, and the logits that divergences are computed on.
+        models: What of the models texts depend on, with "target" and "draft".
+        engine: What of the engine they depend on under this rule: versions, device, kernels.
+        policy: Ends drafts early.
 
     Raises:
-        UsageError: The decoder's sampling has logits processors, which no key can identify.
+        UsageError: The configuration has a threshold and its rule none, or vice versa; or the policy has no identity.
     """
-
-    def __init__(
-        self, decoder: SpeculativeDecoder, task: GenerationLimits, policies: Mapping[str, StopPolicy] | None = None
-    ) -> None:
-        if decoder.sampling.processors:
-            raise UsageError(
-                f"sampling has {len(decoder.sampling.processors)} custom logits processors, which the result cache "
-                "cannot identify; calibrate without them"
-            )
-        self._decoder, self._task, self._policies = decoder, task, policies or {}
-        self._models = _models(decoder)
-
-    def of(self, configuration: Configuration, seed: int) -> CacheKey:
-        """Returns the key of a configuration under a seed.
-
-        Raises:
-            UsageError: The configuration has a threshold and its rule none, or vice versa.
-        """
-        rule, criterion, sampling = rule_named(configuration.rule), self._decoder.criterion, self._decoder.sampling
-        if rule.fuzzy != (configuration.threshold is not None):
-            raise UsageError(
-                f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, and the configuration's is "
-                f"{configuration.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
-            )
-        divergence = {"name": configuration.divergence, "on": criterion.on, "version": DIVERGENCE_VERSION}
-        if configuration.policy is not None:
-            divergence[_SCALED_BY] = configuration.policy
-        support = {"within_support": criterion.within_support}
-        return CacheKey(
-            rule=rule.name,
-            draft_length=configuration.draft_length if rule.drafts else None,
-            divergence=(divergence | support if rule.bounds_divergence else support) if rule.fuzzy else None,
-            models=self._models if rule.drafts else self._models | {"draft": None},
-            sampling=_sampling(sampling),
-            seed=None if sampling.greedy else seed,
-            max_new_tokens=self._task.max_new_tokens,
-            stop=sorted(set(self._task.stop)),
-            engine=self._engine | {"run_by": self._run_by if rule.drafts else self._run_by | {"draft": None}},
-            policy=_identity(self._policies.get(configuration.divergence)) if rule.fuzzy else None,
+    rule, sampling = rule_named(configuration.rule), decoding.sampling
+    if rule.fuzzy != (configuration.threshold is not None):
+        raise UsageError(
+            f"rule {rule.name!r} {'needs a' if rule.fuzzy else 'has no'} threshold, and the configuration's is "
+            f"{configuration.threshold}; {'give one' if rule.fuzzy else 'drop it'}"
         )
-
-    @cached_property
-    def _engine(self) -> dict[str, Any]:
-        versions = {
-            "fsd_decoding": ENGINE_VERSION,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-        # Graphs of PyTorch's own kernels give the same texts; compiled kernels round differently.
-        kernels = {"kernels": "compiled"} if self._decoder.compile is True else {}
-        return versions | {"device": self._decoder.device.type} | kernels
-
-    @cached_property
-    def _run_by(self) -> dict[str, str | None]:
-        return {role: runs.partition(":")[0] for role, runs in self._decoder.run_by.items()}
+    divergence = {"name": configuration.divergence, "on": decoding.on, "version": DIVERGENCE_VERSION}
+    if configuration.policy is not None:
+        divergence[_SCALED_BY] = configuration.policy
+    support = {"within_support": decoding.within_support}
+    return CacheKey(
+        rule=rule.name,
+        draft_length=configuration.draft_length if rule.drafts else None,
+        divergence=(divergence | support if rule.bounds_divergence else support) if rule.fuzzy else None,
+        models=models if rule.drafts else {**models, "draft": None},
+        sampling={name: getattr(sampling, name) for name in SETTINGS},
+        seed=None if sampling.greedy else seed,
+        max_new_tokens=limits.max_new_tokens,
+        stop=sorted(set(limits.stop)),
+        engine=engine,
+        policy=_identity(policy) if rule.fuzzy else None,
+    )
 
 
 def _identity(policy: StopPolicy | None) -> str | None:
@@ -187,26 +152,3 @@ def _identity(policy: StopPolicy | None) -> str | None:
             "calibrate without it"
         )
     return None if policy is None else policy.identity
-
-
-def _models(decoder: SpeculativeDecoder) -> dict[str, Any]:
-    """Returns the models' part of the key. A draft model that is not used still limits the vocabulary and the
-    context."""
-    models = [decoder.target] if isinstance(decoder.draft, DraftSource) else [decoder.target, decoder.draft]
-    return {
-        "target": _model(decoder.target),
-        "draft": repr(decoder.draft) if isinstance(decoder.draft, DraftSource) else _model(decoder.draft),
-        "tokenizer": tokenizer_fingerprint(decoder.tokenizer),
-        "eos": sorted(decoder.eos),
-        "vocabulary": min(vocabulary_size(model) for model in models),
-        "context": min((length for m in models if (length := context_length(m)) is not None), default=None),
-    }
-
-
-def _model(model: Any) -> dict[str, str]:
-    dtype = str(model.dtype).removeprefix("torch.")
-    return {"fingerprint": model_fingerprint(model), "dtype": dtype, "attention": attention_kind(model)}
-
-
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    return {name: getattr(sampling, name) for name in SETTINGS}

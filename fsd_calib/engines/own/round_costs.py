@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
 import torch
-from scipy.optimize import nnls
 
+from fsd_calib.engines.round_fit import fit
 from fsd_calib.progress import Progress, Silent
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -22,7 +21,6 @@ _ROUNDS = 200  # timed per draft length
 _FEWER, _SECONDS = 50, 15.0  # rounds that suffice after so many seconds
 _BATCHES = 100  # batches at most
 _RULE, _LOSSLESS = "fsd-coupled", -1.0  # accepts little, which gives many rounds and does not change their cost
-_LEAST = 1e-9  # seconds; the least cost of a verification
 
 
 @dataclass(frozen=True)
@@ -114,17 +112,3 @@ def _costs(clocks: Mapping[int, RoundClock], rows: int) -> Costs:
     drafting = {length: median(clock.drafting) for length, clock in clocks.items()}
     seconds = {length: median(clocks[length].seconds) for length in drafting}
     return Costs(fit(seconds, sum(drafting.values()) / sum(drafting)), rows)
-
-
-def fit(seconds: Mapping[int, float], draft_step: float) -> CostModel:
-    """Fits the line L (c + Δv) + (v + Δv) to the seconds of a round by draft length L, with relative errors.
-
-    Rounds determine the two sums; the clock of the draft phase splits them. On CUDA that clock measures launches, so
-    the split is rough there; the sums, which all speeds follow from, are not. No cost is negative.
-    """
-    lengths, taken = np.array(list(seconds), np.float64), np.array(list(seconds.values()))
-    rows = np.stack([lengths, np.ones_like(lengths)], 1) / taken[:, None]
-    token, constant = (float(x) for x in nnls(rows, np.ones_like(taken))[0])
-    constant = max(constant, _LEAST)
-    position = min(max(token - draft_step, 0.0), constant)
-    return CostModel(draft_step=token - position, verify=constant - position, position=position)

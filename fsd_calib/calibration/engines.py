@@ -1,0 +1,167 @@
+"""The engine of a calibration: our own, in this process and workers, or vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from fsd_calib.calibration.graphs import COMPILE
+from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
+from fsd_calib.engines.base import Engine, Limits
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.engines.own.source import source_of
+from fsd_calib.engines.workers import EngineWorkers
+from fsd_calib.tasks.base import Problem, Task
+from fsd_calib.vllm_plugin.engine_checks import RULES
+from fsd_decoding.config import DecodingConfig
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.loading import is_source, keywords_of
+from fsd_decoding.model_options import USUAL_LOADING
+from fsd_decoding.requests import requests_for
+from fsd_decoding.workers.model_workers import open_workers
+from fsd_decoding.workers.planning import Capacity
+from fsd_decoding.workers.sources import Sources
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What a calibration asks of its engine.
+
+    Attributes:
+        decoding: With the rule and the divergence that are searched first.
+        problems: All that may be decoded.
+        longest: Largest draft length.
+        serve_batch: Streams that are timed at once.
+        capacity: Of this machine for workers.
+    """
+
+    sources: Sources
+    decoding: DecodingConfig
+    config: RunConfig
+    task: Task
+    tokenizer: Any
+    problems: Sequence[Problem]
+    longest: int
+    serve_batch: int
+    capacity: Capacity
+
+
+@dataclass(frozen=True)
+class OpenEngines:
+    """Engines that are ready to decode, one for each draft.
+
+    Attributes:
+        devices: That the models of all processes are on.
+        on_cpu: Whether all of them are the CPU.
+    """
+
+    engines: Sequence[Engine]
+    workers: EngineWorkers | None
+    devices: int
+    on_cpu: bool
+
+
+def open_engines(request: EngineRequest) -> AbstractContextManager[OpenEngines]:
+    """Loads the engines that the run's settings name.
+
+    Raises:
+        UsageError: The models cannot be loaded, or the engine cannot do what is asked of it.
+    """
+    return _vllm(request) if request.config.engine == "vllm" else _own(request)
+
+
+@contextmanager
+def _own(request: EngineRequest) -> Iterator[OpenEngines]:
+    config, sources = request.config, request.sources
+    with open_workers(config.workers, config.ray, sources, request.capacity, config.reporter.note) as workers:
+        first, *others = sources.drafts
+        decoders = [_decoder(request, sources.target, first)]
+        decoders += [_decoder(request, decoders[0].target, other) for other in others]
+        over = None
+        if workers is not None:
+            over = EngineWorkers(workers, source_of(decoders[0], request.task, workers.sources))
+        devices = _devices(decoders)
+        yield OpenEngines(
+            [OwnEngine(decoder, request.task) for decoder in decoders], over,
+            max(len(devices), workers.gpus if workers else 0), {device.type for device in devices} == {"cpu"},
+        )  # fmt: skip
+
+
+def _decoder(request: EngineRequest, target: Any, draft: Any) -> SpeculativeDecoder:
+    config = request.config
+    return SpeculativeDecoder.from_pretrained(
+        target, draft, decoding=request.decoding, device=config.device, dtype=config.dtype,
+        tokenizer=request.tokenizer, compile=False if config.compile == "auto" else COMPILE[config.compile],
+        **keywords_of(config.loading, target, draft),
+    )  # fmt: skip
+
+
+def _devices(decoders: Sequence[SpeculativeDecoder]) -> set[torch.device]:
+    """The devices that the weights of this process are on."""
+    models = [model for decoder in decoders for model in (decoder.target, decoder.draft)]
+    return {weight.device for model in models if isinstance(model, Module) for weight in model.parameters()}
+
+
+def check_vllm(sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any]) -> None:
+    """Raises UsageError where vLLM cannot do what is asked of it; nothing was loaded."""
+    for reason in _obstacles(sources, decoding, config, policies):
+        raise UsageError(f"engine is 'vllm', {reason}")
+
+
+def _obstacles(sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any]) -> Iterator[str]:
+    for role, model in (("target", sources.target), *(("draft", draft) for draft in sources.drafts)):
+        if not is_source(model):
+            yield f"which loads models itself, and the {role} is a loaded {type(model).__name__}: give its path or id"
+    if len(sources.drafts) > 1:
+        yield f"which is loaded with one draft, and {len(sources.drafts)} are given: give one of them"
+    rules = [decoding.rule] if isinstance(decoding.rule, str) else decoding.rule
+    for rule in rules:
+        if rule not in RULES:
+            yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
+    if decoding.stop_policy is not None:
+        yield "which cannot end drafts by a predictor: leave it out"
+    if "per-prompt" in policies:
+        yield "which cannot follow policy 'per-prompt': give constant, schedule or entropy"
+    if config.timing == "careful":
+        yield "whose speeds are timed in this process: leave --timing careful out"
+    if config.compile not in ("auto", "off"):
+        yield "which compiles as --engine-args says: leave --compile out"
+    if config.device is not None:
+        yield "which takes the device that it was built for: leave --device out"
+    if config.workers not in (None, 1) or config.ray is not None:
+        yield (
+            "which decodes in this process, on as many GPUs as tensor_parallel_size in --engine-args says; leave "
+            "--workers and --ray out (several commands share a search by --storage and --cache)"
+        )
+    if config.loading != USUAL_LOADING:
+        yield 'which loads models as --engine-args says, such as {"quantization": …}: leave the options of loading out'
+
+
+@contextmanager
+def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
+    from fsd_calib.engines.vllm.arguments import EngineArguments
+    from fsd_calib.engines.vllm.loading import Room
+    from fsd_calib.engines.vllm.source import VllmEngineSource
+
+    config = request.config
+    (draft,) = request.sources.drafts
+    room = Room(max(config.batch_size or MOST_AT_ONCE, request.serve_batch), request.longest, _context(request))
+    source = VllmEngineSource(
+        str(request.sources.target), str(draft), config.dtype, request.decoding, Limits.of(request.task),
+        EngineArguments.of(config.engine_args or {}), room, request.task.name,
+    )  # fmt: skip
+    engine = source.noting(config.reporter.note)
+    yield OpenEngines([engine], None, engine.devices, engine.device == "cpu")
+
+
+def _context(request: EngineRequest) -> int:
+    """The most tokens that a prompt, its text and a draft may have together."""
+    prompts = [problem.prompt for problem in request.problems]
+    tokens = requests_for(request.tokenizer, None, len(request.tokenizer), prompts, None, -1.0, 1, 1)
+    return max(len(each.prompt) for each in tokens) + request.task.max_new_tokens + request.longest + 1

@@ -1,0 +1,227 @@
+"""The interface of an engine: it decodes prompts under any configuration, and says what its texts depend on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+from fsd_calib.engines.cache_key import CacheKey, GenerationLimits
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.progress import Progress
+from fsd_calib.tasks.base import Task
+from fsd_collectors.collection.hidden_states import Width
+from fsd_collectors.manifest import Manifest
+from fsd_collectors.replay.cost import CostModel
+from fsd_collectors.store.reading import Traces
+from fsd_decoding.config import DecodingConfig
+from fsd_decoding.engine.result import Result
+from fsd_decoding.errors import UsageError
+from fsd_decoding.graphs.callers import Compile
+from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.profile.parts import EngineInfo, ModelInfo
+from fsd_decoding.workers.model_workers import ModelWorkers
+
+
+class KeyedPrompt(NamedTuple):
+    """A prompt, and the id that its noise is derived from."""
+
+    id: int
+    prompt: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where texts end, apart from the task that says so. Implements `GenerationLimits`."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...]
+
+    @classmethod
+    def of(cls, limits: GenerationLimits) -> Self:
+        return cls(limits.max_new_tokens, tuple(limits.stop))
+
+
+@dataclass(frozen=True)
+class WantedTraces:
+    """Traces along the target to collect: of all problems of a task, in its order.
+
+    Attributes:
+        divergences: Columns.
+        batch_size: Problems at once.
+        hidden: Width of the draft's hidden state, as `collect_traces` takes it; None: without it.
+    """
+
+    task: Task
+    divergences: Sequence[str]
+    batch_size: int
+    hidden: Width | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The models that an engine runs, as profiles record them."""
+
+    target: ModelInfo
+    draft: ModelInfo
+    tokenizer: str  # its fingerprint
+
+
+def short_name(model: Any) -> str:
+    """Returns the architecture and size of a causal LM of transformers."""
+    parameters = model.num_parameters()
+    unit, size = ("B", 1e9) if parameters >= 1e9 else ("M", 1e6)
+    return f"{model.config.model_type} {parameters / size:.2g}{unit}"
+
+
+class DecodingRequest(NamedTuple):
+    """Prompts to decode under one configuration and seed, so many at a time."""
+
+    configuration: Configuration
+    seed: int
+    prompts: Sequence[KeyedPrompt]
+    batch_size: int
+
+
+OnFinish = Callable[[int, Result], None]
+"""Receives the index of a prompt and its result, once it is finished."""
+
+Begin = Callable[[int], bool]
+"""Says whether the prompt of this index is to be decoded; called just before it is begun."""
+
+
+class Engine(ABC):
+    """Decodes the prompts of one task with one target and one draft.
+
+    Attributes:
+        name: As `--engine` takes it and profiles record it.
+        decoding: Sampling, seed, and the logits that divergences are computed on. Configurations hold the rest.
+        limits: Where texts end.
+        tokenizer: The tokenizer of both models.
+    """
+
+    name: ClassVar[str]
+    decoding: DecodingConfig
+    limits: GenerationLimits
+    tokenizer: Any
+
+    @abstractmethod
+    def decode(
+        self, request: DecodingRequest, on_finish: OnFinish | None = None, begin: Begin | None = None
+    ) -> list[Result]:
+        """Returns the results of the prompts that are begun, in their order, by default all.
+
+        A text at T is the same at every T of its result's `interval`, where the engine can tell; else the interval
+        holds T alone.
+
+        Raises:
+            UsageError: The configuration is none that this engine can run.
+            UnfinishedError: Some prompts failed; the others' results are attached.
+        """
+
+    def emitted(self, request: DecodingRequest) -> int:
+        """Decodes the prompts and returns the number of tokens they took, for timing."""
+        return sum(result.emitted for result in self.decode(request))
+
+    @abstractmethod
+    def key(self, configuration: Configuration, seed: int) -> CacheKey:
+        """Returns the key of the texts of a configuration under a seed.
+
+        Raises:
+            UsageError: The configuration has a threshold and its rule none, or vice versa.
+        """
+
+    @abstractmethod
+    def costs(self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress) -> CostModel:
+        """Measures what a round costs, in seconds, with `batch_size` rows."""
+
+    @abstractmethod
+    def manifest(self, wanted: WantedTraces) -> Manifest:
+        """Returns the manifest that such traces have."""
+
+    @abstractmethod
+    def collect(
+        self, wanted: WantedTraces, folder: Path, progress: Progress, workers: ModelWorkers | None = None
+    ) -> Traces:
+        """Collects traces into a folder, or continues what was begun there.
+
+        Args:
+            workers: Processes that may collect too.
+        """
+
+    @property
+    @abstractmethod
+    def pair(self) -> Pair:
+        """The models."""
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The engine as profiles record it; None: our own."""
+        return None
+
+    @property
+    @abstractmethod
+    def short_names(self) -> tuple[str, str]:
+        """Architecture and size of target and draft, for the names of studies."""
+
+    @property
+    @abstractmethod
+    def family(self) -> str:
+        """The fingerprint of the target by which the ledger counts attempts, whatever decodes it."""
+
+    @property
+    @abstractmethod
+    def rule(self) -> str:
+        """The rule that thresholds are searched for first."""
+
+    @property
+    @abstractmethod
+    def divergence(self) -> str:
+        """The divergence of configurations whose rule has none."""
+
+    @property
+    def longest_draft(self) -> int | None:
+        """The largest draft length; None: any."""
+        return None
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """The device that the target is on, as torch names it."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> str:
+        """The dtype of the target, as torch names it."""
+
+    @property
+    def compile(self) -> Compile:
+        """How rounds are called; False where the engine calls them in its own way."""
+        return False
+
+    def call_rounds(self, compile: Compile) -> None:
+        """Calls rounds this way from now on.
+
+        Raises:
+            UsageError: The engine has a way of its own.
+        """
+        if compile is not False:
+            raise UsageError(f"engine {self.name!r} calls its rounds in its own way; leave --compile out")
+
+    def stopping_early(self, policies: Mapping[str, StopPolicy]) -> Engine:
+        """Returns an engine with the same models whose fuzzy rules stop drafting by these policies, by divergence.
+
+        Raises:
+            UsageError: The engine has no place for them.
+        """
+        raise UsageError(f"engine {self.name!r} cannot end drafts by a predictor; leave --predictor out")
+
+
+class EngineSource(Protocol):
+    """What another process makes an equal engine of. It is pickled."""
+
+    def engine(self, draft: str | None) -> Engine:
+        """Returns the engine with the draft of this name, made at the first call; None: there is only one draft."""
+        ...

@@ -1,0 +1,1 @@
+"""Our own engine, `fsd_decoding`, in this process and in workers."""

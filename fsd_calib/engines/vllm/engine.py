@@ -1,0 +1,265 @@
+"""vLLM as an engine of calibrations: loaded once for all settings, which the plugin changes between calls."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fsd_calib.engines.base import Begin, DecodingRequest, Engine, KeyedPrompt, OnFinish, Pair, WantedTraces
+from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_calib.engines.vllm.checkpoint import Checkpoints
+from fsd_calib.engines.vllm.loading import Room, load, versions
+from fsd_calib.engines.vllm.requests import Finished, Requests
+from fsd_calib.engines.vllm.step_costs import measure_costs
+from fsd_calib.engines.vllm.traces import Traced, collect, manifest_of
+from fsd_calib.progress import Progress
+from fsd_calib.vllm_plugin.measured_setting import MeasuredSetting
+from fsd_collectors.manifest import Manifest
+from fsd_collectors.replay.cost import CostModel
+from fsd_collectors.store.reading import Traces
+from fsd_decoding.acceptance.rules import rule_named
+from fsd_decoding.config import DecodingConfig
+from fsd_decoding.engine.engine import FinishReason
+from fsd_decoding.engine.result import Result
+from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
+from fsd_decoding.requests import requests_for
+from fsd_decoding.workers.model_workers import ModelWorkers
+
+PLUGIN_VERSION = 1  # raised when the plugin's texts or counts change
+
+_RULES = ("target", "sd", "coupled", "fsd-sd", "fsd-coupled")
+_CHECKED, _FEW = 12, 3  # prompts that are decoded all at once and so many at a time, to see whether batches matter
+
+
+class VllmEngine(Engine):
+    """Decodes in vLLM, in this process.
+
+    An engine that was loaded for L drafted tokens drafts fewer, or none, where a configuration says so. `sd` and
+    `coupled` are vLLM's own exact rule. The step that reads a prompt emits a token, but is no round.
+
+    Args:
+        checkpoints: The models.
+        decoding: Sampling and seed.
+        limits: Where texts end.
+        arguments: Of the engine, as the user gave them.
+        room: What the engine has room for.
+        task: The task's name, for messages.
+        note: Receives a line where results cannot be reused for other thresholds.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self, checkpoints: Checkpoints, decoding: DecodingConfig, limits: GenerationLimits, arguments: EngineArguments,
+        room: Room, task: str, note: Callable[[str], None] = lambda line: None,
+    ) -> None:  # fmt: skip
+        self.decoding, self.limits, self.tokenizer = decoding, limits, checkpoints.tokenizer
+        self._checkpoints, self._arguments, self._room = checkpoints, arguments, room
+        self._task, self._note = task, note
+        self._setting: MeasuredSetting | None = None
+        self._intervals_hold: bool | None = None  # None: not checked yet
+
+    def decode(
+        self, request: DecodingRequest, on_finish: OnFinish | None = None, begin: Begin | None = None
+    ) -> list[Result]:
+        """See `Engine.decode`."""
+        configuration = request.configuration
+        self.follow(self._setting_of(configuration))
+        if self._intervals_hold is None and configuration.threshold is not None:
+            self._intervals_hold = self._check_intervals(request.prompts, request.seed)
+        results: dict[int, Result] = {}
+        for done in self._requests(request.prompts, request.seed, request.batch_size).results(begin):
+            results[done.place] = self._result(done, configuration)
+            if on_finish is not None:
+                on_finish(done.place, results[done.place])
+        return [results[index] for index in sorted(results)]
+
+    def key(self, configuration: Configuration, seed: int) -> CacheKey:
+        checkpoints, pair = self._checkpoints, self.pair
+        models = {
+            "target": _keyed(pair.target), "draft": _keyed(pair.draft), "tokenizer": pair.tokenizer,
+            "vocabulary": checkpoints.vocabulary, "context": checkpoints.context,
+        }  # fmt: skip
+        engine = {
+            **self._versions, "fsd_plugin": PLUGIN_VERSION, "device": self.device, "args": self._arguments.decisive,
+        }  # fmt: skip
+        return key_of(configuration, seed, self.decoding, self.limits, models=models, engine=engine)
+
+    def costs(self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress) -> CostModel:
+        def requests(length: int) -> Requests:
+            self.follow(self._exact(length))
+            return self._requests(prompts, self.decoding.seed, batch_size)
+
+        return measure_costs(requests, len(prompts), self._room.longest, progress)
+
+    def manifest(self, wanted: WantedTraces) -> Manifest:
+        return manifest_of(wanted, self, self._versions["vllm"])
+
+    def collect(
+        self, wanted: WantedTraces, folder: Path, progress: Progress, workers: ModelWorkers | None = None
+    ) -> Traces:
+        def trace(prompts: Sequence[KeyedPrompt]) -> list[Traced]:
+            self.follow(self._exact(1).model_copy(update={"traced": tuple(wanted.divergences)}))
+            done = sorted(self._requests(prompts, self.decoding.seed, wanted.batch_size).results(), key=_index)
+            return [Traced(self._result(one, Configuration("target", self.divergence, 1)), one.facts) for one in done]
+
+        return collect(wanted, self.manifest(wanted), trace, folder, progress)
+
+    def follow(self, setting: MeasuredSetting) -> None:
+        """Lets the engine decode under another setting from now on."""
+        if setting != self._setting:
+            self._llm.llm_engine.collective_rpc("fsd_follow", args=(setting.model_dump_json(),))
+            self._setting = setting
+
+    @property
+    def pair(self) -> Pair:
+        pair, quantized = self._checkpoints.pair, self._arguments.values.get("quantization")
+        if quantized is None:
+            return pair
+        return Pair(pair.target.model_copy(update={"quantization": str(quantized)}), pair.draft, pair.tokenizer)
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo(name=self.name, version=self._versions["vllm"], arguments=self._arguments.decisive)
+
+    @property
+    def short_names(self) -> tuple[str, str]:
+        return self._checkpoints.short_names
+
+    @property
+    def family(self) -> str:
+        return self._checkpoints.family
+
+    @property
+    def rule(self) -> str:
+        return str(self.decoding.rule)
+
+    @property
+    def divergence(self) -> str:
+        return str(self.decoding.divergence)
+
+    @property
+    def longest_draft(self) -> int:
+        return self._room.longest
+
+    @property
+    def devices(self) -> int:
+        """How many devices it is spread over."""
+        return int(self._llm.llm_engine.vllm_config.parallel_config.world_size)
+
+    @property
+    def device(self) -> str:
+        return str(self._llm.llm_engine.vllm_config.device_config.device_type)
+
+    @property
+    def dtype(self) -> str:
+        return self._checkpoints.pair.target.dtype
+
+    @cached_property
+    def _llm(self) -> Any:
+        return load(self._checkpoints.pair, self.dtype, self._arguments, self._exact(self._room.longest), self._room)
+
+    @cached_property
+    def _versions(self) -> dict[str, str]:
+        return versions()
+
+    def _exact(self, draft_length: int) -> MeasuredSetting:
+        return MeasuredSetting(
+            task=self._task, divergence=self.divergence, draft_length=draft_length,
+            sampling=SamplingInfo.model_validate(self.decoding.sampling, from_attributes=True),
+        )  # fmt: skip
+
+    def _setting_of(self, configuration: Configuration) -> MeasuredSetting:
+        if configuration.rule not in _RULES:
+            raise UsageError(f"rule is {configuration.rule!r}; engine 'vllm' can follow {', '.join(_RULES)}")
+        rule, longest = rule_named(configuration.rule), self._room.longest
+        if not rule.drafts:
+            return self._exact(0)
+        if configuration.draft_length > longest:
+            raise UsageError(f"draft_length is {configuration.draft_length}; the engine was loaded for {longest}")
+        return self._exact(configuration.draft_length).model_copy(
+            update={
+                "divergence": configuration.divergence,
+                "threshold": configuration.threshold,
+                "policy": configuration.info,
+            }
+        )
+
+    def _requests(self, prompts: Sequence[KeyedPrompt], seed: int, rows: int) -> Requests:
+        """The prompts as requests, so many at a time."""
+        checkpoints = self._checkpoints
+        requests = requests_for(
+            self.tokenizer, checkpoints.context, checkpoints.vocabulary, [prompt.prompt for prompt in prompts],
+            [prompt.id for prompt in prompts], -1.0, self._room.longest, self.limits.max_new_tokens,
+        )  # fmt: skip
+        parameters = [self._parameters(seed, request.key, request.max_new_tokens) for request in requests]
+        return Requests(self._llm, requests, parameters, min(rows, self._room.rows))
+
+    def _parameters(self, seed: int, key: int, limit: int) -> Any:
+        from vllm.sampling_params import SamplingParams
+
+        sampling = self.decoding.sampling
+        drawn = {} if sampling.greedy else {"seed": _request_seed(seed, key)}
+        return SamplingParams(
+            temperature=sampling.temperature, top_k=sampling.top_k or 0, top_p=sampling.top_p or 1.0,
+            max_tokens=limit, stop=list(self.limits.stop), **drawn,
+        )  # fmt: skip
+
+    def _result(self, done: Finished, configuration: Configuration) -> Result:
+        facts, output = done.facts, done.output
+        stopped: FinishReason = "stop" if isinstance(output.stop_reason, str) else "eos"
+        reason: FinishReason = "length" if output.finish_reason == "length" else stopped
+        tokens = facts["tokens"][:-1] if reason == "eos" else facts["tokens"]
+        counts = (facts["rounds"], facts["drafted"], facts["accepted"], facts["bonus"])
+        return Result(output.text, tokens, *counts, self._interval(facts, configuration), reason)
+
+    def _interval(self, facts: dict[str, Any], configuration: Configuration) -> tuple[float, float]:
+        threshold = configuration.threshold
+        if threshold is None:
+            return -math.inf, math.inf
+        if self._intervals_hold and configuration.policy is None:
+            return facts["lo"], facts["hi"]
+        return threshold, threshold  # holds no threshold: the text is reused at its own alone
+
+    def _check_intervals(self, prompts: Sequence[KeyedPrompt], seed: int) -> bool | None:
+        """Whether texts at a threshold are texts at every threshold of their intervals; None: too few prompts to tell.
+
+        That takes greedy decoding, and texts that do not depend on what else is in the batch: some prompts are decoded
+        all at once and a few at a time.
+        """
+        if not self.decoding.sampling.greedy:
+            return False
+        if len(prompts) < _CHECKED:
+            return None
+        found: list[dict[int, Any]] = []
+        for rows in (_CHECKED, _FEW):
+            done = self._requests(prompts[:_CHECKED], seed, rows).results()
+            found.append({one.place: (one.facts["tokens"], one.facts["rounds"]) for one in done})
+        changed = sum(found[0][index] != found[1][index] for index in found[0])
+        if changed:
+            self._note(
+                f"vLLM's texts depend on their batch ({changed} of {len(found[0])} changed), so a text is reused for "
+                "its own threshold only, and the search decodes more"
+            )
+        return not changed
+
+
+def _index(done: Finished) -> int:
+    return done.place
+
+
+def _keyed(info: ModelInfo) -> dict[str, str | None]:
+    return {"fingerprint": info.fingerprint, "dtype": info.dtype, "quantization": info.quantization}
+
+
+def _request_seed(seed: int, key: int) -> int:
+    """The seed of one request's noise, other ones for every seed of the calibration and every problem."""
+    digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1

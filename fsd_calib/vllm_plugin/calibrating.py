@@ -1,0 +1,149 @@
+"""A model runner that a calibration measures: one setting after another, without reloading, and what texts took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from fsd_calib.vllm_plugin.measured_setting import MeasuredSetting
+from fsd_calib.vllm_plugin.serving import Serving
+from fsd_calib.vllm_plugin.telemetry.steps import StepLog
+from fsd_calib.vllm_plugin.telemetry.texts import Round, ServedText, Texts
+from fsd_collectors.collection.measures import Measures
+from fsd_decoding.sampling import Sampling
+
+
+class CalibratingServing(Serving):
+    """Follows settings that arrive between steps, while no request runs.
+
+    A setting may draft fewer tokens than the engine was loaded for, or none: the target decodes alone then, and the
+    draft model is not even run. Caches of prefixes must be off, as they would miss what it skipped.
+
+    Args:
+        runner: as of `Serving`.
+        first: the setting until another one arrives.
+    """
+
+    def __init__(self, runner: Any, first: MeasuredSetting) -> None:
+        self._taken = TextLog(runner.vllm_config)
+        super().__init__(runner, first, self._taken)
+        self._setting = first
+        self._fits = runner._input_fits_in_drafter
+        runner._input_fits_in_drafter = self._input_fits_in_drafter
+
+    def follow(self, setting: MeasuredSetting) -> None:
+        """Measures another setting from now on."""
+        self._setting = setting
+        self._follow(setting)
+        self._taken.measure(setting.traced)
+
+    def take(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns what the texts of finished requests took, by the names that the front end gave these."""
+        return self._taken.take(ids)
+
+    def plan_drafts(self, scheduler_output: Any) -> None:
+        scheduler_output.num_spec_tokens_to_schedule = self._setting.draft_length
+
+    def scheduled(self, drafts: Any) -> Any:
+        if drafts is None or self._setting.draft_length:
+            return drafts
+        return type(drafts)(drafts.req_ids, [[] for _ in drafts.req_ids])
+
+    def _input_fits_in_drafter(self, *arguments: Any) -> bool:
+        return self._setting.draft_length > 0 and bool(self._fits(*arguments))
+
+    def _sample(self, original: Callable[[Any, Any], Any], logits: Any, metadata: Any) -> Any:
+        """vLLM's `_sample`; for traces along the target only the first token of a step stays, so that every token of
+        the text is drafted for."""
+
+        def sample(logits: Any, metadata: Any) -> Any:
+            output = original(logits, metadata)
+            if self._setting.traced:
+                output.sampled_token_ids[:, 1:] = -1
+            return output
+
+        return super()._sample(sample, logits, metadata)
+
+
+class TextLog:
+    """Keeps the texts of finished requests until a calibration takes them. Implements `StepTelemetry`."""
+
+    def __init__(self, config: Any) -> None:
+        parallel = config.parallel_config
+        self.listens = parallel.rank % parallel.tensor_parallel_size == 0
+        self.measures: Measures | None = None
+        self._finished: list[ServedText] = []
+        self._texts = Texts([self], cached_tokenizer_from_config(config.model_config))
+        self.log = StepLog([self._texts] if self.listens else [])
+
+    def measure(self, divergences: Sequence[str]) -> None:
+        """Computes columns of traces with these divergences from now on; none: it computes no columns."""
+        self.measures = Measures(divergences, "raw", Sampling()) if divergences else None
+
+    def finished(self, text: ServedText) -> None:
+        self._finished.append(text)
+
+    def take(self, ids: Iterable[str]) -> list[dict[str, Any]]:
+        """See `CalibratingServing.take`. Where steps are not listened to, there are none."""
+        self.log.flush()
+        internal = {_given(name): name for name in self._texts.running}
+        taken = []
+        for name in ids:
+            if name in internal:
+                self._texts.finish([internal[name]])
+                taken.append({"id": name, **_facts_of(self._finished.pop(), self.measures)})
+        self._finished.clear()  # what was aborted, which nobody asks for
+        return taken
+
+    def close(self) -> None:
+        self.log.flush()
+
+
+def _given(internal: str) -> str:
+    """The id that a front end gave a request, to which vLLM adds random characters."""
+    return internal.rpartition("-")[0]
+
+
+def _facts_of(text: ServedText, measures: Measures | None) -> dict[str, Any]:
+    """What a text took, of plain values, as they travel between processes.
+
+    The step that reads the prompt emits a token, too, but is no round, unless the text has no other.
+    """
+    lo, hi = interval_of(text)
+    facts = {
+        "tokens": list(map(int, text.tokens)), "reason": text.reason,
+        "rounds": max(1, sum(each.begin > 0 for each in text.emissions)),
+        "drafted": sum(each.drafted for each in text.emissions), "accepted": text.accepted,
+        "bonus": sum(_has_bonus(text, each) for each in text.rounds), "lo": lo, "hi": hi, "whole": text.whole,
+    }  # fmt: skip
+    if measures is None:
+        return facts
+    begins = [each.begin for each in text.rounds]
+    columns = [each.facts[3:, 0].tolist() for each in text.rounds]
+    return facts | {"prompt": list(map(int, text.request.prompt)), "begins": begins, "columns": columns}
+
+
+def _has_bonus(text: ServedText, round: Round) -> bool:
+    """Whether the target added a token to a draft that was accepted whole."""
+    return round.accepted == round.facts.shape[1] and round.begin + round.accepted < len(text.tokens)
+
+
+def interval_of(text: ServedText) -> tuple[float, float]:
+    """Returns lo and hi: greedy decoding at any constant T in [lo, hi) gives the same text in the same rounds.
+
+    Of the tokens that are not the target's argmax and whose acceptance decided the text, lo is the largest D that was
+    accepted, hi the smallest that was rejected.
+    """
+    lo, hi = -math.inf, math.inf
+    for each in text.rounds:
+        n = min(each.accepted + 1, each.facts.shape[1], len(text.tokens) - each.begin)
+        divergences, _, most_likely = each.facts[:3, :n]
+        by_divergence = most_likely == 0
+        kept = np.arange(n) < each.accepted
+        lo = max(lo, divergences[by_divergence & kept].max(initial=-math.inf))
+        hi = min(hi, divergences[by_divergence & ~kept].min(initial=math.inf))
+    return float(lo), float(hi)

@@ -1,0 +1,77 @@
+"""What of vLLM's engine a user may set, and what a calibration with it refuses before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsd_calib import calibrate
+from fsd_calib.engines.vllm.arguments import EngineArguments
+from fsd_data import pair_paths
+from fsd_decoding.errors import UsageError
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
+
+PAIR = tuple(map(str, pair_paths()))
+
+
+@pytest.mark.parametrize(
+    ("given", "way_out"),
+    [
+        ({"model": "x"}, "give it as --target"),
+        ({"speculative_config": {}}, "--draft and its lengths as --draft-length"),
+        ({"data_parallel_size": 2}, "several commands share a search by --storage"),
+        ({"enable_prefix_caching": True}, "prompts that the draft has not read"),
+    ],
+)
+def test_arguments_that_the_calibration_sets_are_refused(given: dict[str, Any], way_out: str) -> None:
+    with pytest.raises(UsageError, match=rf"engine_args sets '{next(iter(given))}', .*{way_out}"):
+        EngineArguments.of(given)
+
+
+def test_arguments_are_json() -> None:
+    with pytest.raises(UsageError, match=r"engine_args is .*; it must be a JSON object"):
+        EngineArguments.of({"hf_overrides": print})
+
+
+def test_texts_depend_on_all_arguments_but_those_of_room() -> None:
+    given = {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.8, "quantization": "fp8"}
+    arguments = EngineArguments.of(given)
+    assert arguments.values == given
+    assert arguments.decisive == {"tensor_parallel_size": 2, "quantization": "fp8"}
+    assert arguments == EngineArguments.of(dict(reversed(given.items())))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"draft": [*PAIR[1:], PAIR[0]]}, "loaded with one draft, and 2 are given"),
+        ({"predictor": "auto"}, "cannot end drafts by a predictor"),
+        ({"threshold_policy": "per-prompt"}, "cannot follow policy 'per-prompt'"),
+        ({"rule": "fsd"}, "can follow fsd-sd and fsd-coupled, and the rule is 'fsd'"),
+        ({"timing": "careful"}, "leave --timing careful out"),
+        ({"compile": "capture"}, "leave --compile out"),
+        ({"device": "cpu"}, "leave --device out"),
+        ({"workers": 2}, "tensor_parallel_size"),
+        ({"model_kwargs": {"quantization": "torchao-int8wo"}}, "leave the options of loading out"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_first(given: dict[str, Any], reason: str) -> None:
+    target, draft = PAIR
+    with pytest.raises(UsageError, match=rf"engine is 'vllm', .*{reason}"):
+        calibrate("arithmetic", target, given.pop("draft", draft), min_acc=0.9, engine="vllm", **given)
+
+
+def test_loaded_models_are_refused() -> None:
+    target, draft = related(seed=1, spread=0.05)
+    with pytest.raises(UsageError, match="the target is a loaded LlamaForCausalLM: give its path or id"):
+        calibrate(tiny_calibration.task(40), target, draft, tokenizer=word_tokenizer(), min_acc=0.9, engine="vllm")
+
+
+def test_other_engines_and_arguments_without_vllm_are_refused() -> None:
+    with pytest.raises(UsageError, match="engine is 'sglang'; it must be one of fsd-calib, vllm"):
+        calibrate("arithmetic", *PAIR, min_acc=0.9, engine="sglang")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="engine_args are for engine 'vllm', and engine is 'fsd-calib'"):
+        calibrate("arithmetic", *PAIR, min_acc=0.9, engine_args={"tensor_parallel_size": 2})

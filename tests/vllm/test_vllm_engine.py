@@ -1,0 +1,26 @@
+"""vLLM passes what calibrations rely on, on the bundled pair in float32."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.engines import EngineConformance
+from fsd_calib.engines.vllm.engine import VllmEngine
+from fsd_calib.tasks.base import Task
+from support.vllm_engine import arithmetic, engine_source
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return arithmetic(20)
+
+
+@pytest.fixture(scope="module")
+def engine(task: Task) -> VllmEngine:
+    return engine_source(task).engine(None)
+
+
+class TestVllmEngine(EngineConformance):
+    """The prompt's own step emits the first token, for which nothing is drafted."""
+
+    tokens_before_drafts = 1
