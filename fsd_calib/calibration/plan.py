@@ -154,13 +154,14 @@ def make_plan(
 
 
 def planned_steps(
-    paces: Paces, *, tuning: int, lossless: int, searched: int, certification: int, likely: int, candidates: int,
-    timed: int, timed_seconds: float, graphs: float = 0.0,
+    paces: Paces, *, few_rows: float = 1.0, tuning: int, lossless: int, searched: int, certification: int, likely: int,
+    candidates: int, timed: int, timed_seconds: float, graphs: float = 0.0,
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     """Returns the steps of a calibration.
 
     Args:
         paces: seconds of decodings.
+        few_rows: how many times as long a decoding of the search takes.
         tuning, certification: problems of each part; the target decodes all of them.
         lossless: tuning problems that the lossless rule decodes.
         searched: decodings that the search is expected to take.
@@ -175,7 +176,7 @@ def planned_steps(
     return (
         *made,
         PlannedStep("baseline", tuning + lossless, baseline),
-        PlannedStep("search", searched, paces.fuzzy),
+        PlannedStep("search", searched, few_rows * paces.fuzzy),
         PlannedStep("certification", (1 + likely) * certification, each, (1 + candidates) * certification),
         PlannedStep("timing", timed, timed_seconds),
     )

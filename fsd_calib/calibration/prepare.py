@@ -41,6 +41,7 @@ _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
 _PASSES = 3  # over the tuning part, of a search
+_FEW_ROWS = 1.8  # times as long a decoding takes in a search: what is not reused fills few rows (measured: 1.3 to 2.2)
 _CANDIDATES = 6  # frozen at most
 _LIKELY = 1  # of them, the median in benchmarks/results/regret.json; a front's points are all tested
 _LOSSLESS = "coupled"  # gives the target's own text under any sampling, except for rounding
@@ -133,8 +134,11 @@ def prepare(
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)
     graphs = pace.capture * _shapes(space, config)
-    efforts = _efforts(session, _paces(pace, served), goal.pareto, *timer.effort(served), graphs)
-    plan = make_plan(claim_of(goal, session.holdout.problems), pilot, session.holdout.problems, level, efforts)
+    efforts = partial(_efforts, session, _paces(pace, served), goal.pareto, graphs=graphs)
+    timer = timer.within(served, sum(step.seconds for step in efforts()))
+    plan = make_plan(
+        claim_of(goal, session.holdout.problems), pilot, session.holdout.problems, level, efforts(*timer.effort(served))
+    )
     info = early.info if early else None
     return Prepared(session, goal, space, facts, forecast, sds, timer, plan, config, info, fixed)
 
@@ -274,7 +278,8 @@ def _efforts(
 ) -> tuple[PlannedStep, ...]:  # fmt: skip
     seeds, problems = session.decode.seeds, len(session.tuning.problems)
     return planned_steps(
-        paces, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems), searched=_PASSES * seeds * problems,
+        paces, few_rows=_FEW_ROWS, tuning=seeds * problems, lossless=seeds * min(COMPARED, problems),
+        searched=_PASSES * seeds * problems,
         certification=seeds * session.holdout.problems, likely=_CANDIDATES if front else _LIKELY,
         candidates=_CANDIDATES, timed=timed, timed_seconds=timed_seconds, graphs=graphs,
     )  # fmt: skip

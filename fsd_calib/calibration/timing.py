@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,6 +37,8 @@ _PROCESSES = 5  # fresh ones: at 95 % Student's t then reaches 2.8 standard erro
 _SINGLE = 26  # problems at most, with one stream, beside the streams that are served
 _COUNTED = 300  # tuning problems at least, whose rounds make a forecast where nothing is timed
 _WAYS = 12  # decodings of a problem: three repeats of four configurations; choosing the fastest comes on top
+_SHARE_OF_REST, _ALWAYS = 1 / 3, 45.0  # timing may take so much of the time of all other steps, or so many seconds
+_ENOUGH = 20  # problems per stream that are timed even where that takes longer, if there are as many
 _FEWEST_TO_CHOOSE = 12  # problems per stream, for choosing among settings of about the same speed
 
 
@@ -99,6 +101,7 @@ class Timer:
     Attributes:
         forecast: converts counted rounds into tokens/s.
         early_stop: the folder of the predictor that ends drafts early, and the costs it weighs.
+        most: problems to time at most, with as many streams as are served; None: as many as there are problems for.
     """
 
     session: Session
@@ -106,6 +109,23 @@ class Timer:
     request: TimingRequest
     forecast: Forecast
     early_stop: tuple[Path, EarlyStopInfo] | None = None
+    most: int | None = None
+
+    def within(self, paces: Paces, rest: float) -> Timer:
+        """Returns a timer whose problems are fewer where timing would take long beside the other steps.
+
+        Timing careful is asked for, and takes its time.
+
+        Args:
+            paces: as of `effort`.
+            rest: seconds that all other steps are expected to take.
+        """
+        decodings, each = self.effort(paces)
+        allowed, planned = max(_SHARE_OF_REST * rest, _ALWAYS), decodings * each
+        if self.request.way == "careful" or planned <= allowed:
+            return self
+        streams = self.goal.serve_batch
+        return replace(self, most=max(int(self._count(streams) * allowed / planned), _ENOUGH * streams))
 
     def time(self, configurations: Sequence[Configuration], opened: HoldoutAttempt | None = None) -> Timed:
         """Times configurations with as many streams as are served.
@@ -186,7 +206,8 @@ class Timer:
         return min(self._count(1), _SINGLE)
 
     def _count(self, streams: int) -> int:
-        return problems_to_time(problems_of(self.session), streams)
+        count = problems_to_time(problems_of(self.session), streams)
+        return count if self.most is None else min(count, self.most)
 
     def _problems(self, streams: int, opened: HoldoutAttempt | None) -> tuple[Part, Sequence[Problem]]:
         """Of the certification part, or of the tuning part where the other is not opened or has too few."""

@@ -198,6 +198,32 @@ def test_what_is_not_timed_is_forecast_by_its_rounds(
     assert timed_pieces == []
 
 
+@pytest.mark.parametrize(
+    ("seconds", "rest", "timed"),
+    [
+        (0.1, 0.0, 28),  # 34 s are always allowed
+        (1.0, 0.0, 20),  # 20 are enough, and timed however long it takes
+        (1.0, 900.0, 25),  # a third of the rest
+        (1.0, 3000.0, 28),
+    ],
+)
+def test_fewer_problems_are_timed_where_that_takes_long_beside_the_rest(
+    models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]], seconds: float, rest: float, timed: int
+) -> None:
+    paces = Paces(seconds, seconds, seconds)
+    with timer(models, tiny_calibration.task(600)) as made:
+        shorter = made.within(paces, rest)
+        assert shorter.effort(paces)[0] == 12 * timed
+        assert len(set.union(*_timed_by(shorter, timed_pieces))) == timed
+        careful = replace(made, request=replace(made.request, way="careful"))
+        assert careful.within(paces, rest) is careful
+
+
+def _timed_by(made: Timer, timed_pieces: list[tuple[int, set[int]]]) -> list[set[int]]:
+    made.time(settings(made.session))
+    return [piece for _, piece in timed_pieces]
+
+
 @pytest.mark.slow
 def test_what_is_expected_is_what_is_decoded(
     models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]]
