@@ -1,4 +1,4 @@
-"""Calibrating with vLLM as the engine: `python benchmarks/vllm_calibration.py`; takes about 25 minutes.
+"""Calibrating with vLLM as the engine: `python benchmarks/vllm_calibration.py`; not run as a whole yet.
 
 It runs in the environment that has vLLM (`sh install.sh vllm`), on all cores, greedily in fp32. The command
 `fsd-calibrate --task arithmetic --min-acc 0.98` runs with either engine and empty folders; both engines decode the same
@@ -28,7 +28,7 @@ _ERRORS = 3.0  # standard errors by which retention of the two engines may diffe
 
 
 def claims(rows: list[dict[str, Any]], calibrations: list[dict[str, Any]], retention: Retention | None) -> list[Claim]:
-    """What the issue of engines asks for."""
+    """Returns what is claimed of calibrating with vLLM, with what was measured."""
     by_engine = {one["engine"]: one for one in calibrations}
     certified = float(by_engine["vllm"]["outcome"] == "certified")
     found = [Claim.at_least("vLLM's calibration certifies (1: yes)", 1, certified)]

@@ -137,7 +137,7 @@ def _obstacles(sources: Sources, decoding: DecodingConfig, config: RunConfig, po
     if config.workers not in (None, 1) or config.ray is not None:
         yield (
             "which decodes in this process, on as many GPUs as tensor_parallel_size in --engine-args says; leave "
-            "--workers and --ray out (several commands share a search by --storage and --cache)"
+            "--workers and --ray out"
         )
     if config.loading != USUAL_LOADING:
         yield 'which loads models as --engine-args says, such as {"quantization": …}: leave the options of loading out'

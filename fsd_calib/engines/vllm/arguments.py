@@ -19,7 +19,7 @@ _OURS = {
     "enable_prefix_caching": "it would keep prompts that the draft has not read, where the target decodes alone",
     "data_parallel_size": "a command runs one replica; several commands share a search by --storage and --cache",
     "worker_cls": "the plugin chooses it",
-    "distributed_executor_backend": "the calibration chooses it",
+    "distributed_executor_backend": "no calibration has been tested with another than vLLM chooses",
 }
 _NO_TEXTS = ("gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "max_model_len", "disable_log_stats")
 # which texts do not depend on: room, and what is printed
