@@ -145,13 +145,13 @@ def test_the_limit_of_a_control_group_counts(files: dict[str, str], left: int | 
 
 @pytest.mark.slow
 def test_a_whole_decoding_takes_about_what_is_estimated() -> None:
-    """Growth of the resident memory of a process of its own; other allocations are small beside 400 MB of KV caches.
+    """The most memory that a process of its own held at once: what is left after a round depends on the allocator.
 
-    Not exact by nature: the interval is wide, and a factor of two either way would be noticed.
+    Not exact by nature: the interval is wide, and a half more or less would be noticed.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:  # this one has freed memory to reuse
         estimate, growth = fresh.submit(estimate_and_growth).result()
-    assert 0.5 * estimate < growth < 1.5 * estimate
+    assert 0.65 * estimate < growth < 1.35 * estimate
 
 
 def estimate_and_growth() -> tuple[int, int]:
@@ -162,15 +162,9 @@ def estimate_and_growth() -> tuple[int, int]:
     requests = decoder.requests([[1] * 600] * 96, 40)
     size = ModelSize.of(model, None)
     estimate = need(size, [size], Work(646, 600, 5, True), 96, "cpu").total
-    before = resident()
+    before = memory._fields(Path("/proc/self/status"))["VmRSS:"]
     rounds: Any = decoder.engine(decoder.settings(), requests, 96).rounds(requests)
     next(rounds)
-    peak = resident()
+    most = memory._fields(Path("/proc/self/status"))["VmHWM:"]
     rounds.close()
-    return estimate, peak - before
-
-
-def resident() -> int:
-    """Bytes of resident memory."""
-    fields: dict[str, Any] = memory._fields(Path("/proc/self/status"))
-    return int(fields["VmRSS:"]) * 1024
+    return estimate, (most - before) * 1024
