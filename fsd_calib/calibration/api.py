@@ -20,6 +20,7 @@ from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeyword
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.certification.attempt_ledger import attempt_level
+from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.engines.base import Engine
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
@@ -106,6 +107,7 @@ class Calibration:
         task, target, draft, goal, decoding, tokenizer: see `calibrate`.
         config: how the calibration is run.
         fixed: the one setting to certify, found elsewhere; `decoding` has no other. None: it is searched for.
+        sequence: engines that certify it in turn, of which this is one; None: this one alone does.
 
     Raises:
         UsageError: the configuration cannot be searched, or contradicts itself.
@@ -119,6 +121,7 @@ class Calibration:
     config: RunConfig = field(default_factory=RunConfig)
     tokenizer: Any = None
     fixed: Configuration | None = None
+    sequence: EngineSequence | None = None
 
     def __post_init__(self) -> None:
         check_policies(self._policies)
@@ -202,13 +205,13 @@ class Calibration:
             drafts = _named(opened.engines)
             space = replace(self._space, drafts=tuple(drafts) or (None,))
             engine = next(iter(drafts.values()), opened.engines[0])
-            with open_session(engine, task, config, drafts, parts, opened.workers) as session:
+            with open_session(engine, task, config, drafts, parts, opened.workers, self.sequence) as session:
                 ready = prepare(
                     session, self.goal, space, self._policies, self._predictor, config, self._timing, self.fixed
                 )  # fmt: skip
                 plan = replace(
                     ready.plan, memory=memory, compile=ready.facts.compile, devices=opened.devices,
-                    on_cpu=opened.on_cpu, engine=engine.info,
+                    on_cpu=opened.on_cpu, engine=engine.info, attempt=ready.facts.attempt,
                 )  # fmt: skip
                 yield replace(ready, plan=plan)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from fsd_calib.calibration.graphs import COMPILE
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
-from fsd_calib.engines.base import Engine, Limits
+from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.engines.own.source import source_of
 from fsd_calib.engines.workers import EngineWorkers
@@ -134,11 +134,6 @@ def _obstacles(sources: Sources, decoding: DecodingConfig, config: RunConfig, po
         yield "which compiles as --engine-args says: leave --compile out"
     if config.device is not None:
         yield "which takes the device that it was built for: leave --device out"
-    if config.workers not in (None, 1) or config.ray is not None:
-        yield (
-            "which decodes in this process, on as many GPUs as tensor_parallel_size in --engine-args says; leave "
-            "--workers and --ray out"
-        )
     if config.loading != USUAL_LOADING:
         yield 'which loads models as --engine-args says, such as {"quantization": …}: leave the options of loading out'
 
@@ -149,15 +144,22 @@ def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
     from fsd_calib.engines.vllm.loading import Room
     from fsd_calib.engines.vllm.source import VllmEngineSource
 
-    config = request.config
+    config, arguments = request.config, EngineArguments.of(request.config.engine_args or {})
     (draft,) = request.sources.drafts
     room = Room(max(config.batch_size or MOST_AT_ONCE, request.serve_batch), request.longest, _context(request))
     source = VllmEngineSource(
-        str(request.sources.target), str(draft), config.dtype, request.decoding, Limits.of(request.task),
-        EngineArguments.of(config.engine_args or {}), room, request.task.name,
+        str(request.sources.target), str(draft), config.dtype, request.decoding, Limits.of(request.task), arguments,
+        room, request.task.name,
     )  # fmt: skip
-    engine = source.noting(config.reporter.note)
-    yield OpenEngines([engine], None, engine.devices, engine.device == "cpu")
+    capacity = replace(request.capacity, gpus_each=arguments.devices)
+    with open_workers(config.workers, config.ray, request.sources, capacity, config.reporter.note) as workers:
+        engine = source.noting(config.reporter.note)
+        over = None
+        if workers is not None:
+            engine.check_intervals([KeyedPrompt(problem.id, problem.prompt) for problem in request.problems])
+            over = EngineWorkers(workers, replace(source, intervals_hold=engine.intervals_hold))
+        gpus = workers.gpus if workers else 0
+        yield OpenEngines([engine], over, engine.devices + gpus, engine.device == "cpu")
 
 
 def _context(request: EngineRequest) -> int:

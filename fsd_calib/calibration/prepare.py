@@ -23,6 +23,7 @@ from fsd_calib.calibration.run_config import Compiling, RunConfig
 from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
+from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.certification.holdout import TESTS_VERSION
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
@@ -111,7 +112,7 @@ def prepare(
         judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
         shaped = shapes(policies, session, space, traces[first])
         space = replace(space, policies=tuple(shaped))
-        name = _run_name(session, goal, space, _given(chosen, fixed), config)
+        name = _run_name(session, goal, space, _given(chosen, fixed, session.holdout.sequence), config)
         if goal.guarantee != "none":
             session = session.certifying(name, () if chosen is None else chosen.trained())
         facts = begin_or_resume(
@@ -161,10 +162,11 @@ def _paces(pace: Pace, served: Paces) -> Paces:
     return Paces(pace.target, pace.lossless, pace.lossless * served.fuzzy / served.lossless)
 
 
-def _given(chosen: Chosen | None, fixed: Configuration | None) -> dict[str, Any]:
+def _given(chosen: Chosen | None, fixed: Configuration | None, sequence: EngineSequence | None) -> dict[str, Any]:
     """What determines the course of some calibrations only."""
     of_predictor = {} if chosen is None else {"predictor": chosen.predictor.fingerprint}
-    return of_predictor | ({} if fixed is None else {"fixed": asdict(fixed)})
+    of_setting = {} if fixed is None else {"fixed": asdict(fixed)}
+    return of_predictor | of_setting | ({} if sequence is None else {"sequence": asdict(sequence)})
 
 
 def _run_name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], config: RunConfig) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from fsd_calib.calibration.graphs import COMPILE
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.engines.base import Engine
 from fsd_calib.engines.configuration import Configuration
@@ -127,6 +128,7 @@ def open_session(
     drafts: Mapping[str, Engine] | None = None,
     parts: Parts | None = None,
     workers: EngineWorkers | None = None,
+    sequence: EngineSequence | None = None,
 ) -> Iterator[Session]:
     """Opens a session and closes its files on exit.
 
@@ -136,6 +138,7 @@ def open_session(
         drafts: if there are several drafts, the engines of all of them by name, including the first.
         parts: the task's, where they are known already.
         workers: processes that decode too.
+        sequence: engines that certify one setting in turn; None: this one alone does.
 
     Raises:
         UsageError: the problems do not make two parts, or a folder cannot be used.
@@ -159,7 +162,8 @@ def open_session(
         decode = CachedDecoder(engine, task, store, batch_size, progress, seeds, drafts, workers)
         identity = " and ".join(_identity(engine, decode, name) for name in names)
         tuned = TuningRecord(ledger, family)
-        holdout = Holdout(Evaluator(decode, parts.certification, "certification"), ledger, family, identity)
+        certifying = Evaluator(decode, parts.certification, "certification")
+        holdout = Holdout(certifying, ledger, family, identity, sequence)
         yield Session(
             engine, task, decode, identity, Evaluator(tuned.before(decode), parts.tuning, "tuning"), tuned, holdout,
             batch_size, cache, progress, drafts or {}, None if workers is None else workers.models,

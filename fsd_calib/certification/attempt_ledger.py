@@ -16,7 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsd_calib.certification import ledger_migration
-from fsd_calib.certification.ledger_file import Entry, LedgerFile, Numbered, Numbers, Run, as_set, known, numbers
+from fsd_calib.certification.ledger_file import (
+    CONTINUES,
+    Entry,
+    LedgerFile,
+    Numbered,
+    Numbers,
+    Run,
+    as_set,
+    known,
+    numbers,
+)
 from fsd_calib.storage.sqlite_file import DamageError
 from fsd_decoding.errors import UsageError
 
@@ -34,7 +44,8 @@ def attempt_level(confidence: float, number: int) -> float:
 
 def next_number(entries: Sequence[Entry], requested: Numbers) -> int:
     """Returns the number of a further attempt on these problems: one more than the attempts that share a problem."""
-    return 1 + sum(bool(known(requested, entry.problems).any()) for entry in entries)
+    own = (entry for entry in entries if not entry.continues)
+    return 1 + sum(bool(known(requested, entry.problems).any()) for entry in own)
 
 
 class AttemptLedger:
@@ -69,7 +80,10 @@ class AttemptLedger:
             tuned = self._file.tuned(family)
         self.tuned_on(family, [problem for group in groups if known(numbers(group), tuned).any() for problem in group])
 
-    def open(self, family: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None) -> Attempt:
+    def open(
+        self, family: str, problems: Iterable[Numbered], frozen: str, run: Run | None = None,
+        continued: int | None = None,
+    ) -> Attempt:  # fmt: skip
         """Returns the attempt to certify `frozen`, a text of the whole sequence, the claim and its confidence.
 
         The same family, problems and `frozen` are the same attempt, with the same number. Problems are the same where
@@ -78,11 +92,14 @@ class AttemptLedger:
 
         Args:
             run: Recorded with the attempt.
+            continued: Number of the attempt that this is a part of, whose own text says what it goes on with; None: it
+                is an attempt of its own.
 
         Raises:
             UsageError: There are no problems, or some were tuned on before a verdict was recorded.
         """
         requested = as_set(numbers(problems))
+        frozen = frozen if continued is None else CONTINUES + frozen
         if not len(requested):
             raise UsageError("an attempt has 0 problems; it needs at least 1 to certify on")
         with self._file.transaction():
@@ -91,7 +108,8 @@ class AttemptLedger:
             if entry is None or entry.verdict is None:
                 self._require_untuned(family, requested)
             if entry is None:
-                entry = self._file.add_attempt(Entry(family, requested, frozen, next_number(entries, requested)))
+                number = next_number(entries, requested) if continued is None else continued
+                entry = self._file.add_attempt(Entry(family, requested, frozen, number))
             if run is not None and entry.place not in self._file.runs(run.name):
                 self._file.add_run(run, entry.place)
         return Attempt(self, entry)

@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger
+from fsd_calib.certification.attempt_ledger import Attempt, AttemptLedger, attempt_level
 from fsd_calib.certification.certificate import Evidence, SequenceVerdict, bound_together, certify_sequence
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.certification.ledger_file import Run
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.verdict import counts_of, standing_grades, verdict_text
@@ -36,13 +37,16 @@ class Holdout:
         family: Attempts of one family are counted together: the target's sampled fingerprint.
         identity: All that determines the outcomes besides configurations and problems: models, sampling, seeds. Another
             identity makes another attempt.
+        sequence: The engines that certify in turn; None: this one alone does.
         whole: Number of problems before some were left out; None: none were.
     """
 
     def __init__(
-        self, evaluator: Evaluator, ledger: AttemptLedger, family: str, identity: str, whole: int | None = None
-    ) -> None:
+        self, evaluator: Evaluator, ledger: AttemptLedger, family: str, identity: str,
+        sequence: EngineSequence | None = None, whole: int | None = None,
+    ) -> None:  # fmt: skip
         self._evaluator, self._ledger, self._family, self._identity = evaluator, ledger, family, identity
+        self.sequence = sequence
         self.whole = len(evaluator.problems) if whole is None else whole
 
     @property
@@ -55,11 +59,13 @@ class Holdout:
 
     @property
     def next_attempt(self) -> int:
-        """The number that a new attempt on these problems would have."""
-        return self._ledger.next_number(self._family, self._evaluator.problems)
+        """The number that a new attempt on these problems would have, or that of the sequence that goes on here."""
+        return self._continued or self._ledger.next_number(self._family, self._evaluator.problems)
 
     def best_case(self, confidence: float) -> tuple[int, float]:
         """Returns the most problems and the highest level of any attempt; see `AttemptLedger.best_case`."""
+        if self._continued is not None:
+            return self.problems, attempt_level(confidence, self._continued)
         return self._ledger.best_case(self._family, self._evaluator.problems, confidence)
 
     def facts_of(self, run: str) -> str | None:
@@ -116,12 +122,20 @@ class Holdout:
             UsageError: Some problems were tuned on, in this run or an earlier one.
         """
         identity = [self._identity, _fingerprint(self._evaluator.problems), TESTS_VERSION]
+        if self.sequence is not None:
+            identity.append(str(self.sequence))
         frozen_text = json.dumps([identity, [asdict(c) for c in frozen], asdict(claim), confidence], sort_keys=True)
-        attempt = self._ledger.open(self._family, self._evaluator.problems, frozen_text, run)
+        attempt = self._ledger.open(self._family, self._evaluator.problems, frozen_text, run, self._continued)
         return HoldoutAttempt(self._evaluator, frozen, target, claim, attempt, attempt.level(confidence))
 
+    @property
+    def _continued(self) -> int | None:
+        """The number of the attempt that an earlier engine of the sequence opened."""
+        return None if self.sequence is None else self.sequence.attempt
+
     def _with(self, evaluator: Evaluator, suffix: str = "") -> Holdout:
-        return Holdout(evaluator, self._ledger, self._family, self._identity + suffix, self.whole)
+        identity = self._identity + suffix
+        return Holdout(evaluator, self._ledger, self._family, identity, self.sequence, self.whole)
 
 
 class HoldoutAttempt:

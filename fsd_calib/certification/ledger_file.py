@@ -85,6 +85,9 @@ def _table(name: str) -> str:
     return f"CREATE TABLE {name} (place INTEGER PRIMARY KEY, {columns}, digest BLOB);"
 
 
+CONTINUES = "continues: "
+"""Begins the text of what an earlier row's sequence goes on with."""
+
 _SCHEMA = Schema(WHAT, APPLICATION, 2, "".join(map(_table, _COLUMNS)), SETTINGS, CHECK)
 
 
@@ -105,6 +108,11 @@ class Entry:
     verdict: str | None = None
     origin: bytes | None = None
     place: int = 0
+
+    @property
+    def continues(self) -> bool:
+        """Whether it tests what an earlier row's sequence goes on with, and so is no attempt of its own."""
+        return self.frozen.startswith(CONTINUES)
 
     def stored(self) -> tuple[Any, ...]:
         """Returns the values in the order of the columns."""

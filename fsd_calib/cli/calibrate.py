@@ -5,6 +5,7 @@ Heavy imports are inside functions, so that `--help` prints at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsd_calib.calibration.goal import Goal
-from fsd_calib.cli.certify import is_given, models_of, profile_to_certify
+from fsd_calib.cli.certify import models_of, options_given, profile_to_certify
 from fsd_calib.cli.console import (
     NOT_MET,
     check_at_least_one,
@@ -49,7 +50,6 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading, ModelOptions
 
 if TYPE_CHECKING:
-    from fsd_calib.calibration.recertify import decoding_of, setting_of
     from fsd_calib.calibration.run_config import RunConfig
 
 NAME = "fsd-calibrate"
@@ -68,6 +68,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @app.command(epilog=_EPILOG)
 @loads_models
 def command(
+    context: typer.Context,
     task: Annotated[
         str | None,
         typer.Option(help=f"Task to calibrate on: {', '.join(TASKS)}.", rich_help_panel=_GOAL, show_default=False),
@@ -123,7 +124,8 @@ def command(
         Path | None,
         typer.Option(
             help="Certify the setting of this profile, with its task, models and sampling: nothing is searched. For a "
-            "setting that was found elsewhere, or with another engine. Counts as an attempt like any other.",
+            "setting that was found elsewhere, with another engine, or (--engine fsd-calib,vllm) for both. Counts as "
+            "an attempt like any other.",
             rich_help_panel=_GOAL,
         ),
     ] = None,
@@ -271,7 +273,8 @@ def command(
         str,
         typer.Option(
             help="What decodes, times and is certified: fsd-calib, our own engine, or vllm, for profiles that vLLM "
-            "serves (needs vLLM in this environment).",
+            "serves (needs vLLM in this environment). With --certify also fsd-calib,vllm: the second is tested once "
+            "the first has certified, in the same attempt, and each has a profile in a folder of its name in --out.",
             rich_help_panel=_DECODING,
         ),
     ] = "fsd-calib",
@@ -295,10 +298,11 @@ def command(
     problems that were not used to make it, and writes profile.json, which fsd-generate and SpeculativeDecoder
     follow.
     """
-    found = None if certify is None else profile_to_certify(certify)
+    given = options_given(context)
+    found = None if certify is None else profile_to_certify(certify, given)
     if found is not None:
         task, min_acc = task or found.task, found.certificate.wanted if min_acc is None else min_acc
-        acc, seed = acc if is_given("acc") else found.certificate.acc, seed if is_given("seed") else found.seed
+        acc, seed = acc if "acc" in given else found.certificate.acc, seed if "seed" in given else found.seed
     if task is None:
         raise UsageError(f"Missing option '--task': give one of {', '.join(TASKS)}, or --certify with a profile")
     task_kind(task)  # raises UsageError if it is unknown
@@ -309,7 +313,8 @@ def command(
     way = _way(timing, no_timing)
     check_at_least_one({"--limit": limit, "--batch-size": batch_size, "--seeds": seeds, "--workers": workers})
     lengths = None if draft_length is None else whole_numbers("--draft-length", draft_length)
-    folder = out if out is not None else Path("fsd-profile") / _folder(task, engine, found is not None)
+    engines = several("--engine", engine)
+    folder = out if out is not None else Path("fsd-profile") / _folder(task, engines, found is not None)
     check_writable(folder, _EARLIER)
     policies = _policies(threshold_policy, policy)
 
@@ -323,10 +328,10 @@ def command(
         check_device(device)
 
     from fsd_calib.calibration.api import Calibration
+    from fsd_calib.calibration.recertify import decoding_of, setting_of
     from fsd_calib.calibration.run_config import RunConfig
+    from fsd_calib.cli.in_turn import print_plans, run_and_report
     from fsd_calib.progress import stderr_progress
-    from fsd_calib.report.console import print_plan, print_report
-    from fsd_collectors.report.terminal import LiteralConsole
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.sampling import Sampling
 
@@ -341,17 +346,16 @@ def command(
         draft_model_kwargs=loading.draft, limit=limit, data=data, seeds=seeds, timing=way, out=folder, cache=cache,
         state=state, workers=workers, ray=ray, storage=storage, progress=stderr_progress(),
         engine_args=None if engine_args is None else json_object("--engine-args", engine_args),
-        compile=compile, engine=engine,  # type: ignore[arg-type]
+        compile=compile, engine="vllm" if "vllm" in engines else engines[0],  # type: ignore[arg-type]
     )  # fmt: skip
     fixed = None if found is None else setting_of(found)
     calibration = Calibration(task, large, small, goal, decoding, config, fixed=fixed)
     with interruptible(lambda: _kept(config)):
         if plan:
-            print_plan(calibration.plan())
+            print_plans(calibration, engines)
             return
-        profile = calibration.run(lambda planned: print_plan(planned, LiteralConsole(stderr=True)))
-    print_report(profile, folder / "profile.json")
-    if not profile.met:
+        met = run_and_report(calibration, engines)
+    if not met:
         raise typer.Exit(NOT_MET)
 
 
@@ -368,9 +372,10 @@ def _policies(present: list[str] | None, former: list[str] | None) -> tuple[str,
     return several("--threshold-policy", ",".join(present or former or ["constant"]))
 
 
-def _folder(task: str, engine: str, certifies: bool) -> str:
+def _folder(task: str, engines: Sequence[str], certifies: bool) -> str:
     """The default folder: one engine's profile does not replace another's, nor a certified setting a searched one."""
-    return task + ("" if engine == "fsd-calib" else f"-{engine}") + ("-certified" if certifies else "")
+    of_engine = "-vllm" if engines == ("vllm",) else ""  # of several each has a folder of its own in it
+    return task + of_engine + ("-certified" if certifies else "")
 
 
 def _way(timing: str, no_timing: bool) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-from click.core import ParameterSource
+import typer
 
 from fsd_decoding.errors import UsageError
 
@@ -20,8 +19,17 @@ _OF_THE_SEARCH = (
 )  # fmt: skip
 
 
-def profile_to_certify(path: Path) -> ThresholdProfile:
+def options_given(context: typer.Context) -> set[str]:
+    """Returns the parameters whose options are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def profile_to_certify(path: Path, given: Collection[str]) -> ThresholdProfile:
     """Returns the profile whose setting is to be certified.
+
+    Args:
+        given: see `options_given`.
 
     Raises:
         UsageError: it cannot be read, or an option beside --certify says what the profile says, or is of the search.
@@ -29,15 +37,10 @@ def profile_to_certify(path: Path) -> ThresholdProfile:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     for name in _OF_THE_SEARCH:
-        if is_given(name):
+        if name in given:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"--certify takes the profile's own setting and searches nothing; leave {option} out")
     return ThresholdProfile.load(path)
-
-
-def is_given(name: str) -> bool:
-    """Whether the command line has the option of this parameter."""
-    return click.get_current_context().get_parameter_source(name) == ParameterSource.COMMANDLINE
 
 
 def models_of(profile: ThresholdProfile, target: str | None, drafts: Sequence[str] | None) -> tuple[str, list[str]]:

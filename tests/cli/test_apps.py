@@ -92,6 +92,8 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
         ([*GOOD, "--divergence", "js,"], "--divergence is 'js,'"),
         ([*GOOD, "--batch-size", "-1"], "--batch-size is -1"),
         ([*GOOD, "--timing", "careful", "--no-timing"], "--timing careful and --no-timing contradict each other"),
+        (["--certify", "x.json", "--rule", "fsd"], "own setting and searches nothing; leave --rule out"),
+        (["--certify", "x.json"], "'x.json' cannot be read"),
         ([*GOOD, "--surprise"], "No such option: --surprise"),
     ],
 )
@@ -109,6 +111,8 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--rule", "fuzzy"], "unknown rule 'fuzzy'; known: fsd, fsd-sd, fsd-coupled"),
         (["--rule", "sd"], "rule 'sd' has no threshold"),
         (["--compile", "fast"], "compile is 'fast'; it must be one of auto, off, capture, on"),
+        (["--engine", "tgi"], "engine is 'tgi'; it must be one of fsd-calib, vllm"),
+        (["--engine", "fsd-calib,vllm"], "engines are fsd-calib and vllm, which can certify one setting in turn"),
         (["--timing", "twice"], "--timing is 'twice'; it must be one of run, careful, none"),
         (
             ["--threshold-policy", "poetry"],

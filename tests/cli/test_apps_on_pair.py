@@ -17,7 +17,9 @@ import pytest
 from fsd_calib.cli import calibrate as calibrate_app
 from fsd_calib.cli import generate as generate_app
 from fsd_calib.cli.console import run
+from fsd_data import pair_paths
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.calibration.profiles import profile
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +52,21 @@ def test_calibrate_then_generate_on_the_bundled_pair(tmp_path: Path, capsys: pyt
     assert chosen.counts is not None
     assert generate("--profile", str(tmp_path / "profile.json"), "Ann has 3 boxes of 12 pens. How many?") == 0
     assert "####" in capsys.readouterr().out
+
+
+def test_certify_tests_the_setting_of_a_profile_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"task": "arithmetic", "divergence": "js", "threshold": 0.05, "draft_length": 6}
+    profile(given).save(tmp_path / "found.json")
+    target, draft = map(str, pair_paths())
+    options = ["--certify", str(tmp_path / "found.json"), "--target", target, "--draft", draft, "--limit", "60",
+               "--min-acc", "0.5", "--no-timing", "--out", str(tmp_path / "out")]  # fmt: skip
+    assert calibrate(*options, "--plan") == 0
+    assert "Estimated time" in capsys.readouterr().out
+    assert calibrate(*options) == 0
+    made = ThresholdProfile.load(tmp_path / "out")
+    assert (made.divergence, made.threshold, made.draft_length) == ("js", 0.05, 6)
+    assert (made.certificate.wanted, made.certificate.frozen, made.effort and made.effort.trials) == (0.5, 1, 0)
+    assert "T = 0.05" in capsys.readouterr().out
 
 
 def test_what_cannot_be_certified_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

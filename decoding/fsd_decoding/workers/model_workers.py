@@ -11,7 +11,7 @@ import torch
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.workers.backends import LocalWorkers, RayWorkers
-from fsd_decoding.workers.planning import Capacity, cluster_share, cores, gpu_ids, workers_for
+from fsd_decoding.workers.planning import Capacity, cluster_share, cores, worker_gpus, workers_for
 from fsd_decoding.workers.pool import WorkerPool
 from fsd_decoding.workers.ray_cluster import cluster_nodes, connected
 from fsd_decoding.workers.sources import Sources
@@ -82,7 +82,11 @@ def open_workers(
     Raises:
         UsageError: they cannot be had; see `workers_for`, `cluster_share` and `connected`.
     """
-    opened = _on_this_machine(given, sources, capacity, note) if ray is None else _on_cluster(given, ray, sources, note)
+    opened = (
+        _on_this_machine(given, sources, capacity, note)
+        if ray is None
+        else _on_cluster(given, ray, sources, capacity, note)
+    )
     with opened as workers:
         yield workers
 
@@ -95,15 +99,16 @@ def _on_this_machine(
     if count == 1:
         yield None
         return
-    threads, gpus = max(cores() // count, 1), gpu_ids(sources)
-    with WorkerPool(count, LocalWorkers(threads, gpus), note) as pool:
-        yield ModelWorkers(
-            pool, sources, 0.0 if given else _STARTING, threads=threads, gpus=min(count, len(gpus))
-        )  # fmt: skip
+    threads, places = max(cores() // count, 1), worker_gpus(sources, capacity)
+    with WorkerPool(count, LocalWorkers(threads, places), note) as pool:
+        gpus = min(count, len(places)) * max(capacity.gpus_each, 1)
+        yield ModelWorkers(pool, sources, 0.0 if given else _STARTING, threads=threads, gpus=gpus)
 
 
 @contextmanager
-def _on_cluster(given: int | None, ray: str, sources: Sources, note: Callable[[str], None]) -> Iterator[ModelWorkers]:
+def _on_cluster(
+    given: int | None, ray: str, sources: Sources, capacity: Capacity, note: Callable[[str], None]
+) -> Iterator[ModelWorkers]:
     sources.check_loadable(f"ray is {ray!r}", "a worker process", "leave ray out")
     if sources.spread:
         raise UsageError(
@@ -111,6 +116,6 @@ def _on_cluster(given: int | None, ray: str, sources: Sources, note: Callable[[s
             "leave one of the two out"
         )
     with connected(ray) as module:
-        share = cluster_share(given, cluster_nodes(module), sources.device)
+        share = cluster_share(given, cluster_nodes(module), sources.device, max(capacity.gpus_each, 1))
         with WorkerPool(share.workers, RayWorkers(module, share.cpus, share.gpus), note) as pool:
             yield ModelWorkers(pool, sources, gpus=share.workers * share.gpus)

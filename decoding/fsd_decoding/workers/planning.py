@@ -27,12 +27,14 @@ class Capacity:
         rows: problems decoded at once by each.
         needed: bytes that one process needs of the device for that; None: unknown.
         free: bytes that the device has; None: unknown.
+        gpus_each: GPUs that each process has to itself, the one that starts workers too; 0: processes share them.
     """
 
     problems: int
     rows: int
     needed: int | None = None
     free: int | None = None
+    gpus_each: int = 0
 
     def fits(self, workers: int, gpus: int) -> bool:
         """Returns whether so many workers fit into memory, beside the process that starts them."""
@@ -59,6 +61,7 @@ def workers_for(given: int | None, sources: Sources, capacity: Capacity) -> int:
     gpus = len(gpu_ids(sources))
     if given is not None:
         sources.check_loadable(f"workers is {given}", "a worker process", "leave workers out")
+        _check_gpus_left(given, sources, capacity)
         if not capacity.fits(given, gpus):
             most = _most_that_fit(given, capacity, gpus)
             raise UsageError(
@@ -70,6 +73,16 @@ def workers_for(given: int | None, sources: Sources, capacity: Capacity) -> int:
     return max(_most_that_fit(min(helpful, capacity.problems // capacity.rows), capacity, gpus), 1)
 
 
+def _check_gpus_left(given: int, sources: Sources, capacity: Capacity) -> None:
+    """UsageError: processes do not share GPUs, and fewer are left than so many workers take."""
+    gpus, each = len(gpu_ids(sources)), capacity.gpus_each
+    if gpus and each and given > (left := len(worker_gpus(sources, capacity))):
+        raise UsageError(
+            f"workers is {given}, and each process takes {each} of the {gpus} GPUs for itself, this one too, which "
+            f"leaves room for {left}; give {left if left > 1 else 1}"
+        )
+
+
 class ClusterShare(NamedTuple):
     """The workers on a cluster, and what each requests."""
 
@@ -78,10 +91,12 @@ class ClusterShare(NamedTuple):
     gpus: int
 
 
-def cluster_share(given: int | None, nodes: Sequence[tuple[int, int]], device: str | None) -> ClusterShare:
-    """Returns the workers on a cluster: those given, else one for each GPU, or for each CPU where models are on CPUs.
+def cluster_share(
+    given: int | None, nodes: Sequence[tuple[int, int]], device: str | None, gpus_each: int = 1
+) -> ClusterShare:
+    """Returns the workers on a cluster: those given, else as many as its GPUs, or CPUs where models are on CPUs, give.
 
-    On GPUs each requests one of them and a CPU, else as many CPUs as let all of them find a place at once.
+    On GPUs each requests `gpus_each` of them and a CPU, else as many CPUs as let all of them find a place at once.
 
     Args:
         nodes: CPUs and GPUs of each machine.
@@ -99,15 +114,13 @@ def cluster_share(given: int | None, nodes: Sequence[tuple[int, int]], device: s
             f"the Ray cluster has {gpus} GPUs and this process none, though it decodes and measures speeds, too: start "
             "it on a machine with a GPU, or give --device cpu"
         )
-    gpus = gpus if on_gpus else 0
-    count = given or gpus or cpus
-    if not 1 <= count <= (gpus or cpus):
-        raise UsageError(
-            f"workers is {count}, and the Ray cluster has {gpus or cpus} {'GPUs' if gpus else 'CPUs'}; give at most as "
-            "many workers"
-        )
-    if gpus:
-        return ClusterShare(count, 1, 1)
+    places = sum(node // gpus_each for _, node in nodes) if on_gpus else cpus
+    count = given or places
+    if not 1 <= count <= places:
+        kind = "CPUs" if not on_gpus else "GPUs" if gpus_each == 1 else f"times {gpus_each} GPUs on one machine"
+        raise UsageError(f"workers is {count}, and the Ray cluster has {places} {kind}; give at most as many workers")
+    if on_gpus:
+        return ClusterShare(count, 1, gpus_each)
     most = max(size for size in range(1, cpus + 1) if sum(node // size for node, _ in nodes) >= count)
     return ClusterShare(count, most, 0)
 
@@ -127,6 +140,17 @@ def gpu_ids(sources: Sources) -> tuple[str, ...]:
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(visible.split(",")) if visible else tuple(map(str, range(torch.cuda.device_count())))
+
+
+def worker_gpus(sources: Sources, capacity: Capacity) -> tuple[str, ...]:
+    """Returns the GPUs of each place that workers are spread over, as CUDA_VISIBLE_DEVICES takes them.
+
+    Where processes do not share GPUs, the first place is that of the process that starts them, and is left out.
+    """
+    ids, each = gpu_ids(sources), capacity.gpus_each
+    if not each:
+        return ids
+    return tuple(",".join(ids[first : first + each]) for first in range(each, len(ids) - each + 1, each))
 
 
 def _device(device: str | None) -> str:

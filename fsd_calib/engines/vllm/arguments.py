@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,7 +18,7 @@ _OURS = {
     "additional_config": "the calibration gives its own to the plugin",
     "async_scheduling": "the calibration changes the draft length from step to step, which that would plan ahead",
     "enable_prefix_caching": "it would keep prompts that the draft has not read, where the target decodes alone",
-    "data_parallel_size": "a command runs one replica; several commands share a search by --storage and --cache",
+    "data_parallel_size": "--workers starts replicas, each with an engine of its own",
     "worker_cls": "the plugin chooses it",
     "distributed_executor_backend": "no calibration has been tested with another than vLLM chooses",
 }
@@ -50,6 +51,12 @@ class EngineArguments:
     def values(self) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(self.text)
         return values
+
+    @property
+    def devices(self) -> int:
+        """How many devices one engine is spread over."""
+        sizes = (self.values.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+        return math.prod(size if isinstance(size, int) else 1 for size in sizes)  # vLLM refuses others
 
     @property
     def decisive(self) -> dict[str, Any]:

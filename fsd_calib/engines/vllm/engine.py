@@ -35,6 +35,7 @@ from fsd_decoding.workers.model_workers import ModelWorkers
 PLUGIN_VERSION = 1  # raised when the plugin's texts or counts change
 
 _RULES = ("target", "sd", "coupled", "fsd-sd", "fsd-coupled")
+_CHECKED_AT = 0.2  # the threshold of a check that comes before all decoding
 _CHECKED, _FEW = 12, 3  # prompts that are decoded all at once and so many at a time, to see whether batches matter
 
 
@@ -52,6 +53,10 @@ class VllmEngine(Engine):
         room: What the engine has room for.
         task: The task's name, for messages.
         note: Receives a line where results cannot be reused for other thresholds.
+
+    Attributes:
+        intervals_hold: Whether a text at a threshold is the text at every threshold of its interval; None: that was not
+            checked yet.
     """
 
     name = "vllm"
@@ -64,7 +69,7 @@ class VllmEngine(Engine):
         self._checkpoints, self._arguments, self._room = checkpoints, arguments, room
         self._task, self._note = task, note
         self._setting: MeasuredSetting | None = None
-        self._intervals_hold: bool | None = None  # None: not checked yet
+        self.intervals_hold: bool | None = None
 
     def decode(
         self, request: DecodingRequest, on_finish: OnFinish | None = None, begin: Begin | None = None
@@ -72,8 +77,8 @@ class VllmEngine(Engine):
         """See `Engine.decode`."""
         configuration = request.configuration
         self.follow(self._setting_of(configuration))
-        if self._intervals_hold is None and configuration.threshold is not None:
-            self._intervals_hold = self._check_intervals(request.prompts, request.seed)
+        if self.intervals_hold is None and configuration.threshold is not None:
+            self.intervals_hold = self._found_to_hold(request.prompts, request.seed)
         results: dict[int, Result] = {}
         for done in self._requests(request.prompts, request.seed, request.batch_size).results(begin):
             results[done.place] = self._result(done, configuration)
@@ -111,6 +116,11 @@ class VllmEngine(Engine):
             return [Traced(self._result(one, Configuration("target", self.divergence, 1)), one.facts) for one in done]
 
         return collect(wanted, self.manifest(wanted), trace, folder, progress)
+
+    def check_intervals(self, prompts: Sequence[KeyedPrompt]) -> None:
+        """Finds out whether `intervals_hold`, before anything is decoded."""
+        self.follow(self._setting_of(self._lossy))
+        self.intervals_hold = self._found_to_hold(prompts, self.decoding.seed)
 
     def follow(self, setting: MeasuredSetting) -> None:
         """Lets the engine decode under another setting from now on."""
@@ -170,6 +180,11 @@ class VllmEngine(Engine):
     def _versions(self) -> dict[str, str]:
         return versions()
 
+    @property
+    def _lossy(self) -> Configuration:
+        """A setting that accepts some tokens fuzzily."""
+        return Configuration(self.rule, self.divergence, self._room.longest, _CHECKED_AT)
+
     def _exact(self, draft_length: int) -> MeasuredSetting:
         return MeasuredSetting(
             task=self._task, divergence=self.divergence, draft_length=draft_length,
@@ -224,11 +239,11 @@ class VllmEngine(Engine):
         threshold = configuration.threshold
         if threshold is None:
             return -math.inf, math.inf
-        if self._intervals_hold and configuration.policy is None:
+        if self.intervals_hold and configuration.policy is None:
             return facts["lo"], facts["hi"]
         return threshold, threshold  # holds no threshold: the text is reused at its own alone
 
-    def _check_intervals(self, prompts: Sequence[KeyedPrompt], seed: int) -> bool | None:
+    def _found_to_hold(self, prompts: Sequence[KeyedPrompt], seed: int) -> bool | None:
         """Whether texts at a threshold are texts at every threshold of their intervals; None: too few prompts to tell.
 
         That takes greedy decoding, and texts that do not depend on what else is in the batch: some prompts are decoded

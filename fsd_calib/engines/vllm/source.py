@@ -22,6 +22,7 @@ class VllmEngineSource:
         target, draft: Paths or hub ids.
         dtype: None: the target checkpoint's own.
         task: Its name, for messages.
+        intervals_hold: See `VllmEngine.intervals_hold`.
     """
 
     target: str
@@ -32,6 +33,7 @@ class VllmEngineSource:
     arguments: EngineArguments
     room: Room
     task: str
+    intervals_hold: bool | None = None
 
     def engine(self, draft: str | None) -> VllmEngine:
         """See `EngineSource.engine`."""
@@ -42,7 +44,9 @@ class VllmEngineSource:
         checkpoints, room = read_checkpoints(self.target, self.draft, self.dtype), self.room
         if checkpoints.context is not None:
             room = replace(room, context=min(room.context, checkpoints.context))
-        return VllmEngine(checkpoints, self.decoding, self.limits, self.arguments, room, self.task, note)
+        engine = VllmEngine(checkpoints, self.decoding, self.limits, self.arguments, room, self.task, note)
+        engine.intervals_hold = self.intervals_hold
+        return engine
 
 
 @cache

@@ -20,7 +20,7 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import load_model
-from fsd_decoding.workers import model_workers, planning
+from fsd_decoding.workers import planning
 from fsd_decoding.workers.model_workers import open_workers
 from fsd_decoding.workers.planning import Capacity
 from fsd_decoding.workers.sources import Sources
@@ -128,7 +128,7 @@ def test_workers_are_spread_over_as_many_gpus_as_there_are(
     workers: int, gpus: int, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with eight."""
-    monkeypatch.setattr(model_workers, "gpu_ids", lambda sources: tuple("01234567"))
+    monkeypatch.setattr(planning, "gpu_ids", lambda sources: tuple("01234567"))
     sources = Sources(str(models[0]), (str(models[1]),))
     with open_workers(workers, None, sources, Capacity(1000, 8)) as opened:
         assert opened is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,13 @@ import pytest
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
+from fsd_calib.calibration.in_turn import in_turn
+from fsd_calib.calibration.plan import Plan
 from fsd_calib.calibration.recertify import decoding_of, setting_of
 from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.certification.attempt_ledger import attempt_level
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import profile
@@ -18,8 +24,14 @@ from support.models import tiny_calibration
 from support.models.tiny_calibration import far_apart
 from support.models.tiny_models import word_tokenizer
 
-# Nearly all is accepted, so that it is faster than lossless decoding, however busy the machine is.
+# Nearly all is accepted, so that it is faster than lossless decoding.
 FOUND = {"threshold": 0.69, "draft_length": 4, "divergence": "js"}
+
+
+@pytest.fixture(autouse=True)
+def costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of no clock: whether the setting is faster than lossless decoding must not depend on what else runs."""
+    monkeypatch.setattr(OwnEngine, "costs", lambda *_: CostModel(0.001, 0.003, 0.0))
 
 
 def certification(folder: Path, found: ThresholdProfile, **run: Any) -> Calibration:
@@ -46,8 +58,46 @@ def test_it_is_an_attempt_like_any_other_and_the_plan_says_at_which_level(tmp_pa
     again = certification(tmp_path, profile(FOUND)).run()
     assert (again.certificate.attempt, again.effort and again.effort.certification.decoded) == (1, 0)
     other = certification(tmp_path / "other", profile({**FOUND, "threshold": 0.68}), cache=tmp_path, state=tmp_path)
-    assert other.plan().delta == pytest.approx(0.05 * 6 / (3.141592653589793**2 * 4))
+    assert other.plan().delta == attempt_level(0.95, 2)
     assert other.run().certificate.attempt == 2
+
+
+def test_engines_in_turn_have_one_attempt_and_a_folder_each(tmp_path: Path) -> None:
+    """Our own engine twice, since it is the one that is here; tests/vllm has both engines."""
+    calibration, made = certification(tmp_path, profile(FOUND)), list[ThresholdProfile]()
+
+    def run(one: Calibration) -> int | None:
+        made.append(one.run())
+        return made[-1].certificate.attempt
+
+    def plan(one: Calibration) -> int:
+        plans.append(one.plan())
+        return plans[-1].attempt
+
+    plans, first = list[Plan](), (1, attempt_level(0.95, 1))
+    assert in_turn(calibration, ["fsd-calib", "fsd-calib"], run) == []
+    assert [found.outcome for found in made] == ["certified", "certified"]
+    assert [(found.certificate.attempt, found.certificate.delta) for found in made] == [first, first]
+    assert (tmp_path / "out" / "fsd-calib" / "profile.json").exists()
+    in_turn(calibration, ["fsd-calib", "fsd-calib"], plan)
+    assert [(one.attempt, one.delta) for one in plans] == [first, first]
+    other = certification(tmp_path, profile({**FOUND, "threshold": 0.68}), out=tmp_path / "other")
+    assert other.run().certificate.attempt == 2
+
+
+def test_engines_in_turn_end_with_the_first_that_does_not_certify(tmp_path: Path) -> None:
+    calibration, asked = certification(tmp_path, profile(FOUND)), list[str]()
+    engines = ["fsd-calib", "fsd-calib"]
+    assert in_turn(calibration, engines, lambda one: asked.append(one.config.engine)) == ["fsd-calib"]
+    assert asked == ["fsd-calib"]
+
+
+def test_what_engines_in_turn_cannot_do_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="engine is 'tgi'; it must be one of"):  # before the first runs
+        in_turn(certification(tmp_path, profile(FOUND)), ["fsd-calib", "tgi"], lambda one: 1)
+    searching = replace(certification(tmp_path, profile(FOUND)), fixed=None)
+    with pytest.raises(UsageError, match="engines are fsd-calib and vllm, which can certify one setting in turn, not"):
+        in_turn(searching, ["fsd-calib", "vllm"], lambda one: 1)
 
 
 def test_what_has_no_threshold_cannot_be_certified() -> None:

@@ -17,6 +17,7 @@ import pytest
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.certificate import SequenceVerdict
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.certification.holdout import Holdout, TuningRecord
 from fsd_calib.certification.ledger_file import ById, Run
 from fsd_calib.engines.configuration import Configuration
@@ -88,6 +89,38 @@ def test_other_prompts_or_models_are_another_attempt() -> None:
         parts += [holdout(ledger, problems=PROBLEMS[::-1])]
         numbers = [part.open([SAFE], ALONE, CLAIM, 0.95).attempt.number for part in parts]
     assert numbers == [1, 2, 3, 1]
+
+
+def test_engines_in_turn_are_one_attempt() -> None:
+    """Each is tested at the level of the first, and a later attempt counts them once."""
+
+    def part(ledger: AttemptLedger, sequence: EngineSequence | None) -> Holdout:
+        name = "these models" if sequence is None else sequence.engines[sequence.place][0]
+        return Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", name, sequence)
+
+    both = EngineSequence((("fsd-calib", "{}"), ("vllm", "{}")))
+    with AttemptLedger(None) as ledger:
+        part(ledger, None).open([LOOSE], ALONE, CLAIM, 0.95)
+        first = part(ledger, both).open([SAFE], ALONE, CLAIM, 0.95)
+        assert first.decide().passed == 0
+        continued = part(ledger, dataclasses.replace(both, place=1, attempt=first.attempt.number))
+        assert continued.next_attempt == 2
+        assert continued.best_case(0.95) == (len(PROBLEMS), first.delta)
+        second = continued.open([SAFE], ALONE, CLAIM, 0.95)
+        assert second.decide().passed == 0
+        assert [(one.attempt.number, one.delta) for one in (first, second)] == [(2, first.delta)] * 2
+        assert continued.open([SAFE], ALONE, CLAIM, 0.95).attempt.verdict is not None  # the same command again
+        assert part(ledger, None).next_attempt == 3
+
+
+def test_another_sequence_of_engines_is_another_attempt() -> None:
+    numbers = []
+    with AttemptLedger(None) as ledger:
+        for engines in ((("fsd-calib", "{}"), ("vllm", "{}")), (("fsd-calib", "{}"), ("vllm", '{"seed": 1}')), None):
+            sequence = None if engines is None else EngineSequence(engines)
+            part = Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "models", sequence)
+            numbers.append(part.open([SAFE], ALONE, CLAIM, 0.95).attempt.number)
+    assert numbers == [1, 2, 3]
 
 
 def test_problems_that_were_tuned_on_cannot_be_certified_on(tmp_path: Path) -> None:

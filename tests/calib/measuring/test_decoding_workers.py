@@ -34,7 +34,7 @@ from fsd_decoding.model_options import Loading
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.workers import model_workers, models
 from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
-from fsd_decoding.workers.planning import Capacity, cluster_share, cores, gpu_ids, workers_for
+from fsd_decoding.workers.planning import Capacity, cluster_share, cores, gpu_ids, worker_gpus, workers_for
 from fsd_decoding.workers.sources import Sources
 from support import worker_tasks
 from support.models.tiny_pair import saved
@@ -272,6 +272,9 @@ def test_on_a_cluster_all_workers_find_a_place_at_once() -> None:
     assert cluster_share(None, [(8, 2)], "cpu") == (8, 1, 0)
     with pytest.raises(UsageError, match="workers is 4, and the Ray cluster has 3 GPUs"):
         cluster_share(4, [(8, 2), (4, 1)], "cuda")
+    assert cluster_share(None, [(8, 7), (8, 4)], "cuda", 4) == (2, 1, 4)
+    with pytest.raises(UsageError, match="workers is 3, and the Ray cluster has 2 times 4 GPUs on one machine"):
+        cluster_share(3, [(8, 7), (8, 4)], "cuda", 4)
 
 
 def test_a_cluster_is_like_the_process_that_it_decodes_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +292,20 @@ def test_gpus_are_those_that_this_process_sees(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert gpu_ids(Sources("target", ("draft",), "cuda")) == ("3", "5")
     assert gpu_ids(Sources("target", ("draft",), "cuda:0")) == gpu_ids(Sources("target", ("draft",), "cpu")) == ()
+
+
+def test_processes_that_do_not_share_gpus_leave_the_first_to_the_one_that_starts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7,8,9,10")
+    sources = Sources("target", ("draft",), "cuda")
+    assert worker_gpus(sources, Capacity(1000, 4)) == ("3", "5", "6", "7", "8", "9", "10")
+    in_pairs = Capacity(1000, 4, gpus_each=2)
+    assert worker_gpus(sources, in_pairs) == ("6,7", "8,9")
+    assert workers_for(2, sources, in_pairs) == 2
+    with pytest.raises(UsageError, match=r"workers is 3, and each process takes 2 of the 7 GPUs .* room for 2; give 2"):
+        workers_for(3, sources, in_pairs)
+    assert workers_for(3, replace(sources, device="cpu"), in_pairs) == 3
 
 
 def test_models_under_a_device_map_see_all_gpus_and_have_no_workers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,139 @@
+"""Calibrations with vLLM as the engine, whole, on the bundled pair; numbers of problems are small."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fsd_calib import SpeculativeDecoder, ThresholdProfile
+from fsd_calib.certification.attempt_ledger import attempt_level
+from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
+from fsd_calib.engines.configuration import Configuration
+from fsd_decoding.sampling import Sampling
+from support.paths import environment
+from support.vllm_engine import DRAFT, TARGET, arithmetic, engine_source
+
+pytestmark = pytest.mark.slow
+
+CALIBRATE = "from fsd_calib.cli.calibrate import main; main()"
+PROFILE = "from fsd_calib.cli.profile import main; main()"
+OPTIONS = ["--task", "arithmetic", "--min-acc", "0.8", "--engine", "vllm", "--limit", "150", "--draft-length", "6",
+           "--divergence", "js"]  # fmt: skip
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    own = [f"--{name}={folder / name}" for name in ("out", "cache", "state")]
+    command = [sys.executable, "-c", CALIBRATE, *OPTIONS, *own, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
+
+
+def decodings(folder: Path) -> int:
+    path = folder / "cache" / "decodings.sqlite"
+    if not path.exists():
+        return 0
+    with sqlite3.connect(path) as file:
+        (count,) = file.execute("SELECT count(*) FROM decodings").fetchone()
+        return int(count)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a calibration that was killed in its search, and then resumed with replicas."""
+    made = tmp_path_factory.mktemp("calibrated")
+    killed = start(made)
+    deadline = time.monotonic() + 300
+    while decodings(made) < 120:
+        assert killed.poll() is None, killed.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    kept = decodings(made)
+    resumed = start(made, "--workers", "2")
+    output, _ = resumed.communicate(timeout=600)
+    assert resumed.returncode == 0, output
+    (made / "output").write_text(output)
+    assert decodings(made) > kept
+    return made
+
+
+def test_it_certifies_and_names_its_engine(folder: Path) -> None:
+    found, output = ThresholdProfile.load(folder / "out"), (folder / "output").read_text()
+    assert found.certificate.certified
+    assert found.engine is not None
+    assert (found.engine.name, found.compile, found.draft_length) == ("vllm", None, 6)
+    assert found.numerical_churn is not None
+    assert "rounding alone (the lossless rule compared with the target) flipped" in output
+    assert f"Decoded and timed by vllm {found.engine.version}." in output
+    assert "fsd-profile vllm" in output
+    assert "fsd-generate" not in output
+
+
+def test_its_numbers_are_those_of_our_engine_but_for_where_rounds_end(folder: Path) -> None:
+    """Greedy lossless texts are the same; the prompt's own step brings vLLM one token more."""
+    found = ThresholdProfile.load(folder / "out")
+    decoder = SpeculativeDecoder.from_pretrained(TARGET, DRAFT, rule="sd", draft_length=6, device="cpu")
+    task = arithmetic(150, seed=0)
+    results = decoder.generate([p.prompt for p in task.problems], task.max_new_tokens, stop=task.stop)
+    right = sum(task.grade(problem, result.text) for problem, result in zip(task.problems, results, strict=True))
+    alone = {p.source: p for p in found.curve if p.rule == "target"}
+    assert sum(round(p.accuracy * p.problems) for p in alone.values()) == right
+    ours = sum(r.emitted for r in results) / sum(r.rounds for r in results)
+    assert found.tokens_per_round.sd == pytest.approx(ours, rel=0.25)
+
+
+def test_the_served_command_has_no_doubt_and_our_decoder_has_one(folder: Path) -> None:
+    path = folder / "out" / "profile.json"
+    shown = subprocess.run(
+        [sys.executable, "-c", PROFILE, "vllm", str(path)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    assert '"num_speculative_tokens": 6' in shown.stdout
+    assert "warning" not in shown.stderr
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        SpeculativeDecoder.from_pretrained(TARGET, DRAFT, profile=path, device="cpu")
+    assert any("the profile is of vllm" in str(warning.message) for warning in caught)
+
+
+def test_both_engines_certify_its_setting_in_one_second_attempt(folder: Path) -> None:
+    """The ledger counts attempts of a target, whatever decodes it, and a sequence of engines once."""
+    own = [f"--{name}={folder / name}" for name in ("cache", "state")]
+    command = [sys.executable, "-c", CALIBRATE, "--certify", str(folder / "out"), "--limit", "150", "--min-acc", "0.7",
+               "--engine", "fsd-calib,vllm", "--no-timing", f"--out={folder / 'both'}", *own]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    searched = ThresholdProfile.load(folder / "out")
+    both = [ThresholdProfile.load(folder / "both" / name) for name in ("fsd-calib", "vllm")]
+    assert [made.engine_name for made in both] == ["fsd-calib", "vllm"]
+    for made in both:
+        assert made.threshold == searched.threshold
+        assert (made.certificate.attempt, made.certificate.delta) == (2, attempt_level(0.95, 2))
+    assert "Engine 2 of 2 in one frozen sequence, attempt 2: vllm" in done.stdout
+
+
+@pytest.mark.usefixtures("mended_expansion")
+class TestSampled:
+    """Sampled texts hold for their own T, and repeat by their seeds where nothing is drafted."""
+
+    def test_texts_hold_at_their_own_threshold_only(self) -> None:
+        task = arithmetic(4)
+        engine = engine_source(task, Sampling(0.8)).engine(None)
+        prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems]
+        fuzzy = engine.decode(DecodingRequest(Configuration("fsd-coupled", "js", 4, 0.1), 0, prompts, 4))
+        assert [result.interval for result in fuzzy] == [(0.1, 0.1)] * 4
+        alone = DecodingRequest(Configuration("target", "js", 1), 0, prompts, 4)
+        first, again, other = engine.decode(alone), engine.decode(alone), engine.decode(alone._replace(seed=1))
+        assert [r.tokens for r in first] == [r.tokens for r in again]
+        assert [r.tokens for r in first] != [r.tokens for r in other]
