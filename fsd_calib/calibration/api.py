@@ -15,6 +15,7 @@ from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
 from fsd_calib.calibration.prepare import SD_LENGTHS, Prepared, prepare
+from fsd_calib.calibration.recertify import other_models, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
 from fsd_calib.calibration.session import open_session
@@ -22,7 +23,6 @@ from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.engines.base import Engine
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.space import Space
 from fsd_calib.search.study import check_storage
 from fsd_calib.storage.system_errors import naming
@@ -106,7 +106,8 @@ class Calibration:
     Args:
         task, target, draft, goal, decoding, tokenizer: see `calibrate`.
         config: how the calibration is run.
-        fixed: the one setting to certify, found elsewhere; `decoding` has no other. None: it is searched for.
+        fixed: the profile whose setting is certified, found elsewhere; `decoding` has no other (see `decoding_of`).
+            None: a setting is searched for.
         sequence: engines that certify it in turn, of which this is one; None: this one alone does.
 
     Raises:
@@ -120,7 +121,7 @@ class Calibration:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     config: RunConfig = field(default_factory=RunConfig)
     tokenizer: Any = None
-    fixed: Configuration | None = None
+    fixed: ThresholdProfile | None = None
     sequence: EngineSequence | None = None
 
     def __post_init__(self) -> None:
@@ -205,9 +206,12 @@ class Calibration:
             drafts = _named(opened.engines)
             space = replace(self._space, drafts=tuple(drafts) or (None,))
             engine = next(iter(drafts.values()), opened.engines[0])
+            for line in other_models(self.fixed, engine.pair) if self.fixed else ():
+                config.reporter.note(line)
+            setting = None if self.fixed is None else setting_of(self.fixed)
             with open_session(engine, task, config, drafts, parts, opened.workers, self.sequence) as session:
                 ready = prepare(
-                    session, self.goal, space, self._policies, self._predictor, config, self._timing, self.fixed
+                    session, self.goal, space, self._policies, self._predictor, config, self._timing, setting
                 )  # fmt: skip
                 plan = replace(
                     ready.plan, memory=memory, compile=ready.facts.compile, devices=opened.devices,

@@ -36,14 +36,24 @@ TRACED = 128  # problems: enough for tokens per round to within about one per ce
 
 @dataclass(frozen=True)
 class Baseline:
-    """Measurements of the target alone and of the lossless rule on the same tuning problems."""
+    """Measurements of the target alone and of the lossless rule on the same tuning problems.
+
+    Attributes:
+        exact_texts: See `Engine.exact_texts`.
+    """
 
     alone: Measurement
     lossless: Measurement
+    exact_texts: bool = True
 
     @property
-    def numerical_churn(self) -> NumericalChurn:
-        """How often the lossless rule's text or outcome differs from the target's: the floor of all churn."""
+    def numerical_churn(self) -> NumericalChurn | None:
+        """How often the lossless rule's text or outcome differs from the target's: the floor of all churn.
+
+        None: the rule has noise of its own, from which rounding cannot be told.
+        """
+        if not self.exact_texts:
+            return None
         pairs = [(a[0], b[0]) for a, b in zip(self.alone.decodings, self.lossless.decodings, strict=True)]
         return NumericalChurn(
             problems=len(pairs),
@@ -67,7 +77,7 @@ def measure_baseline(session: Session, lossless: Configuration, first: int) -> B
             f"the target solves none of {alone.problems} {session.task.name} problems, so retention is "
             "undefined; look at --show-prompt, or use another target"
         )
-    return Baseline(alone, session.tuning.measure(lossless, first))
+    return Baseline(alone, session.tuning.measure(lossless, first), session.engine.exact_texts)
 
 
 @contextmanager

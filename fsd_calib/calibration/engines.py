@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.engines.own.source import source_of
+from fsd_calib.engines.vllm.arguments import EngineArguments
 from fsd_calib.engines.workers import EngineWorkers
 from fsd_calib.tasks.base import Problem, Task
 from fsd_calib.vllm_plugin.engine_checks import RULES
@@ -27,6 +29,8 @@ from fsd_decoding.requests import requests_for
 from fsd_decoding.workers.model_workers import open_workers
 from fsd_decoding.workers.planning import Capacity
 from fsd_decoding.workers.sources import Sources
+
+_COLDEST = 0.01  # vLLM raises a lower temperature to this
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,15 @@ def check_vllm(sources: Sources, decoding: DecodingConfig, config: RunConfig, po
         raise UsageError(f"engine is 'vllm', {reason}")
 
 
+def check_vllm_installed() -> None:
+    """Raises UsageError where there is no vLLM."""
+    if find_spec("vllm") is None:
+        raise UsageError(
+            "engine 'vllm' needs vLLM, which this environment lacks; install it, for instance with 'sh install.sh "
+            "vllm', or leave --engine out"
+        )
+
+
 def _obstacles(sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any]) -> Iterator[str]:
     for role, model in (("target", sources.target), *(("draft", draft) for draft in sources.drafts)):
         if not is_source(model):
@@ -134,16 +147,19 @@ def _obstacles(sources: Sources, decoding: DecodingConfig, config: RunConfig, po
         yield "which compiles as --engine-args says: leave --compile out"
     if config.device is not None:
         yield "which takes the device that it was built for: leave --device out"
+    if 0 < decoding.sampling.temperature < _COLDEST:
+        yield f"which samples at temperature {_COLDEST} or above, and {decoding.sampling.temperature} is given: give 0"
+    EngineArguments.of(config.engine_args or {})
     if config.loading != USUAL_LOADING:
         yield 'which loads models as --engine-args says, such as {"quantization": …}: leave the options of loading out'
 
 
 @contextmanager
 def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
-    from fsd_calib.engines.vllm.arguments import EngineArguments
     from fsd_calib.engines.vllm.loading import Room
     from fsd_calib.engines.vllm.source import VllmEngineSource
 
+    check_vllm_installed()
     config, arguments = request.config, EngineArguments.of(request.config.engine_args or {})
     (draft,) = request.sources.drafts
     room = Room(max(config.batch_size or MOST_AT_ONCE, request.serve_batch), request.longest, _context(request))
@@ -154,9 +170,9 @@ def _vllm(request: EngineRequest) -> Iterator[OpenEngines]:
     capacity = replace(request.capacity, gpus_each=arguments.devices)
     with open_workers(config.workers, config.ray, request.sources, capacity, config.reporter.note) as workers:
         engine = source.noting(config.reporter.note)
+        engine.check_intervals([KeyedPrompt(problem.id, problem.prompt) for problem in request.problems])
         over = None
         if workers is not None:
-            engine.check_intervals([KeyedPrompt(problem.id, problem.prompt) for problem in request.problems])
             over = EngineWorkers(workers, replace(source, intervals_hold=engine.intervals_hold))
         gpus = workers.gpus if workers else 0
         yield OpenEngines([engine], over, engine.devices + gpus, engine.device == "cpu")

@@ -39,15 +39,22 @@ class Floor(NamedTuple):
         return f"at most {at_most(self.most)} of outcomes ({confidence(_DELTA)} confidence)"
 
 
-def judge(goal: Goal, accuracy: float, churn: NumericalChurn, progress: Progress) -> None:
+def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: Progress) -> None:
     """Notes the floor, then checks that the goal is not finer than it.
 
     Args:
         accuracy: of the target, on the problems that `churn` was counted on.
+        churn: None: it cannot be told from noise, and the goal is not checked.
 
     Raises:
         UsageError: a certificate is requested, and the losses it allows are below even the least that the floor may be.
     """
+    if churn is None:
+        progress.note(
+            "how many outcomes rounding alone flips is not known: sampled lossless texts have noise of their own in "
+            "this engine"
+        )
+        return
     floor, room = Floor.of(churn.outcomes_flipped, churn.problems), _room(goal, accuracy)
     progress.note(
         f"rounding alone (the lossless rule compared with the target) flipped {churn.outcomes_flipped} of "

@@ -36,28 +36,29 @@ class Pilot:
 
     problems: int
     accuracy: float  # of the target
-    numerical_churn: float  # share of outcomes that flip between the target and the lossless rule, with the first seed
+    numerical_churn: float | None  # share of outcomes that flip between the target and the lossless rule, by rounding
     churn: float  # between the target and the fuzzy setting
     retention: float | None  # of the fuzzy setting; None: the target solved nothing
 
     @classmethod
-    def of(cls, target: Measurement, lossless: Measurement, fuzzy: Measurement) -> Pilot:
-        """Returns the pilot of three measurements on the same problems.
+    def of(cls, target: Measurement, lossless: Measurement | None, fuzzy: Measurement) -> Pilot:
+        """Returns the pilot of measurements on the same problems; `lossless` is None where its noise is its own.
 
         With several seeds all shares but the numerical churn are of (problem, seed) pairs.
         """
         return cls(
             target.problems,
             target.accuracy,
-            float((target.correct[:, 0] != lossless.correct[:, 0]).mean()),
+            None if lossless is None else float((target.correct[:, 0] != lossless.correct[:, 0]).mean()),
             float((target.correct != fuzzy.correct).mean()),
             fuzzy.accuracy / target.accuracy if target.accuracy else None,
         )
 
     @property
-    def floor(self) -> Floor:
-        """How often rounding alone flips an outcome."""
-        return Floor.of(round(self.problems * self.numerical_churn), self.problems)
+    def floor(self) -> Floor | None:
+        """How often rounding alone flips an outcome; None: that is not known."""
+        churn = self.numerical_churn
+        return None if churn is None else Floor.of(round(self.problems * churn), self.problems)
 
     @property
     def likely_accuracy(self) -> float:
@@ -67,7 +68,7 @@ class Pilot:
     @property
     def cautious_churn(self) -> float:
         """Upper 80 % bound of the churn by Jeffreys' interval (Brown, Cai, DasGupta 2001)."""
-        flipped = self.problems * max(self.churn, self.numerical_churn)
+        flipped = self.problems * max(self.churn, self.numerical_churn or 0.0)
         return float(beta.ppf(_CAUTION, flipped + 0.5, self.problems - flipped + 0.5))
 
 

@@ -130,7 +130,7 @@ def prepare(
         session = session.stopping_early(early.policies, stops)
     timer = Timer(session, goal, timing, forecast, stops)
     fuzzy = _first_fuzzy(session, space, forecast)
-    pilot = Pilot.of(baseline.alone, baseline.lossless, fuzzy)
+    pilot = Pilot.of(baseline.alone, baseline.lossless if baseline.exact_texts else None, fuzzy)
     _check_enough(goal, session, session.holdout.problems, level, pilot.accuracy)
     served = Paces(*(_served(m, forecast, session, goal) for m in (baseline.alone, baseline.lossless, fuzzy)))
     pace = facts.pace_of(session.processes) or _pace(session, space)

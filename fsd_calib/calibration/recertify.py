@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.engines.base import Pair
 from fsd_calib.engines.configuration import Configuration
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
 
@@ -39,3 +44,26 @@ def decoding_of(profile: ThresholdProfile) -> DecodingConfig:
         rule=setting.rule, divergence=setting.divergence, draft_length=(setting.draft_length,),
         sampling=Sampling(**profile.sampling.model_dump()), seed=profile.seed, threshold_policy=moved,
     )  # fmt: skip
+
+
+def as_recorded(profile: ThresholdProfile, config: RunConfig, target: Any, draft: Any) -> RunConfig:
+    """Returns the settings of a run, and where they say nothing of the models, what the profile recorded of them.
+
+    vLLM loads models by arguments of its own: those of a profile that vLLM certified.
+    """
+    config = replace(config, dtype=config.dtype or profile.dtype)
+    if config.engine != OWN_ENGINE:
+        recorded = profile.engine.arguments if profile.engine_name == config.engine and profile.engine else None
+        return replace(config, engine_args=recorded if config.engine_args is None else config.engine_args)
+    loading = config.loading.following(profile, target, draft)
+    return replace(config, model_kwargs=loading.target, draft_model_kwargs=loading.draft)
+
+
+def other_models(profile: ThresholdProfile, pair: Pair) -> Iterator[str]:
+    """Yields a line for each model that is not the profile's."""
+    for role, then, now in (("target", profile.target, pair.target), ("draft", profile.draft, pair.draft)):
+        if (now.fingerprint, now.quantization) != (then.fingerprint, then.quantization):
+            yield (
+                f"the {role} {now.id!r} is not the one that the setting was found with ({then.id!r}"
+                f"{'' if then.quantization is None else f', {then.quantization}'}): its weights or quantisation differ"
+            )

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from fsd_calib.certification import ledger_migration
 from fsd_calib.certification.ledger_file import (
-    CONTINUES,
     Entry,
     LedgerFile,
     Numbered,
@@ -92,23 +91,24 @@ class AttemptLedger:
 
         Args:
             run: Recorded with the attempt.
-            continued: Number of the attempt that this is a part of, whose own text says what it goes on with; None: it
-                is an attempt of its own.
+            continued: Number of the attempt that this is a part of, whose own text says what it goes on with. It goes
+                on once: with another text, of another version of a library for instance, this is an attempt of its own,
+                as it is where this is None.
 
         Raises:
             UsageError: There are no problems, or some were tuned on before a verdict was recorded.
         """
         requested = as_set(numbers(problems))
-        frozen = frozen if continued is None else CONTINUES + frozen
         if not len(requested):
             raise UsageError("an attempt has 0 problems; it needs at least 1 to certify on")
         with self._file.transaction():
             entries = self._file.attempts(family)
+            begun = None if continued is None else _begun(entries, requested, continued)
+            frozen, number = _as_part(entries, begun, frozen) or (frozen, next_number(entries, requested))
             entry = _decided_first([e for e in entries if e.frozen == frozen and np.array_equal(e.problems, requested)])
             if entry is None or entry.verdict is None:
                 self._require_untuned(family, requested)
             if entry is None:
-                number = next_number(entries, requested) if continued is None else continued
                 entry = self._file.add_attempt(Entry(family, requested, frozen, number))
             if run is not None and entry.place not in self._file.runs(run.name):
                 self._file.add_run(run, entry.place)
@@ -215,6 +215,26 @@ class Attempt:
         self.verdict = self._ledger._decide(self._entry, verdict)
         self._decided = True
         return self.verdict
+
+
+def _begun(entries: Sequence[Entry], requested: Numbers, number: int) -> Entry:
+    """Returns the attempt that goes on with these problems. UsageError: there is none that is decided."""
+    for entry in entries:
+        whole = not entry.continues and entry.number == number and bool(known(requested, entry.problems).all())
+        if whole and entry.verdict is not None:
+            return entry
+    raise UsageError(
+        f"attempt {number} is not decided on these problems, so nothing can go on from it; certify it first"
+    )
+
+
+def _as_part(entries: Sequence[Entry], begun: Entry | None, frozen: str) -> tuple[str, int] | None:
+    """Returns text and number of a row that goes on from an attempt; None: it does not, or went on otherwise."""
+    if begun is None:
+        return None
+    text = begun.beginning + frozen
+    parts = {entry.frozen for entry in entries if entry.frozen.startswith(begun.beginning)}
+    return (text, begun.number) if parts <= {text} else None
 
 
 def _decided_first(entries: Sequence[Entry]) -> Entry | None:

@@ -1,8 +1,8 @@
 """Engines that certify one setting in turn, as one frozen sequence: a fixed sequence of tests, each at the full level.
 
-The first engine's attempt freezes all of them. A later one is tested only where those before it have certified, which
-keeps the probability of any false certificate below the level (Maurer, Hothorn, Lehmacher 1995), as with the settings
-of a sequence.
+The first engine's attempt freezes the names and arguments of all. A later one is tested only where those before it have
+passed, and once, which keeps the probability of any false certificate below the level (Maurer, Hothorn, Lehmacher
+1995), as with the settings of a sequence.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ def _table(name: str) -> str:
     return f"CREATE TABLE {name} (place INTEGER PRIMARY KEY, {columns}, digest BLOB);"
 
 
-CONTINUES = "continues: "
-"""Begins the text of what an earlier row's sequence goes on with."""
+_CONTINUES = "continues "
 
 _SCHEMA = Schema(WHAT, APPLICATION, 2, "".join(map(_table, _COLUMNS)), SETTINGS, CHECK)
 
@@ -110,9 +109,14 @@ class Entry:
     place: int = 0
 
     @property
+    def beginning(self) -> str:
+        """Begins `frozen` of the row that tests what this row's sequence goes on with."""
+        return f"{_CONTINUES}{self.place}: "
+
+    @property
     def continues(self) -> bool:
         """Whether it tests what an earlier row's sequence goes on with, and so is no attempt of its own."""
-        return self.frozen.startswith(CONTINUES)
+        return self.frozen.startswith(_CONTINUES)
 
     def stored(self) -> tuple[Any, ...]:
         """Returns the values in the order of the columns."""

@@ -328,7 +328,7 @@ def command(
         check_device(device)
 
     from fsd_calib.calibration.api import Calibration
-    from fsd_calib.calibration.recertify import decoding_of, setting_of
+    from fsd_calib.calibration.recertify import decoding_of
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.cli.in_turn import print_plans, run_and_report
     from fsd_calib.progress import stderr_progress
@@ -348,8 +348,7 @@ def command(
         engine_args=None if engine_args is None else json_object("--engine-args", engine_args),
         compile=compile, engine="vllm" if "vllm" in engines else engines[0],  # type: ignore[arg-type]
     )  # fmt: skip
-    fixed = None if found is None else setting_of(found)
-    calibration = Calibration(task, large, small, goal, decoding, config, fixed=fixed)
+    calibration = Calibration(task, large, small, goal, decoding, config, fixed=found)
     with interruptible(lambda: _kept(config)):
         if plan:
             print_plans(calibration, engines)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.in_turn import in_turn
+from fsd_calib.calibration.in_turn import in_turn, passed
 from fsd_calib.report.console import print_plan, print_report
 from fsd_collectors.report.terminal import LiteralConsole, literal
 
@@ -35,10 +35,10 @@ def run_and_report(calibration: Calibration, engines: Sequence[str]) -> bool:
         folder = one.config.path("out")
         print_report(profile, folder and folder / "profile.json", console)
         met.append(profile.met)
-        return found.attempt if found.certified else None
+        return found.attempt if passed(profile) else None
 
     for engine in in_turn(calibration, engines, run):
-        console.print(literal(f"Not tested: {engine}. The sequence ends with the first engine that does not certify."))
+        console.print(literal(f"Not tested: {engine}. The sequence ends with the first engine whose test fails."))
     return len(met) == len(engines) and all(met)
 
 

@@ -182,6 +182,11 @@ class Engine(ABC):
         """The divergence of configurations whose rule has none."""
 
     @property
+    def exact_texts(self) -> bool:
+        """Whether the lossless rule gives the target's own texts, except for rounding."""
+        return True
+
+    @property
     def longest_draft(self) -> int | None:
         """The largest draft length; None: any."""
         return None

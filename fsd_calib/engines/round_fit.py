@@ -15,8 +15,8 @@ _LEAST = 1e-9  # seconds; the least cost of a verification
 def fit(seconds: Mapping[int, float], draft_step: float) -> CostModel:
     """Fits the line L (c + Δv) + (v + Δv) to the seconds of a round by draft length L, with relative errors.
 
-    Rounds determine the two sums; the clock of the draft phase splits them. On CUDA that clock measures launches, so
-    the split is rough there; the sums, which all speeds follow from, are not. No cost is negative.
+    Rounds determine the two sums; `draft_step`, in seconds and at least 0, splits them. The split is rough where a
+    clock saw only launches, or no draft phase; the sums, which all speeds follow from, are not. No cost is negative.
     """
     lengths, taken = np.array(list(seconds), np.float64), np.array(list(seconds.values()))
     rows = np.stack([lengths, np.ones_like(lengths)], 1) / taken[:, None]

@@ -26,11 +26,14 @@ from fsd_collectors.report.terminal import TITLE, literal
 
 def pilot_summary(plan: Plan) -> str:
     """Returns what the first problems showed, in two or three sentences."""
-    first = plan.pilot
+    first, floor = plan.pilot, plan.pilot.floor
+    rounding = "How many outcomes rounding alone flips is not known" if floor is None else (
+        "Rounding alone (the lossless rule compared with the target) flipped "
+        f"{percent(floor.share)} of their outcomes, so it flips {floor.bound_in_words}"
+    )  # fmt: skip
     summary = (
-        f"The target solved {percent(first.accuracy)} of the first {first.problems} tuning problems. Rounding alone "
-        f"(the lossless rule compared with the target) flipped {percent(first.numerical_churn)} of their outcomes, so "
-        f"it flips {first.floor.bound_in_words}; a fuzzy setting flipped {percent(first.churn)}."
+        f"The target solved {percent(first.accuracy)} of the first {first.problems} tuning problems. {rounding}; a "
+        f"fuzzy setting flipped {percent(first.churn)}."
     )
     if _depends_on_churn(plan):
         summary += f" To be cautious, the plan assumes {percent(first.cautious_churn)}."

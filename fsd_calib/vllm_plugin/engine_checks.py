@@ -10,12 +10,16 @@ from fsd_calib.vllm_plugin import cpu_sampling
 from fsd_calib.vllm_plugin.followed import Followed
 from fsd_calib.vllm_plugin.thresholds import policy_of
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods of vLLM's --speculative-config whose drafts come with a distribution over the target's vocabulary."""
 
 _NEED_ALL_TOKENS = ("ag", "kl_pq")  # infinite where the draft gives a token no probability that the target gives some
+_COMPARED = {"tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager"}
+"""Arguments of an engine that are compared with the profile's, or that change the last bits alone."""
+
 RULES = ("fsd-sd", "fsd-coupled")
 """Rules that vLLM can follow: where greedy, both accept x = argmax p or D <= T; sampled, they emit from one law."""
 
@@ -186,12 +190,38 @@ def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
             f"num_speculative_tokens is {spec.num_speculative_tokens} instead of the profile's {length}: its "
             "certificate does not apply"
         )
+    if profile.engine is not None:
+        yield from _other_arguments(config, profile, profile.engine)
+    cached = _recorded(profile.engine, "kv_cache_dtype", "auto")
     for whose, kept in (("target", config.cache_config.cache_dtype), ("draft", spec.kv_cache_dtype)):
-        if kept not in (None, "auto", profile.dtype):
+        if kept not in (None, "auto", profile.dtype, cached):
             yield f"the {whose}'s KV cache is in {kept}, which the profile was not calibrated with"
     kind = config.device_config.device_type
     if kind != profile.device.partition(":")[0]:
         yield f"the profile was calibrated on {profile.device}, decoding runs on {kind}"
+
+
+def _other_arguments(config: Any, profile: ThresholdProfile, then: EngineInfo) -> Iterator[str]:
+    """Yields how an engine differs from vLLM as it was when it certified the profile, in what texts may depend on."""
+    from vllm.version import __version__ as running
+
+    if running != then.version:
+        yield f"the profile was certified in vllm {then.version}, and this is {running}"
+    parallel, quantised = config.parallel_config.tensor_parallel_size, config.model_config.quantization
+    of_checkpoint = None if profile.target.quantization is None else quantised
+    for name, now, recorded in (
+        ("tensor_parallel_size", parallel, _recorded(then, "tensor_parallel_size", 1)),
+        ("quantization", quantised, _recorded(then, "quantization", of_checkpoint)),
+    ):
+        if now != recorded:
+            yield f"{name} is {now}, and the profile was certified with {recorded}"
+    if others := sorted(then.arguments.keys() - _COMPARED):
+        yield f"the profile was certified with {', '.join(others)} in --engine-args, which are not compared"
+
+
+def _recorded(then: EngineInfo | None, name: str, usual: Any) -> Any:
+    """An argument of the engine that certified the profile."""
+    return usual if then is None else then.arguments.get(name, usual)
 
 
 def introduction(path: str, profile: ThresholdProfile) -> str:

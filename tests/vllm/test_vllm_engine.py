@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.engines import EngineConformance
+from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.vllm.engine import VllmEngine
 from fsd_calib.tasks.base import Task
 from support.vllm_engine import arithmetic, engine_source
@@ -17,7 +18,9 @@ def task() -> Task:
 
 @pytest.fixture(scope="module")
 def engine(task: Task) -> VllmEngine:
-    return engine_source(task).engine(None)
+    made = engine_source(task).engine(None)
+    made.check_intervals([KeyedPrompt(problem.id, problem.prompt) for problem in task.problems])
+    return made
 
 
 class TestVllmEngine(EngineConformance):

@@ -79,7 +79,7 @@ def _check_gpus_left(given: int, sources: Sources, capacity: Capacity) -> None:
     if gpus and each and given > (left := len(worker_gpus(sources, capacity))):
         raise UsageError(
             f"workers is {given}, and each process takes {each} of the {gpus} GPUs for itself, this one too, which "
-            f"leaves room for {left}; give {left if left > 1 else 1}"
+            f"leaves room for {left}; {f'give {left}' if left > 1 else 'leave workers out, as one is no faster'}"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -19,6 +18,13 @@ _OURS = {
     "async_scheduling": "the calibration changes the draft length from step to step, which that would plan ahead",
     "enable_prefix_caching": "it would keep prompts that the draft has not read, where the target decodes alone",
     "data_parallel_size": "--workers starts replicas, each with an engine of its own",
+    **dict.fromkeys(
+        ("revision", "code_revision", "tokenizer_revision"),
+        "the fingerprint is of what --target and --draft name: download that revision and give its folder",
+    ),
+    "load_format": "the fingerprint is of the checkpoint's own weights",
+    "hf_overrides": "the fingerprint is of the checkpoint's own configuration",
+    "pipeline_parallel_size": "the plugin needs the drafts of every step at the next one: use tensor_parallel_size",
     "worker_cls": "the plugin chooses it",
     "distributed_executor_backend": "no calibration has been tested with another than vLLM chooses",
 }
@@ -55,8 +61,26 @@ class EngineArguments:
     @property
     def devices(self) -> int:
         """How many devices one engine is spread over."""
-        sizes = (self.values.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
-        return math.prod(size if isinstance(size, int) else 1 for size in sizes)  # vLLM refuses others
+        size = self.values.get("tensor_parallel_size", 1)
+        return size if isinstance(size, int) else 1  # vLLM refuses others
+
+    def check_room(self, rows: int, context: int) -> None:
+        """Checks that the engine has room for what is decoded.
+
+        Args:
+            rows: Requests at once.
+            context: Tokens of a prompt and its text together.
+
+        Raises:
+            UsageError: It has not: texts would be cut, or speeds be those of fewer requests.
+        """
+        for name, least, what in (
+            ("max_model_len", context, "the longest prompt and its text take"),
+            ("max_num_seqs", rows, "--batch-size and --serve-batch decode at once up to"),
+        ):
+            given = self.values.get(name)
+            if isinstance(given, int) and given < least:
+                raise UsageError(f"engine_args sets {name!r} to {given}, and {what} {least}: give at least that")
 
     @property
     def decisive(self) -> dict[str, Any]:

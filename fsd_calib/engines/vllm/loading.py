@@ -16,7 +16,7 @@ from fsd_decoding.errors import UsageError
 _CPU_CACHE = 1 << 30  # bytes of KV cache on a CPU, where vLLM would take most of the memory
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop runs in this process, and ends with it
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # no GPU has tested the plugin in the other one
 }
 _alive: list[Any] = []  # an engine that is deleted takes what all engines of a process share with it
 
@@ -43,19 +43,14 @@ def load(pair: Pair, dtype: str, arguments: EngineArguments, first: MeasuredSett
         first: The first setting, whose sampling all have.
 
     Raises:
-        UsageError: There is no vLLM here, or it cannot run these models so.
+        UsageError: vLLM cannot run these models so, or has no room for what is decoded.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # no GPU has tested the plugin in the other one
-    try:
-        from vllm.entrypoints.llm import LLM
-        from vllm.platforms import current_platform
-    except ImportError as error:
-        raise UsageError(
-            f"engine 'vllm' needs vLLM, which this environment lacks ({error}); install it, for instance with 'sh "
-            "install.sh vllm', or leave --engine out"
-        ) from error
+    os.environ.update(_ENVIRONMENT)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    arguments.check_room(room.rows, room.context)
+    from vllm.entrypoints.llm import LLM
+    from vllm.platforms import current_platform
+
     plugin.register()  # vLLM loads it by itself only where VLLM_PLUGINS allows it
     sampled = first.sampling.temperature > 0
     speculation = {"model": pair.draft.id, "num_speculative_tokens": room.longest, "method": "draft_model"}

@@ -33,7 +33,7 @@ class VllmEngineSource:
     arguments: EngineArguments
     room: Room
     task: str
-    intervals_hold: bool | None = None
+    intervals_hold: bool = False
 
     def engine(self, draft: str | None) -> VllmEngine:
         """See `EngineSource.engine`."""

@@ -49,7 +49,8 @@ def measure_costs(requests: Callable[[int], Requests], prompts: int, longest: in
     if short := [length for length, taken in seconds.items() if not taken]:
         raise UsageError(f"no text took a second round at draft length {short[0]}; give prompts with longer answers")
     medians = {length: median(taken) for length, taken in seconds.items()}
-    return fit(medians, (medians[lengths[-1]] - medians[lengths[0]]) / (lengths[-1] - lengths[0]))
+    slope = (medians[lengths[-1]] - medians[lengths[0]]) / (lengths[-1] - lengths[0])
+    return fit(medians, max(slope, 0.0))  # a length that has a graph may take less time than a shorter one without
 
 
 def _steady_steps(requests: Requests, prompts: int) -> list[float]:

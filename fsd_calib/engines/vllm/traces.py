@@ -33,8 +33,8 @@ class Traced(NamedTuple):
     facts: dict[str, Any]
 
 
-def manifest_of(wanted: WantedTraces, engine: Engine, vllm_version: str) -> Manifest:
-    """Returns the manifest that such traces have."""
+def manifest_of(wanted: WantedTraces, engine: Engine, identity: str) -> Manifest:
+    """Returns the manifest that such traces have; `identity` is of what they depend on beside models and settings."""
     pair = engine.pair
     return Manifest(
         way="along-target", policy=None, target=pair.target, draft=pair.draft, tokenizer=pair.tokenizer, eos=(),
@@ -42,7 +42,7 @@ def manifest_of(wanted: WantedTraces, engine: Engine, vllm_version: str) -> Mani
         sampling=SamplingInfo.model_validate(engine.decoding.sampling, from_attributes=True), seed=engine.decoding.seed,
         divergences=tuple(wanted.divergences), on=engine.decoding.on, hidden=0, projected=False,
         batch_size=wanted.batch_size, portion=_PORTION, device=engine.device,
-        versions=versions(f"vllm {vllm_version}"),
+        versions=versions(identity),
     )  # fmt: skip
 
 

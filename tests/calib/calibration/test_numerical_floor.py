@@ -105,7 +105,8 @@ def test_a_calibration_refuses_before_it_spends_an_attempt(tmp_path: Path) -> No
         calibration(0.97, size=0.5).plan()
     assert any("rounding alone" in line for line in notes.lines)
     plan = calibration(0.6, size=0.5).plan()
-    assert plan.pilot.cautious_churn >= plan.pilot.numerical_churn > 0
+    assert plan.pilot.floor is not None
+    assert plan.pilot.cautious_churn >= plan.pilot.floor.share > 0
     assert plan.pilot.floor.bound_in_words in pilot_summary(plan)
 
 

@@ -38,7 +38,7 @@ def certification(folder: Path, found: ThresholdProfile, **run: Any) -> Calibrat
     settings: dict[str, Any] = {"out": folder / "out", "cache": folder, "state": folder, "timing": "none", **run}
     return Calibration(
         tiny_calibration.task(240), *far_apart(), Goal(0.5, serve_batch=8), decoding_of(found), RunConfig(**settings),
-        word_tokenizer(), fixed=setting_of(found),
+        word_tokenizer(), fixed=found,
     )  # fmt: skip
 
 

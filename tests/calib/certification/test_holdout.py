@@ -111,6 +111,21 @@ def test_engines_in_turn_are_one_attempt() -> None:
         assert [(one.attempt.number, one.delta) for one in (first, second)] == [(2, first.delta)] * 2
         assert continued.open([SAFE], ALONE, CLAIM, 0.95).attempt.verdict is not None  # the same command again
         assert part(ledger, None).next_attempt == 3
+        other = Holdout(
+            Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "vllm, another version",
+            dataclasses.replace(both, place=1, attempt=2),
+        )  # fmt: skip
+        assert other.open([SAFE], ALONE, CLAIM, 0.95).attempt.number == 3  # it goes on once
+        assert part(ledger, None).next_attempt == 4
+
+
+def test_a_sequence_goes_on_from_a_decided_attempt_only() -> None:
+    both = EngineSequence((("fsd-calib", "{}"), ("vllm", "{}")), place=1, attempt=1)
+    with AttemptLedger(None) as ledger:
+        part = Holdout(Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "models", both)
+        holdout(ledger).open([SAFE], ALONE, CLAIM, 0.95)
+        with pytest.raises(UsageError, match="attempt 1 is not decided on these problems"):
+            part.open([SAFE], ALONE, CLAIM, 0.95)
 
 
 def test_another_sequence_of_engines_is_another_attempt() -> None:

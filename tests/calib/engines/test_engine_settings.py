@@ -22,7 +22,10 @@ PAIR = tuple(map(str, pair_paths()))
     [
         ({"model": "x"}, "give it as --target"),
         ({"speculative_config": {}}, "--draft and its lengths as --draft-length"),
-        ({"data_parallel_size": 2}, "several commands share a search by --storage"),
+        ({"data_parallel_size": 2}, "--workers starts replicas"),
+        ({"revision": "x"}, "download that revision"),
+        ({"load_format": "dummy"}, "the checkpoint's own weights"),
+        ({"pipeline_parallel_size": 2}, "use tensor_parallel_size"),
         ({"enable_prefix_caching": True}, "prompts that the draft has not read"),
     ],
 )
@@ -44,6 +47,14 @@ def test_texts_depend_on_all_arguments_but_those_of_room() -> None:
     assert arguments == EngineArguments.of(dict(reversed(given.items())))
 
 
+def test_room_for_what_is_decoded_is_required() -> None:
+    EngineArguments.of({"max_model_len": 400, "max_num_seqs": 32}).check_room(rows=32, context=400)
+    with pytest.raises(UsageError, match="sets 'max_model_len' to 400, and the longest prompt and its text take 401"):
+        EngineArguments.of({"max_model_len": 400}).check_room(rows=32, context=401)
+    with pytest.raises(UsageError, match=r"sets 'max_num_seqs' to 16, and --batch-size and --serve-batch decode .* 32"):
+        EngineArguments.of({"max_num_seqs": 16}).check_room(rows=32, context=400)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -54,7 +65,8 @@ def test_texts_depend_on_all_arguments_but_those_of_room() -> None:
         ({"timing": "careful"}, "leave --timing careful out"),
         ({"compile": "capture"}, "leave --compile out"),
         ({"device": "cpu"}, "leave --device out"),
-        ({"workers": 2}, "tensor_parallel_size"),
+        ({"temperature": 0.001}, "samples at temperature 0.01 or above"),
+        ({"engine_args": {"model": "x"}}, "give it as --target"),
         ({"model_kwargs": {"quantization": "torchao-int8wo"}}, "leave the options of loading out"),
     ],
 )

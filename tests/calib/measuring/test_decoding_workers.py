@@ -305,6 +305,8 @@ def test_processes_that_do_not_share_gpus_leave_the_first_to_the_one_that_starts
     assert workers_for(2, sources, in_pairs) == 2
     with pytest.raises(UsageError, match=r"workers is 3, and each process takes 2 of the 7 GPUs .* room for 2; give 2"):
         workers_for(3, sources, in_pairs)
+    with pytest.raises(UsageError, match="leaves room for 1; leave workers out, as one is no faster"):
+        workers_for(2, sources, Capacity(1000, 4, gpus_each=3))
     assert workers_for(3, replace(sources, device="cpu"), in_pairs) == 3
 
 
