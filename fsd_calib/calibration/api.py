@@ -133,12 +133,14 @@ class Calibration:
             )
         self._check_sampling()
         drafts = _drafts(self.draft)
+        if len(drafts) > 1 and self.fixed is not None:
+            raise UsageError(f"the profile's setting has one draft, and {len(drafts)} are given; give one of them")
         if len(drafts) > 1 and (self._predictor is not None or "per-prompt" in self._policies):
             what = "a predictor" if self._predictor is not None else "policy per-prompt"
             raise UsageError(f"{what} is learned with one draft, and {len(drafts)} are given; give one of them")
         self._timing.check(self.goal)
         if self.config.engine == "vllm":
-            check_vllm(self._sources, self.decoding, self.config, self._policies)
+            check_vllm(self._sources, self.decoding, self.config, self._policies, self.goal.serve_batch)
         if self._predictor is not None and any(map(moves, self._policies)):
             raise UsageError(
                 f"a predictor ends drafts by the T they are given, and policy {_listed(self._policies)} judges them by "
@@ -160,6 +162,11 @@ class Calibration:
                 f"a calibration takes temperature, top_k and top_p, and divergences of raw logits; {sampling}, "
                 f"on={decoding.on!r}, within_support={decoding.within_support} ask for more, leave that out"
             )
+
+    @property
+    def models(self) -> tuple[Any, Any]:
+        """The target and the first draft, as they were given."""
+        return self.target, _drafts(self.draft)[0]
 
     def plan(self) -> Plan:
         """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them."""

@@ -112,9 +112,11 @@ def _devices(decoders: Sequence[SpeculativeDecoder]) -> set[torch.device]:
     return {weight.device for model in models if isinstance(model, Module) for weight in model.parameters()}
 
 
-def check_vllm(sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any]) -> None:
+def check_vllm(
+    sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any], serve_batch: int
+) -> None:
     """Raises UsageError where vLLM cannot do what is asked of it; nothing was loaded."""
-    for reason in _obstacles(sources, decoding, config, policies):
+    for reason in _obstacles(sources, decoding, config, policies, serve_batch):
         raise UsageError(f"engine is 'vllm', {reason}")
 
 
@@ -127,7 +129,9 @@ def check_vllm_installed() -> None:
         )
 
 
-def _obstacles(sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any]) -> Iterator[str]:
+def _obstacles(
+    sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any], serve_batch: int
+) -> Iterator[str]:
     for role, model in (("target", sources.target), *(("draft", draft) for draft in sources.drafts)):
         if not is_source(model):
             yield f"which loads models itself, and the {role} is a loaded {type(model).__name__}: give its path or id"
@@ -149,7 +153,8 @@ def _obstacles(sources: Sources, decoding: DecodingConfig, config: RunConfig, po
         yield "which takes the device that it was built for: leave --device out"
     if 0 < decoding.sampling.temperature < _COLDEST:
         yield f"which samples at temperature {_COLDEST} or above, and {decoding.sampling.temperature} is given: give 0"
-    EngineArguments.of(config.engine_args or {})
+    rows = max(config.batch_size or MOST_AT_ONCE, serve_batch)
+    EngineArguments.of(config.engine_args or {}).check_room(rows)
     if config.loading != USUAL_LOADING:
         yield 'which loads models as --engine-args says, such as {"quantization": …}: leave the options of loading out'
 

@@ -12,7 +12,9 @@ import torch
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.engines import check_vllm_installed
 from fsd_calib.calibration.recertify import as_recorded
+from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.engine_sequence import EngineSequence
+from fsd_calib.engines.vllm.arguments import EngineArguments
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -48,10 +50,11 @@ def in_turn(calibration: Calibration, engines: Sequence[str], one: One) -> list[
 
 
 def passed(profile: ThresholdProfile) -> bool:
-    """Whether the test was passed, even where the setting is then not chosen, since it is hardly faster than `sd`."""
+    """Whether the setting passed its test, even where it is then not chosen, since it is hardly faster than `sd`."""
     found = profile.certificate
     bound = found.lower_bound if found.acc == "retention" else found.accuracy_lower_bound
-    return found.certified or (bound is not None and found.wanted is not None and bound >= found.wanted)
+    shown = bound is not None and found.wanted is not None and bound >= found.wanted
+    return found.certified or (shown and not found.lossless)  # which is evidence on the target alone
 
 
 def _check_certifies(calibration: Calibration, engines: Sequence[str]) -> None:
@@ -67,22 +70,26 @@ def _check_certifies(calibration: Calibration, engines: Sequence[str]) -> None:
 
 def _of(calibration: Calibration, engines: Sequence[str], place: int, attempt: int | None) -> Calibration:
     """The calibration by the engine at this place."""
-    config, engine, sequence = calibration.config, engines[place], None
-    arguments = config.engine_args if engine == "vllm" else None
-    config = replace(config, engine=engine, engine_args=arguments)  # type: ignore[arg-type]
-    if calibration.fixed is not None:
-        config = as_recorded(calibration.fixed, config, calibration.target, calibration.draft)
+    config, sequence = _config(calibration, engines[place]), None
     if len(engines) > 1:
         folder = config.path("out")
-        config = replace(config, out=None if folder is None else folder / engine)
+        config = replace(config, out=None if folder is None else folder / engines[place])
         sequence = EngineSequence(_frozen(calibration, engines), place, attempt)
     return replace(calibration, config=config, sequence=sequence)
 
 
+def _config(calibration: Calibration, engine: str) -> RunConfig:
+    """How an engine runs; of a profile's setting also as the profile recorded it."""
+    config = calibration.config
+    arguments = config.engine_args if engine == "vllm" else None
+    config = replace(config, engine=engine, engine_args=arguments)  # type: ignore[arg-type]
+    return config if calibration.fixed is None else as_recorded(calibration.fixed, config, calibration.models)
+
+
 def _frozen(calibration: Calibration, engines: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Names and arguments of all engines."""
-    given = json.dumps(dict(calibration.config.engine_args or {}), sort_keys=True)
-    return tuple((name, given if name == "vllm" else "{}") for name in engines)
+    """Names of all engines, and the arguments that their texts depend on."""
+    arguments = [EngineArguments.of(_config(calibration, name).engine_args or {}).decisive for name in engines]
+    return tuple((name, json.dumps(given, sort_keys=True)) for name, given in zip(engines, arguments, strict=True))
 
 
 def _free_memory() -> None:

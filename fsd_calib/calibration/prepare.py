@@ -45,7 +45,7 @@ _PASSES = 3  # over the tuning part, of a search
 _FEW_ROWS = 1.8  # times as long a decoding takes in a search: what is not reused fills few rows (measured: 1.3 to 2.2)
 _CANDIDATES = 6  # frozen at most
 _LIKELY = 1  # of them, the median in benchmarks/results/regret.json; a front's points are all tested
-_LOSSLESS = "coupled"  # gives the target's own text under any sampling, except for rounding
+_LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)
 """Draft lengths of `sd`, whatever is searched."""
 

@@ -13,6 +13,7 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.quantization import UNQUANTISED
 from fsd_decoding.sampling import Sampling
 
 
@@ -46,17 +47,25 @@ def decoding_of(profile: ThresholdProfile) -> DecodingConfig:
     )  # fmt: skip
 
 
-def as_recorded(profile: ThresholdProfile, config: RunConfig, target: Any, draft: Any) -> RunConfig:
+def as_recorded(profile: ThresholdProfile, config: RunConfig, models: tuple[Any, Any]) -> RunConfig:
     """Returns the settings of a run, and where they say nothing of the models, what the profile recorded of them.
 
-    vLLM loads models by arguments of its own: those of a profile that vLLM certified.
+    vLLM loads models by arguments of its own: those of a profile that vLLM certified. A dtype is one of both models;
+    where the profile has two, each checkpoint's own remains.
+
+    Args:
+        models: The target and the draft, as they are given.
     """
-    config = replace(config, dtype=config.dtype or profile.dtype)
+    if profile.target.dtype == profile.draft.dtype:
+        config = replace(config, dtype=config.dtype or profile.target.dtype)
     if config.engine != OWN_ENGINE:
         recorded = profile.engine.arguments if profile.engine_name == config.engine and profile.engine else None
         return replace(config, engine_args=recorded if config.engine_args is None else config.engine_args)
-    loading = config.loading.following(profile, target, draft)
-    return replace(config, model_kwargs=loading.target, draft_model_kwargs=loading.draft)
+    loading = config.loading.following(profile, *models)
+    draft = loading.draft
+    if draft.quantization is None and loading.target.quantization is not None:
+        draft = replace(draft, quantization=UNQUANTISED)  # or it would be loaded as the target is
+    return replace(config, model_kwargs=loading.target, draft_model_kwargs=draft)
 
 
 def other_models(profile: ThresholdProfile, pair: Pair) -> Iterator[str]:

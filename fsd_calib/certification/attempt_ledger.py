@@ -114,10 +114,14 @@ class AttemptLedger:
                 self._file.add_run(run, entry.place)
         return Attempt(self, entry)
 
-    def next_number(self, family: str, problems: Iterable[Numbered]) -> int:
-        """Returns the number that a further attempt on these problems would have."""
+    def next_number(self, family: str, problems: Iterable[Numbered], continued: int | None = None) -> int:
+        """Returns the number that a further attempt on these problems would have; for `continued` see `open`."""
+        requested = numbers(problems)
         with self._file.naming_errors():
-            return next_number(self._file.attempts(family), numbers(problems))
+            entries = self._file.attempts(family)
+        begun = None if continued is None else _begun(entries, requested, continued)
+        went_on = begun is not None and any(entry.frozen.startswith(begun.beginning) for entry in entries)
+        return next_number(entries, requested) if begun is None or went_on else begun.number
 
     def facts_of(self, family: str, run: str) -> str | None:
         """Returns the facts recorded of the run of that name; None: it made no attempt."""

@@ -60,13 +60,12 @@ class Holdout:
     @property
     def next_attempt(self) -> int:
         """The number that a new attempt on these problems would have, or that of the sequence that goes on here."""
-        return self._continued or self._ledger.next_number(self._family, self._evaluator.problems)
+        return self._ledger.next_number(self._family, self._evaluator.problems, self._continued)
 
     def best_case(self, confidence: float) -> tuple[int, float]:
         """Returns the most problems and the highest level of any attempt; see `AttemptLedger.best_case`."""
-        if self._continued is not None:
-            return self.problems, attempt_level(confidence, self._continued)
-        return self._ledger.best_case(self._family, self._evaluator.problems, confidence)
+        problems, level = self._ledger.best_case(self._family, self._evaluator.problems, confidence)
+        return problems, max(level, attempt_level(confidence, self.next_attempt))
 
     def facts_of(self, run: str) -> str | None:
         """Returns the facts that the ledger has of the run of that name; None: none."""

@@ -274,7 +274,7 @@ def command(
         typer.Option(
             help="What decodes, times and is certified: fsd-calib, our own engine, or vllm, for profiles that vLLM "
             "serves (needs vLLM in this environment). With --certify also fsd-calib,vllm: the second is tested once "
-            "the first has certified, in the same attempt, and each has a profile in a folder of its name in --out.",
+            "the first has passed, in the same attempt, and each has a profile in a folder of its name in --out.",
             rich_help_panel=_DECODING,
         ),
     ] = "fsd-calib",

@@ -13,7 +13,7 @@ from fsd_collectors.report.terminal import LiteralConsole, literal
 
 
 def print_plans(calibration: Calibration, engines: Sequence[str]) -> None:
-    """Prints the plan of each engine, as if those before it had certified."""
+    """Prints the plan of each engine, as if those before it had passed their tests."""
 
     def plan(one: Calibration) -> int:
         planned, console = one.plan(), LiteralConsole()
@@ -38,7 +38,9 @@ def run_and_report(calibration: Calibration, engines: Sequence[str]) -> bool:
         return found.attempt if passed(profile) else None
 
     for engine in in_turn(calibration, engines, run):
-        console.print(literal(f"Not tested: {engine}. The sequence ends with the first engine whose test fails."))
+        console.print(
+            literal(f"Not tested: {engine}. The sequence ends with the first engine that does not pass a test.")
+        )
     return len(met) == len(engines) and all(met)
 
 
@@ -47,7 +49,9 @@ def _print_turn(one: Calibration, attempt: int | None, console: Console) -> None
     turn = one.sequence
     if turn is None:
         return
+    together = turn.attempt in (None, attempt)  # else the sequence went on before, with another version of the engine
+    sequence = " in one frozen sequence" if together else ""
     of_attempt = "" if attempt is None else f", attempt {attempt}"
-    text = f"Engine {turn.place + 1} of {len(turn.engines)} in one frozen sequence{of_attempt}: {one.config.engine}"
+    text = f"Engine {turn.place + 1} of {len(turn.engines)}{sequence}{of_attempt}: {one.config.engine}"
     console.print(literal(text, "bold"))
     console.print()

@@ -194,7 +194,8 @@ def doubts(config: Any, profile: ThresholdProfile) -> Iterator[str]:
         yield from _other_arguments(config, profile, profile.engine)
     cached = _recorded(profile.engine, "kv_cache_dtype", "auto")
     for whose, kept in (("target", config.cache_config.cache_dtype), ("draft", spec.kv_cache_dtype)):
-        if kept not in (None, "auto", profile.dtype, cached):
+        usual = (None, "auto", profile.dtype) if cached == "auto" or whose == "draft" else ()
+        if kept not in (*usual, cached):
             yield f"the {whose}'s KV cache is in {kept}, which the profile was not calibrated with"
     kind = config.device_config.device_type
     if kind != profile.device.partition(":")[0]:
@@ -209,12 +210,11 @@ def _other_arguments(config: Any, profile: ThresholdProfile, then: EngineInfo) -
         yield f"the profile was certified in vllm {then.version}, and this is {running}"
     parallel, quantised = config.parallel_config.tensor_parallel_size, config.model_config.quantization
     of_checkpoint = None if profile.target.quantization is None else quantised
-    for name, now, recorded in (
-        ("tensor_parallel_size", parallel, _recorded(then, "tensor_parallel_size", 1)),
-        ("quantization", quantised, _recorded(then, "quantization", of_checkpoint)),
-    ):
-        if now != recorded:
-            yield f"{name} is {now}, and the profile was certified with {recorded}"
+    if parallel != (recorded := _recorded(then, "tensor_parallel_size", 1)):
+        yield f"tensor_parallel_size is {parallel}, and the profile was certified with {recorded}"
+    recorded = _recorded(then, "quantization", of_checkpoint)
+    if (quantised is None) != (recorded is None):  # of one scheme vLLM has several names
+        yield f"quantization is {quantised}, and the profile was certified with {recorded}"
     if others := sorted(then.arguments.keys() - _COMPARED):
         yield f"the profile was certified with {', '.join(others)} in --engine-args, which are not compared"
 

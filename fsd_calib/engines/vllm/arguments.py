@@ -64,23 +64,23 @@ class EngineArguments:
         size = self.values.get("tensor_parallel_size", 1)
         return size if isinstance(size, int) else 1  # vLLM refuses others
 
-    def check_room(self, rows: int, context: int) -> None:
+    def check_room(self, rows: int, context: int = 0) -> None:
         """Checks that the engine has room for what is decoded.
 
         Args:
             rows: Requests at once.
-            context: Tokens of a prompt and its text together.
+            context: Tokens of a prompt and its text together; 0: not known yet.
 
         Raises:
             UsageError: It has not: texts would be cut, or speeds be those of fewer requests.
         """
-        for name, least, what in (
-            ("max_model_len", context, "the longest prompt and its text take"),
-            ("max_num_seqs", rows, "--batch-size and --serve-batch decode at once up to"),
+        for name, least, what, way_out in (
+            ("max_model_len", context, "the longest prompt and its text take", "give at least that"),
+            ("max_num_seqs", rows, "up to so many problems are decoded at once:", "use a smaller --batch-size"),
         ):
             given = self.values.get(name)
             if isinstance(given, int) and given < least:
-                raise UsageError(f"engine_args sets {name!r} to {given}, and {what} {least}: give at least that")
+                raise UsageError(f"engine_args sets {name!r} to {given}, and {what} {least}; {way_out}")
 
     @property
     def decisive(self) -> dict[str, Any]:

@@ -48,9 +48,11 @@ def load(pair: Pair, dtype: str, arguments: EngineArguments, first: MeasuredSett
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     arguments.check_room(room.rows, room.context)
-    from vllm.entrypoints.llm import LLM
-    from vllm.platforms import current_platform
-
+    try:
+        from vllm.entrypoints.llm import LLM
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise UsageError(f"vLLM is installed, and cannot be imported here: {error}; install it anew") from error
     plugin.register()  # vLLM loads it by itself only where VLLM_PLUGINS allows it
     sampled = first.sampling.temperature > 0
     speculation = {"model": pair.draft.id, "num_speculative_tokens": room.longest, "method": "draft_model"}

@@ -10,14 +10,15 @@ import pytest
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.in_turn import in_turn
+from fsd_calib.calibration.in_turn import in_turn, passed
 from fsd_calib.calibration.plan import Plan
-from fsd_calib.calibration.recertify import decoding_of, setting_of
+from fsd_calib.calibration.recertify import as_recorded, decoding_of, setting_of
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_collectors.replay.cost import CostModel
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.parts import EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import profile
 from support.models import tiny_calibration
@@ -83,6 +84,30 @@ def test_engines_in_turn_have_one_attempt_and_a_folder_each(tmp_path: Path) -> N
     assert [(one.attempt, one.delta) for one in plans] == [first, first]
     other = certification(tmp_path, profile({**FOUND, "threshold": 0.68}), out=tmp_path / "other")
     assert other.run().certificate.attempt == 2
+
+
+def test_evidence_on_the_target_alone_lets_no_other_engine_be_tested() -> None:
+    """The setting itself has failed, or was not tested."""
+    bound = {"acc": "absolute", "wanted": 0.5, "accuracy_lower_bound": 0.6}
+    for certified, lossless, expected in ((True, False, True), (False, False, True), (False, True, False)):
+        found = profile(FOUND)
+        changes = bound | {"certified": certified, "lossless": lossless}
+        made = found.model_copy(update={"certificate": found.certificate.model_copy(update=changes)})
+        assert passed(made) == expected
+
+
+def test_models_are_loaded_as_the_profile_recorded_them() -> None:
+    recorded = profile(FOUND)
+    quantised = recorded.target.model_copy(update={"quantization": "torchao-int8wo", "revision": "abc"})
+    found = recorded.model_copy(update={"target": quantised})
+    own = as_recorded(found, RunConfig(), (quantised.id, found.draft.id))
+    assert (own.loading.target.quantization, own.loading.draft.scheme) == ("torchao-int8wo", None)
+    assert (own.loading.target.revision, own.dtype) == ("abc", found.target.dtype)
+    assert as_recorded(found, RunConfig(dtype="bfloat16"), (quantised.id, found.draft.id)).dtype == "bfloat16"
+    engine = EngineInfo(name="vllm", version="1", arguments={"quantization": "fp8"})
+    in_vllm = found.model_copy(update={"engine": engine})
+    assert as_recorded(in_vllm, RunConfig(engine="vllm"), ("big", "small")).engine_args == {"quantization": "fp8"}
+    assert as_recorded(found, RunConfig(engine="vllm"), ("big", "small")).engine_args is None
 
 
 def test_engines_in_turn_end_with_the_first_that_does_not_certify(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def test_engines_in_turn_are_one_attempt() -> None:
             Evaluator(Table(), PROBLEMS, "certification"), ledger, "family", "vllm, another version",
             dataclasses.replace(both, place=1, attempt=2),
         )  # fmt: skip
-        assert other.open([SAFE], ALONE, CLAIM, 0.95).attempt.number == 3  # it goes on once
+        assert other.next_attempt == 3  # it goes on once
+        assert other.open([SAFE], ALONE, CLAIM, 0.95).attempt.number == 3
         assert part(ledger, None).next_attempt == 4
 
 

@@ -36,7 +36,7 @@ def test_arguments_that_the_calibration_sets_are_refused(given: dict[str, Any], 
 
 def test_arguments_are_json() -> None:
     with pytest.raises(UsageError, match=r"engine_args is .*; it must be a JSON object"):
-        EngineArguments.of({"hf_overrides": print})
+        EngineArguments.of({"compilation_config": print})
 
 
 def test_texts_depend_on_all_arguments_but_those_of_room() -> None:
@@ -51,7 +51,7 @@ def test_room_for_what_is_decoded_is_required() -> None:
     EngineArguments.of({"max_model_len": 400, "max_num_seqs": 32}).check_room(rows=32, context=400)
     with pytest.raises(UsageError, match="sets 'max_model_len' to 400, and the longest prompt and its text take 401"):
         EngineArguments.of({"max_model_len": 400}).check_room(rows=32, context=401)
-    with pytest.raises(UsageError, match=r"sets 'max_num_seqs' to 16, and --batch-size and --serve-batch decode .* 32"):
+    with pytest.raises(UsageError, match=r"sets 'max_num_seqs' to 16, .*at once: 32; use a smaller"):
         EngineArguments.of({"max_num_seqs": 16}).check_room(rows=32, context=400)
 
 
@@ -66,7 +66,6 @@ def test_room_for_what_is_decoded_is_required() -> None:
         ({"compile": "capture"}, "leave --compile out"),
         ({"device": "cpu"}, "leave --device out"),
         ({"temperature": 0.001}, "samples at temperature 0.01 or above"),
-        ({"engine_args": {"model": "x"}}, "give it as --target"),
         ({"model_kwargs": {"quantization": "torchao-int8wo"}}, "leave the options of loading out"),
     ],
 )
@@ -74,6 +73,11 @@ def test_what_vllm_cannot_do_is_refused_first(given: dict[str, Any], reason: str
     target, draft = PAIR
     with pytest.raises(UsageError, match=rf"engine is 'vllm', .*{reason}"):
         calibrate("arithmetic", target, given.pop("draft", draft), min_acc=0.9, engine="vllm", **given)
+
+
+def test_arguments_of_the_calibration_are_refused_first() -> None:
+    with pytest.raises(UsageError, match="engine_args sets 'model', which cannot be set: give it as --target"):
+        calibrate("arithmetic", *PAIR, min_acc=0.9, engine="vllm", engine_args={"model": "x"})
 
 
 def test_loaded_models_are_refused() -> None:
