@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from fsd_calib.calibration.graphs import COMPILE
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.engines.base import Engine, KeyedPrompt, Limits
 from fsd_calib.engines.own.engine import OwnEngine
@@ -25,6 +24,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import is_source, keywords_of
 from fsd_decoding.model_options import USUAL_LOADING
+from fsd_decoding.profile.costs import COMPILE
 from fsd_decoding.requests import requests_for
 from fsd_decoding.workers.model_workers import open_workers
 from fsd_decoding.workers.planning import Capacity

@@ -12,11 +12,7 @@ from fsd_calib.formatting import duration, percent
 from fsd_calib.progress import Progress
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.engine.kv_pool import CAPTURES
-from fsd_decoding.graphs.callers import Compile
-from fsd_decoding.profile.costs import Rounds
-
-COMPILE: dict[Rounds, Compile] = {"off": False, "capture": "capture", "on": True}
-"""The `compile=` of a decoder."""
+from fsd_decoding.profile.costs import COMPILE, Rounds
 
 Clock = Callable[[], float]
 

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fsd_calib.calibration.graphs import COMPILE
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.engine_sequence import EngineSequence
@@ -25,7 +24,7 @@ from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.profile.costs import Rounds
+from fsd_decoding.profile.costs import COMPILE, Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.workers.model_workers import ModelWorkers
 

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn, passed
-from fsd_calib.report.console import print_plan, print_report
+from fsd_calib.report.console import print_report
+from fsd_calib.report.plan import print_plan
 from fsd_collectors.report.terminal import LiteralConsole, literal
 
 

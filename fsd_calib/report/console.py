@@ -1,4 +1,4 @@
-"""Printing of calibration plans and profiles on the console."""
+"""Printing of profiles on the console."""
 
 from __future__ import annotations
 
@@ -7,44 +7,16 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from fsd_calib.calibration.graphs import COMPILE
-from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.curve import curve_tables, front_table
-from fsd_calib.report.plan import (
-    device_time,
-    memory_table,
-    outlook,
-    pilot_summary,
-    prospect_table,
-    rounds_line,
-    step_table,
-)
 from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
 from fsd_calib.report.verdict import effort_line, unbound, verdict
 from fsd_collectors.report.terminal import LiteralConsole, literal
+from fsd_decoding.profile.costs import COMPILE
 from fsd_decoding.profile.parts import OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
-
-
-def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Prints what the first problems showed, what can be shown with these, and the estimated time and memory, where
-    they are known."""
-    console = console or LiteralConsole()
-    _print(console, literal(pilot_summary(plan)))
-    if plan.claim.guarantee == "population":
-        console.print(prospect_table(plan))
-    console.print(literal(outlook(plan)))
-    if plan.steps:
-        console.print()
-        console.print(step_table(plan))
-        console.print(literal(device_time(plan)))
-        console.print(literal(rounds_line(plan)))
-    if plan.memory is not None:
-        console.print()
-        console.print(memory_table(plan.memory))
 
 
 def print_report(profile: ThresholdProfile, path: Path | None = None, console: Console | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from fsd_calib.calibration.memory import NAMES, MemoryPlan
@@ -21,7 +22,26 @@ from fsd_calib.formatting import (
     percent,
     requirement,
 )
-from fsd_collectors.report.terminal import TITLE, literal
+from fsd_collectors.report.terminal import TITLE, LiteralConsole, literal
+
+
+def print_plan(plan: Plan, console: Console | None = None) -> None:
+    """Prints what the first problems showed, what can be shown with these, and the estimated time and memory, where
+    they are known."""
+    console = console or LiteralConsole()
+    console.print(literal(pilot_summary(plan)))
+    console.print()
+    if plan.claim.guarantee == "population":
+        console.print(prospect_table(plan))
+    console.print(literal(outlook(plan)))
+    if plan.steps:
+        console.print()
+        console.print(step_table(plan))
+        console.print(literal(device_time(plan)))
+        console.print(literal(rounds_line(plan)))
+    if plan.memory is not None:
+        console.print()
+        console.print(memory_table(plan.memory))
 
 
 def pilot_summary(plan: Plan) -> str:

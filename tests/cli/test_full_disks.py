@@ -15,13 +15,13 @@ from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
 from support.calibration.cached_results import KEY, result
 from support.calibration.profiles import profile
+from support.forked_programs import run
 from support.messages import usage_error
 from support.paths import ROOT, environment
 from support.small_disks import small_disk
 
 PROGRAM = ROOT / "tests" / "support" / "calibration" / "on_small_disk.py"
 WORKER = ROOT / "tests" / "support" / "calibration" / "search_worker.py"
-TINY = [sys.executable, str(PROGRAM)]
 SHOW = [sys.executable, "-c", "from fsd_calib.cli.profile import main; main()", "show"]
 
 
@@ -62,14 +62,13 @@ def test_a_cache_on_a_full_disk_keeps_what_it_took(kilobytes: int, tmp_path: Pat
 def test_a_study_on_a_full_disk_keeps_its_trials(kind: str, kilobytes: int, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     storage = str(disk / "study.log") if kind == "journal" else f"sqlite:///{disk}/study.db"
-    worker = [sys.executable, str(WORKER), storage, "0"]
     with small_disk(disk, kilobytes) as enlarge:
-        first = completed(worker, stdout=subprocess.PIPE)
+        first = run(WORKER, storage, "0")
         assert first.returncode == 1
         *_, last = first.stderr.splitlines()
         assert re.match(rf".*UsageError: .*{disk}.*(full|No space|disk I/O).*(free|check)", last)
         enlarge()
-        again = completed(worker, stdout=subprocess.PIPE)
+        again = run(WORKER, storage, "0")
         assert again.returncode == 0, again.stderr
         assert "damaged" not in again.stderr
 
@@ -80,10 +79,10 @@ def test_a_study_on_a_full_disk_keeps_its_trials(kind: str, kilobytes: int, tmp_
 def test_a_command_on_a_full_disk_says_so_and_resumes(command: str, kilobytes: int, tmp_path: Path) -> None:
     traces = []
     if command == "plot":
-        assert completed([*TINY, "collect", str(tmp_path)]).returncode == 0
+        assert run(PROGRAM, "collect", str(tmp_path)).returncode == 0
         traces = [str(tmp_path / "traces")]
     with small_disk(tmp_path / "disk", kilobytes) as enlarge:
-        first = completed([*TINY, command, str(tmp_path / "disk"), *traces])
+        first = run(PROGRAM, command, str(tmp_path / "disk"), *traces)
         if first.returncode not in (0, 3):
             assert first.returncode == 2
             *_, last = first.stderr.splitlines()
@@ -94,7 +93,7 @@ def test_a_command_on_a_full_disk_says_so_and_resumes(command: str, kilobytes: i
         assert "Traceback" not in first.stderr
         assert first.returncode == 2 or kilobytes > 64
         enlarge()
-        again = completed([*TINY, command, str(tmp_path / "disk"), *traces])
+        again = run(PROGRAM, command, str(tmp_path / "disk"), *traces)
         assert again.returncode in (0, 3), again.stderr
         assert "damaged" not in again.stderr
 

@@ -194,11 +194,24 @@ def test_no_number_can_change_unseen(path: str) -> None:
     assert [found.name for found in differences(profile(), changed)] == [path]
 
 
-def test_help_answers_without_heavy_imports() -> None:
-    code = "import sys; from fsd_calib.cli.profile import main; sys.argv = ['x', '--help']\ntry: main()\n"
+def loaded_by(*arguments: str) -> tuple[str, set[str]]:
+    """Returns what the command prints, and the modules that it imports."""
+    code = f"import sys; from fsd_calib.cli.profile import main; sys.argv = {['x', *arguments]!r}\ntry: main()\n"
     code += "finally: print('LOADED', *sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ)
     assert ran.returncode == 0, ran.stderr
     shown, loaded = ran.stdout.split("LOADED")
+    return shown, set(loaded.split())
+
+
+def test_help_answers_without_heavy_imports() -> None:
+    shown, loaded = loaded_by("--help")
     assert all(command in shown for command in ("show", "validate", "diff", "Exit codes"))
-    assert {"torch", "transformers", "optuna", "pydantic"}.isdisjoint(loaded.split())
+    assert {"torch", "transformers", "optuna", "pydantic"}.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize("command", ["show", "validate", "diff"])
+def test_profiles_are_shown_without_what_decodes(command: str, tmp_path: Path) -> None:
+    profile().save(tmp_path / "profile.json")
+    _, loaded = loaded_by(command, *[str(tmp_path / "profile.json")] * (2 if command == "diff" else 1))
+    assert {"torch", "transformers", "optuna"}.isdisjoint(loaded)

@@ -25,21 +25,18 @@ import pytest
 from fsd_collectors.store.reading import load_traces
 from fsd_collectors.store.verifying import notes, verify
 from fsd_collectors.store.writing import TraceWriter
+from support.forked_programs import fork
 from support.messages import usage_error
 from support.traces.rows import ON_POLICY, manifest, portion, write
 
 MANY = manifest(256, portion=4, **ON_POLICY)  # 64 portions, more than 20 kills let pass
 FEW = manifest(8, portion=4, **ON_POLICY)  # 2 portions
 
-_processes = multiprocessing.get_context("forkserver")  # a child is there in milliseconds
-_processes.set_forkserver_preload(["traces"])
-
 
 def begin(target: Callable[..., None], *args: Any) -> tuple[Any, Connection]:
     """Starts a process that runs `target(pipe, *args)` and waits until it is ready."""
-    ours, theirs = _processes.Pipe()
-    process = _processes.Process(target=target, args=(theirs, *args), daemon=True)
-    process.start()
+    ours, theirs = multiprocessing.Pipe()
+    process = fork(target, theirs, *args)
     assert ours.poll(60), "the child never began"
     ours.recv()
     return process, ours

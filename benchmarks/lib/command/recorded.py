@@ -50,10 +50,10 @@ def main() -> None:
     file, began, *arguments = sys.argv[1:]
     from fsd_calib.calibration.run import Meter
     from fsd_calib.cli import calibrate
-    from fsd_calib.report import console
+    from fsd_calib.report import plan as plan_report
 
     recorder, meters = Recorder(float(began)), list[Meter]()
-    print_plan, mark = console.print_plan, Meter.mark
+    print_plan, mark = plan_report.print_plan, Meter.mark
 
     def note_plan(plan: Any, *others: Any) -> None:
         recorder.planned(plan)
@@ -66,7 +66,7 @@ def main() -> None:
 
     sys.argv = ["fsd-calibrate", *arguments]
     try:
-        with patch.object(console, "print_plan", note_plan), patch.object(Meter, "mark", note_mark):
+        with patch.object(plan_report, "print_plan", note_plan), patch.object(Meter, "mark", note_mark):
             calibrate.main()
     finally:
         if len(meters) == len(_STEPS):

@@ -100,6 +100,8 @@ class Speed(SpeedFigures):
 
 Rounds = Literal["off", "capture", "on"]
 """How rounds are called: directly, as graphs of PyTorch's own kernels, or as graphs of compiled kernels."""
+COMPILE: dict[Rounds, bool | Literal["capture"]] = {"off": False, "capture": "capture", "on": True}
+"""The `compile=` of a decoder that calls its rounds so."""
 
 
 class CostInfo(Part):

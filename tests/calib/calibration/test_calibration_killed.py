@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,19 +18,17 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.speed import ForecastSpeeds
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from support.forked_programs import ForkedProgram
 from support.models import tiny_calibration
 from support.models.tiny_calibration import run_surely
-from support.paths import environment
 
 KILLS = 20
 TIMED = {"created", "speed", "effort", "digest"}  # what differs from run to run by nature
 
 
-def start(out: Path, cache: Path) -> subprocess.Popen[str]:
-    """Returns once the process has imported everything."""
-    command = [sys.executable, tiny_calibration.__file__, str(out), str(cache)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-    assert child.stdout is not None
+def start(out: Path, cache: Path) -> ForkedProgram:
+    """Returns once the process has begun."""
+    child = ForkedProgram(tiny_calibration.__file__, str(out), str(cache))
     assert child.stdout.readline() == "here\n"
     return child
 

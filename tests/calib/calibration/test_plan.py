@@ -16,8 +16,7 @@ from fsd_calib.certification.score_test import p_values
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.formatting import duration
 from fsd_calib.measuring.measurement import Decoding, Measurement
-from fsd_calib.report.console import print_plan
-from fsd_calib.report.plan import outlook
+from fsd_calib.report.plan import outlook, print_plan
 from fsd_decoding.errors import UsageError
 from support.calibration.reports import paper, text_of
 

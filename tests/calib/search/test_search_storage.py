@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import optuna
 import pytest
@@ -26,8 +24,9 @@ from fsd_calib.search.trial import setting_attributes
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
 from support.calibration.simulated_worlds import TARGET, Formula, World
 from support.child_processes import start_process
+from support.forked_programs import ForkedProgram
 from support.messages import usage_error, usage_error_of
-from support.paths import ROOT, environment
+from support.paths import ROOT
 from support.postgres import Postgres, start_postgres
 
 WORKER = ROOT / "tests" / "support" / "calibration" / "search_worker.py"
@@ -38,18 +37,8 @@ def place(kind: str, folder: Path) -> str:
     return str(folder / "study.log") if kind == "journal" else f"sqlite:///{folder}/study.db"
 
 
-def start(storage: str, seconds: float, *slowness: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), storage, str(seconds), *map(str, slowness)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-
-
-def lines(process: subprocess.Popen[str]) -> IO[str]:
-    assert process.stdout is not None
-    return process.stdout
+def start(storage: str, seconds: float, *slowness: float) -> ForkedProgram:
+    return ForkedProgram(WORKER, storage, str(seconds), *map(str, slowness))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +131,7 @@ def journal(path: str) -> optuna.storages.JournalStorage:
 def share_the_work(storage: str, alone: SearchResult) -> None:
     """Runs two processes: each evaluates some trials, none twice, and the winner is as good."""
     workers = [start(storage, 0.4) for _ in range(2)]
-    said = [lines(worker).read().splitlines() for worker in workers]
+    said = [worker.stdout.read().splitlines() for worker in workers]
     assert [worker.wait() for worker in workers] == [0, 0]
     decoded = [[line for line in of if not line.startswith("done")] for of in said]
     assert all(decoded)
@@ -167,7 +156,7 @@ def test_two_processes_share_one_study(kind: str, tmp_path: Path, alone: SearchR
 def end_with_the_same_trials(storage: str, trials: int = 4) -> None:
     """Slow processes, of which each looks at the study while another one is between two of its writes."""
     workers = [start(storage, 0.02, 1.0, seed, trials) for seed in range(3)]
-    said = [lines(worker).read().splitlines() for worker in workers]
+    said = [worker.stdout.read().splitlines() for worker in workers]
     assert [worker.wait() for worker in workers] == [0] * 3
     ended = [[line for line in of if line.startswith("ended with")] for of in said]
     assert ended[0] == ended[1] == ended[2] != []
@@ -228,11 +217,11 @@ def test_a_killed_search_resumes_and_repeats_only_unfinished_trials(
     began: list[str] = []
     for _ in range(3):
         process = start(storage, 0.1)
-        began.append(lines(process).readline())
+        began.append(process.stdout.readline())
         time.sleep(wait.uniform(0, 0.3))
         process.kill()
         process.wait()
-        began += lines(process).read().splitlines()
+        began += process.stdout.read().splitlines()
     again, at = world(), time.monotonic()
     assert run_search(storage, again) == alone
     assert time.monotonic() - at < 20  # dead workers are not waited for
@@ -242,7 +231,7 @@ def test_a_killed_search_resumes_and_repeats_only_unfinished_trials(
 def test_a_trial_of_a_killed_process_is_failed_and_repeated(tmp_path: Path, alone: SearchResult) -> None:
     storage = place("journal", tmp_path)
     process = start(storage, 60)
-    lines(process).readline()  # it has begun to decode
+    process.stdout.readline()  # it has begun to decode
     process.kill()
     process.wait()
     assert run_search(storage, world()) == alone
@@ -332,7 +321,7 @@ def test_slow_processes_end_with_the_same_trials_in_postgresql(postgres: Postgre
 @pytest.mark.slow
 def test_a_killed_search_resumes_in_postgresql(postgres: Postgres, alone: SearchResult) -> None:
     process = start(postgres.url, 60)
-    lines(process).readline()
+    process.stdout.readline()
     process.kill()
     process.wait()
     assert run_search(postgres.url, world()) == alone
