@@ -19,7 +19,7 @@ from fsd_calib import ThresholdProfile
 from lib.common.claims import Claim, claims_table, reached
 from lib.common.machine import machine_facts
 from lib.common.results import write_and_print
-from lib.vllm.calibration import ENGINES, calibrate, curves, served
+from lib.vllm.calibration import ENGINES, calibrate_each, curves, served
 from lib.vllm.fresh import Fresh
 from lib.vllm.retention import Retention
 
@@ -58,9 +58,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="vllm-calibration-") as name:
         folder = Path(name)
         limit = [] if options.limit is None else [f"--limit={options.limit}"]
-        calibrations = [calibrate(engine, folder, limit) for engine in ENGINES]
-        for one in calibrations:
-            print(f"  {one['engine']}: {one['seconds']:.0f} s, {one['outcome']}, T = {one['threshold']}", flush=True)
+        calibrations = calibrate_each(folder, limit)
         profile = ThresholdProfile.load(folder / "vllm" / "out")
         fresh = Fresh(profile)
         rows = curves(*fresh.task(_CURVE_SEED, options.curve), profile)

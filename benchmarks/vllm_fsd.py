@@ -1,8 +1,9 @@
-"""FSD inside vLLM: cost of the plugin, speed and retention: `python benchmarks/vllm_fsd.py`; takes 22 minutes.
+"""FSD inside vLLM: cost of the plugin, speed and retention: `python benchmarks/vllm_fsd.py`; takes 40 minutes.
 
-It runs in the environment that has vLLM (`sh install.sh vllm`). Everything is greedy, in fp32, eager and on one core.
-First `fsd-calibrate --task arithmetic --min-acc 0.98` makes a profile, unless --profile gives one. Then engines, each a
-process of its own, decode the same problems in turns:
+It runs in the environment that has vLLM (`sh install.sh vllm`). Everything is greedy, in fp32 and eager. First
+`fsd-calibrate --task arithmetic --min-acc 0.98` runs with either engine on all cores, for the time that each takes and
+the profile of ours, which --profile replaces. Then engines, each a process of its own on one core, decode the same
+problems in turns:
   vLLM: its target alone, its own `sd` at several L, and the plugin, at the profile's T and at one that accepts nothing,
   where D is computed of the tokens that could be accepted by it, or of all (requests with `min_tokens`);
   our engine, with the same profile: `target`, `sd` and FSD.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +29,7 @@ from lib.common.results import write_and_print
 from lib.engines.own import OwnSettings
 from lib.engines.processes import Served, openmp, pin, serve
 from lib.engines.vllm import SETTINGS, VllmSettings
+from lib.vllm.calibration import calibrate_each
 from lib.vllm.claims import vllm_claims
 from lib.vllm.fresh import Fresh
 from lib.vllm.retention import Retention, measure_retention
@@ -47,15 +48,6 @@ def plan(problems: int, repeats: int) -> Plan:
         choosing={batch: max(count // 2, batch) for batch, count in by_batch.items()},
         repeats=repeats, choosing_repeats=max(1, repeats // 3),
     )  # fmt: skip
-
-
-def calibrate(folder: Path) -> Path:
-    """Runs the command, each of its folders below this one; returns the profile."""
-    own = [f"--{name}={folder / name}" for name in ("out", "cache", "state")]
-    command = ["fsd-calibrate", "--task=arithmetic", "--min-acc=0.98", *own]
-    print(" ".join(command), flush=True)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return folder / "out" / "profile.json"
 
 
 def accepting_nothing(profile: Path, folder: Path) -> Path:
@@ -129,7 +121,9 @@ def table(speeds: Mapping[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=Path, help="a profile of the bundled pair for arithmetic; default: make one")
+    parser.add_argument(
+        "--profile", type=Path, help="of arithmetic by the bundled pair; default: calibrate by either engine"
+    )
     parser.add_argument("--problems", type=int, default=128, help="timed at batch 32; fewer at smaller batches")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--fresh", type=int, default=2000, help="fresh problems whose answers are compared")
@@ -139,12 +133,19 @@ def main() -> int:
     options = parser.parse_args()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="vllm-fsd-") as name:
-        profile = options.profile or calibrate(Path(name))
+        calibrations = [] if options.profile else calibrate_each(Path(name))
+        profile = options.profile or Path(name) / "fsd-calib" / "out" / "profile.json"
         core = pin(options.core)
         machine = machine_facts() | {"core": core, "threads": 1, "intel_openmp": openmp() is not None}
         fresh = 0 if options.skip_fresh else options.fresh
         measured = measure(profile, Path(name), plan(options.problems, options.repeats), fresh)
-    results = {"machine": machine, "vllm_settings": SETTINGS, **measured, "seconds": time.perf_counter() - began}
+    results = {
+        "machine": machine,
+        "vllm_settings": SETTINGS,
+        "calibrations": calibrations,
+        **measured,
+        "seconds": time.perf_counter() - began,
+    }
     write_and_print(results, options.out, claims_table(measured["claims"]))
     return 0 if reached(measured["claims"]) else 1
 

@@ -1,10 +1,11 @@
-"""Replicas of vLLM in worker processes: the texts of one engine, whatever is killed."""
+"""Replicas of vLLM in processes of this machine and in actors of Ray: the texts of one engine, whatever is killed."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -19,8 +20,9 @@ from fsd_decoding.engine.result import Result
 from fsd_decoding.workers.model_workers import ModelWorkers, open_workers
 from fsd_decoding.workers.planning import Capacity
 from fsd_decoding.workers.sources import Sources
+from support.ray_clusters import local_cluster
 from support.vllm_engine import DRAFT, TARGET, arithmetic, engine_source
-from support.worker_processes import worker_processes
+from support.worker_tasks import pid_after
 
 pytestmark = pytest.mark.slow
 
@@ -46,21 +48,22 @@ def engine(source: VllmEngineSource, task: Task) -> VllmEngine:
     return made
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[ModelWorkers]:
-    with open_workers(2, None, Sources(TARGET, (DRAFT,)), Capacity(COUNT, 4), died.append) as opened:
-        assert opened is not None
-        yield opened
+@pytest.fixture(scope="module", params=[None, "auto"], ids=["processes", "actors"])
+def workers(request: pytest.FixtureRequest) -> Iterator[ModelWorkers]:
+    with local_cluster(2) if request.param else nullcontext():
+        opening = open_workers(2, request.param, Sources(TARGET, (DRAFT,)), Capacity(COUNT, 4), died.append)
+        with opening as opened:
+            assert opened is not None
+            yield opened
 
 
-def request(task: Task, configuration: Configuration) -> DecodingRequest:
+def asked_of(task: Task, configuration: Configuration) -> DecodingRequest:
     return DecodingRequest(configuration, 0, [KeyedPrompt(p.id, p.prompt) for p in task.problems], 4)
 
 
 def decoded(engine: VllmEngine, source: VllmEngineSource, workers: ModelWorkers, task: Task) -> Iterator[Result]:
     over = EngineWorkers(workers, replace(source, intervals_hold=engine.intervals_hold))
-    asked = request(task, FUZZY)
-    results = dict(over.results(asked, engine.key(FUZZY, 0), False, iter(range(COUNT))))
+    results = dict(over.results(asked_of(task, FUZZY), engine.key(FUZZY, 0), False, iter(range(COUNT))))
     return (results[place] for place in range(COUNT))
 
 
@@ -68,9 +71,9 @@ def test_replicas_decode_what_one_engine_does_though_one_is_killed(
     engine: VllmEngine, source: VllmEngineSource, workers: ModelWorkers, task: Task
 ) -> None:
     assert engine.intervals_hold  # greedily in fp32 rounding changes nothing
-    alone = engine.decode(request(task, FUZZY))
+    alone = engine.decode(asked_of(task, FUZZY))
     assert list(decoded(engine, source, workers, task)) == alone
-    first, *_ = worker_processes()
-    os.kill(first, signal.SIGKILL)
+    died.clear()
+    os.kill(next(process for _, process in workers.pool.run(pid_after, [0.2])), signal.SIGKILL)
     assert list(decoded(engine, source, workers, task)) == alone
-    assert any("a worker process was killed" in line for line in died)
+    assert [line for line in died if "a worker process was killed" in line]

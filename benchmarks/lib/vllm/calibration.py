@@ -35,8 +35,22 @@ _BATCH, _CONTEXT = 32, 400
 _STARTING, _ANSWER = 300.0, 300.0  # seconds that a server, and a batch of answers, may take
 
 
-def calibrate(engine: str, folder: Path, options: Sequence[str]) -> dict[str, Any]:
-    """Runs the command with an engine and empty folders, on all cores; returns how long it took and what it found."""
+def calibrate_each(folder: Path, options: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Runs the command with either engine, on all cores; returns how long each took and what it found.
+
+    Args:
+        folder: An empty one; each engine's profile is in ENGINE/out.
+        options: Further ones of the command.
+    """
+    done = []
+    for engine in ENGINES:
+        done.append(_calibrate(engine, folder, options))
+        one = done[-1]
+        print(f"  {engine}: {one['seconds']:.0f} s, {one['outcome']}, T = {one['threshold']}", flush=True)
+    return done
+
+
+def _calibrate(engine: str, folder: Path, options: Sequence[str]) -> dict[str, Any]:
     own = [f"--{name}={folder / engine / name}" for name in ("out", "cache", "state")]
     command = ["fsd-calibrate", "--task=arithmetic", "--min-acc=0.98", f"--engine={engine}", *options, *own]
     print(" ".join(command), flush=True)
