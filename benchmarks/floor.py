@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from fsd_calib import SpeculativeDecoder, load_task
-from fsd_calib.tasks.answers import final_number
 from fsd_calib.tasks.base import Task
+from fsd_calib.tasks.grading.numbers import final_number
 from fsd_data import pair_paths
 from lib.common.machine import machine_facts
 from lib.common.results import write_json

@@ -12,6 +12,7 @@ import typer
 from fsd_calib.cli.console import leave, quiet_libraries, reply, say
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, VersionOption
+from fsd_calib.tasks.base import Example, Prompting
 from fsd_calib.tasks.registry import TASKS, task_kind
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
@@ -76,10 +77,10 @@ def command(
         model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **given,
     )  # fmt: skip
     kind = task_kind(followed.task) if followed.task in TASKS and not raw else None
-    prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else (str, ())
+    prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else Prompting(lambda example: example.question, ())
     most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
     started = time.perf_counter()
-    results = decoder.generate([prompt_of(prompt) for prompt in prompts], most, stop=stop)
+    results = decoder.generate([prompt_of(Example(prompt, "")) for prompt in prompts], most, stop=stop)
     reply("\n\n".join(result.text for result in results))
     say(NAME, summary(results, time.perf_counter() - started))
 

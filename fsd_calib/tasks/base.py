@@ -1,46 +1,40 @@
-"""The parts of a task: problems with their prompts, a grader, and the strings that end an answer."""
+"""A task: problems with their prompts, a grader, and the strings that end an answer; and the kinds that make tasks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from fsd_calib.tasks.answers import same_answer
-from fsd_calib.tasks.prompts import (
-    STEP_BY_STEP,
-    STOP,
-    Exemplar,
-    chat_prompts,
-    has_chat_template,
-    plain_prompt,
-)
 from fsd_collectors.split import Part, content_key, hashed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Grader = Callable[[str, str], bool]  # (reference, text) -> whether the text's answer is right
 
-
-class Example(NamedTuple):
+@dataclass(frozen=True)
+class Example:
     """A problem as its source gives it, without a prompt.
 
     Attributes:
         choices: Answers to choose from. They identify the problem together with the question; since prompts show the
             question alone, it must contain them too.
+        stratum: What a limited choice of problems is balanced over, such as a subject.
+        row: Columns of the source that the prompt or the grader needs besides.
     """
 
     question: str
     answer: str
     part: Part | None = None
     choices: tuple[str, ...] = ()
+    stratum: str = ""
+    row: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -53,11 +47,15 @@ class Problem:
     reference: str  # the whole reference answer, including the working
     part: Part | None  # None: the source has no parts
     choices: tuple[str, ...] = ()
+    row: Mapping[str, object] = field(default_factory=dict, hash=False)  # see `Example`
 
     @property
     def key(self) -> int:
         """The 48-bit content key: independent of spacing and of Unicode composition."""
         return hashed(content_key(self.question, self.choices))
+
+
+Grader = Callable[[Problem, str], bool]  # (problem, a model's whole answer) -> whether it is right
 
 
 @dataclass(frozen=True)
@@ -73,61 +71,96 @@ class Task:
 
     def grade(self, problem: Problem, text: str) -> bool:
         """Returns whether `text`, a model's whole answer, is right."""
-        return self.grader(problem.reference, text)
+        return self.grader(problem, text)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all questions, references and choices, in order; prompts are not included."""
+        """SHA-256 (hex) of all questions, references, choices and rows, in order; prompts are not included."""
         digest = hashlib.sha256()
         for problem in self.problems:
-            content = [problem.question, problem.reference, *problem.choices]
-            digest.update(json.dumps(content).encode() + b"\n")
+            content: list[object] = [problem.question, problem.reference, *problem.choices]
+            content += [dict(problem.row)] if problem.row else []
+            digest.update(json.dumps(content, sort_keys=True, default=str).encode() + b"\n")
         return digest.hexdigest()
+
+
+class Prompting(NamedTuple):
+    """How a task asks one model.
+
+    Attributes:
+        prompt_of: Returns the prompt of an example.
+        stop: Strings that end an answer.
+    """
+
+    prompt_of: Callable[[Example], str]
+    stop: tuple[str, ...]
+
+
+class Kind(Protocol):
+    """What makes tasks of one kind."""
+
+    @property
+    def name(self) -> str:
+        """What --task calls it, and profiles record."""
+        ...
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens of an answer."""
+        ...
+
+    def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
+        """Returns the task with prompts for `tokenizer`'s model; see `load_task`."""
+        ...
+
+    def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
+        """Returns how it asks `tokenizer`'s model."""
+        ...
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """The definition of one kind of task; each has a module of its own."""
+    """A kind of task in four parts; implements `Kind`.
+
+    Attributes:
+        read: Returns at most `limit` examples and a description of their source, from (seed, limit, data).
+        prompts: See `Kind.prompts`; `WorkedExamples` is one.
+    """
 
     name: str
     read: Callable[[int, int | None, Path | None], tuple[Sequence[Example], str]]
-    """Returns at most `limit` examples and a description of their source, from (seed, limit, data)."""
-    exemplars: Callable[[PreTrainedTokenizerBase | None], Sequence[Exemplar]]
-    """Returns the worked examples in the prompts of a model without a chat template."""
+    prompts: Callable[[PreTrainedTokenizerBase | None], Prompting]
     max_new_tokens: int
-    instruction: str = STEP_BY_STEP
-    grader: Grader = same_answer
+    grader: Grader
 
     def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
-        """Returns the task, with prompts in the form that suits `tokenizer`'s model."""
+        """See `Kind.load`."""
         examples, source = self.read(seed, limit, data)
         prompt_of, stop = self.prompts(tokenizer)
-        problems = tuple(
-            Problem(_id(e.question, e.choices), e.question, prompt_of(e.question), e.answer, e.part, e.choices)
-            for e in examples
-        )
+        problems = tuple(problem_of(example, prompt_of(example)) for example in examples)
         return Task(self.name, problems, self.max_new_tokens, stop, source, self.grader)
 
-    def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Callable[[str], str], tuple[str, ...]]:
-        """Returns a function from a question to its prompt, and the strings that end an answer."""
-        if tokenizer is not None and has_chat_template(tokenizer):
-            return chat_prompts(tokenizer, self.instruction), ()
-        exemplars = self.exemplars(tokenizer)
-        return lambda question: plain_prompt(exemplars, question), STOP
+
+def problem_of(example: Example, prompt: str) -> Problem:
+    """Returns the problem of an example, asked by a prompt."""
+    return Problem(
+        _id(example.question, example.choices), example.question, prompt, example.answer, example.part,
+        example.choices, example.row,
+    )  # fmt: skip
 
 
 def pick(examples: Sequence[Example], seed: int, limit: int | None) -> Sequence[Example]:
     """Returns at most `limit` examples, in their own order, chosen by `seed`.
 
-    A smaller choice is a subset of a larger one. The parts share the limit in proportion to their sizes, and from 2 on
-    each of two has at least one.
+    A smaller choice is a subset of a larger one. The parts, and the strata in them, share the limit in proportion to
+    their sizes, and from 2 on each of two parts has at least one.
     """
-    parts: defaultdict[Part | None, list[int]] = defaultdict(list)
+    strata: defaultdict[tuple[Part | None, str], list[int]] = defaultdict(list)
     for index, example in enumerate(examples):
-        parts[example.part].append(index)
-    ranked: list[tuple[float, int]] = []  # the n-th choice of a part of size s ranks n / s
-    for part, members in parts.items():
-        Random(f"fsd-calib/{seed}/{part}").shuffle(members)
+        strata[example.part, example.stratum].append(index)
+    ranked: list[tuple[float, int]] = []  # the n-th choice of a stratum of size s ranks n / s
+    for (part, stratum), members in strata.items():
+        Random(f"fsd-calib/{seed}/{part}" + (f"/{stratum}" if stratum else "")).shuffle(members)
         ranked += [(n / len(members), index) for n, index in enumerate(members)]
     return [examples[index] for index in sorted(index for _, index in sorted(ranked)[:limit])]
 

@@ -7,8 +7,10 @@ prompt has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fsd_calib.tasks.base import Prompting
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +23,26 @@ STEP_BY_STEP = (
     'End with a line that holds only "#### N", where N is the final answer as a number without units.'
 )
 STOP = ("\nQuestion:",)  # a model that continues worked examples writes another question next
+
+
+@dataclass(frozen=True)
+class WorkedExamples:
+    """Asks chat models by an instruction, and others by worked examples; a `TaskKind.prompts`.
+
+    Attributes:
+        exemplars: Returns the worked examples for a model without a chat template, by its tokenizer.
+        instruction: For chat models.
+    """
+
+    exemplars: Callable[[PreTrainedTokenizerBase | None], Sequence[Exemplar]]
+    instruction: str = STEP_BY_STEP
+
+    def __call__(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
+        if tokenizer is not None and has_chat_template(tokenizer):
+            chat_of = chat_prompts(tokenizer, self.instruction)
+            return Prompting(lambda example: chat_of(example.question), ())
+        exemplars = self.exemplars(tokenizer)
+        return Prompting(lambda example: plain_prompt(exemplars, example.question), STOP)
 
 
 def plain_prompt(exemplars: Sequence[Exemplar], question: str) -> str:

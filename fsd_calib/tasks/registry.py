@@ -1,21 +1,32 @@
-"""The registry of tasks by name. A new task is a module with a `TaskKind`, and an entry in `_KINDS`."""
+"""The tasks by name: those of this package, those of others (entry points `fsd_calib.tasks`), and files in YAML.
+
+A name may have a part after a colon, which is the task's own: `mmlu:astronomy`. A new task is a module with a `Kind`,
+or with a function that makes one of the part after the colon, and an entry in `_BUILT_IN`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from fsd_calib.tasks.arithmetic import ARITHMETIC
-from fsd_calib.tasks.base import Task, TaskKind
-from fsd_calib.tasks.gsm8k import GSM8K
+from fsd_calib.tasks.base import Kind, Task
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_KINDS = {kind.name: kind for kind in (ARITHMETIC, GSM8K)}
-TASKS = tuple(_KINDS)
+_BUILT_IN = {  # imported when they are asked for: some need a package that others do not
+    "arithmetic": "kinds.arithmetic:ARITHMETIC",
+    "gsm8k": "kinds.gsm8k:GSM8K",
+}
+TASKS = tuple(_BUILT_IN)
+GROUP = "fsd_calib.tasks"  # of entry points
+
+KindOrMaker = Kind | Callable[[str], Kind]
 
 
 def load_task(
@@ -28,6 +39,7 @@ def load_task(
     """Returns the problems of one task, with prompts for `tokenizer`'s model.
 
     Args:
+        name: See `task_kind`.
         seed: Generates the problems of a generated task; of other tasks it chooses which problems `limit` keeps.
         limit: Largest number of problems (None: all; 3000 of a generated task). Where the source has parts, they share
             it in proportion to their sizes.
@@ -43,12 +55,36 @@ def load_task(
     return kind.load(seed, limit, None if data is None else Path(data), tokenizer)
 
 
-def task_kind(name: str) -> TaskKind:
+def task_kind(name: str) -> Kind:
     """Returns how a task prompts and grades, without its problems.
 
+    Args:
+        name: Of a task, or the path of a file in YAML that describes one.
+
     Raises:
-        UsageError: The task is unknown.
+        UsageError: The task is unknown, or the part after its colon is not one that it takes.
     """
-    if name not in _KINDS:
-        raise UsageError(f"unknown task {name!r}: the known tasks are {', '.join(TASKS)}")
-    return _KINDS[name]
+    base, colon, argument = name.partition(":")
+    found = _find(base)
+    if found is None:
+        known = ", ".join([*TASKS, *_of_other_packages()])
+        raise UsageError(
+            f"unknown task {name!r}: the known tasks are {known}; a file in YAML (my.yaml) describes your own"
+        )
+    if callable(found):
+        return found(argument)
+    if colon:
+        raise UsageError(f"task {name!r}: {base} takes nothing after a colon; write {base}")
+    return found
+
+
+def _find(name: str) -> KindOrMaker | None:
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        return cast(KindOrMaker, getattr(import_module(f"fsd_calib.tasks.{module}"), attribute))
+    (point, *_) = (*entry_points(group=GROUP, name=name), None)
+    return None if point is None else cast(KindOrMaker, point.load())
+
+
+def _of_other_packages() -> list[str]:
+    return sorted({point.name for point in entry_points(group=GROUP)} - set(TASKS))

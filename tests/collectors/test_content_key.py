@@ -7,8 +7,9 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.tasks.base import Example, Problem, Task, TaskKind
+from fsd_calib.tasks.base import Example, Problem, Task
 from fsd_collectors.split import content_key
+from support.calibration.task_files import task_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 SPACES = st.text(" \t\n\r\v\f\x85\xa0\u2003\u3000", min_size=1)
@@ -69,5 +70,4 @@ def _problem(question: str, *choices: str) -> Problem:
 
 
 def _task(question: str, *choices: str) -> Task:
-    kind = TaskKind("one", lambda *_: ([Example(question, "#### 1", None, choices)], "here"), lambda _: (), 8)
-    return kind.load(0, None, None, None)
+    return task_of([Example(question, "#### 1", None, choices)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsd_calib.tasks.answers import final_number, marked_number, same_answer
+from fsd_calib.tasks.grading.numbers import final_number, marked_number, same_answer
 from support.paths import GSM8K
 
 READINGS = [

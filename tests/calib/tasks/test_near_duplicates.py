@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsd_calib.tasks.base import Example, TaskKind
+from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.near_duplicates import BOUND, near_duplicates
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.split import content_key
+from support.calibration.task_files import task_of
 from support.paths import GSM8K
 
 STORY = (
@@ -83,7 +84,7 @@ def test_near_duplicates_between_hashed_parts_are_not_noted() -> None:
 
 
 def _parts(examples: list[Example]) -> Parts:
-    return parts_of(TaskKind("one", lambda *_: (examples, "here"), lambda _: (), 8).load(0, None, None, None))
+    return parts_of(task_of(examples))
 
 
 @pytest.mark.slow

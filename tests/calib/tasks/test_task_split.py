@@ -14,18 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsd_calib.tasks import Problem, Task, load_task
-from fsd_calib.tasks.answers import same_answer
-from fsd_calib.tasks.base import Example, TaskKind
+from fsd_calib.tasks.base import Example
+from fsd_calib.tasks.grading.graders import same_number
 from fsd_calib.tasks.split import Parts, parts_of
 from fsd_collectors.split import Part, content_key
 from fsd_decoding.errors import UsageError
+from support.calibration.task_files import task_of
 from support.paths import GSM8K
 
 WORDS = st.lists(st.sampled_from(["née", "2³", "23", "Zoé", "how", "How", "many", "Å", "?"]), min_size=1, max_size=5)
 
 
 def task(*examples: Example) -> Task:
-    return TaskKind("one", lambda *_: (examples, "here"), lambda _: (), 8).load(0, None, None, None)
+    return task_of(examples)
 
 
 def examples_of(*questions: str, part: Part | None = None) -> list[Example]:
@@ -134,7 +135,7 @@ def test_problems_with_contradicting_answers_are_refused() -> None:
 
 
 def own(*problems: Problem) -> Task:
-    return Task("own", problems, 8, (), "a program", same_answer)
+    return Task("own", problems, 8, (), "a program", same_number)
 
 
 def numbered(count: int) -> list[Problem]:

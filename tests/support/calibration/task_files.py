@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from fsd_calib.tasks import load_task
+from fsd_calib.tasks import Task, load_task
+from fsd_calib.tasks.base import Example, TaskKind
+from fsd_calib.tasks.grading.graders import same_number
+from fsd_calib.tasks.prompts import WorkedExamples
 from fsd_data.problems import GeneratedProblem, generate
 from fsd_data.tokenizer import build_tokenizer
 from support.messages import usage_error
@@ -34,6 +37,12 @@ def tokenizer_of(chat_template: str | None = None, start: str | None = None) -> 
     if start is not None:
         tokenizer.add_special_tokens({"bos_token": start})
     return tokenizer
+
+
+def task_of(examples: Sequence[Example]) -> Task:
+    """Returns a task of these examples, whose answers end in numbers."""
+    kind = TaskKind("one", lambda *_: (examples, "here"), WorkedExamples(lambda _: ()), 8, same_number)
+    return kind.load(0, None, None, None)
 
 
 def write_file(folder: Path, content: str | bytes) -> Path:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from fsd_calib.tasks.answers import MARK, marked_number
 from fsd_calib.tasks.base import Example
+from fsd_calib.tasks.grading.numbers import MARK, marked_number
 from fsd_decoding.errors import UsageError
 
 _UNPACK = "decompress it first"

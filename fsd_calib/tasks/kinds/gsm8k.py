@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fsd_calib.tasks.base import Example, TaskKind, pick
-from fsd_calib.tasks.data_file import read_examples
-from fsd_calib.tasks.prompts import Exemplar
+from fsd_calib.tasks.grading.graders import same_number
+from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
+from fsd_calib.tasks.sources.data_file import read_examples
 from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hub import explain, fetch_data, hub
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _HUB, _CONFIGURATION = "openai/gsm8k", "main"
 _FILES = ("README.md", f"{_CONFIGURATION}/*")
@@ -48,10 +45,6 @@ def _from_hub() -> list[Example]:
         for split, part in _PARTS.items()
         for row in splits[split]
     ]
-
-
-def _exemplars(tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Exemplar]:
-    return _WORKED
 
 
 _WORKED: tuple[Exemplar, ...] = (
@@ -121,4 +114,4 @@ _WORKED: tuple[Exemplar, ...] = (
 )
 
 # Reference solutions stay under 400 tokens; instruction-tuned models explain more than those do.
-GSM8K = TaskKind("gsm8k", _read, _exemplars, max_new_tokens=512)
+GSM8K = TaskKind("gsm8k", _read, WorkedExamples(lambda tokenizer: _WORKED), max_new_tokens=512, grader=same_number)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsd_calib.tasks.base import Example, TaskKind
-from fsd_calib.tasks.prompts import Exemplar
+from fsd_calib.tasks.grading.graders import same_number
+from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
 from fsd_data.problems import generate
 from fsd_decoding.errors import UsageError
 
@@ -37,4 +38,4 @@ def _exemplars(tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Exemplar]:
 
 
 # The longest solution, five steps and a closing line, is some 110 tokens with the bundled tokenizer.
-ARITHMETIC = TaskKind("arithmetic", _read, _exemplars, max_new_tokens=160)
+ARITHMETIC = TaskKind("arithmetic", _read, WorkedExamples(_exemplars), max_new_tokens=160, grader=same_number)

@@ -1,0 +1,1 @@
+"""What finds the answer in a text, and says whether it is right."""

@@ -1,0 +1,1 @@
+"""The kinds of tasks that come with the package, one module each."""
