@@ -7,44 +7,36 @@ file has no parts. The worked examples below were written for this project and a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.grading.graders import same_number
+from fsd_calib.tasks.grading.numbers import MARK, marked_number
 from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
-from fsd_calib.tasks.sources.data_file import read_examples
-from fsd_collectors.split import Part
+from fsd_calib.tasks.sources.examples import examples_of
+from fsd_calib.tasks.sources.hub_rows import HubData
+from fsd_calib.tasks.sources.rows import Row, read_rows
 from fsd_decoding.errors import UsageError
-from fsd_decoding.hub import explain, fetch_data, hub
 
-_HUB, _CONFIGURATION = "openai/gsm8k", "main"
-_FILES = ("README.md", f"{_CONFIGURATION}/*")
-_PARTS: dict[str, Part] = {"train": "tuning", "test": "certification"}
+_HUB = HubData(
+    "openai/gsm8k", {"train": "tuning", "test": "certification"}, "main", ("README.md", "main/*"),
+    "--data FILE.jsonl takes a local file in the original form",
+)  # fmt: skip
 
 
 def _read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
     if data is not None:
-        return pick(read_examples(data), seed, limit), str(data)
-    return pick(_from_hub(), seed, limit), f"{_HUB} {_CONFIGURATION} (train: tuning, test: certification)"
+        return pick(examples_of(read_rows(data), _example), seed, limit), str(data)
+    found = [replace(_example(row), part=part) for row, part in _HUB.rows("gsm8k")]
+    return pick(found, seed, limit), str(_HUB)
 
 
-def _from_hub() -> list[Example]:
-    from datasets import load_dataset
-
-    try:
-        folder = fetch_data(_HUB, _FILES)  # `datasets` would wait for minutes where the hub does not answer
-        splits = load_dataset(_HUB if folder is None else str(folder), _CONFIGURATION)
-    except Exception as error:  # network, hub, cache or disk: the way out is the same
-        raise UsageError(
-            f"task gsm8k: {_HUB} cannot be loaded from {hub()} or its local cache: "
-            f"{explain(_HUB, error, 'hf download --repo-type dataset')}; "
-            "--data FILE.jsonl takes a local file in the original form"
-        ) from error
-    return [
-        Example(row["question"].strip(), row["answer"].strip(), part)
-        for split, part in _PARTS.items()
-        for row in splits[split]
-    ]
+def _example(row: Row) -> Example:
+    answer = row.text("answer")
+    if marked_number(answer) is None:
+        raise UsageError(f"{row.where}: the answer does not end in '{MARK} N'; N must be its final number")
+    return Example(row.text("question"), answer)
 
 
 _WORKED: tuple[Exemplar, ...] = (

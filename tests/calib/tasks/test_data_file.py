@@ -8,8 +8,10 @@ import lzma
 import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from fsd_calib.tasks import load_task
 from support.calibration.task_files import load_refusal, write_file
 
 GOOD = b'{"question": "How many?", "answer": "#### 3"}\n'
@@ -22,23 +24,23 @@ OTHER = b'{"question": "How much?", "answer": "#### 3"}\n'
         (b"", "empty"),
         (b" \n\n", "empty"),
         (GOOD + b'{"question": "How many?",\n', "line 2: not JSON"),
-        (GOOD + b"[1, 2]\n", "line 2: not a JSON object"),
-        (GOOD + b'\n{"question": "How much?"}\n', "line 3: no field 'answer'"),
-        (GOOD + b'{"answer": "#### 3"}\n', "line 2: no field 'question'"),
-        (b'{"question": "How many?", "answer": 3}\n', "line 1: field 'answer' is 3"),
-        (b'{"question": " ", "answer": "#### 3"}\n', "line 1: field 'question' is"),
+        (GOOD + b"[1, 2]\n", "line 2: [1, 2] is not a JSON object"),
+        (GOOD + b'\n{"question": "How much?"}\n', "line 3: no column 'answer'"),
+        (GOOD + b'{"answer": "#### 3"}\n', "line 2: no column 'question'"),
+        (b'{"question": "How many?", "answer": 3}\n', "line 1: column 'answer' is 3"),
+        (b'{"question": " ", "answer": "#### 3"}\n', "line 1: column 'question' is"),
         (b'{"question": "How many?", "answer": "it is 3"}\n', "line 1: the answer does not end in '#### N'"),
         (b'{"question": "How many?", "answer": "3 ####"}\n', "line 1: the answer does not end in '#### N'"),
         (GOOD + b'{"question": "\xff", "answer": "#### 3"}\n', "line 2: not UTF-8"),
-        (GOOD.decode().encode("utf-16"), "it is UTF-16, and not JSON Lines; save it as UTF-8"),
+        (GOOD.decode().encode("utf-16"), "it is UTF-16, and not JSON, CSV or Parquet; save it as UTF-8"),
         (GOOD.decode().encode("utf-32"), "it is UTF-32"),
-        (gzip.compress(GOOD, mtime=0), "it is gzip, and not JSON Lines; decompress it first"),
+        (gzip.compress(GOOD, mtime=0)[:-9], "damaged gzip"),
         (bz2.compress(GOOD), "it is bzip2"),
         (lzma.compress(GOOD), "it is xz"),
         (b"\x28\xb5\x2f\xfd" + GOOD, "it is zstd"),
-        (b"PK\x03\x04" + GOOD, "it is a zip archive, and not JSON Lines; unpack it first"),
-        (b"PAR1" + GOOD, "it is Parquet, and not JSON Lines; export it as JSON Lines"),
-        (GOOD + b'{"question": "\\ud800", "answer": "#### 3"}\n', "line 2: field 'question' holds half"),
+        (b"PK\x03\x04" + GOOD, "it is a zip archive, and not JSON, CSV or Parquet; unpack it first"),
+        (b"PAR1" + GOOD, "damaged Parquet"),
+        (GOOD + b'{"question": "\\ud800", "answer": "#### 3"}\n', "line 2: column 'question' holds half"),
         (GOOD + OTHER + GOOD + OTHER, "line 3: repeats the question of line 1"),
         (b"[" * 100_000 + b"\n", "line 1: JSON that cannot be read"),
         (b"9" * 5000 + b"\n", "line 1: JSON that cannot be read"),
@@ -46,6 +48,49 @@ OTHER = b'{"question": "How much?", "answer": "#### 3"}\n'
 )
 def test_an_error_in_a_file_is_reported_with_its_line(content: bytes, expected: str, tmp_path: Path) -> None:
     path = write_file(tmp_path, content)
+    message = load_refusal("gsm8k", data=path)
+    assert str(path) in message
+    assert expected in message
+
+
+ROWS = [{"question": "How many, and why?", "answer": "Because\n#### 3"}, {"question": "How much?", "answer": "#### 4"}]
+
+
+def _written(folder: Path, name: str) -> Path:
+    path, frame = folder / name, pd.DataFrame(ROWS)
+    if ".csv" in name or ".tsv" in name:
+        frame.to_csv(path, index=False, sep="\t" if ".tsv" in name else ",")
+    elif name.endswith(".parquet"):
+        frame.to_parquet(path)
+    else:
+        frame.to_json(path, orient="records", lines=".jsonl" in name, indent=1 if "indented" in name else None)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.json", "indented.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.json.gz", "a.csv.gz"]
+)
+def test_one_problem_is_read_from_every_format(name: str, tmp_path: Path) -> None:
+    task = load_task("gsm8k", data=_written(tmp_path, name))
+    assert [{"question": p.question, "answer": p.reference} for p in task.problems] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", "question,answer\nHow many?,#### 3,4\n", "line 2: 3 columns, where the header has 2"),
+        ("a.csv", 'question,answer\n"How many?,#### 3\n', "not CSV"),
+        ("a.csv", "question,answer\n", "empty"),
+        ("a.json", '[{"question": "How many?"}]', "row 1: no column 'answer'; its columns are question"),
+        ("a.json", '[{"question": "How many?",\n]', "not JSON"),
+        ("a.json", "[]", "empty"),
+    ],
+)
+def test_an_error_in_a_table_or_an_array_is_reported_with_its_row(
+    name: str, content: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
     message = load_refusal("gsm8k", data=path)
     assert str(path) in message
     assert expected in message

@@ -1,0 +1,197 @@
+"""Rows with named columns from a file: JSON Lines, a JSON array, CSV or Parquet, gzipped or not."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsd_decoding.errors import UsageError
+
+_UNPACK = "decompress it first"
+_OTHERS = {
+    b"BZh": ("bzip2", _UNPACK), b"\xfd7zXZ\0": ("xz", _UNPACK), b"\x28\xb5\x2f\xfd": ("zstd", _UNPACK),
+    b"PK\3\4": ("a zip archive", "unpack it first"), b"7z\xbc\xaf": ("a 7z archive", "unpack it first"),
+    b"ARROW1": ("Arrow", "export it as Parquet"), b"SQLite format 3": ("an SQLite database", "export JSON Lines"),
+    b"\xff\xfe\0\0": ("UTF-32", "save it as UTF-8"), b"\0\0\xfe\xff": ("UTF-32", "save it as UTF-8"),
+    b"\xff\xfe": ("UTF-16", "save it as UTF-8"), b"\xfe\xff": ("UTF-16", "save it as UTF-8"),
+}  # fmt: skip
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_SHOWN = 40  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a source.
+
+    Attributes:
+        where: File and line, or data set and row, for messages.
+        columns: Values by the column's name.
+    """
+
+    where: str
+    columns: Mapping[str, object]
+
+    def __getitem__(self, column: str) -> object:
+        """The value of a column; UsageError: there is none of this name."""
+        if column not in self.columns:
+            known = ", ".join(self.columns) or "none"
+            raise UsageError(f"{self.where}: no column {column!r}; its columns are {known}")
+        return self.columns[column]
+
+    def text(self, column: str) -> str:
+        """The value of a column without surrounding white space; UsageError: it is no text, or empty."""
+        value = self[column]
+        if not isinstance(value, str) or not value.strip():
+            raise UsageError(f"{self.where}: column {column!r} is {shown(value)}; it must be a text")
+        return self.whole(column, value).strip()
+
+    def whole(self, column: str, text: str) -> str:
+        """Returns the text; UsageError: a character of it is incomplete."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{self.where}: column {column!r} holds half a character (a lone surrogate); write it whole"
+            ) from None
+        return text
+
+
+def shown(value: object) -> str:
+    """A value as messages show it."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def read_rows(path: Path, header: Sequence[str] | None = None) -> list[Row]:
+    """Returns all rows of a file in order; blank lines are skipped.
+
+    Args:
+        path: Ends in .csv or .tsv for tables of text; JSON and Parquet are told by their content, and gzip too.
+        header: Names of the columns of a table without a header line.
+
+    Raises:
+        UsageError: The file cannot be read, is in another format, or is empty; the message names file and line.
+    """
+    content = _unpacked(path, _read(path))
+    _refuse_other_formats(path, content)
+    if content.startswith(_PARQUET):
+        rows = _parquet(path, content)
+    elif delimiter := _DELIMITERS.get(Path(path.name.removesuffix(".gz")).suffix.lower()):
+        rows = _table(path, _decoded(path, content), delimiter, header)
+    elif content.lstrip().startswith(b"[") and _is_array(content):
+        rows = _array(path, _decoded(path, content))
+    else:
+        rows = _json_lines(path, content)
+    found = list(rows)
+    if not found:
+        raise UsageError(f"data file {path}: it is empty; it must hold one problem per row")
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"data file {path}: cannot be read ({reason}); give a file of JSON Lines, JSON, CSV or Parquet"
+        ) from None
+
+
+def _unpacked(path: Path, content: bytes) -> bytes:
+    if not content.startswith(_GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"data file {path}: damaged gzip ({error}); fetch it again") from None
+
+
+def _refuse_other_formats(path: Path, content: bytes) -> None:
+    """Raises UsageError where a file begins as those of a well-known other format do."""
+    for beginning, (name, way_out) in _OTHERS.items():
+        if content.startswith(beginning):
+            raise UsageError(f"data file {path}: it is {name}, and not JSON, CSV or Parquet; {way_out}")
+
+
+def _parquet(path: Path, content: bytes) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(io.BytesIO(content)).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(
+            f"data file {path}: damaged Parquet ({' '.join(str(error).split())}); fetch it again"
+        ) from None
+    for number, row in enumerate(rows, start=1):
+        yield Row(f"{path}, row {number}", row)
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    """The text of a file; UsageError names the line that is not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")  # some editors write a byte-order mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}, line {line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+
+
+def _table(path: Path, text: str, delimiter: str, header: Sequence[str] | None) -> Iterator[Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    names = list(header) if header is not None else None
+    try:
+        for values in reader:
+            where = f"{path}, line {reader.line_num}"
+            if not values:
+                continue
+            if names is None:
+                names = [name.strip() for name in values]
+                continue
+            if len(values) != len(names):
+                raise UsageError(f"{where}: {len(values)} columns, where the header has {len(names)}; quote commas")
+            yield Row(where, dict(zip(names, values, strict=True)))
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {reader.line_num}: not CSV ({error}); repair the line") from None
+
+
+def _is_array(content: bytes) -> bool:
+    """Whether text that begins with a bracket is one array over several lines or of objects, not a line of a list."""
+    return content.lstrip()[1:].lstrip().startswith((b"{", b"]"))
+
+
+def _array(path: Path, text: str) -> Iterator[Row]:
+    values = _parsed(f"data file {path}", text, "the file must be one array of objects")
+    assert isinstance(values, list)  # it begins with a bracket
+    for number, value in enumerate(values, start=1):
+        yield _object(f"{path}, row {number}", value)
+
+
+def _json_lines(path: Path, content: bytes) -> Iterator[Row]:
+    for number, line in enumerate(_decoded(path, content).split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield _object(where, _parsed(where, line, "each line must be one object"))
+
+
+def _parsed(where: str, text: str, rule: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"{where}: not JSON ({error.msg}, {at}); {rule}") from None
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        raise UsageError(f"{where}: JSON that cannot be read ({error}); simplify it") from None
+
+
+def _object(where: str, value: object) -> Row:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: {shown(value)} is not a JSON object; each row must hold columns by name")
+    return Row(where, value)
