@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 _BUILT_IN = {  # imported when they are asked for: some need a package that others do not
     "arithmetic": "kinds.arithmetic:ARITHMETIC",
+    "csqa": "kinds.csqa:CSQA",
     "gsm8k": "kinds.gsm8k:GSM8K",
+    "math": "kinds.math:MATH",
+    "mmlu": "kinds.mmlu:mmlu",
 }
 TASKS = tuple(_BUILT_IN)
 GROUP = "fsd_calib.tasks"  # of entry points

@@ -1,11 +1,93 @@
-"""Graders: functions that say whether a model's whole answer to a problem is right."""
+"""Graders: functions that say whether a model's whole answer to a problem is right. Those with settings are made by
+functions; texts are compared without surrounding white space."""
 
 from __future__ import annotations
 
-from fsd_calib.tasks.base import Problem
-from fsd_calib.tasks.grading.numbers import same_answer
+import re
+from fractions import Fraction
+
+from fsd_calib.tasks.base import Grader, Problem
+from fsd_calib.tasks.grading.choices import LETTERS, final_choice
+from fsd_calib.tasks.grading.numbers import final_number, same_answer
 
 
 def same_number(problem: Problem, text: str) -> bool:
     """Whether a text ends in the number that the reference ends in; see `final_number`."""
     return same_answer(problem.reference, text)
+
+
+def near_number(tolerance: float) -> Grader:
+    """Returns a grader for numbers that differ from the reference's by at most a share of it.
+
+    Args:
+        tolerance: .01 allows 1 %; where the reference is 0, the number itself must be at most that.
+    """
+    share = Fraction(str(tolerance))
+
+    def near(problem: Problem, text: str) -> bool:
+        wanted, given = final_number(problem.reference), final_number(text)
+        if wanted is None or given is None:
+            return False
+        return abs(given - wanted) <= share * (abs(wanted) or 1)
+
+    return near
+
+
+def same_choice(problem: Problem, text: str) -> bool:
+    """Whether a text chooses what the reference chooses, of `problem.choices`; see `final_choice`."""
+    wanted = _choice(problem, problem.reference)
+    return wanted is not None and _choice(problem, text) == wanted
+
+
+def _choice(problem: Problem, text: str) -> str | None:
+    letters = LETTERS[: len(problem.choices)]
+    bare = text.strip()
+    return bare if len(bare) == 1 and bare in letters else final_choice(text, problem.choices)
+
+
+def same_text(problem: Problem, text: str) -> bool:
+    """Whether a text is the reference."""
+    return text.strip() == problem.reference.strip()
+
+
+def contains(problem: Problem, text: str) -> bool:
+    """Whether a text has the reference in it, as whole words and whatever their case."""
+    wanted = re.escape(problem.reference.strip())
+    return re.search(rf"(?<!\w){wanted}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def similar(least: float) -> Grader:
+    """Returns a grader for texts whose edit similarity to the reference, token by token, is at least `least`.
+
+    The similarity is 1 less the smallest number of tokens to insert, remove or replace, over the length of the longer
+    text. Tokens are words, numbers and single other characters.
+    """
+
+    def near(problem: Problem, text: str) -> bool:
+        return similarity(problem.reference, text) >= least
+
+    return near
+
+
+def similarity(one: str, other: str) -> float:
+    """Returns the edit similarity of two texts, from 0 to 1; see `similar`."""
+    from rapidfuzz.distance import Levenshtein
+
+    return Levenshtein.normalized_similarity(*(re.findall(r"\w+|[^\w\s]", text) for text in (one, other)))
+
+
+def extracting(pattern: str, grader: Grader) -> Grader:
+    """Returns a grader of what a regular expression last finds in a text: its first group, or all of it.
+
+    References are graded whole where the expression finds nothing in them. A text in which it finds nothing is wrong.
+    """
+    expression = re.compile(pattern, re.MULTILINE | re.DOTALL)
+
+    def of_extract(problem: Problem, text: str) -> bool:
+        found = list(expression.finditer(text))
+        if not found:
+            return text == problem.reference and grader(problem, text)
+        last = found[-1]
+        return grader(problem, (last[1] if expression.groups else last[0]) or "")
+
+    return of_extract

@@ -1,0 +1,138 @@
+"""The `mmlu` task: examination questions of 57 subjects with four options, answered after a chain of thought.
+
+MMLU: Hendrycks et al. 2021, arXiv 2009.03300. From the Hugging Face hub its validation part is used for tuning and its
+test part for certification; files have no parts. A file has the hub's columns; a folder has one CSV file a subject, as
+the original repository does, with or without a header. A limited choice of problems has every subject in proportion.
+`mmlu:astronomy,anatomy` takes these subjects alone. The worked examples below were written for this project.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fsd_calib.tasks.base import Example, Kind, TaskKind, pick
+from fsd_calib.tasks.grading.graders import same_choice
+from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, choice_example, with_options
+from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
+from fsd_calib.tasks.sources.hub_rows import HubData
+from fsd_calib.tasks.sources.rows import Row, read_rows, shown
+from fsd_decoding.errors import UsageError
+
+_HUB = HubData(
+    "cais/mmlu", {"validation": "tuning", "test": "certification"}, "all", ("README.md", "all/*"),
+    "--data takes a file with the hub's columns, or a folder with a CSV file for each subject",
+)  # fmt: skip
+_PLAIN = ("question", "A", "B", "C", "D", "answer")  # the columns of the original files, which have no header
+_OPTIONS = (("choice0", "choice1", "choice2", "choice3"), _PLAIN[1:5])
+_SPLIT = re.compile(r"_(?:test|dev|val)$")
+
+
+def mmlu(subjects: str) -> Kind:
+    """Returns the task with these subjects, separated by commas, or with all where there are none."""
+    wanted = tuple(dict.fromkeys(filter(None, (_subject(name) for name in subjects.split(",")))))
+    name = f"mmlu:{','.join(wanted)}" if wanted else "mmlu"
+    return TaskKind(name, _reader(wanted), WorkedExamples(lambda tokenizer: _WORKED, BEST_OPTION), 512, same_choice)
+
+
+def _subject(name: str) -> str:
+    return name.strip().casefold().replace(" ", "_")
+
+
+Read = Callable[[int, int | None, Path | None], tuple[Sequence[Example], str]]
+
+
+def _reader(subjects: Sequence[str]) -> Read:
+    def read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
+        if data is None:
+            found = [replace(_example(row), part=part) for row, part in _HUB.rows("mmlu")]
+        else:
+            found = [_example(row) for row in _local_rows(data)]  # of the original ones some repeat others
+        return pick(_of_subjects(found, subjects), seed, limit), str(_HUB if data is None else data)
+
+    return read
+
+
+def _of_subjects(examples: Sequence[Example], subjects: Sequence[str]) -> Sequence[Example]:
+    known = {example.stratum for example in examples}
+    if unknown := [name for name in subjects if name not in known]:
+        listed = ", ".join(sorted(known - {""})) or "not named"
+        raise UsageError(f"subject {unknown[0]!r}: the problems have none of this name; theirs are {listed}")
+    return [example for example in examples if not subjects or example.stratum in subjects]
+
+
+def _local_rows(data: Path) -> list[Row]:
+    if not data.is_dir():
+        return read_rows(data)
+    files = sorted(file for file in data.iterdir() if file.name.removesuffix(".gz").endswith(".csv"))
+    if not files:
+        raise UsageError(f"data folder {data}: it has no CSV files; give the folder that has one for each subject")
+    return [row for file in files for row in _subject_rows(file)]
+
+
+def _subject_rows(file: Path) -> list[Row]:
+    rows = read_rows(file)
+    if "question" not in rows[0].columns:
+        rows = read_rows(file, _PLAIN)
+    subject = _SPLIT.sub("", file.name.partition(".")[0])
+    return [Row(row.where, {**row.columns, "subject": subject}) for row in rows]
+
+
+def _example(row: Row) -> Example:
+    stratum = row.text("subject") if "subject" in row.columns else ""
+    return choice_example(row, row.text("question"), _options(row), row["answer"], _subject(stratum))
+
+
+def _options(row: Row) -> Sequence[object]:
+    for names in _OPTIONS:
+        if names[0] in row.columns:
+            return [row[name] for name in names]
+    listed = row["choices"]
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        return listed
+    raise UsageError(f"{row.where}: the choices are {shown(listed)}; they must be a list of texts")
+
+
+def _worked(question: str, choices: Sequence[str], answer: str) -> Exemplar:
+    return with_options(question, choices), answer
+
+
+_WORKED = (
+    _worked(
+        "A stone is dropped from rest and falls without air resistance. How does its speed change in each second?",
+        ["It stays the same.", "It doubles.", "It grows by the same amount.", "It grows by less and less."],
+        "Without air resistance the acceleration of a falling stone is constant. A constant acceleration adds the same "
+        "speed in each second.\n"
+        "The answer is (C).",
+    ),
+    _worked(
+        "Which of these does a central bank usually do to slow inflation?",
+        ["raise interest rates", "lower interest rates", "buy bonds", "cut taxes"],
+        "Inflation slows when less is borrowed and spent. Higher interest rates make borrowing dearer. Lower rates and "
+        "buying bonds do the opposite, and taxes are set by parliaments.\n"
+        "The answer is (A).",
+    ),
+    _worked(
+        "What is the remainder of 7^100 divided by 6?",
+        ["0", "1", "5", "6"],
+        "7 leaves the remainder 1 when divided by 6. So every power of 7 leaves the remainder of a power of 1: "
+        "it is 1.\n"
+        "The answer is (B).",
+    ),
+    _worked(
+        "In which organ of the human body is bile produced?",
+        ["stomach", "pancreas", "gallbladder", "liver"],
+        "The gallbladder stores bile but does not make it. It is made by cells of the liver. The pancreas and the "
+        "stomach make other digestive juices.\n"
+        "The answer is (D).",
+    ),
+    _worked(
+        "All ravens in a garden are black, and one bird in it is white. What follows?",
+        ["No bird is black.", "The white bird is no raven.", "All birds are ravens.", "Some ravens are white."],
+        "If the white bird were a raven, it would be black, and it is not. So it is no raven. Nothing is said about "
+        "birds outside the garden, or about what other birds there are.\n"
+        "The answer is (B).",
+    ),
+)
