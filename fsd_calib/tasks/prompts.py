@@ -92,3 +92,22 @@ def _render(tokenizer: PreTrainedTokenizerBase, *messages: tuple[str, str]) -> s
     )
     assert isinstance(text, str)
     return text
+
+
+def chat_turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[tuple[str, str]]) -> str:
+    """Returns a chat of several messages, as (role, content), up to the beginning of the assistant's answer.
+
+    Raises:
+        UsageError: The template cannot render them.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return _render(tokenizer, *messages)
+    except (TemplateError, ValueError) as error:
+        roles = ", ".join(role for role, _ in messages)
+        reason = " ".join(str(error).split()) or type(error).__name__
+        name = tokenizer.name_or_path or "in hand"
+        raise UsageError(
+            f"chat template of tokenizer {name}: cannot render messages of {roles} ({reason}); give others"
+        ) from error

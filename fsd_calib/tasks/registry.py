@@ -27,6 +27,7 @@ _BUILT_IN = {  # imported when they are asked for: some need a package that othe
     "mmlu": "kinds.mmlu:mmlu",
 }
 TASKS = tuple(_BUILT_IN)
+_DESCRIPTIONS = (".yaml", ".yml")
 GROUP = "fsd_calib.tasks"  # of entry points
 
 KindOrMaker = Kind | Callable[[str], Kind]
@@ -67,6 +68,10 @@ def task_kind(name: str) -> Kind:
     Raises:
         UsageError: The task is unknown, or the part after its colon is not one that it takes.
     """
+    if name.endswith(_DESCRIPTIONS):
+        from fsd_calib.tasks.yaml_task.kind import YamlTask
+
+        return YamlTask(name)
     base, colon, argument = name.partition(":")
     found = _find(base)
     if found is None:

@@ -79,7 +79,7 @@ def similarity(one: str, other: str) -> float:
 def extracting(pattern: str, grader: Grader) -> Grader:
     """Returns a grader of what a regular expression last finds in a text: its first group, or all of it.
 
-    References are graded whole where the expression finds nothing in them. A text in which it finds nothing is wrong.
+    A text in which it finds nothing is wrong, unless it is the reference itself.
     """
     expression = re.compile(pattern, re.MULTILINE | re.DOTALL)
 

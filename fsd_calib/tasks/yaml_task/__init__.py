@@ -1,0 +1,1 @@
+"""Tasks that a file in YAML describes: data, prompt, examples, extraction and grading, without code."""

@@ -1,0 +1,82 @@
+"""The grader that a description asks for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fsd_calib.tasks.base import Grader, Problem
+from fsd_calib.tasks.grading import graders
+from fsd_calib.tasks.grading.expressions import same_expression
+from fsd_calib.tasks.yaml_task.schema import Description
+from fsd_decoding.errors import UsageError
+
+
+def grader_of(file: Path, description: Description) -> Grader:
+    """Returns the grader of a description.
+
+    Args:
+        file: Of the description; modules beside it can be imported.
+
+    Raises:
+        UsageError: The function that it names cannot be imported.
+    """
+    grader = _grader(file, description)
+    return grader if description.extract is None else graders.extracting(description.extract, grader)
+
+
+def _grader(file: Path, description: Description) -> Grader:
+    match description.grader:
+        case "numeric":
+            return graders.near_number(description.tolerance or 0.0)
+        case "edit":
+            assert description.similarity is not None
+            return graders.similar(description.similarity)
+        case "python":
+            assert description.function is not None
+            return _own(file, description.function)
+        case name:
+            return {"exact": graders.same_text, "contains": graders.contains, "choice": graders.same_choice,
+                    "math": same_expression, "python-tests": _python_tests}[name]  # fmt: skip
+
+
+def _python_tests(problem: Problem, text: str) -> bool:
+    from fsd_calib.tasks.grading.python_tests import passes_tests
+
+    return passes_tests(problem, text)
+
+
+def _own(file: Path, path: str) -> Grader:
+    """A grader that calls the user's function with the reference and the text."""
+    function = _imported(file, path)
+
+    def own(problem: Problem, text: str) -> bool:
+        try:
+            return bool(function(problem.reference, text))
+        except Exception as error:
+            raise UsageError(
+                f"grader {path} of task file {file} failed on problem {problem.id} ({type(error).__name__}: {error}); "
+                "it is called with the reference and the text, and returns whether the text is right"
+            ) from error
+
+    return own
+
+
+def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
+    module, _, name = path.replace(":", ".").rpartition(".")
+    sys.path.insert(0, str(file.parent.resolve()))
+    try:
+        function = getattr(import_module(module), name)
+    except Exception as error:  # it is the user's code: whatever it raises
+        raise UsageError(
+            f"task file {file}: function {path} cannot be imported ({type(error).__name__}: {error}); its module must "
+            "be installed, or beside the file"
+        ) from error
+    finally:
+        sys.path.pop(0)
+    if not callable(function):
+        raise UsageError(f"task file {file}: {path} is {function!r:.40}; it must be a function")
+    return function  # type: ignore[no-any-return]

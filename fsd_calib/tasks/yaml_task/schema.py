@@ -1,0 +1,162 @@
+"""What a file that describes a task may say. Errors name file, key and rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fsd_decoding.errors import UsageError
+
+GraderName = Literal["exact", "contains", "numeric", "choice", "math", "edit", "python-tests", "python"]
+_SETTINGS = {"tolerance": "numeric", "similarity": "edit", "function": "python"}  # key -> the grader that takes it
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Hub(_Strict):
+    """A data set on the Hugging Face hub.
+
+    Attributes:
+        id: `organisation/name`.
+        configuration: Its name, where the data set has several.
+        splits: What its splits are used for: tuning, certification, or problems (divided by a hash of their content).
+    """
+
+    id: str
+    configuration: str | None = None
+    splits: dict[str, Literal["tuning", "certification", "problems"]] = Field(min_length=1)
+
+
+class Columns(_Strict):
+    """The names of the data's columns."""
+
+    question: str = "question"
+    answer: str = "answer"
+    choices: str | None = None
+    subject: str | None = None
+
+
+class Message(_Strict):
+    """One message of a chat; its content is a template."""
+
+    role: str
+    content: str
+
+
+class Description(_Strict):
+    """A whole file.
+
+    Attributes:
+        data: A file of problems, relative to this one.
+        hub: A data set instead.
+        prompt: Template of the prompt for a model without a chat template, up to the answer. Its variables are the
+            data's columns, and `question`, `answer` and `choices`.
+        instruction: System message of chats, whose user message is the question.
+        messages: A whole chat instead.
+        examples: Worked examples: rows with the data's columns.
+        stop: Strings that end an answer.
+        max_new_tokens: Of an answer.
+        extract: Regular expression; its last match in a text, or that match's first group, is what is graded.
+        grader: How. numeric takes `tolerance`, edit `similarity`, and python `function`.
+    """
+
+    data: Path | None = None
+    hub: Hub | None = None
+    columns: Columns = Columns()
+    prompt: str = "Question: {{ question }}\nAnswer:"
+    instruction: str | None = None
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1)
+    examples: tuple[dict[str, Any], ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ("\nQuestion:",)
+    max_new_tokens: int = Field(default=512, ge=1)
+    extract: str | None = None
+    grader: GraderName
+    tolerance: float | None = Field(default=None, ge=0)
+    similarity: float | None = Field(default=None, gt=0, le=1)
+    function: str | None = None
+
+    @field_validator("extract")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"is no regular expression ({error})") from None
+        return pattern
+
+    @field_validator("function")
+    @classmethod
+    def _is_dotted(cls, function: str | None) -> str | None:
+        if function is not None and not re.fullmatch(r"[\w.]+[.:]\w+", function):
+            raise ValueError("must be the dotted path of a function, such as my_graders.same_city")
+        return function
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Description:
+        if self.data is not None and self.hub is not None:
+            raise ValueError("data and hub are both given; leave one of them out")
+        if self.messages is not None and self.instruction is not None:
+            raise ValueError("messages and instruction are both given; put the instruction into a system message")
+        if self.grader == "choice" and self.columns.choices is None:
+            raise ValueError("grader choice needs the options: name their column in columns.choices")
+        for key, grader in _SETTINGS.items():
+            if getattr(self, key) is not None and self.grader != grader:
+                raise ValueError(f"{key} is a setting of grader {grader}, and the grader is {self.grader}")
+        for grader, key in (("edit", "similarity"), ("python", "function")):
+            if self.grader == grader and getattr(self, key) is None:
+                raise ValueError(f"grader {grader} needs {key}")
+        return self
+
+
+def read_description(path: Path) -> Description:
+    """Returns what a file says.
+
+    Raises:
+        UsageError: It cannot be read, is no YAML, or breaks a rule.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"task file {path}: cannot be read ({reason}); give a file in YAML, as UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UsageError(f"task file {path}{where}: not YAML ({what}); repair that line") from None
+    if not isinstance(content, Mapping):
+        raise UsageError(f"task file {path}: it holds no keys; see docs/tasks.md for what it must say")
+    try:
+        return Description.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(f"task file {path}: {'; '.join(_broken_rules(error))}") from None
+
+
+def _broken_rules(error: ValidationError) -> Iterator[str]:
+    for each in error.errors():
+        key = ".".join(str(part) for part in each["loc"])
+        rule = each["msg"].removeprefix("Value error, ")
+        match each["type"]:
+            case "extra_forbidden":
+                known = ", ".join(_fields(each["loc"][:-1]))
+                yield f"key {key!r} is not known; the keys there are {known}"
+            case "missing":
+                yield f"key {key!r} is missing"
+            case _ if key:
+                given = repr(each["input"])
+                yield f"key {key!r} is {given if len(given) < 60 else given[:60] + '…'}; {rule[:1].lower()}{rule[1:]}"
+            case _:
+                yield rule
+
+
+def _fields(at: tuple[int | str, ...]) -> list[str]:
+    inner: dict[str, type[BaseModel]] = {"hub": Hub, "columns": Columns, "messages": Message}
+    model = inner.get(str(at[0]), Description) if at else Description
+    return list(model.model_fields)

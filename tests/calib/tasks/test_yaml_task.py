@@ -1,0 +1,178 @@
+"""Tasks that a file in YAML describes: prompts, grades, and errors that name file, key and rule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fsd_calib.tasks import Task, load_task
+from fsd_calib.tasks.split import parts_of
+from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
+
+CITIES = [
+    {"country": "France", "city": "Paris", "continent": "Europe", "options": ["Lyon", "Paris"], "right": "B"},
+    {"country": "Kenya", "city": "Nairobi", "continent": "Africa", "options": ["Nairobi", "Mombasa"], "right": "A"},
+    {"country": "Peru", "city": "Lima", "continent": "America", "options": ["Lima", "Cusco"], "right": "A"},
+]
+PLAIN: dict[str, Any] = {
+    "data": "cities.jsonl",
+    "columns": {"question": "country", "answer": "city"},
+    "grader": "exact",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cities.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CITIES))
+    return tmp_path
+
+
+def described(folder: Path, changes: dict[str, Any] | None = None) -> str:
+    path = folder / "capitals.yaml"
+    path.write_text(yaml.safe_dump({**PLAIN, **(changes or {})}))
+    return str(path)
+
+
+def loaded(folder: Path, changes: dict[str, Any] | None = None, **options: Any) -> Task:
+    return load_task(described(folder, changes), **options)
+
+
+def test_columns_become_problems(folder: Path) -> None:
+    task = loaded(folder)
+    assert [(p.question, p.reference) for p in task.problems] == [(row["country"], row["city"]) for row in CITIES]
+    assert task.problems[0].prompt == "Question: France\nAnswer:"
+    assert (task.stop, task.max_new_tokens, task.source) == (("\nQuestion:",), 512, str(folder / "cities.jsonl"))
+    assert all(task.grade(p, f" {p.reference}\n") and not task.grade(p, p.reference + "s") for p in task.problems)
+
+
+def test_prompts_are_templates_of_all_columns_after_worked_examples(folder: Path) -> None:
+    shot = {"country": "Italy", "city": "Rome", "continent": "Europe"}
+    prompt = "{{ country|upper }} ({{ continent }}):"
+    task = loaded(folder, {"prompt": prompt, "examples": [shot], "stop": ["\n"], "max_new_tokens": 8})
+    assert task.problems[1].prompt == "ITALY (Europe): Rome\n\nKENYA (Africa):"
+    assert (task.stop, task.max_new_tokens) == (("\n",), 8)
+
+
+def test_chats_have_messages_and_worked_turns(folder: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Name capitals of {{ continent }}."},
+        {"role": "user", "content": "{{ country }}?"},
+    ]
+    shot = {"country": "Italy", "city": "Rome", "continent": "Europe"}
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    task = loaded(folder, {"messages": messages, "examples": [shot]}, tokenizer=tokenizer_of(template))
+    assert (
+        task.problems[1].prompt == "<system>Name capitals of Africa.<user>Italy?<assistant>Rome<user>Kenya?<assistant>"
+    )
+    assert task.stop == ()
+    simple = loaded(folder, {"instruction": "Be brief."}, tokenizer=tokenizer_of(QWEN)).problems[0].prompt
+    assert (
+        simple == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nFrance<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "right", "wrong"),
+    [
+        ({"grader": "exact"}, ["Paris", " Paris "], ["paris", "Paris.", ""]),
+        ({"grader": "contains"}, ["It is paris, I think.", "PARIS"], ["Parisian", "Lyon", ""]),
+        ({"grader": "exact", "extract": r"answer is (\w+)"}, ["The answer is Paris.", "Paris"], ["It is Paris", "answer is Lyon"]),
+        ({"grader": "exact", "extract": r"\b[A-Z]\w+"}, ["No, not Lyon: Paris"], ["Paris or Lyon"]),
+        ({"grader": "edit", "similarity": 0.5}, ["Paris", "in Paris"], ["Lyon", "it must be Paris"]),
+        ({"grader": "choice", "columns": {"question": "country", "answer": "right", "choices": "options"}},
+         ["The answer is (B).", "B", "Paris"], ["The answer is (A).", "Lyon", "A or B"]),
+    ],
+)  # fmt: skip
+def test_graders(changes: dict[str, Any], right: list[str], wrong: list[str], folder: Path) -> None:
+    task = loaded(folder, changes)
+    first = task.problems[0]
+    assert task.grade(first, first.reference)
+    assert [text for text in right if not task.grade(first, text)] == []
+    assert [text for text in wrong if task.grade(first, text)] == []
+
+
+def test_numbers_have_a_tolerance(folder: Path) -> None:
+    (folder / "cities.jsonl").write_text('{"country": "France", "city": 200}\n')
+    exact, near = loaded(folder, {"grader": "numeric"}), loaded(folder, {"grader": "numeric", "tolerance": 0.01})
+    texts = ["200", "it is 202.00", "198", "202.1", "197.9", "no"]
+    assert [exact.grade(exact.problems[0], text) for text in texts] == [True, False, False, False, False, False]
+    assert [near.grade(near.problems[0], text) for text in texts] == [True, True, True, False, False, False]
+
+
+def test_a_function_grades_and_the_source_says_that_it_runs(folder: Path) -> None:
+    (folder / "my_graders.py").write_text("def same(reference, text):\n    return text[0] == reference[0]\n")
+    task = loaded(folder, {"grader": "python", "function": "my_graders.same"})
+    assert [task.grade(task.problems[0], text) for text in ("Pa", "Lyon")] == [True, False]
+    assert task.source.endswith("cities.jsonl, graded by running my_graders.same")
+    with pytest.raises(Exception, match=r"my_graders\.same .*failed on problem \d+ \(IndexError"):
+        task.grade(task.problems[0], "")
+
+
+def test_options_are_shown_and_identify_problems(folder: Path) -> None:
+    columns = {"question": "country", "answer": "right", "choices": "options", "subject": "continent"}
+    task = loaded(folder, {"grader": "choice", "columns": columns})
+    assert task.problems[0].question == "France\n(A) Lyon\n(B) Paris"
+    assert task.problems[0].choices == ("Lyon", "Paris")
+    assert len(loaded(folder, {"grader": "choice", "columns": columns}, limit=2).problems) == 2
+
+
+def test_data_replaces_the_file_s_own(folder: Path) -> None:
+    rows = [{"country": f"land {i}", "city": f"town {i}"} for i in range(9)]
+    (folder / "other.json").write_text(json.dumps(rows))
+    task = loaded(folder, data=folder / "other.json")
+    assert len(task.problems) == 9
+    assert len(parts_of(task).tuning) + len(parts_of(task).certification) == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"promt": "x"}, "key 'promt' is not known; the keys there are data, hub, columns, prompt"),
+        ({"columns": {"question": "country", "anwser": "city"}}, "key 'columns.anwser' is not known"),
+        ({"grader": "exakt"}, "key 'grader' is 'exakt'; input should be 'exact', 'contains'"),
+        ({"grader": None}, "key 'grader' is None"),
+        ({"max_new_tokens": 0}, "key 'max_new_tokens' is 0; input should be greater than or equal to 1"),
+        ({"extract": "("}, "key 'extract' is '('; is no regular expression"),
+        ({"tolerance": 0.1}, "tolerance is a setting of grader numeric, and the grader is exact"),
+        ({"grader": "edit"}, "grader edit needs similarity"),
+        ({"grader": "edit", "similarity": 1.5}, "key 'similarity' is 1.5"),
+        ({"grader": "python"}, "grader python needs function"),
+        ({"grader": "python", "function": "same"}, "key 'function' is 'same'; must be the dotted path"),
+        ({"grader": "python", "function": "nowhere.same"}, "function nowhere.same cannot be imported (ModuleNotFound"),
+        ({"grader": "choice"}, "grader choice needs the options"),
+        ({"hub": {"id": "a/b", "splits": {"test": "problems"}}}, "data and hub are both given"),
+        ({"messages": [], "instruction": None}, "key 'messages' is []"),
+        ({"prompt": "{{ question"}, "key 'prompt': no Jinja template"),
+        ({"prompt": "{{ capital }}"}, "key 'prompt': cannot be rendered ('capital' is undefined); its variables are"),
+        ({"prompt": "{{ question.__class__.__mro__ }}"}, "key 'prompt': cannot be rendered"),
+        (
+            {"columns": {"question": "land", "answer": "city"}},
+            "line 1: no column 'land'; its columns are country, city",
+        ),
+        ({"data": "none.jsonl"}, "none.jsonl: cannot be read"),
+        ({"data": None}, "it names no problems; give it data or hub, or give --data"),
+        ({"examples": [{"country": "Italy"}]}, "key 'examples', example 1: no column 'city'"),
+    ],
+)
+def test_an_error_names_file_key_and_rule(changes: dict[str, Any], expected: str, folder: Path) -> None:
+    path = described(folder, changes)
+    message = load_refusal(path)
+    assert expected in message
+    assert str(folder) in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("a: [", "line 1: not YAML"), ("", "it holds no keys"), ("- 1", "it holds no keys"),
+     ("data: x", "key 'grader' is missing"), ("\xff", "cannot be read")],
+)  # fmt: skip
+def test_a_file_that_is_no_description_is_refused(content: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(content, encoding="latin-1")
+    assert expected in load_refusal(str(path))
+    assert "cannot be read (No such file" in load_refusal(str(tmp_path / "none.yaml"))
