@@ -71,12 +71,16 @@ def _one_each(name: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
     return list(listed)
 
 
+def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
+    """Returns the tokens of a text as the models read it."""
+    # A chat template may already have added the BOS.
+    begun = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
+    tokens: list[int] = tokenizer(prompt, add_special_tokens=not begun)["input_ids"]
+    return tokens
+
+
 def _encode(tokenizer: Any, vocabulary: int, prompt: Prompt, index: int) -> list[int]:
-    if isinstance(prompt, str):
-        # A chat template may already have added the BOS.
-        begun = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
-        prompt = tokenizer(prompt, add_special_tokens=not begun)["input_ids"]
-    ids: Any = prompt
+    ids: Any = prompt_tokens(tokenizer, prompt) if isinstance(prompt, str) else prompt
     try:
         tokens = [operator.index(token) for token in ids]
     except TypeError as error:

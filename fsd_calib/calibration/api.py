@@ -20,6 +20,7 @@ from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import TimingRequest
+from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.engines.base import Engine
@@ -198,7 +199,8 @@ class Calibration:
         tokenizer = shared_tokenizer(self.target, first, self.tokenizer, loading)
         for other in others:
             shared_tokenizer(self.target, other, tokenizer, loading)
-        task = self._task(tokenizer)
+        models = [(self.target, loading.target), *((draft, loading.draft) for draft in (first, *others))]
+        task = usable(self._task(tokenizer), tokenizer, context_of(models, config.dtype), config.reporter.note)
         parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
         capacity = capacity_of((*parts.tuning, *parts.certification), memory, self.config.batch_size or MOST_AT_ONCE)
         config = replace(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsd_calib.calibration.goal import Goal
-from fsd_calib.cli.certify import models_of, options_given, profile_to_certify
+from fsd_calib.cli.certify import models_of, profile_to_certify
 from fsd_calib.cli.console import (
     NOT_MET,
     check_at_least_one,
@@ -42,10 +42,21 @@ from fsd_calib.cli.options import (
     VersionOption,
     WorkersOption,
     given_or_default,
+    options_given,
     several,
     whole_numbers,
 )
-from fsd_calib.tasks.registry import TASKS, task_kind
+from fsd_calib.cli.task_options import (
+    TASK_NAMES,
+    GreedyOption,
+    PresetOption,
+    SamplingOptions,
+    SubjectsOption,
+    folder_name,
+    named_task,
+    sampling_options,
+)
+from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading, ModelOptions
 
@@ -71,7 +82,7 @@ def command(
     context: typer.Context,
     task: Annotated[
         str | None,
-        typer.Option(help=f"Task to calibrate on: {', '.join(TASKS)}.", rich_help_panel=_GOAL, show_default=False),
+        typer.Option(help=f"Task to calibrate on: {TASK_NAMES}.", rich_help_panel=_GOAL, show_default=False),
     ] = None,
     min_acc: Annotated[
         float | None,
@@ -162,6 +173,7 @@ def command(
     dtype: DtypeOption = None,
     loading: Loading = USUAL_LOADING,
     data: DataOption = None,
+    subjects: SubjectsOption = None,
     limit: LimitOption = None,
     seed: SeedOption = 0,
     out: Annotated[
@@ -247,6 +259,8 @@ def command(
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
+    preset: PresetOption = None,
+    greedy: GreedyOption = False,
     seeds: Annotated[
         int,
         typer.Option(
@@ -304,8 +318,10 @@ def command(
         task, min_acc = task or found.task, found.certificate.wanted if min_acc is None else min_acc
         acc, seed = acc if "acc" in given else found.certificate.acc, seed if "seed" in given else found.seed
     if task is None:
-        raise UsageError(f"Missing option '--task': give one of {', '.join(TASKS)}, or --certify with a profile")
+        raise UsageError(f"Missing option '--task': give one of {TASK_NAMES}, or --certify with a profile")
+    task = named_task(task, subjects)
     task_kind(task)  # raises UsageError if it is unknown
+    sampling = sampling_options(given, SamplingOptions(temperature, top_k, top_p), preset, greedy)
     if show_prompt:
         reply(_first_prompt(task, seed, limit, data, _models(task, target, draft)[0], loading.target))
         return
@@ -339,7 +355,7 @@ def command(
     large, small = _models(task, target, draft) if found is None else models_of(found, target, draft)
     decoding = replace(decoding_of(found), seed=seed) if found is not None else DecodingConfig(
         rule=several("--rule", rule), divergence=names, draft_length=lengths,
-        sampling=Sampling(temperature, top_k, top_p), seed=seed, stop_policy=predictor, threshold_policy=policies,
+        sampling=Sampling(*sampling), seed=seed, stop_policy=predictor, threshold_policy=policies,
     )  # fmt: skip
     config = RunConfig(
         batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
@@ -374,7 +390,7 @@ def _policies(present: list[str] | None, former: list[str] | None) -> tuple[str,
 def _folder(task: str, engines: Sequence[str], certifies: bool) -> str:
     """The default folder: one engine's profile does not replace another's, nor a certified setting a searched one."""
     of_engine = "-vllm" if engines == ("vllm",) else ""  # of several each has a folder of its own in it
-    return task + of_engine + ("-certified" if certifies else "")
+    return folder_name(task) + of_engine + ("-certified" if certifies else "")
 
 
 def _way(timing: str, no_timing: bool) -> Any:

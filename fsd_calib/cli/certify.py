@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,12 +15,6 @@ _OF_THE_SEARCH = (
     "min_speed", "pareto", "rule", "divergence", "threshold_policy", "policy", "draft_length", "predictor",
     "temperature", "top_k", "top_p", "storage",
 )  # fmt: skip
-
-
-def options_given(context: typer.Context) -> set[str]:
-    """Returns the parameters whose options are on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def profile_to_certify(path: Path, given: Collection[str]) -> ThresholdProfile:

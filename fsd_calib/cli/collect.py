@@ -36,12 +36,24 @@ from fsd_calib.cli.options import (
     VersionOption,
     WorkersOption,
     given_or_default,
+    options_given,
 )
-from fsd_calib.tasks.registry import TASKS, task_kind
+from fsd_calib.cli.task_options import (
+    TASK_NAMES,
+    GreedyOption,
+    PresetOption,
+    SamplingOptions,
+    SubjectsOption,
+    folder_name,
+    named_task,
+    sampling_options,
+)
+from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
 if TYPE_CHECKING:
+    from fsd_calib.tasks.base import Task
     from fsd_collectors.store.reading import Traces
 
 NAME = "fsd-collect"
@@ -58,10 +70,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @app.command(epilog=_EPILOG)
 @loads_models
 def command(
-    task: Annotated[
-        str, typer.Option(help=f"Task whose problems are decoded: {', '.join(TASKS)}.", rich_help_panel=DATA)
-    ],
+    context: typer.Context,
+    task: Annotated[str, typer.Option(help=f"Task whose problems are decoded: {TASK_NAMES}.", rich_help_panel=DATA)],
     data: DataOption = None,
+    subjects: SubjectsOption = None,
     limit: LimitOption = None,
     seed: SeedOption = 0,
     out: Annotated[
@@ -83,6 +95,8 @@ def command(
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
+    preset: PresetOption = None,
+    greedy: GreedyOption = False,
     batch_size: Annotated[int, typer.Option(help="Problems decoded at once.", rich_help_panel=DECODING)] = 32,
     rule: Annotated[
         str | None,
@@ -117,16 +131,19 @@ def command(
     recorded, including rejected ones. Inspect the result with fsd-traces, or read it with load_traces, pandas,
     datasets or DuckDB.
     """
+    task = named_task(task, subjects)
     task_kind(task)  # raises UsageError if it is unknown
+    sampling = sampling_options(options_given(context), SamplingOptions(temperature, top_k, top_p), preset, greedy)
     check_at_least_one(
         {"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size, "--workers": workers}
     )
     width = _width(hidden)
-    folder = out if out is not None else Path("fsd-traces") / task
+    folder = out if out is not None else Path("fsd-traces") / folder_name(task)
     check_writable(folder, ())
 
     from fsd_calib.calibration.memory import capacity_of, plan_memory
     from fsd_calib.calibration.run_config import RunConfig
+    from fsd_calib.calibration.usable import context_of, usable
     from fsd_calib.progress import stderr_progress
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces
@@ -146,8 +163,11 @@ def command(
     with interruptible(lambda: _on_disk(folder)):
         tokenizer = load_tokenizer(large, loading.target)
         problems = load_task(task, seed, limit, data, tokenizer)
+        _check_graded(problems, policy)
+        models = [(large, loading.target), (small, loading.draft)]
+        problems = usable(problems, tokenizer, context_of(models, dtype), progress.note)
         memory = plan_memory(
-            large, [small], tokenizer, problems, problems.problems, Sampling(temperature, top_k, top_p),
+            large, [small], tokenizer, problems, problems.problems, Sampling(*sampling),
             policy.draft_length if policy else 1, 1,
             RunConfig(
                 batch_size, device, dtype, progress=progress, model_kwargs=loading.target,
@@ -159,7 +179,7 @@ def command(
         with open_workers(workers, ray, sources, capacity, progress.note) as others:
             traces = collect_traces(
                 problems, target=large, draft=small, out=folder, rule=rule, threshold=threshold, divergence=divergence,
-                draft_length=draft_length, temperature=temperature, top_k=top_k, top_p=top_p, hidden=width, seed=seed,
+                draft_length=draft_length, **sampling._asdict(), hidden=width, seed=seed,
                 batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
                 draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
             )  # fmt: skip
@@ -168,6 +188,15 @@ def command(
 
 def main() -> None:
     leave(app, NAME)
+
+
+def _check_graded(task: Task, policy: object) -> None:
+    """UsageError: texts are graded by the target's own, and texts of another rule are collected without those."""
+    if task.by_agreement and policy is not None:
+        raise UsageError(
+            f"task {task.name} grades texts by the target's own, which traces on-policy lack; leave --rule out to "
+            "collect along the target"
+        )
 
 
 def _width(hidden: str | None) -> int | Literal["whole"] | None:

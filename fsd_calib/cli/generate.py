@@ -12,8 +12,9 @@ import typer
 from fsd_calib.cli.console import leave, quiet_libraries, reply, say
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, VersionOption
-from fsd_calib.tasks.base import Example, Prompting
-from fsd_calib.tasks.registry import TASKS, task_kind
+from fsd_calib.tasks.base import Example, Kind, Prompting
+from fsd_calib.tasks.registry import task_kind
+from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def command(
         target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype,
         model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **given,
     )  # fmt: skip
-    kind = task_kind(followed.task) if followed.task in TASKS and not raw else None
+    kind = None if raw else _kind(followed.task)
     prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else Prompting(lambda example: example.question, ())
     most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
     started = time.perf_counter()
@@ -87,6 +88,15 @@ def command(
 
 def main() -> None:
     leave(app, NAME)
+
+
+def _kind(task: str) -> Kind | None:
+    """How prompts of a task are formatted; None, which is said: it is not found here, as a file that is elsewhere."""
+    try:
+        return task_kind(task)
+    except UsageError as error:
+        say(NAME, f"prompts are passed as given, without the format of the profile's task: {error}")
+        return None
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:

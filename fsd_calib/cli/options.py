@@ -96,6 +96,12 @@ VersionOption = Annotated[
 ]
 
 
+def options_given(context: typer.Context) -> set[str]:
+    """Returns the parameters whose options are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
 def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[str, str]:
     """Target and draft: those given, or the task's defaults."""
     if target is not None and draft is not None:

@@ -26,6 +26,11 @@ class Configuration:
     policy: str | None = None
     draft: str | None = None
 
+    @classmethod
+    def alone(cls, divergence: str) -> Configuration:
+        """The target without a draft. `divergence`: the engine's, which changes no text."""
+        return cls("target", divergence, 1)
+
     def at(self, threshold: float) -> Configuration:
         """Returns the configuration with this threshold."""
         return replace(self, threshold=threshold)

@@ -111,6 +111,7 @@ class CachedDecoder:
         first = engine.decoding.seed
         self._seeds = range(first, first + (1 if engine.decoding.sampling.greedy else seeds))
         self._workers = workers
+        self._own_texts: dict[int, list[str | None]] = {}  # of the target, by problem, see `_answers`
         self.decoded = self.decoded_tokens = 0
         self.reused = self.reused_tokens = 0
 
@@ -166,8 +167,10 @@ class CachedDecoder:
                 for seed, indices in missing.items():
                     asked = _Asked(DecodingRequest(configuration, seed, prompts, self._batch_size), keys[seed])
                     known[seed] |= self._complete(asked, indices, advance)
+        answers = self._answers(configuration, problems)
         return [
-            tuple(self._graded(problem, cached[i]) for cached in known.values()) for i, problem in enumerate(problems)
+            tuple(map(partial(self._graded, problem), (cached[i] for cached in known.values()), answers[i]))
+            for i, problem in enumerate(problems)
         ]
 
     def emitted(self, configuration: Configuration, problems: Sequence[Problem], batch_size: int) -> int:
@@ -241,10 +244,21 @@ class CachedDecoder:
             with self._workers.decoding_here() as due:
                 here(lambda place: not due() and claim(place))
 
+    def _answers(self, configuration: Configuration, problems: Sequence[Problem]) -> list[list[str | None]]:
+        """Returns the target's own texts by problem and seed, where agreement with them is right, else None."""
+        if not self._task.by_agreement or configuration.rule == "target":
+            return [[None] * self.seeds for _ in problems]
+        if unknown := [problem for problem in problems if problem.id not in self._own_texts]:
+            alone = self(Configuration.alone(configuration.divergence), unknown)
+            for problem, seeds in zip(unknown, alone, strict=True):
+                self._own_texts[problem.id] = [decoding.text for decoding in seeds]
+        return [self._own_texts[problem.id] for problem in problems]
+
     def _count_reused(self, cached: Sequence[CachedText]) -> None:
         self.reused += len(cached)
         self.reused_tokens += sum(cached_text.tokens for cached_text in cached)
 
-    def _graded(self, problem: Problem, cached_text: CachedText) -> Decoding:
+    def _graded(self, problem: Problem, cached_text: CachedText, answer: str | None) -> Decoding:
         counts = (cached_text.tokens, cached_text.rounds, cached_text.drafted, cached_text.accepted)
-        return Decoding(self._task.grade(problem, cached_text.text), cached_text.text, *counts)
+        correct = self._task.grade(self._task.against(problem, answer), cached_text.text)
+        return Decoding(correct, cached_text.text, *counts)

@@ -10,6 +10,11 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 LIKE = {"population": "on problems like these", "dataset": "on these very problems", "none": ""}
 
+_AGREEMENT = (
+    "Right means here to agree with the target's own text, so the target alone is always right: this is stricter than, "
+    "and different from, accuracy."
+)
+
 
 def shown(profile: ThresholdProfile) -> str:
     """Returns counts and bounds on the certification part, and how the bounds are to be read."""
@@ -111,7 +116,13 @@ def _tested_scope(profile: ThresholdProfile) -> str:
     c = profile.certificate
     if not c.problems and not is_bounded_front(profile):
         return ""
-    return f"These figures hold for one task and one grader, {LIKE[c.guarantee]}; they say nothing about others."
+    figures = f"These figures hold for one task and one grader, {LIKE[c.guarantee]}; they say nothing about others."
+    return f"{_AGREEMENT} {figures}" if by_agreement(profile) else figures
+
+
+def by_agreement(profile: ThresholdProfile) -> bool:
+    """Whether right means agreement with the target's own text."""
+    return profile.task.partition(":")[0] == "agreement"
 
 
 def _cut_short(profile: ThresholdProfile) -> str:

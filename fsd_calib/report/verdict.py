@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsd_calib.formatting import bound, exact, interval, percent, tokens
-from fsd_calib.report.evidence import LIKE, is_bounded_front, rounding, scope, shown
+from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front, rounding, scope, shown
 from fsd_calib.report.summary import draft_among, drafts, sd_draft_length
 from fsd_calib.report.timing import gain, interval_scope, over_sd
 from fsd_decoding.profile.costs import Speed
@@ -142,6 +142,8 @@ def _claim(profile: ThresholdProfile, share: str, keeps: str = "keeps", reaches:
     """What is claimed of a setting, by a verb in the form that the sentence takes."""
     if profile.certificate.acc == "absolute" and profile.certificate.wanted is not None:
         return f"{reaches} at least {share} accuracy"
+    if by_agreement(profile):
+        return f"{keeps} to the target's own text for at least {share} of prompts"
     return f"{keeps} at least {share} of the target's accuracy"
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -68,10 +68,15 @@ class Task:
     stop: tuple[str, ...]  # strings that end an answer, in addition to the model's end-of-sequence token
     source: str  # description of the source, as recorded in profiles
     grader: Grader
+    by_agreement: bool = False  # there are no keys: right is what agrees with the target's own text
 
     def grade(self, problem: Problem, text: str) -> bool:
         """Returns whether `text`, a model's whole answer, is right."""
         return self.grader(problem, text)
+
+    def against(self, problem: Problem, target_text: str | None) -> Problem:
+        """Returns a problem whose reference is the target's own text; None: it keeps the one that it has."""
+        return problem if target_text is None else replace(problem, reference=target_text)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from fsd_calib.tasks.base import Kind, Task
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BUILT_IN = {  # imported when they are asked for: some need a package that others do not
+    "agreement": "kinds.agreement:agreement",
     "arithmetic": "kinds.arithmetic:ARITHMETIC",
     "csqa": "kinds.csqa:CSQA",
     "gsm8k": "kinds.gsm8k:GSM8K",
@@ -71,7 +73,9 @@ def task_kind(name: str) -> Kind:
     if name.endswith(_DESCRIPTIONS):
         from fsd_calib.tasks.yaml_task.kind import YamlTask
 
-        return YamlTask(name)
+        described = YamlTask(name)
+        described.description  # noqa: B018  read now, so that its errors come before any work
+        return described
     base, colon, argument = name.partition(":")
     found = _find(base)
     if found is None:
@@ -86,10 +90,26 @@ def task_kind(name: str) -> Kind:
     return found
 
 
+def described_tasks() -> list[tuple[str, str]]:
+    """Returns the names of all tasks, with the first sentence about each."""
+    own = [(name, _about(import_module(_module(name)))) for name in TASKS]
+    others = [(point.name, f"from {point.value}") for point in entry_points(group=GROUP) if point.name not in TASKS]
+    return [*own, *sorted(others)]
+
+
+def _about(module: ModuleType) -> str:
+    """The first sentence of a module on a task, without its beginning: The `csqa` task: …"""
+    sentence = (module.__doc__ or "").partition("\n")[0]
+    return sentence.partition("task: ")[2] or sentence
+
+
+def _module(name: str) -> str:
+    return f"fsd_calib.tasks.{_BUILT_IN[name].partition(':')[0]}"
+
+
 def _find(name: str) -> KindOrMaker | None:
     if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        return cast(KindOrMaker, getattr(import_module(f"fsd_calib.tasks.{module}"), attribute))
+        return cast(KindOrMaker, getattr(import_module(_module(name)), _BUILT_IN[name].partition(":")[2]))
     (point, *_) = (*entry_points(group=GROUP, name=name), None)
     return None if point is None else cast(KindOrMaker, point.load())
 

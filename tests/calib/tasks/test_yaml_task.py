@@ -80,7 +80,8 @@ def test_chats_have_messages_and_worked_turns(folder: Path) -> None:
     [
         ({"grader": "exact"}, ["Paris", " Paris "], ["paris", "Paris.", ""]),
         ({"grader": "contains"}, ["It is paris, I think.", "PARIS"], ["Parisian", "Lyon", ""]),
-        ({"grader": "exact", "extract": r"answer is (\w+)"}, ["The answer is Paris.", "Paris"], ["It is Paris", "answer is Lyon"]),
+        ({"grader": "exact", "extract": r"answer is (\w+)"}, ["The answer is Paris.", "Paris"],
+         ["It is Paris", "answer is Lyon"]),
         ({"grader": "exact", "extract": r"\b[A-Z]\w+"}, ["No, not Lyon: Paris"], ["Paris or Lyon"]),
         ({"grader": "edit", "similarity": 0.5}, ["Paris", "in Paris"], ["Lyon", "it must be Paris"]),
         ({"grader": "choice", "columns": {"question": "country", "answer": "right", "choices": "options"}},

@@ -1,0 +1,79 @@
+"""Options that name a task, and the settings that published evaluations sample with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import PurePath
+from typing import Annotated, NamedTuple
+
+import typer
+
+from fsd_calib.cli.options import DATA, DECODING
+from fsd_calib.tasks.registry import TASKS
+from fsd_decoding.errors import UsageError
+
+TASK_NAMES = f"{', '.join(TASKS)}, or a file in YAML that describes your own (see fsd-tasks list)"
+
+SubjectsOption = Annotated[
+    str | None,
+    typer.Option(help="Of mmlu: use these subjects alone, separated by commas.", rich_help_panel=DATA),
+]
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Sample as a published evaluation did. fsd-paper: temperature 0.6, top-k 50, top-p 0.9.",
+        rich_help_panel=DECODING,
+    ),
+]
+GreedyOption = Annotated[
+    bool, typer.Option("--greedy", help="Decode greedily, as by default, also with --preset.", rich_help_panel=DECODING)
+]
+
+
+class SamplingOptions(NamedTuple):
+    """How tokens are drawn."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+
+
+# The settings of the evaluation code that was published with the paper, which also ends answers at 512 tokens, as the
+# benchmarks here do.
+PRESETS = {"fsd-paper": SamplingOptions(0.6, 50, 0.9)}
+
+
+def sampling_options(given: Collection[str], own: SamplingOptions, preset: str | None, greedy: bool) -> SamplingOptions:
+    """Returns how tokens are drawn: by the options themselves, or as in a preset.
+
+    Args:
+        given: Names of the parameters that the user gave.
+
+    Raises:
+        UsageError: The preset is unknown, or options contradict each other.
+    """
+    contradicting = [f"--{name.replace('_', '-')}" for name in own._fields if name in given]
+    if preset is not None and preset not in PRESETS:
+        raise UsageError(f"--preset is {preset!r}; the presets are {', '.join(PRESETS)}")
+    if contradicting and (preset is not None or greedy):
+        other = f"--preset {preset}" if preset is not None else "--greedy"
+        raise UsageError(f"{other} and {contradicting[0]} contradict each other; leave one of them out")
+    if greedy:
+        return SamplingOptions(0.0, None, None)
+    return own if preset is None else PRESETS[preset]
+
+
+def named_task(task: str, subjects: str | None) -> str:
+    """Returns the name of a task with the subjects of --subjects in it; UsageError: it takes none."""
+    if subjects is None:
+        return task
+    if task != "mmlu":
+        raise UsageError(f"--subjects is {subjects!r}, and task {task} has none of its own to choose; use --task mmlu")
+    return f"{task}:{subjects}"
+
+
+def folder_name(task: str) -> str:
+    """Returns a task's name for a folder: that of a description without its path, others without colons and commas."""
+    base = PurePath(task).stem if task.endswith((".yaml", ".yml")) else task
+    return re.sub(r"[^\w.=-]+", "-", base).strip("-")

@@ -1,0 +1,59 @@
+"""Whether a task grades as it should: its own references as right, and altered ones as wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fsd_calib.tasks.base import Problem, Task
+from fsd_calib.tasks.grading.choices import LETTERS
+from fsd_calib.tasks.grading.phrases import last_box
+
+_NUMBER = re.compile(r"\d+(?!.*\d)", re.DOTALL)
+_RETURN = re.compile(r"\breturn\b[ \t]*([^\n]*)")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A grade that is not as it should be.
+
+    Attributes:
+        text: What was graded.
+        wanted: Whether it should be right.
+    """
+
+    problem: Problem
+    text: str
+    wanted: bool
+
+    def __str__(self) -> str:
+        what = "the reference is graded wrong" if self.wanted else "an altered reference is graded right"
+        return f"problem {self.problem.id} ({self.problem.question[:50]!r}): {what}: {self.text[-60:]!r}"
+
+
+def faults(task: Task) -> Iterator[Fault]:
+    """Yields the wrong grades of a task: of each reference, of its altered form, and of an empty text."""
+    for problem in task.problems:
+        for text, wanted in ((problem.reference, True), (altered(problem), False), ("", False)):
+            if task.grade(problem, text) != wanted:
+                yield Fault(problem, text, wanted)
+
+
+def altered(problem: Problem) -> str:
+    """Returns a text that is wrong, and as near to the reference as can be."""
+    reference, choices = problem.reference, problem.choices
+    if choices:
+        return f"The answer is ({_other_letter(reference, len(choices))})."
+    if "test" in problem.row and "entry_point" in problem.row:
+        return _RETURN.sub(r"return [\1, None]", reference) if _RETURN.search(reference) else "    return None\n"
+    if (boxed := last_box(reference)) is not None:
+        return f"\\boxed{{{boxed} + 1}}"
+    if (number := _NUMBER.search(reference)) is not None:
+        return f"{reference[: number.start()]}{int(number[0]) + 1}{reference[number.end() :]}"
+    return f"not {reference[::-1]}"
+
+
+def _other_letter(reference: str, count: int) -> str:
+    given = re.findall(r"\b([A-J])\b", reference)
+    return next(letter for letter in LETTERS[:count] if letter not in given[-1:])

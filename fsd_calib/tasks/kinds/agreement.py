@@ -1,0 +1,139 @@
+"""The `agreement` task: prompts without keys, where right means to agree with the target's own text.
+
+Chat and code traffic has no reference answers. What can still be certified is that FSD says what the target alone would
+have said, with the same noise: a claim that is stricter than accuracy, as a rewording counts as lost, and different, as
+the target's own mistakes count as right. `agreement` asks for the same text; `agreement:0.9` for an edit similarity, in
+tokens, of at least that.
+
+Prompts come from a file: one on each line of a .txt, or rows with a column `prompt` (a text) or `messages` (a chat of
+several turns, each with a role and a content).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsd_calib.tasks.base import Example, Grader, Kind, Problem, Prompting, Task, pick, problem_of
+from fsd_calib.tasks.grading.graders import same_text, similar
+from fsd_calib.tasks.prompts import chat_turns, has_chat_template
+from fsd_calib.tasks.sources.examples import examples_of
+from fsd_calib.tasks.sources.rows import Row, read_rows, shown
+from fsd_decoding.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NAME = "agreement"
+
+
+def agreement(similarity: str) -> Kind:
+    """Returns the task; `similarity` is empty for equal texts, or the least edit similarity."""
+    return Agreement(_least(similarity))
+
+
+def _least(similarity: str) -> float | None:
+    if not similarity:
+        return None
+    try:
+        least = float(similarity)
+    except ValueError:
+        least = 0.0
+    if not 0 < least <= 1:
+        raise UsageError(
+            f"task {NAME}:{similarity}: the similarity must be a number above 0 and up to 1, such as {NAME}:0.9; "
+            f"{NAME} alone asks for equal texts"
+        )
+    return least
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Prompts whose right answer is the target's own; implements `Kind`.
+
+    Attributes:
+        least: Edit similarity of texts that agree; None: they are equal.
+    """
+
+    least: float | None
+    max_new_tokens: int = 512
+
+    @property
+    def name(self) -> str:
+        return NAME if self.least is None else f"{NAME}:{self.least:g}"
+
+    def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
+        """See `Kind.load`."""
+        if data is None:
+            raise UsageError(
+                f"task {self.name}: it has no prompts of its own; give --data prompts.jsonl or prompts.txt"
+            )
+        prompt_of, stop = self.prompts(tokenizer)
+        problems = tuple(problem_of(example, prompt_of(example)) for example in pick(_examples(data), seed, limit))
+        return Task(self.name, problems, self.max_new_tokens, stop, str(data), self._grader, by_agreement=True)
+
+    def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
+        """See `Kind.prompts`. A prompt is a user's message of a chat model, and text to continue of another."""
+        if tokenizer is None or not has_chat_template(tokenizer):
+            return Prompting(_plain, ())
+        return Prompting(lambda example: chat_turns(tokenizer, _turns(example)), ())
+
+    @property
+    def _grader(self) -> Grader:
+        agrees = same_text if self.least is None else similar(self.least)
+
+        def with_target(problem: Problem, text: str) -> bool:
+            return not problem.reference or agrees(problem, text)  # asked of the target itself: its text is right
+
+        return with_target
+
+
+def _examples(data: Path) -> Sequence[Example]:
+    rows = _lines(data) if data.name.removesuffix(".gz").endswith(".txt") else read_rows(data)
+    return examples_of(rows, _example)
+
+
+def _lines(data: Path) -> list[Row]:
+    try:
+        lines = data.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"data file {data}: cannot be read ({reason}); give text in UTF-8, one prompt a line"
+        ) from None
+    rows = [Row(f"{data}, line {number}", {"prompt": line}) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise UsageError(f"data file {data}: it is empty; it must hold one prompt a line")
+    return rows
+
+
+def _example(row: Row) -> Example:
+    if "messages" not in row.columns:
+        return Example(row.text("prompt"), "")
+    messages = row["messages"]
+    try:
+        turns = [(str(message["role"]), str(message["content"])) for message in messages]  # type: ignore[attr-defined]
+    except (TypeError, KeyError):
+        turns = []
+    if not turns:
+        raise UsageError(
+            f"{row.where}: column 'messages' is {shown(messages)}; it must be a list of objects with role and content"
+        )
+    return Example(row.whole("messages", json.dumps(turns, ensure_ascii=False)), "", row={"messages": turns})
+
+
+def _turns(example: Example) -> list[tuple[str, str]]:
+    turns = example.row.get("messages")
+    return [("user", example.question)] if turns is None else turns  # type: ignore[return-value]
+
+
+def _plain(example: Example) -> str:
+    if "messages" in example.row:
+        raise UsageError(
+            f"the chat {example.question[:40]}… has no prompt for a model without a chat template; give an instruction-"
+            "tuned target, or a column 'prompt'"
+        )
+    return example.question
