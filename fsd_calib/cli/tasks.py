@@ -94,8 +94,8 @@ def check(name: _Name, data: _Data = None, limit: LimitOption = None, subjects: 
     wrong = Counter(fault.wanted for fault in found)
     count = len(task.problems)
     reply(
-        f"{task.name}: {count - wrong[True]} of {count} references are right, and {2 * count - wrong[False]} of "
-        f"{2 * count} texts that are wrong are wrong"
+        f"{task.name}: {count - wrong[True]} of {count} references are graded right, and "
+        f"{2 * count - wrong[False]} of {2 * count} altered and empty texts wrong"
     )
     if found:
         raise typer.Exit(NOT_MET)

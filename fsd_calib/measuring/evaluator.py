@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -260,5 +261,6 @@ class CachedDecoder:
 
     def _graded(self, problem: Problem, cached_text: CachedText, answer: str | None) -> Decoding:
         counts = (cached_text.tokens, cached_text.rounds, cached_text.drafted, cached_text.accepted)
-        correct = self._task.grade(self._task.against(problem, answer), cached_text.text)
+        asked = problem if answer is None else replace(problem, reference=answer)
+        correct = self._task.grade(asked, cached_text.text)
         return Decoding(correct, cached_text.text, *counts)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -73,10 +73,6 @@ class Task:
     def grade(self, problem: Problem, text: str) -> bool:
         """Returns whether `text`, a model's whole answer, is right."""
         return self.grader(problem, text)
-
-    def against(self, problem: Problem, target_text: str | None) -> Problem:
-        """Returns a problem whose reference is the target's own text; None: it keeps the one that it has."""
-        return problem if target_text is None else replace(problem, reference=target_text)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -11,7 +11,8 @@ BENCHMARKS = ROOT / "benchmarks"
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 FILES = Path(__file__).with_name("files")  # written by earlier versions
-GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"  # the real files; not on every machine
+BENCHMARK_FILES = ROOT.parent / "shared" / "data"  # the real ones; not on every machine
+GSM8K = BENCHMARK_FILES / "gsm8k"
 
 
 def environment() -> dict[str, str]:

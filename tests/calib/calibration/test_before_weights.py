@@ -81,12 +81,14 @@ def test_too_few_problems_for_the_goal_or_the_timing_are_refused_first(tmp_path:
     assert loaded == []
 
 
-def test_prompts_that_are_too_long_are_refused_first(tmp_path: Path, loaded: list[Any]) -> None:
+def test_prompts_that_are_all_too_long_are_refused_first(tmp_path: Path, loaded: list[Any]) -> None:
     short = tmp_path / "short"
     shutil.copytree(TARGET, short)
     config = json.loads((short / "config.json").read_text(encoding="utf-8")) | {"max_position_embeddings": 8}
     (short / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert "tokens, the models' context is 8; shorten the prompt" in refusal(tmp_path, target=str(short))
+    assert "all prompts of task arithmetic fill the models' context of 8 tokens; shorten them" in refusal(
+        tmp_path, target=str(short)
+    )
     assert loaded == []
 
 

@@ -12,7 +12,7 @@ from fsd_calib import ThresholdProfile, calibrate
 from fsd_calib.report.console import print_report
 from fsd_calib.report.summary import notes
 from fsd_calib.report.verdict import verdict
-from fsd_calib.tasks import Task
+from fsd_calib.tasks import Problem, Task
 from fsd_decoding.profile.curve import CurvePoint
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
@@ -191,7 +191,7 @@ def test_an_accuracy_that_the_target_only_seemed_to_have_is_denied_to_lossless_d
         )
         for i, p in enumerate({p.key: p for p in tiny_calibration.task(240).problems}.values())
     )
-    task = replace(tiny_calibration.task(240), problems=problems, grader=lambda reference, text: bool(reference))
+    task = replace(tiny_calibration.task(240), problems=problems, grader=lambda problem, text: bool(problem.reference))
     made = _of_an_equal_draft(tmp_path, task, acc="absolute", min_acc=0.65)
     assert (made.outcome, made.threshold, made.estimate) == ("not-certified", None, None)
     assert (made.certificate.attempt, made.certificate.lossless) == (1, True)
@@ -233,7 +233,11 @@ def _better_changed(count: int) -> Task:
         [p.prompt for p in even.problems], even.max_new_tokens, rule="target", ids=[p.id for p in even.problems]
     )
     problems = tuple(replace(p, reference=r.text) for p, r in zip(even.problems, alone, strict=True))
-    return replace(even, problems=problems, grader=lambda own, text: text != own or len(text.split()) % 2 == 1)
+    return replace(even, problems=problems, grader=_changed_or_odd)
+
+
+def _changed_or_odd(problem: Problem, text: str) -> bool:
+    return text != problem.reference or len(text.split()) % 2 == 1
 
 
 def _named(point: CurvePoint) -> tuple[str, str, int, float | None]:

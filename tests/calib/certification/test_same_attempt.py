@@ -15,6 +15,7 @@ import pytest
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
 from fsd_calib.progress import Lines
+from fsd_calib.tasks import Problem
 from fsd_decoding.models.fingerprint import sampled_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.models import tiny_calibration
@@ -56,8 +57,8 @@ def test_a_profile_has_the_numbers_of_the_verdict_that_stands(tmp_path: Path, mo
     out, cache, log = tmp_path / "out", tmp_path / "cache", StringIO()
     first = run_surely(out, cache)
 
-    def otherwise(reference: str, text: str) -> bool:
-        return (len(text.split()) % 2 == 0) != (crc32(reference.encode()) % 10 == 0)
+    def otherwise(problem: Problem, text: str) -> bool:
+        return (len(text.split()) % 2 == 0) != (crc32(problem.question.encode()) % 10 == 0)
 
     monkeypatch.setattr(tiny_calibration, "even_words", otherwise)
     second = run_surely(out, cache, progress=Lines(log))

@@ -19,7 +19,7 @@ from support.models.tiny_pair import related
 from support.models.tiny_task import tiny_task
 
 
-def even_words(reference: str, text: str) -> bool:
+def even_words(problem: Problem, text: str) -> bool:
     return len(text.split()) % 2 == 0
 
 

@@ -29,6 +29,7 @@ class TinyTask:
     stop: tuple[str, ...] = ()
     name: str = "tiny"
     source: str = "tests"
+    by_agreement: bool = False
 
     @property
     def fingerprint(self) -> str:

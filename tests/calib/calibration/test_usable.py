@@ -1,0 +1,57 @@
+"""Problems that cannot be asked are left out and named; references that cannot be met are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fsd_calib.calibration.usable import context_of, usable
+from fsd_calib.tasks import load_task
+from fsd_data import pair_paths
+from fsd_decoding.errors import UsageError
+from fsd_decoding.loading import load_tokenizer
+from fsd_decoding.model_options import USUAL
+from fsd_decoding.requests import prompt_tokens
+
+TASK = load_task("arithmetic", limit=20)
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+def test_prompts_that_fill_the_context_are_left_out_and_named(notes: list[str]) -> None:
+    tokenizer = load_tokenizer(str(pair_paths()[0]))
+    lengths = [len(prompt_tokens(tokenizer, problem.prompt)) for problem in TASK.problems]
+    context = sorted(lengths)[-3]
+    kept = usable(TASK, tokenizer, context, notes.append)
+    left = [problem for problem, length in zip(TASK.problems, lengths, strict=True) if length >= context]
+    assert set(TASK.problems) - set(kept.problems) == set(left) != set()
+    assert notes == [
+        f"{len(left)} of 20 prompts fill the models' context of {context} tokens and are left out (ids "
+        f"{', '.join(str(problem.id) for problem in left)})"
+    ]
+    with pytest.raises(UsageError, match=r"^all prompts of task arithmetic fill the models' context of 3 tokens"):
+        usable(TASK, tokenizer, 3, notes.append)
+
+
+def test_all_is_kept_where_all_fits(notes: list[str]) -> None:
+    target, draft = map(str, pair_paths())
+    context = context_of([(target, USUAL), (draft, USUAL)], None)
+    assert context == 512
+    assert usable(TASK, load_tokenizer(target), context, notes.append) == TASK
+    assert usable(TASK, None, None, notes.append) == TASK
+    assert notes == []
+
+
+def test_references_that_no_text_meets_are_named_and_kept(notes: list[str]) -> None:
+    problems = tuple(replace(p, reference="no number") if i % 3 == 0 else p for i, p in enumerate(TASK.problems))
+    task = replace(TASK, problems=problems)
+    assert usable(task, None, None, notes.append) == task
+    (note,) = notes
+    assert note.startswith("7 of 20 references are wrong by the task's own grader, so no text is right there (ids ")
+    assert note.endswith(" and 2 others); fsd-tasks check names them")
+    assert usable(replace(task, by_agreement=True), None, None, notes.append).problems == problems
+    assert len(notes) == 1

@@ -1,0 +1,111 @@
+"""Agreement with the target's own text: its prompts, its grades, and what a calibration measures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.own.engine import OwnEngine
+from fsd_calib.measuring.evaluator import CachedDecoder
+from fsd_calib.measuring.result_cache import ResultCache
+from fsd_calib.tasks import Problem, Task, load_task, task_kind
+from fsd_calib.tasks.grading.graders import similarity
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.sampling import Sampling
+from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
+from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import related
+from support.models.tiny_task import tiny_task
+
+FUZZY = Configuration("fsd-coupled", "js", 4, 0.1)
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Why?"},
+]
+
+
+def prompts_file(folder: Path, *rows: object) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_prompts_come_from_lines_and_from_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Tell a joke.\n\nSort a list in C.\n")
+    lines = load_task("agreement", data=tmp_path / "a.txt")
+    rows = load_task(
+        "agreement", data=prompts_file(tmp_path, {"prompt": "Tell a joke."}, {"prompt": "Sort a list in C."})
+    )
+    assert lines.problems == rows.problems
+    assert [problem.prompt for problem in lines.problems] == ["Tell a joke.", "Sort a list in C."]
+    assert (lines.by_agreement, lines.stop, lines.problems[0].reference) == (True, (), "")
+
+
+def test_chats_have_all_their_turns(tmp_path: Path) -> None:
+    data = prompts_file(tmp_path, {"messages": CHAT}, {"prompt": "Hi"})
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    task = load_task("agreement", data=data, tokenizer=tokenizer_of(template))
+    assert [p.prompt for p in task.problems] == ["<user>Hi<assistant>Hello<user>Why?<assistant>", "<user>Hi<assistant>"]
+    assert "has no prompt for a model without a chat template" in load_refusal("agreement", data=data)
+    bad = prompts_file(tmp_path, {"messages": [{"role": "user"}]})
+    message = load_refusal("agreement", data=bad, tokenizer=tokenizer_of(QWEN))
+    assert "line 1: column 'messages' is" in message
+    assert "it must be a list of objects with role and content" in message
+
+
+@pytest.mark.parametrize("similarity", ["0", "1.1", "high", "-1", "nan"])
+def test_a_similarity_is_a_share(similarity: str) -> None:
+    assert "the similarity must be a number above 0 and up to 1" in load_refusal(f"agreement:{similarity}")
+
+
+def test_prompts_must_be_given(tmp_path: Path) -> None:
+    assert task_kind("agreement:0.90").name == "agreement:0.9"
+    assert "it has no prompts of its own; give --data" in load_refusal("agreement")
+    (tmp_path / "a.txt").write_text(" \n")
+    assert "it is empty; it must hold one prompt a line" in load_refusal("agreement", data=tmp_path / "a.txt")
+
+
+def tiny(grader_of: str, tmp_path: Path) -> Task:
+    words = tiny_task(24)
+    problems = tuple(Problem(p.id, p.question, p.question, "", None) for p in words.problems)
+    made = load_task(grader_of, data=prompts_file(tmp_path, {"prompt": "Hi"}))
+    return replace(made, problems=problems, max_new_tokens=12)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("least", [None, 0.6])
+def test_right_is_what_agrees_with_the_target_under_the_same_seed(
+    least: float | None, temperature: float, tmp_path: Path
+) -> None:
+    task = tiny("agreement" if least is None else f"agreement:{least}", tmp_path)
+    models = related(seed=1, spread=0.05)
+    decoder = SpeculativeDecoder(*models, word_tokenizer(), sampling=Sampling(temperature))
+    with ResultCache(None) as store:
+        decode = CachedDecoder(OwnEngine(decoder, task), task, store, 8, seeds=2)
+        fuzzy = decode(FUZZY, task.problems[:16])  # before the target was asked for
+        fuzzy += decode(FUZZY, task.problems[16:])
+        alone = decode(Configuration("target", "js", 1), task.problems)
+        lossless = decode(Configuration("coupled", "js", 4), task.problems)
+        assert decode.seeds == (1 if temperature == 0 else 2)
+        for decodings in (alone, lossless):
+            assert all(one.correct for seeds in decodings for one in seeds)
+        agreed = [
+            one.text.strip() == own.text.strip() if least is None else similarity(own.text, one.text) >= least
+            for seeds, owns in zip(fuzzy, alone, strict=True)
+            for one, own in zip(seeds, owns, strict=True)
+        ]
+        assert [one.correct for seeds in fuzzy for one in seeds] == agreed
+        assert 0 < sum(agreed) < len(agreed)
+        assert decode.decoded == 3 * 24 * decode.seeds  # the target's texts once
+
+
+def test_similarity_counts_edits_of_tokens() -> None:
+    assert similarity("a b c d", "a b c d") == 1
+    assert similarity("a b c d", "a x c d") == similarity("a b c d", "a c d") == 0.75
+    assert similarity("", "a") == 0
+    assert similarity("f(x)", "f( x )") == 1

@@ -1,0 +1,189 @@
+"""The tasks csqa, mmlu and math: their sources, prompts and grades, on the real files where they are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsd_calib.tasks import Task, load_task
+from fsd_calib.tasks.checking import faults
+from support.calibration.math_problems import MATH_PROBLEMS
+from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
+from support.paths import BENCHMARK_FILES
+
+OPTIONS = ["bank", "library", "mall", "park", "zoo"]
+CSQA_ORIGINAL = [
+    {"id": str(i), "answerKey": "ABCDE"[i % 5], "question": {
+        "question_concept": "place", "stem": f"Where is thing {i}?",
+        "choices": [{"label": label, "text": text} for label, text in zip("ABCDE", OPTIONS, strict=True)]}}
+    for i in range(12)
+]  # fmt: skip
+CSQA_HUB = [
+    {"id": row["id"], "question": row["question"]["stem"], "question_concept": "place", "answerKey": row["answerKey"],  # type: ignore[index]
+     "choices": {"label": list("ABCDE"), "text": OPTIONS}}
+    for row in CSQA_ORIGINAL
+]  # fmt: skip
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_csqa_reads_the_original_form_and_the_hub_s_columns_alike(tmp_path: Path) -> None:
+    one = load_task("csqa", data=write(tmp_path / "original.jsonl", CSQA_ORIGINAL))
+    other = load_task("csqa", data=write(tmp_path / "hub.jsonl", CSQA_HUB))
+    assert one.problems == other.problems
+    assert one.problems[1].question == "Where is thing 1?\n(A) bank\n(B) library\n(C) mall\n(D) park\n(E) zoo"
+    assert (one.problems[1].reference, one.problems[1].choices) == ("The answer is (B).", tuple(OPTIONS))
+    assert list(faults(one)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"answerKey": "F"}, 'the answer is "F"; it must be one of A, B, C, D, E, or its place counted from 0'),
+        ({"answerKey": ""}, 'the answer is ""; it must be one of A, B, C, D, E'),
+        ({"question": {"stem": " ", "choices": []}}, "column 'stem' is \" \"; it must be a text"),
+        ({"question": {"stem": "x", "choices": ["a", "b"]}}, "each must have a label and a text"),
+        ({"question": {"stem": "x", "choices": [{"text": "a"}]}}, "there must be 2 to 10, none empty"),
+        ({"question": {"stem": "x", "choices": [{"text": "a"}, {"text": " "}]}}, "there must be 2 to 10, none empty"),
+    ],
+)
+def test_a_row_of_csqa_that_cannot_be_asked_is_named(change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [CSQA_ORIGINAL[0], {**CSQA_ORIGINAL[1], **change}])
+    message = load_refusal("csqa", data=path)
+    assert f"{path}, line 2: " in message
+    assert expected in message
+
+
+def mmlu_folder(folder: Path, header: bool) -> Path:
+    for subject, count in (("astronomy", 30), ("us_history", 10)):
+        with (folder / f"{subject}_test.csv").open("w", newline="") as file:
+            out = csv.writer(file)
+            if header:
+                out.writerow(["question", "choice0", "choice1", "choice2", "choice3", "answer"])
+            for i in range(count):
+                out.writerow([f'What, "{i}" of {subject}?', "w", "x", "y", "z", i % 4 if header else "ABCD"[i % 4]])
+    return folder
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_mmlu_reads_a_folder_of_subjects(header: bool, tmp_path: Path) -> None:
+    task = load_task("mmlu", data=mmlu_folder(tmp_path, header))
+    assert len(task.problems) == 40
+    assert task.problems[1].question == 'What, "1" of astronomy?\n(A) w\n(B) x\n(C) y\n(D) z'
+    assert task.problems[1].reference == "The answer is (B)."
+    assert list(faults(task)) == []
+
+
+def test_a_limit_takes_every_subject_in_proportion(tmp_path: Path) -> None:
+    limited = load_task("mmlu", data=mmlu_folder(tmp_path, True), limit=8)
+    assert Counter("astronomy" in problem.question for problem in limited.problems) == {True: 6, False: 2}
+
+
+def test_subjects_are_chosen_in_the_name(tmp_path: Path) -> None:
+    folder = mmlu_folder(tmp_path, True)
+    task = load_task("mmlu: US History,us_history", data=folder)
+    assert (task.name, len(task.problems)) == ("mmlu:us_history", 10)
+    message = load_refusal("mmlu:botany", data=folder)
+    assert message == "subject 'botany': the problems have none of this name; theirs are astronomy, us_history"
+    (empty := tmp_path / "empty").mkdir()
+    assert "it has no CSV files" in load_refusal("mmlu", data=empty)
+
+
+def test_mmlu_reads_the_hub_s_columns(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"What {i}?", "subject": "anatomy", "choices": ["w", "x", "y", "z"], "answer": i % 4}
+        for i in range(8)
+    ]
+    task = load_task("mmlu:anatomy", data=write(tmp_path / "a.jsonl", rows))
+    assert [problem.reference[-3] for problem in task.problems] == list("ABCDABCD")
+    bad = write(tmp_path / "b.jsonl", [{**rows[0], "choices": "wxyz"}])
+    assert 'the choices are "wxyz"; they must be a list of texts' in load_refusal("mmlu", data=bad)
+
+
+@pytest.mark.parametrize("name", ["csqa", "mmlu"])
+def test_worked_examples_and_instructions_end_in_the_answer_that_is_graded(name: str, tmp_path: Path) -> None:
+    data = write(tmp_path / "a.jsonl", CSQA_ORIGINAL) if name == "csqa" else mmlu_folder(tmp_path, True)
+    task = load_task(name, data=data)
+    *exemplars, last = task.problems[0].prompt.split("\n\n")
+    assert last == f"Question: {task.problems[0].question}\nAnswer:"
+    assert len(exemplars) == 5
+    letters = []
+    for exemplar in exemplars:
+        found = re.fullmatch(
+            r"Question: .+\?\n(?:\([A-E]\) .+\n){4,5}Answer: .+\nThe answer is \(([A-E])\)\.", exemplar
+        )
+        assert found is not None, exemplar
+        letters.append(found[1])
+    assert len(set(letters)) >= 4
+    assert (task.stop, task.max_new_tokens) == (("\nQuestion:",), 512)
+    chat = load_task(name, data=data, tokenizer=tokenizer_of(QWEN)).problems[0].prompt
+    assert 'a line that holds only "The answer is (X)."' in chat
+
+
+def test_the_real_commonsense_qa_grades_its_own_answers() -> None:
+    task = real("csqa", "commonsenseqa/dev_rand_split.jsonl", 1221)
+    assert list(faults(task)) == []
+
+
+def test_the_real_mmlu_grades_its_own_answers() -> None:
+    task = real("mmlu", "mmlu/test", 14042)
+    assert list(faults(task)) == []
+    assert all(task.grade(p, f"I think so. **Answer:** {p.reference[-3]}") for p in task.problems)
+
+
+def real(name: str, path: str, count: int) -> Task:
+    if not (BENCHMARK_FILES / path).exists():
+        pytest.skip(f"{path} is not beside the checkout")
+    task = load_task(name, data=BENCHMARK_FILES / path)
+    assert len(task.problems) == count
+    return task
+
+
+def math_task(folder: Path) -> Task:
+    pytest.importorskip("math_verify", reason="math-verify is not installed (extra 'math')")
+    return load_task("math", data=write(folder / "math.jsonl", MATH_PROBLEMS))
+
+
+def test_math_grades_all_its_references_as_right_and_altered_ones_as_wrong(tmp_path: Path) -> None:
+    task = math_task(tmp_path)
+    assert len(task.problems) == 60
+    assert [str(fault) for fault in faults(task)] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        (
+            r"\frac{1}{2}",
+            [r"So it is \boxed{0.5}.", r"\boxed{\dfrac12}", r"It is $\frac{2}{4}$."],
+            [r"\boxed{2}", "none"],
+        ),
+        ("x^2+1", [r"\boxed{1+x^2}"], [r"\boxed{x^2-1}", r"\boxed{x+1}"]),
+        (r"\left( 3, \frac{\pi}{2} \right)", [r"\boxed{(3,\pi/2)}"], [r"\boxed{(\pi/2,3)}"]),
+        (r"\text{Evelyn}", [r"\boxed{\text{Evelyn}}"], [r"\boxed{\text{Carla}}"]),
+        ("1000", [r"\boxed{1{,}000}", "The answer is 1,000."], [r"\boxed{100}"]),
+    ],
+)
+def test_expressions_are_compared_as_mathematics(
+    answer: str, right: list[str], wrong: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("math_verify", reason="math-verify is not installed (extra 'math')")
+    task = load_task("math", data=write(tmp_path / "a.jsonl", [{"problem": "What?", "answer": answer}]))
+    (problem,) = task.problems
+    assert task.grade(problem, problem.reference)
+    assert [text for text in right if not task.grade(problem, text)] == []
+    assert [text for text in wrong if task.grade(problem, text)] == []
+
+
+def test_a_problem_of_math_without_an_answer_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"problem": "What?", "solution": "It is 3."}])
+    assert "line 1: neither a column 'answer' nor a box in 'solution'" in load_refusal("math", data=path)
