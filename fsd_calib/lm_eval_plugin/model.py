@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -20,6 +21,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import SETTINGS
 
 _AUTO = 32  # batch size
+_USUAL = "cuda:0"  # the device that lm-eval's command gives where its user gives none
 _KNOWN = ("until", "do_sample", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -52,7 +54,8 @@ class FsdLM(LM):
         automatic = str(batch_size).startswith("auto")
         self.batch_size = (max_batch_size or _AUTO) if automatic else _count("batch_size", batch_size)
         self.max_gen_toks = _count("max_gen_toks", max_gen_toks)
-        self.decoder = SpeculativeDecoder.from_pretrained(target, draft, profile, device=device, **settings)
+        place = None if device == _USUAL and not torch.cuda.is_available() else device
+        self.decoder = SpeculativeDecoder.from_pretrained(target, draft, profile, device=place, **settings)
         self.tokenizer = self.decoder.tokenizer
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
