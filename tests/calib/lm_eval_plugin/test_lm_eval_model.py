@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from support.calibration.harness_tasks import write_task
 from support.calibration.profiles import profile
 from support.messages import usage_error
 
-PAIR = dict(zip(("target", "draft"), map(str, pair_paths()), strict=True))
-LOSSY = {"threshold": 0.3, "draft_length": 8, "divergence": "js"}
+PAIR: dict[str, Any] = dict(zip(("target", "draft"), map(str, pair_paths()), strict=True))
+LOSSY: dict[str, Any] = {"threshold": 0.3, "draft_length": 8, "divergence": "js"}
 COUNT = 12
 
 
@@ -111,9 +112,19 @@ def test_requests_of_equal_settings_share_batches_and_keep_their_order(
 
 def test_a_task_says_how_tokens_are_drawn(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(decoder, "generate", lambda prompts, *_, **keywords: asked.append(keywords) or [])
+
+    def noted(*_: object, **keywords: Any) -> list[object]:
+        asked.append(keywords)
+        return []
+
+    monkeypatch.setattr(decoder, "generate", noted)
     ours = model(decoder, monkeypatch)
-    settings = [{"do_sample": False}, {"do_sample": True}, {"temperature": 0.7, "top_p": 0.9, "num_beams": 1}, {}]
+    settings: list[dict[str, Any]] = [
+        {"do_sample": False},
+        {"do_sample": True},
+        {"temperature": 0.7, "top_p": 0.9, "num_beams": 1},
+        {},
+    ]
     for each in settings:
         ours._decode([Instance("generate_until", {}, ("How many?", {"until": ["", "\n"], **each}), 0)], [0])
     names = ("temperature", "top_p")
@@ -129,7 +140,7 @@ def test_what_it_cannot_do_is_refused(decoder: SpeculativeDecoder, monkeypatch: 
     assert ours.batch_size == 32
     asked = Instance("loglikelihood", {}, ("2 + 2 =", " 4"), 0, ("sums", 0, 1))
     for refused in (ours.loglikelihood, ours.loglikelihood_rolling):
-        assert "task sums asks for the likelihood of given texts" in usage_error(lambda f=refused: f([asked]))
+        assert "task sums asks for the likelihood of given texts" in usage_error(partial(refused, [asked]))
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ _FILTERS = [
 
 
 def problems(count: int, seed: int = 11) -> list[GeneratedProblem]:
-    return list(islice(generate(seed), count))
+    """Problems of two steps at most, whose answers are soon decoded."""
+    return list(islice((problem for problem in generate(seed) if problem.steps <= 2), count))
 
 
 def write_rows(path: Path, rows: list[GeneratedProblem]) -> Path:
