@@ -27,6 +27,7 @@ _BUILT_IN = {  # imported when they are asked for: some need a package that othe
     "gsm8k": "kinds.gsm8k:GSM8K",
     "math": "kinds.math:MATH",
     "mmlu": "kinds.mmlu:mmlu",
+    "lm-eval": "kinds.lm_eval:lm_eval",
 }
 TASKS = tuple(_BUILT_IN)
 _DESCRIPTIONS = (".yaml", ".yml")

@@ -1,0 +1,128 @@
+"""`FsdLM`: our decoder as a model of lm-evaluation-harness, in batches."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NoReturn
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+
+from fsd_calib.tasks.kinds.lm_eval_chat import chat_renderer
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
+from fsd_decoding.sampling import SETTINGS
+
+_AUTO = 32  # batch size
+_USUAL = "cuda:0"  # the device that lm-eval's command gives where its user gives none
+_KNOWN = ("until", "do_sample", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+@register_model("fsd")
+class FsdLM(LM):
+    """Decodes the requests of generative tasks; a task's `generation_kwargs` say how tokens are drawn.
+
+    Args:
+        target, draft: Hub ids or paths.
+        profile: Path of a profile to follow.
+        batch_size: Rows decoded at once; "auto" is 32.
+        max_gen_toks: The most tokens of a text where the task gives no limit.
+        settings: Further keywords of `SpeculativeDecoder.from_pretrained`: `rule`, `threshold`, `draft_length`, ….
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        draft: str | None = None,
+        profile: str | None = None,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        max_gen_toks: int = 256,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        if target is None or draft is None:
+            raise UsageError("model fsd: it needs two models; give --model_args target=TARGET,draft=DRAFT")
+        automatic = str(batch_size).startswith("auto")
+        self.batch_size = (max_batch_size or _AUTO) if automatic else _count("batch_size", batch_size)
+        self.max_gen_toks = _count("max_gen_toks", max_gen_toks)
+        place = None if device == _USUAL and not torch.cuda.is_available() else device
+        self.decoder = SpeculativeDecoder.from_pretrained(target, draft, profile, device=place, **settings)
+        self.tokenizer = self.decoder.tokenizer
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """See `LM.generate_until`; requests with the same settings share batches."""
+        groups: defaultdict[str, list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            groups[json.dumps(request.args[1], sort_keys=True, default=str)].append(index)
+        texts: dict[int, str] = {}
+        for indices in groups.values():
+            texts |= zip(indices, self._decode([requests[index] for index in indices], indices), strict=True)
+        return [texts[index] for index in range(len(requests))]
+
+    def _decode(self, requests: Sequence[Instance], ids: Sequence[int]) -> list[str]:
+        """Returns the texts of requests with the same settings; their places among all of them key their noise."""
+        given = requests[0].args[1]
+        settings = normalize_gen_kwargs(given, self.max_gen_toks)
+        results = self.decoder.generate(
+            [request.args[0] for request in requests], settings["max_gen_toks"], batch_size=self.batch_size, ids=ids,
+            stop=[each for each in settings["until"] if each], **_sampling(given, settings),
+            on_finish=lambda index, result: self.cache_hook.add_partial(
+                "generate_until", requests[index].args, result.text
+            ),
+        )  # fmt: skip
+        return [result.text for result in results]
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> NoReturn:
+        """Raises UsageError: a rule accepts and rejects tokens, and says nothing of the probability of a given text."""
+        raise UsageError(
+            f"model fsd: task {requests[0].task_name} asks for the likelihood of given texts, and fuzzy speculative "
+            "decoding only writes texts; give a generative task (output_type: generate_until), or --model hf"
+        )
+
+    loglikelihood_rolling = loglikelihood
+
+    @cached_property
+    def apply_chat_template(self) -> Any:
+        """See `LM.apply_chat_template`."""
+        return chat_renderer(self.tokenizer)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """See `LM.chat_template`; lm-eval records it."""
+        return self.tokenizer.chat_template if chat_template else None
+
+    @property
+    def tokenizer_name(self) -> str:
+        """See `LM.tokenizer_name`."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Returns what lm-eval records of the model in its results."""
+        setting = self.decoder.setting
+        return {"fsd": {name: str(value) for name, value in setting.values().items()}}
+
+
+def _sampling(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sampling that a task asks for; empty: it says nothing, and the decoder's own applies."""
+    unknown = ", ".join(sorted(set(given) - {*SETTINGS, *_KNOWN}))
+    if unknown:
+        logging.getLogger(__name__).warning("model fsd: %s in generation_kwargs has no effect", unknown)
+    if "do_sample" not in given and "temperature" not in given:
+        return {}
+    if not settings["do_sample"]:
+        return {"temperature": 0.0}
+    return {"temperature": 1.0, **{name: settings[name] for name in SETTINGS if settings.get(name) is not None}}
+
+
+def _count(name: str, value: object) -> int:
+    if not str(value).isdecimal() or int(str(value)) < 1:
+        raise UsageError(f"model fsd: {name} is {value!r}; it must be a whole number of at least 1")
+    return int(str(value))

@@ -1,0 +1,164 @@
+"""lm-evaluation-harness evaluates our decoder: the same texts, graded the same, in batches, from its command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
+
+from fsd_calib.lm_eval_plugin.__main__ import main
+from fsd_calib.lm_eval_plugin.model import FsdLM
+from fsd_calib.tasks import load_task
+from fsd_data import pair_paths
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.parts import ModelInfo
+from support.calibration.harness_tasks import write_task
+from support.calibration.profiles import profile
+from support.messages import usage_error
+
+PAIR: dict[str, Any] = dict(zip(("target", "draft"), map(str, pair_paths()), strict=True))
+LOSSY: dict[str, Any] = {"threshold": 0.3, "draft_length": 8, "divergence": "js"}
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return SpeculativeDecoder.from_pretrained(**PAIR, device="cpu", **LOSSY)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_task(tmp_path, count=COUNT)
+
+
+def evaluated(path: Path, model: str | FsdLM, **options: Any) -> tuple[float, list[str]]:
+    """What lm-eval reports of the local task, and the texts that it graded, in order."""
+    usual = {"bootstrap_iters": 0, "batch_size": 6, "device": "cpu", "apply_chat_template": True}
+    own = TaskManager(include_defaults=False)  # an index of lm-eval's own tasks takes ten seconds
+    found = lm_eval.simple_evaluate(model=model, tasks=[str(path)], task_manager=own, **{**usual, **options})
+    samples = [each for each in found["samples"]["local_arithmetic"] if each["filter"] == "strict-match"]
+    samples.sort(key=lambda each: int(each["doc_id"]))
+    accuracy = float(found["results"]["local_arithmetic"]["exact_match,strict-match"])
+    return accuracy, [each["resps"][0][0] for each in samples]
+
+
+def graded(path: Path, decoder: SpeculativeDecoder) -> tuple[float, list[str]]:
+    """What our own task says of the decoder's texts, and these."""
+    task = load_task(f"lm-eval:{path}", tokenizer=decoder.tokenizer)
+    results = decoder.generate([p.prompt for p in task.problems], task.max_new_tokens, stop=task.stop, batch_size=6)
+    texts = [result.text for result in results]
+    right = [task.grade(problem, text) for problem, text in zip(task.problems, texts, strict=True)]
+    return sum(right) / len(right), texts
+
+
+def model(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> FsdLM:
+    """The model of lm-eval over a decoder that is loaded already."""
+    monkeypatch.setattr(SpeculativeDecoder, "from_pretrained", lambda *_, **__: decoder)
+    return FsdLM(**PAIR, **{"batch_size": 6, **arguments})
+
+
+def request(prompt: str, **settings: Any) -> Instance:
+    return Instance("generate_until", {}, (prompt, {"until": [], "do_sample": False, **settings}), 0)
+
+
+def test_lm_eval_reports_what_our_task_grades_of_the_decoders_texts(path: Path, decoder: SpeculativeDecoder) -> None:
+    accuracy, texts = evaluated(path, "fsd", model_args={**PAIR, **LOSSY})
+    assert (accuracy, texts) == graded(path, decoder)
+    assert accuracy > 0
+    lossless, other = evaluated(path, "fsd", model_args={**PAIR, **LOSSY, "threshold": -1.0})
+    assert other != texts
+    assert lossless >= accuracy
+
+
+def test_a_profile_sets_the_decoder(path: Path, tmp_path: Path, decoder: SpeculativeDecoder) -> None:
+    info = {role: ModelInfo.of(getattr(decoder, role)).model_dump() for role in ("target", "draft")}
+    own = {"threshold": 0.075, "draft_length": 4, "tokenizer": tokenizer_fingerprint(decoder.tokenizer), **info}
+    profile({**own, "acceptance": None}).save(tmp_path / "profile.json")
+    followed = FsdLM(**PAIR, profile=str(tmp_path / "profile.json"), device="cpu")
+    assert (followed.decoder.threshold, followed.decoder.draft_length) == (0.075, 4)
+    assert followed.get_model_info()["fsd"]["threshold"] == "0.075"
+
+
+def test_requests_of_equal_settings_share_batches_and_keep_their_order(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+    generate: Callable[..., Any] = decoder.generate
+
+    def counted(prompts: list[str], limit: int, **keywords: Any) -> Any:
+        calls.append((len(prompts), limit))
+        return generate(prompts, limit, **keywords)
+
+    monkeypatch.setattr(decoder, "generate", counted)
+    prompts = [f"Question: Ana has {n} pens and buys 2. How many pens are there?\nAnswer:" for n in range(3, 9)]
+    limits = [5, 9, 5, 9, 5, 5]
+    requests = [request(prompt, max_gen_toks=limit) for prompt, limit in zip(prompts, limits, strict=True)]
+    texts = model(decoder, monkeypatch).generate_until(requests)
+    assert sorted(calls) == [(2, 9), (4, 5)]
+    alone = [generate([prompt], limit)[0].text for prompt, limit in zip(prompts, limits, strict=True)]
+    assert texts == alone
+
+
+def test_a_task_says_how_tokens_are_drawn(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def noted(*_: object, **keywords: Any) -> list[object]:
+        asked.append(keywords)
+        return []
+
+    monkeypatch.setattr(decoder, "generate", noted)
+    ours = model(decoder, monkeypatch)
+    settings: list[dict[str, Any]] = [
+        {"do_sample": False},
+        {"do_sample": True},
+        {"temperature": 0.7, "top_p": 0.9, "num_beams": 1},
+        {},
+    ]
+    for each in settings:
+        ours._decode([Instance("generate_until", {}, ("How many?", {"until": ["", "\n"], **each}), 0)], [0])
+    names = ("temperature", "top_p")
+    drawn = [{name: keywords[name] for name in names if name in keywords} for keywords in asked]
+    assert drawn == [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}, {}]
+    assert {tuple(keywords["stop"]) for keywords in asked} == {("\n",)}
+
+
+def test_what_it_cannot_do_is_refused(decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "target=TARGET,draft=DRAFT" in usage_error(lambda: FsdLM(target="x"))
+    assert "batch_size is 0" in usage_error(lambda: FsdLM(**PAIR, batch_size=0))
+    ours = model(decoder, monkeypatch, batch_size="auto:4")
+    assert ours.batch_size == 32
+    asked = Instance("loglikelihood", {}, ("2 + 2 =", " 4"), 0, ("sums", 0, 1))
+    for refused in (ours.loglikelihood, ours.loglikelihood_rolling):
+        assert "task sums asks for the likelihood of given texts" in usage_error(partial(refused, [asked]))
+
+
+@pytest.mark.slow
+def test_the_command_line_of_lm_eval_knows_the_model(path: Path, tmp_path: Path, decoder: SpeculativeDecoder) -> None:
+    given = ",".join(f"{name}={value}" for name, value in {**PAIR, **LOSSY}.items())
+    command = [sys.executable, "-m", "fsd_calib.lm_eval_plugin", "--model", "fsd", "--model_args", given, "--tasks",
+               str(path), "--batch_size", "6", "--apply_chat_template", "--output_path", str(tmp_path)]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.rglob("results_*.json")
+    results = json.loads(written.read_text(encoding="utf-8"))
+    accuracy, _ = graded(path, decoder)
+    assert results["results"]["local_arithmetic"]["exact_match,strict-match"] == accuracy
+    assert results["config"]["fsd"]["threshold"] == "0.3"
+
+
+def test_the_command_line_says_what_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: FsdLM(target="x"))
+    with pytest.raises(SystemExit, match=r"^lm_eval: model fsd: it needs two models.*$"):
+        main()
