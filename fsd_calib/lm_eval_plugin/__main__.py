@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fsd_calib.tasks.kinds.lm_eval_source import check_installed
+from fsd_calib.tasks.harness.source import check_installed
 from fsd_decoding.errors import UsageError
 
 

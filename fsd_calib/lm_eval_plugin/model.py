@@ -15,7 +15,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from fsd_calib.tasks.kinds.lm_eval_chat import chat_renderer
+from fsd_calib.tasks.harness.chat import chat_renderer
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError
 from fsd_decoding.sampling import SETTINGS

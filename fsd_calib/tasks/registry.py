@@ -27,7 +27,7 @@ _BUILT_IN = {  # imported when they are asked for: some need a package that othe
     "gsm8k": "kinds.gsm8k:GSM8K",
     "math": "kinds.math:MATH",
     "mmlu": "kinds.mmlu:mmlu",
-    "lm-eval": "kinds.lm_eval:lm_eval",
+    "lm-eval": "harness.kind:lm_eval",
 }
 TASKS = tuple(_BUILT_IN)
 _DESCRIPTIONS = (".yaml", ".yml")
@@ -71,13 +71,13 @@ def task_kind(name: str) -> Kind:
     Raises:
         UsageError: The task is unknown, or the part after its colon is not one that it takes.
     """
-    if name.endswith(_DESCRIPTIONS):
+    base, colon, argument = name.partition(":")
+    if base not in TASKS and name.endswith(_DESCRIPTIONS):
         from fsd_calib.tasks.yaml_task.kind import YamlTask
 
         described = YamlTask(name)
         described.description  # noqa: B018  read now, so that its errors come before any work
         return described
-    base, colon, argument = name.partition(":")
     found = _find(base)
     if found is None:
         known = ", ".join([*TASKS, *_of_other_packages()])
@@ -100,8 +100,7 @@ def described_tasks() -> list[tuple[str, str]]:
 
 def _about(module: ModuleType) -> str:
     """The first sentence of a module on a task, without its beginning: The `csqa` task: …"""
-    sentence = (module.__doc__ or "").partition("\n")[0]
-    return sentence.partition("task: ")[2] or sentence
+    return (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
 
 
 def _module(name: str) -> str:

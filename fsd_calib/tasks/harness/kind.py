@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsd_calib.tasks.base import Example, Prompting, Task, pick, problem_of
-from fsd_calib.tasks.kinds.lm_eval_metric import MetricGrader, grader_of
-from fsd_calib.tasks.kinds.lm_eval_prompts import Document, Prompts, stop_of
-from fsd_calib.tasks.kinds.lm_eval_source import NAME, Source, check_installed, harness_task
+from fsd_calib.tasks.harness.metric import MetricGrader, grader_of
+from fsd_calib.tasks.harness.prompts import Document, Prompts, stop_of
+from fsd_calib.tasks.harness.source import NAME, Source, check_installed, harness_task
 from fsd_collectors.split import Part
 from fsd_decoding.errors import UsageError
 

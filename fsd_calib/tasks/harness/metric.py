@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsd_calib.tasks.base import Problem
-from fsd_calib.tasks.kinds.lm_eval_source import Source, harness_task
+from fsd_calib.tasks.harness.source import Source, harness_task
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsd_calib.tasks.base import Example
-from fsd_calib.tasks.kinds.lm_eval_chat import chat_renderer
-from fsd_calib.tasks.kinds.lm_eval_metric import reference
+from fsd_calib.tasks.harness.chat import chat_renderer
+from fsd_calib.tasks.harness.metric import reference
 from fsd_calib.tasks.prompts import has_chat_template
 from fsd_collectors.split import Part
 
