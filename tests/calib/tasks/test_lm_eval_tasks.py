@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 
 from fsd_calib.tasks import Task, load_task
 from fsd_calib.tasks.harness.chat import chat_renderer
-from fsd_calib.tasks.kinds import lm_eval_source
+from fsd_calib.tasks.harness import source
 from support.calibration.harness_tasks import EXACT_MATCH, problems, write_rows, write_task
 from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
 
@@ -148,5 +148,5 @@ def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "there is no such file" in refusal(tmp_path, {}, data=tmp_path / "none.jsonl")
     (tmp_path / "problems.txt").touch()
     assert "'.txt'" in refusal(tmp_path, {}, data=tmp_path / "problems.txt")
-    monkeypatch.setattr(lm_eval_source, "find_spec", lambda name: None)
+    monkeypatch.setattr(source, "find_spec", lambda name: None)
     assert "pip install 'fsd-calib[lm-eval]'" in load_refusal("lm-eval:gsm8k")
