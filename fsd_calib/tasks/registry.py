@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _BUILT_IN = {  # imported when they are asked for: some need a package that others do not
     "arithmetic": "kinds.arithmetic:ARITHMETIC",
     "gsm8k": "kinds.gsm8k:GSM8K",
+    "humaneval": "kinds.humaneval:HUMANEVAL",
 }
 TASKS = tuple(_BUILT_IN)
 GROUP = "fsd_calib.tasks"  # of entry points

@@ -12,6 +12,7 @@ DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 FILES = Path(__file__).with_name("files")  # written by earlier versions
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"  # the real files; not on every machine
+HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"  # likewise
 
 
 def environment() -> dict[str, str]:
