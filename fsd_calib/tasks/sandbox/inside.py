@@ -31,25 +31,19 @@ def main(report: int, cpu: int, memory: int, disk: int, threads: int, files: int
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
-    os.write(report, b"+")
-    if _ends(program):
-        os.write(report, secret)
-        os._exit(0)  # neither threads nor exit handlers of the program go on
-    os._exit(1)
-
-
-def _ends(program: bytes) -> bool:
-    """Whether a program ends without an exception; `__main__` blocks in it do not run."""
-    module = types.ModuleType("program")
+    module = types.ModuleType("program")  # whose `__main__` blocks do not run
     sys.modules["program"] = module  # dataclasses look their module up
+    write, end, complain = os.write, os._exit, sys.__excepthook__  # the program may replace them
+    write(report, b"+")
     try:
         exec(compile(program, "program.py", "exec"), module.__dict__)
     except BaseException:
         try:
-            sys.__excepthook__(*sys.exc_info())
+            complain(*sys.exc_info())
         finally:
-            os._exit(1)  # also where the message does not fit into the memory left
-    return True
+            end(1)  # also where the message does not fit into the memory left
+    write(report, secret)
+    end(0)  # neither threads nor exit handlers of the program go on
 
 
 if __name__ == "__main__":
