@@ -1,8 +1,8 @@
 """The `humaneval` task: functions to write from their docstring, graded by their tests in the sandbox.
 
 HumanEval: Chen et al. 2021, arXiv 2107.03374; pass@1 is the share of problems whose first answer passes. The source has
-one part, which is split by content; with 164 problems in all, about half of them for the certificate, it can show
-only a large loss of accuracy. Take it for a figure that others report, and a larger task for a tight goal.
+one part, which is split by content. Its 164 problems, some 115 of them for the certificate, are few: they can only show
+that no large share of the accuracy is lost.
 """
 
 from __future__ import annotations

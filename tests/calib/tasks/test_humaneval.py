@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from fsd_calib.tasks import Problem, Task, load_task
 from fsd_calib.tasks.grading.python_tests import passes_tests, program_of
 from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
 from support.messages import usage_error
-from support.paths import HUMANEVAL
+from support.paths import HUMANEVAL, environment
 from support.sandboxes import PROBLEM, RIGHT, skip_without_sandbox
 
 WRONG = "    return x\n"
@@ -208,3 +210,42 @@ def test_damaged_files_are_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert "No such file" in load_refusal("humaneval", data=tmp_path / "none.jsonl.gz")
+
+
+FROM_HUB = """
+from fsd_calib.tasks import load_task
+task = load_task("humaneval")
+right = all(task.grade(problem, problem.reference) for problem in task.problems)
+print(task.source, len(task.problems), right, {problem.part for problem in task.problems})
+"""
+
+
+def load_from_hub(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Loads the task in a process that works in this folder, with a cache of its own."""
+    changes = {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", FROM_HUB],
+        cwd=folder, env=environment() | changes, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_hubs_files_are_read(tmp_path: Path) -> None:
+    """A local folder of the hub's name is preferred."""
+    pd = pytest.importorskip("pandas")
+    folder = tmp_path / "openai" / "openai_humaneval"
+    (folder / "openai_humaneval").mkdir(parents=True)
+    pd.DataFrame([ROW]).to_parquet(folder / "openai_humaneval" / "test-00000-of-00001.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: openai_humaneval\n  data_files:\n  - split: test\n"
+        "    path: openai_humaneval/test-*\n---\n"
+    )
+    done = load_from_hub(tmp_path)
+    assert done.stdout == "openai/openai_humaneval (test) 1 True {None}\n", done.stderr
+
+
+@pytest.mark.slow
+def test_an_unreachable_hub_is_reported_with_the_way_out(tmp_path: Path) -> None:
+    message = load_from_hub(tmp_path).stderr.splitlines()[-1]
+    assert "task humaneval: openai/openai_humaneval cannot be loaded" in message
+    assert "--data HumanEval.jsonl.gz" in message
