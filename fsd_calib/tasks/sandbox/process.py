@@ -18,6 +18,20 @@ from fsd_calib.tasks.sandbox.limits import Ending, Limits, Outcome
 from fsd_decoding.errors import UsageError
 
 _STARTED = b"+"
+_PATIENCE = 0.5  # seconds without output, after which it is looked whether bubblewrap still runs
+_NAMESPACES = (
+    "allow it user namespaces (as root `sysctl -w user.max_user_namespaces=10000`, on Debian "
+    "kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0, in Docker "
+    "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`), or take a machine that does"
+)
+_OTHER_PYTHON = "take a Python whose files are all in its own folder, such as the distribution's, pyenv's or uv's"
+_WAYS_OUT = {  # by what is said
+    "Unknown option": "update bubblewrap to 0.6 or later",
+    "Exec format": "install bubblewrap anew, for this machine",
+    "execvp": _OTHER_PYTHON,
+    "shared libraries": _OTHER_PYTHON,
+    "Python": _OTHER_PYTHON,
+}
 
 
 def run_in(bwrap: Path, program: str, limits: Limits) -> Outcome:
@@ -37,7 +51,7 @@ def run_in(bwrap: Path, program: str, limits: Limits) -> Outcome:
         assert process.stdout is not None
         files.enter_context(process.stdout)
         try:
-            stopped = _watch({process.stdout: output, report_file: report}, begun + limits.wall, limits.output)
+            stopped = _watch(process, {process.stdout: output, report_file: report}, begun + limits.wall, limits.output)
         finally:
             if process.poll() is None:
                 process.kill()  # --die-with-parent: all that is in the sandbox goes with it
@@ -76,10 +90,13 @@ def _start(bwrap: Path, limits: Limits, source: IO[bytes], report: int) -> subpr
             raise UsageError(_not_started(bwrap, str(error), limits)) from None
 
 
-def _watch(streams: Mapping[IO[bytes], bytearray], deadline: float, most: int) -> Ending | None:
-    """Collects what comes until all streams end; returns the limit that was exceeded, if one was.
+def _watch(
+    process: subprocess.Popen[bytes], streams: Mapping[IO[bytes], bytearray], deadline: float, most: int
+) -> Ending | None:
+    """Collects what comes until bubblewrap ends; returns the limit that was exceeded, if one was.
 
-    The program cannot end stdout early, since bwrap holds it as long as it runs.
+    The program cannot end stdout early, since bubblewrap holds it as long as it runs. What another thread forks may
+    hold it longer.
     """
     with selectors.DefaultSelector() as selector:
         for stream, collected in streams.items():
@@ -88,7 +105,10 @@ def _watch(streams: Mapping[IO[bytes], bytearray], deadline: float, most: int) -
             left = deadline - time.monotonic()
             if left <= 0:
                 return "wall limit"
-            for key, _ in selector.select(left):
+            ready = selector.select(min(left, _PATIENCE))
+            if not ready and process.poll() is not None:
+                break
+            for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 16)
                 key.data.extend(chunk)
                 if not chunk:
@@ -106,9 +126,5 @@ def _ending(told: bool, status: int) -> Ending:
 
 def _not_started(bwrap: Path, said: str, limits: Limits) -> str:
     reason = " ".join(said.split())[:300] or f"nothing within {limits.wall:g} s"
-    return (
-        f"code sandbox: {bwrap} does not start ({reason}); allow it user namespaces (as root `sysctl -w "
-        "user.max_user_namespaces=10000`, on Debian kernel.unprivileged_userns_clone=1, on Ubuntu "
-        "kernel.apparmor_restrict_unprivileged_userns=0, in Docker `--security-opt seccomp=unconfined --security-opt "
-        "apparmor=unconfined`), or take a machine that does"
-    )
+    way_out = next((way for sign, way in _WAYS_OUT.items() if sign in reason), _NAMESPACES)
+    return f"code sandbox: {bwrap} does not start ({reason}); {way_out}"

@@ -53,7 +53,13 @@ def test_a_bubblewrap_without_namespaces_is_refused(tmp_path: Path) -> None:
 def test_a_bubblewrap_that_cannot_be_started_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bwrap").write_bytes(b"\x7fELF")
     (tmp_path / "bwrap").chmod(0o755)
-    assert "does not start" in usage_error_of(RUN, tmp_path)
+    message = usage_error_of(RUN, tmp_path)
+    assert "does not start" in message
+    assert "install bubblewrap anew" in message
+
+
+def test_a_bubblewrap_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    assert "update bubblewrap" in refusal(tmp_path, "echo 'bwrap: Unknown option --size' >&2; exit 1")
 
 
 def test_a_bubblewrap_that_contains_nothing_is_refused(tmp_path: Path) -> None:
