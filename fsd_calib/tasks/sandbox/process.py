@@ -18,7 +18,6 @@ from fsd_calib.tasks.sandbox.limits import Ending, Limits, Outcome
 from fsd_decoding.errors import UsageError
 
 _STARTED = b"+"
-_PATIENCE = 0.5  # seconds without output, after which it is looked whether bubblewrap still runs
 _NAMESPACES = (
     "allow it user namespaces (as root `sysctl -w user.max_user_namespaces=10000`, on Debian "
     "kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0, in Docker "
@@ -51,7 +50,7 @@ def run_in(bwrap: Path, program: str, limits: Limits) -> Outcome:
         assert process.stdout is not None
         files.enter_context(process.stdout)
         try:
-            stopped = _watch(process, {process.stdout: output, report_file: report}, begun + limits.wall, limits.output)
+            stopped = _watch({process.stdout: output, report_file: report}, begun + limits.wall, limits.output)
         finally:
             if process.poll() is None:
                 process.kill()  # --die-with-parent: all that is in the sandbox goes with it
@@ -90,13 +89,10 @@ def _start(bwrap: Path, limits: Limits, source: IO[bytes], report: int) -> subpr
             raise UsageError(_not_started(bwrap, str(error), limits)) from None
 
 
-def _watch(
-    process: subprocess.Popen[bytes], streams: Mapping[IO[bytes], bytearray], deadline: float, most: int
-) -> Ending | None:
-    """Collects what comes until bubblewrap ends; returns the limit that was exceeded, if one was.
+def _watch(streams: Mapping[IO[bytes], bytearray], deadline: float, most: int) -> Ending | None:
+    """Collects what comes until all streams end; returns the limit that was exceeded, if one was.
 
-    The program cannot end stdout early, since bubblewrap holds it as long as it runs. What another thread forks may
-    hold it longer.
+    The program cannot end stdout early, since bubblewrap holds it as long as it runs.
     """
     with selectors.DefaultSelector() as selector:
         for stream, collected in streams.items():
@@ -105,10 +101,7 @@ def _watch(
             left = deadline - time.monotonic()
             if left <= 0:
                 return "wall limit"
-            ready = selector.select(min(left, _PATIENCE))
-            if not ready and process.poll() is not None:
-                break
-            for key, _ in ready:
+            for key, _ in selector.select(left):
                 chunk = os.read(key.fd, 1 << 16)
                 key.data.extend(chunk)
                 if not chunk:

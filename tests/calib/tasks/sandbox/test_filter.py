@@ -73,6 +73,14 @@ def test_each_call_gets_its_verdict(machine: str) -> None:
     assert verdict(machine, 0, audit=0x40000003) == KILL  # i386 calls on x86_64
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_reaches_beyond_a_sandbox_is_refused(machine: str) -> None:
+    names = "ptrace mount umount2 unshare setns keyctl bpf perf_event_open io_uring_setup userfaultfd kexec_load "
+    names += "init_module finit_module socket memfd_create shmget process_vm_writev pidfd_getfd open_by_handle_at"
+    assert set(names.split()) <= set(numbers(machine))
+    assert machine == "aarch64" or {"fork", "vfork"} <= set(numbers(machine))
+
+
 def test_other_machines_have_none() -> None:
     assert system_call_filter("riscv64") is None
 

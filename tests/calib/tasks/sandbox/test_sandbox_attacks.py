@@ -15,54 +15,61 @@ from platformdirs import user_cache_path
 from fsd_calib.tasks.sandbox.limits import Ending
 from support.sandboxes import RIGHT, SMALL, outcome_of, skip_without_sandbox, soon_gone
 
-EXHAUSTION: dict[str, tuple[str, Ending]] = {
-    "fork bomb": ("import os\nwhile True: os.fork()", "failed"),
+EXHAUSTION: dict[str, tuple[str, Ending, str]] = {
+    "fork bomb": ("import os\nwhile True: os.fork()", "failed", "not permitted"),
     "fork bomb that goes on": (
-        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "killed",
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "killed", "",
     ),
-    "subprocess bomb": ("import subprocess, sys\nwhile True: subprocess.Popen([sys.executable])", "failed"),
-    "multiprocessing": ("import multiprocessing\nmultiprocessing.Process(target=print).start()", "failed"),
+    "subprocess bomb": (
+        "import subprocess, sys\nwhile True: subprocess.Popen([sys.executable])", "failed", "not permitted",
+    ),
+    "multiprocessing": (
+        "import multiprocessing\nmultiprocessing.Process(target=print).start()", "failed", "not permitted",
+    ),
     "thread bomb": (
-        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()", "failed",
+        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
+        "failed", "can't start new thread",
     ),
-    "memory bomb": ("kept = []\nwhile True: kept.append(bytearray(1 << 20))", "failed"),
-    "one large object": ("x = bytes(1 << 40)", "failed"),
+    "memory bomb": ("kept = []\nwhile True: kept.append(bytearray(1 << 20))", "failed", "MemoryError"),
+    "one large object": ("x = bytes(1 << 40)", "failed", "MemoryError"),
     "memory that is no address space": (
-        "import os\nfd = os.memfd_create('x')\nwhile True: os.write(fd, bytes(1 << 20))", "failed",
+        "import os\nfd = os.memfd_create('x')\nwhile True: os.write(fd, bytes(1 << 20))", "failed", "not permitted",
     ),
-    "infinite output": ("while True: print('x' * 1000)", "output limit"),
-    "infinite errors": ("import os\nwhile True: os.write(2, b'x' * 1000)", "output limit"),
+    "infinite output": ("while True: print('x' * 1000)", "output limit", ""),
+    "infinite errors": ("import os\nwhile True: os.write(2, b'x' * 1000)", "output limit", ""),
     "infinite report": (
         "import os\nfds = []\nfor fd in range(3, 64):\n    try: os.fstat(fd)\n    except OSError: continue\n"
         "    fds.append(fd)\n"
-        "while True:\n    for fd in fds: os.write(fd, b'x' * 1000)", "output limit",
+        "while True:\n    for fd in fds: os.write(fd, b'x' * 1000)", "output limit", "",
     ),
-    "infinite loop": ("while True: pass", "killed"),
+    "infinite loop": ("while True: pass", "killed", ""),
     "infinite loop that ignores signals": (
         "import signal\nfor s in set(signal.valid_signals()) - {9, 19}: signal.signal(s, signal.SIG_IGN)\n"
-        "while True: pass", "killed",
+        "while True: pass", "killed", "",
     ),
-    "sleeping past the limit": ("import time\ntime.sleep(600)", "wall limit"),
-    "stopping itself": ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "wall limit"),
+    "sleeping past the limit": ("import time\ntime.sleep(600)", "wall limit", ""),
+    "stopping itself": ("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "wall limit", ""),
     "closing all files and sleeping": (
-        "import os, time\nos.closerange(0, 4096)\ntime.sleep(600)", "wall limit",
+        "import os, time\nos.closerange(0, 4096)\ntime.sleep(600)", "wall limit", "",
     ),
-    "deep recursion": ("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", "killed"),
+    "deep recursion": ("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", "killed", ""),
     "deep recursion in C": (
-        "import sys\nsys.setrecursionlimit(10**9)\nx = []\nfor _ in range(10**6): x = [x]\nrepr(x)", "killed",
+        "import sys\nsys.setrecursionlimit(10**9)\nx = []\nfor _ in range(10**6): x = [x]\nrepr(x)", "killed", "",
     ),
     "a file of 2 GB": (
-        "with open('/tmp/large', 'wb') as file:\n    for _ in range(2048): file.write(bytes(1 << 20))", "failed",
+        "with open('/tmp/large', 'wb') as file:\n    for _ in range(2048): file.write(bytes(1 << 20))",
+        "failed", "File too large",
     ),
     "a file of 2 GB with a hole": (
-        "import os\nos.truncate(os.open('/tmp/x', os.O_CREAT | os.O_RDWR), 2 << 30)", "failed",
+        "import os\nos.truncate(os.open('/tmp/x', os.O_CREAT | os.O_RDWR), 2 << 30)", "failed", "File too large",
     ),
     "many files": (
-        "for n in range(2048):\n    with open(f'/tmp/{n}', 'wb') as file: file.write(bytes(1 << 20))", "failed",
+        "for n in range(2048):\n    with open(f'/tmp/{n}', 'wb') as file: file.write(bytes(1 << 20))",
+        "failed", "No space left",
     ),
-    "many open files": ("kept = []\nwhile True: kept.append(open('/dev/null'))", "failed"),
+    "many open files": ("kept = []\nwhile True: kept.append(open('/dev/null'))", "failed", "Too many open files"),
     "raising its own limits": (
-        "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (600, 600))", "failed",
+        "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (600, 600))", "failed", "ValueError",
     ),
 }  # fmt: skip
 
@@ -92,11 +99,12 @@ def assert_the_next_is_right() -> None:
 
 @pytest.mark.parametrize("name", EXHAUSTION)
 def test_a_program_that_exhausts_something_is_ended_and_leaves_nothing(name: str) -> None:
-    body, ending = EXHAUSTION[name]
+    body, ending, said = EXHAUSTION[name]
     mark = str(SMALL.memory + 4096 * os.getpid())  # an argument of this test's processes alone
     limits = SMALL._replace(memory=int(mark), wall=2.5 if ending == "wall limit" else SMALL.wall)
     outcome = outcome_of(body, limits)
     assert outcome.ending == ending, outcome
+    assert said in outcome.output
     assert outcome.seconds < limits.wall + 1
     assert len(outcome.output) <= SMALL.output
     assert soon_gone(mark)
