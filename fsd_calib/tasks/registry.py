@@ -25,9 +25,10 @@ _BUILT_IN = {  # imported when they are asked for: some need a package that othe
     "arithmetic": "kinds.arithmetic:ARITHMETIC",
     "csqa": "kinds.csqa:CSQA",
     "gsm8k": "kinds.gsm8k:GSM8K",
+    "humaneval": "kinds.humaneval:HUMANEVAL",
+    "lm-eval": "harness.kind:lm_eval",
     "math": "kinds.math:MATH",
     "mmlu": "kinds.mmlu:mmlu",
-    "lm-eval": "harness.kind:lm_eval",
 }
 TASKS = tuple(_BUILT_IN)
 _DESCRIPTIONS = (".yaml", ".yml")

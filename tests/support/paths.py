@@ -13,6 +13,7 @@ EXAMPLES = ROOT / "examples"
 FILES = Path(__file__).with_name("files")  # written by earlier versions
 BENCHMARK_FILES = ROOT.parent / "shared" / "data"  # the real ones; not on every machine
 GSM8K = BENCHMARK_FILES / "gsm8k"
+HUMANEVAL = BENCHMARK_FILES / "humaneval" / "HumanEval.jsonl.gz"
 
 
 def environment() -> dict[str, str]:

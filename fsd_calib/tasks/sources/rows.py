@@ -47,10 +47,14 @@ class Row:
 
     def text(self, column: str) -> str:
         """The value of a column without surrounding white space; UsageError: it is no text, or empty."""
+        return self.raw(column).strip()
+
+    def raw(self, column: str) -> str:
+        """The value of a column as it is; UsageError: it is no text, or empty."""
         value = self[column]
         if not isinstance(value, str) or not value.strip():
             raise UsageError(f"{self.where}: column {column!r} is {shown(value)}; it must be a text")
-        return self.whole(column, value).strip()
+        return self.whole(column, value)
 
     def whole(self, column: str, text: str) -> str:
         """Returns the text; UsageError: a character of it is incomplete."""

@@ -11,6 +11,8 @@ from typing import Any
 from fsd_calib.tasks.base import Grader, Problem
 from fsd_calib.tasks.grading import graders
 from fsd_calib.tasks.grading.expressions import same_expression
+from fsd_calib.tasks.grading.python_tests import passes_tests
+from fsd_calib.tasks.sandbox.preflight import checked_bwrap
 from fsd_calib.tasks.yaml_task.schema import Description
 from fsd_decoding.errors import UsageError
 
@@ -22,7 +24,7 @@ def grader_of(file: Path, description: Description) -> Grader:
         file: Of the description; modules beside it can be imported.
 
     Raises:
-        UsageError: The function that it names cannot be imported.
+        UsageError: The function that it names cannot be imported, or the sandbox that it needs is not there.
     """
     grader = _grader(file, description)
     return grader if description.extract is None else graders.extracting(description.extract, grader)
@@ -38,15 +40,12 @@ def _grader(file: Path, description: Description) -> Grader:
         case "python":
             assert description.function is not None
             return _own(file, description.function)
+        case "python-tests":
+            checked_bwrap()  # before anything is decoded that could not be graded
+            return passes_tests
         case name:
             return {"exact": graders.same_text, "contains": graders.contains, "choice": graders.same_choice,
-                    "math": same_expression, "python-tests": _python_tests}[name]  # fmt: skip
-
-
-def _python_tests(problem: Problem, text: str) -> bool:
-    from fsd_calib.tasks.grading.python_tests import passes_tests
-
-    return passes_tests(problem, text)
+                    "math": same_expression}[name]  # fmt: skip
 
 
 def _own(file: Path, path: str) -> Grader:

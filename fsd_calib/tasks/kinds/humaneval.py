@@ -1,0 +1,55 @@
+"""The `humaneval` task: functions to write from their docstring, graded by their tests in the sandbox.
+
+HumanEval: Chen et al. 2021, arXiv 2107.03374; pass@1 is the share of problems whose first answer passes. The source has
+one part, which is split by content. Its 164 problems, some 115 of them for the certificate, are few: they can only show
+that no large share of the accuracy is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsd_calib.tasks.base import Example, Prompting, TaskKind, pick
+from fsd_calib.tasks.grading.python_tests import COLUMNS, STOP, passes_tests
+from fsd_calib.tasks.prompts import chat_prompts, has_chat_template
+from fsd_calib.tasks.sandbox.preflight import checked_bwrap
+from fsd_calib.tasks.sources.examples import examples_of
+from fsd_calib.tasks.sources.hub_rows import HubData
+from fsd_calib.tasks.sources.rows import Row, read_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HUB = HubData(
+    "openai/openai_humaneval", {"test": None}, files=("README.md", "openai_humaneval/*"),
+    instead="--data HumanEval.jsonl.gz takes the original file",
+)  # fmt: skip
+_SOLUTION = "canonical_solution"
+_INSTRUCTION = (
+    "Complete the Python function that the user gives. Answer with one ```python block that holds the whole function, "
+    "its signature and the imports it needs included, and no examples of its use."
+)
+
+
+def _read(seed: int, limit: int | None, data: Path | None) -> tuple[Sequence[Example], str]:
+    checked_bwrap()  # before anything is decoded that could not be graded
+    rows = [row for row, _ in _HUB.rows("humaneval")] if data is None else read_rows(data)
+    return pick(examples_of(rows, _example), seed, limit), str(_HUB if data is None else data)
+
+
+def _example(row: Row) -> Example:
+    """White space is kept, as it is part of the program."""
+    return Example(row.raw("prompt"), row.raw(_SOLUTION), row={column: row.raw(column) for column in COLUMNS})
+
+
+def _prompts(tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
+    """Chat models are instructed; others complete the prompt itself."""
+    if tokenizer is not None and has_chat_template(tokenizer):
+        chat_of = chat_prompts(tokenizer, _INSTRUCTION)
+        return Prompting(lambda example: chat_of(example.question), ())
+    return Prompting(lambda example: example.question, STOP)
+
+
+HUMANEVAL = TaskKind("humaneval", _read, _prompts, max_new_tokens=512, grader=passes_tests)

@@ -1,0 +1,80 @@
+"""The filter of system calls: a classic BPF program for bwrap's `--seccomp`, made without a compiler.
+
+It refuses what could reach beyond the sandbox or its limits, and all calls newer than its table, which the kernel then
+seems not to have. New processes are refused, so that limits on a process bind for the whole program; threads are
+allowed. Shared memory that is no part of an address space is refused for the same reason.
+
+Layout of a filter and of `seccomp_data`: linux/filter.h, linux/seccomp.h; numbers: asm/unistd_64.h (x86_64) and
+asm-generic/unistd.h (aarch64).
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+_NEWEST = 462  # mseal, Linux 6.10; from 424 on numbers are those of all architectures
+_CLONE_THREAD = 0x10000
+
+# (x86_64, aarch64); None: there is no such call.
+_CLONE = (56, 220)
+_REFUSED: dict[str, tuple[int | None, int | None]] = {
+    # processes, and looking into others
+    "fork": (57, None), "vfork": (58, None), "ptrace": (101, 117), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "kcmp": (312, 272), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
+    # namespaces and mounts
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
+    "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "quotactl": (179, 60),
+    "quotactl_fd": (443, 443), "fanotify_init": (300, 262),
+    # sockets: not all families respect network namespaces (AF_VSOCK)
+    "socket": (41, 198),
+    # memory outside of the address space
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
+    "semget": (64, 190), "mq_open": (240, 180), "io_setup": (206, 0), "vmsplice": (278, 75),
+    # parts of the kernel with a history of holes
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "personality": (135, 92),
+    "modify_ldt": (154, None),
+    # the machine
+    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273),
+    "delete_module": (176, 106), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89),
+    "syslog": (103, 116), "iopl": (172, None), "ioperm": (173, None),
+}  # fmt: skip
+_CLONE3 = 435  # its flags are behind a pointer, which a filter cannot follow; the C library then uses clone
+
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in `seccomp_data`; arguments are little-endian
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+
+
+def system_call_filter(machine: str | None = None) -> bytes | None:
+    """Returns the filter for a machine, or None where this file has no numbers for it.
+
+    Args:
+        machine: As `platform.machine` names it; None: this one.
+    """
+    if (machine or platform.machine()) not in _ARCHITECTURES:
+        return None
+    column, audit = _ARCHITECTURES[machine or platform.machine()]
+    numbers = sorted(number for pair in _REFUSED.values() if (number := pair[column]) is not None)
+    refuse, missing = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
+    lines = [
+        (_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _NEWEST + 1), (_RETURN, 0, 0, missing),  # the x32 calls of x86_64 too
+        (_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, missing),
+    ]  # fmt: skip
+    for number in numbers:
+        lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, refuse)]
+    lines += [
+        (_EQUAL, 1, 0, _CLONE[column]), (_RETURN, 0, 0, _ALLOW),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 1, 0, _CLONE_THREAD),
+        (_RETURN, 0, 0, refuse), (_RETURN, 0, 0, _ALLOW),
+    ]  # fmt: skip
+    return b"".join(struct.pack("<HBBI", *line) for line in lines)

