@@ -45,7 +45,18 @@ def _no_namespaces() -> str:
         bwrap = find_bwrap()
     except UsageError as error:
         return str(error)
-    command: list[str] = [str(bwrap), "--unshare-all", "--unshare-user", "--ro-bind", "/", "/", "--", sys.executable, "-c", ""]
+    command: list[str] = [
+        str(bwrap),
+        "--unshare-all",
+        "--unshare-user",
+        "--ro-bind",
+        "/",
+        "/",
+        "--",
+        sys.executable,
+        "-c",
+        "",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stderr.strip() or "bubblewrap fails" if done.returncode else ""
 

@@ -1,0 +1,82 @@
+"""Whole calibrations of the bundled pair on a task of one's own in YAML, and on agreement with the target.
+
+Numbers of problems are small; the thresholds found here mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from fsd_calib import ThresholdProfile
+from fsd_calib.cli import calibrate as calibrate_app
+from fsd_calib.cli import generate as generate_app
+from fsd_calib.cli.console import run
+from fsd_data import pair_paths
+from fsd_data.problems import generate
+
+pytestmark = pytest.mark.slow
+
+TARGET, DRAFT = map(str, pair_paths())
+SMALL = [
+    "--target",
+    TARGET,
+    "--draft",
+    DRAFT,
+    "--device",
+    "cpu",
+    "--divergence",
+    "js",
+    "--draft-length",
+    "5",
+    "--no-timing",
+]
+DESCRIPTION = """
+data: problems.jsonl
+columns: {question: asked, answer: solution}
+prompt: "Question: {{ asked }}\\nAnswer:"
+grader: numeric
+max_new_tokens: 160
+"""
+
+
+def test_a_task_in_yaml_is_calibrated_and_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"asked": problem.question, "solution": problem.answer} for problem in islice(generate(5), 60)]
+    Path("problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("sums.yaml").write_text(DESCRIPTION)
+    code = run(calibrate_app.app, calibrate_app.NAME, ["--task", "sums.yaml", "--min-acc", "0.6", *SMALL])
+    made = ThresholdProfile.load("fsd-profile/sums")
+    assert code == (0 if made.met else 3)
+    assert (made.task, made.data.source, made.data.tuning + made.data.certification) == (
+        "sums.yaml",
+        "problems.jsonl",
+        60,
+    )
+    assert made.accuracy.target is not None
+    assert made.accuracy.target > 0.8  # a task of the pair, asked as it was trained
+    capsys.readouterr()
+    assert run(generate_app.app, generate_app.NAME, ["--profile", "fsd-profile/sums", rows[0]["asked"]]) == 0
+    assert "####" in capsys.readouterr().out
+    Path("sums.yaml").unlink()
+    assert run(generate_app.app, generate_app.NAME, ["--profile", "fsd-profile/sums", rows[0]["asked"]]) == 0
+    assert "prompts are passed as given, without the format of the profile's task" in capsys.readouterr().err
+
+
+def test_agreement_is_calibrated_and_its_report_says_what_it_claims(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"{problem.question}\n" for problem in islice(generate(5), 60)))
+    options = ["--task", "agreement:0.5", "--data", str(prompts), "--min-acc", "0.3", "--out", str(tmp_path / "out")]
+    code = run(calibrate_app.app, calibrate_app.NAME, [*options, *SMALL])
+    made, said = ThresholdProfile.load(tmp_path / "out"), " ".join(capsys.readouterr().out.split())
+    assert code == (0 if made.met else 3)
+    assert (made.task, made.accuracy.target) == ("agreement:0.5", 1.0)
+    assert "to the target's own text for at least 30% of prompts" in said
+    assert "stricter than, and different from, accuracy" in said or not made.certificate.problems
