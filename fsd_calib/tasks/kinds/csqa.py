@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.grading.graders import same_choice
-from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, choice_example, with_options
-from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
+from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, choice_example, worked_choice
+from fsd_calib.tasks.prompts import WorkedExamples
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows, shown
@@ -52,40 +52,36 @@ def _options(row: Row, listed: object) -> list[object]:
     raise UsageError(f"{row.where}: the choices are {shown(listed)}; each must have a label and a text")
 
 
-def _worked(question: str, choices: Sequence[str], answer: str) -> Exemplar:
-    return with_options(question, choices), answer
-
-
 _WORKED = (
-    _worked(
+    worked_choice(
         "Where would you most likely leave your coat during a concert?",
         ["stage", "cloakroom", "kitchen", "parking meter", "roof"],
         "During a concert people give their coats to someone who looks after them. Concert halls have a room for that, "
         "near the entrance. The stage is for the musicians, and the other places are not meant for coats.\n"
         "The answer is (B).",
     ),
-    _worked(
+    worked_choice(
         "Lena wanted her tea to cool quickly, so what did she add?",
         ["sugar", "a lid", "honey", "ice", "a spoon of salt"],
         "Something cold cools a hot drink. Sugar, honey and salt change its taste, and a lid keeps it warm. Of the "
         "options only ice is cold.\n"
         "The answer is (D).",
     ),
-    _worked(
+    worked_choice(
         "What do people do when they cannot hear a speaker?",
         ["move closer", "fall asleep", "close their eyes", "cook dinner", "whistle"],
         "A voice is louder the nearer one is. Whoever wants to understand the speaker therefore goes nearer. The other "
         "options do not help to hear.\n"
         "The answer is (A).",
     ),
-    _worked(
+    worked_choice(
         "The river had not seen rain for months; what had become of its bed?",
         ["flooded", "noisy", "steeper", "frozen", "dry"],
         "Without rain a river carries less and less water. After months its bed holds no water. Then it is dry, and "
         "neither flooded nor frozen.\n"
         "The answer is (E).",
     ),
-    _worked(
+    worked_choice(
         "What is a ladder used for by someone who paints a house?",
         ["mixing paint", "cleaning brushes", "reaching high places", "counting windows", "keeping dry"],
         "A painter has to get at walls below the roof, which are higher than a person can reach. A ladder takes one up "

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fsd_calib.tasks.base import Example, Kind, TaskKind, pick
 from fsd_calib.tasks.grading.graders import same_choice
-from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, choice_example, with_options
-from fsd_calib.tasks.prompts import Exemplar, WorkedExamples
+from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, choice_example, worked_choice
+from fsd_calib.tasks.prompts import WorkedExamples
 from fsd_calib.tasks.sources.hub_rows import HubData
 from fsd_calib.tasks.sources.rows import Row, read_rows, shown
 from fsd_decoding.errors import UsageError
@@ -95,40 +95,36 @@ def _options(row: Row) -> Sequence[object]:
     raise UsageError(f"{row.where}: the choices are {shown(listed)}; they must be a list of texts")
 
 
-def _worked(question: str, choices: Sequence[str], answer: str) -> Exemplar:
-    return with_options(question, choices), answer
-
-
 _WORKED = (
-    _worked(
+    worked_choice(
         "A stone is dropped from rest and falls without air resistance. How does its speed change in each second?",
         ["It stays the same.", "It doubles.", "It grows by the same amount.", "It grows by less and less."],
         "Without air resistance the acceleration of a falling stone is constant. A constant acceleration adds the same "
         "speed in each second.\n"
         "The answer is (C).",
     ),
-    _worked(
+    worked_choice(
         "Which of these does a central bank usually do to slow inflation?",
         ["raise interest rates", "lower interest rates", "buy bonds", "cut taxes"],
         "Inflation slows when less is borrowed and spent. Higher interest rates make borrowing dearer. Lower rates and "
         "buying bonds do the opposite, and taxes are set by parliaments.\n"
         "The answer is (A).",
     ),
-    _worked(
+    worked_choice(
         "What is the remainder of 7^100 divided by 6?",
         ["0", "1", "5", "6"],
         "7 leaves the remainder 1 when divided by 6. So every power of 7 leaves the remainder of a power of 1: "
         "it is 1.\n"
         "The answer is (B).",
     ),
-    _worked(
+    worked_choice(
         "In which organ of the human body is bile produced?",
         ["stomach", "pancreas", "gallbladder", "liver"],
         "The gallbladder stores bile but does not make it. It is made by cells of the liver. The pancreas and the "
         "stomach make other digestive juices.\n"
         "The answer is (D).",
     ),
-    _worked(
+    worked_choice(
         "All ravens in a garden are black, and one bird in it is white. What follows?",
         ["No bird is black.", "The white bird is no raven.", "All birds are ravens.", "Some ravens are white."],
         "If the white bird were a raven, it would be black, and it is not. So it is no raven. Nothing is said about "

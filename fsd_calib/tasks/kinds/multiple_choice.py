@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fsd_calib.tasks.base import Example
 from fsd_calib.tasks.grading.choices import LETTERS
+from fsd_calib.tasks.prompts import Exemplar
 from fsd_calib.tasks.sources.rows import Row, shown
 from fsd_decoding.errors import UsageError
 
@@ -18,6 +19,11 @@ BEST_OPTION = (
 def with_options(question: str, choices: Sequence[str]) -> str:
     """Returns a question with its options on lines of their own: (A) …"""
     return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False))])
+
+
+def worked_choice(question: str, choices: Sequence[str], answer: str) -> Exemplar:
+    """Returns a worked example; its answer ends in "The answer is (X)."."""
+    return with_options(question, choices), answer
 
 
 def choice_example(row: Row, question: str, choices: Sequence[object], answer: object, stratum: str = "") -> Example:
