@@ -46,7 +46,7 @@ def generate(*arguments: str) -> int:
 def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate("--help") == 0
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
-    for expected in ("--min-acc", "--min-speed", "--show-prompt", "arithmetic, gsm8k", "Examples: fsd-",
+    for expected in ("--min-acc", "--min-speed", "--show-prompt", "agreement, arithmetic, csqa", "Examples: fsd-",
                      "--plan", "--pareto", "--storage", "--cache", "--state",
                      "0 goal met", "2 bad input", "3 could not be certified", "130 interrupted"):  # fmt: skip
         assert expected in text
@@ -66,7 +66,10 @@ def test_generate_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "complaint"),
     [
         ([], "Missing option '--task'"),
-        (["--task", "poetry", "--min-acc", "0.9"], "unknown task 'poetry': the known tasks are arithmetic, gsm8k"),
+        (
+            ["--task", "poetry", "--min-acc", "0.9"],
+            "unknown task 'poetry': the known tasks are agreement, arithmetic, csqa",
+        ),
         (["--task", "arithmetic"], "give exactly one of --min-acc, --min-speed and --pareto"),
         ([*GOOD, "--min-speed", "60"], "give exactly one of --min-acc, --min-speed and --pareto"),
         ([*GOOD, "--pareto"], "give exactly one of --min-acc, --min-speed and --pareto"),
