@@ -8,6 +8,7 @@ problems in turns:
   where D is computed of the tokens that could be accepted by it, or of all (requests with `min_tokens`);
   our engine, with the same profile: `target`, `sd` and FSD.
 Last, fresh problems are decoded by vLLM's target and by the plugin. The exit code is 1 if a claim is not reached.
+--only-calibrations times the command anew (16 minutes), and keeps what the file holds besides.
 """
 
 from __future__ import annotations
@@ -48,6 +49,20 @@ def plan(problems: int, repeats: int) -> Plan:
         choosing={batch: max(count // 2, batch) for batch, count in by_batch.items()},
         repeats=repeats, choosing_repeats=max(1, repeats // 3),
     )  # fmt: skip
+
+
+def calibrations_of(folder: Path) -> dict[str, Any]:
+    """Returns the wall time of a calibration with either engine, on all cores, and the machine that it was taken on."""
+    return {"machine": machine_facts(), "engines": calibrate_each(folder)}
+
+
+def time_calibrations(out: Path) -> int:
+    """Replaces the calibrations in a file of results."""
+    results = json.loads(out.read_text())
+    with tempfile.TemporaryDirectory(prefix="vllm-fsd-") as name:
+        results["calibrations"] = calibrations_of(Path(name))
+    write_and_print(results, out, "")
+    return 0
 
 
 def accepting_nothing(profile: Path, folder: Path) -> Path:
@@ -130,10 +145,13 @@ def main() -> int:
     parser.add_argument("--skip-fresh", action="store_true", help="do not measure retention")
     parser.add_argument("--core", type=int, help="default: the last one")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "vllm_fsd.json")
+    parser.add_argument("--only-calibrations", action="store_true", help="time the calibrations, and nothing else")
     options = parser.parse_args()
+    if options.only_calibrations:
+        return time_calibrations(options.out)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="vllm-fsd-") as name:
-        calibrations = [] if options.profile else calibrate_each(Path(name))
+        calibrations = None if options.profile else calibrations_of(Path(name))
         profile = options.profile or Path(name) / "fsd-calib" / "out" / "profile.json"
         core = pin(options.core)
         machine = machine_facts() | {"core": core, "threads": 1, "intel_openmp": openmp() is not None}
