@@ -26,7 +26,7 @@ from fsd_calib import ThresholdProfile
 from fsd_data import pair_paths
 from lib.common.claims import claims_table, reached
 from lib.common.machine import machine_facts
-from lib.common.results import write_and_print
+from lib.common.results import write_and_print, write_json
 from lib.engines.own import OwnSettings
 from lib.engines.processes import Served, openmp, pin, serve
 from lib.engines.vllm import SETTINGS, VllmSettings
@@ -61,7 +61,7 @@ def time_calibrations(out: Path) -> int:
     results = json.loads(out.read_text())
     with tempfile.TemporaryDirectory(prefix="vllm-fsd-") as name:
         results["calibrations"] = calibrations_of(Path(name))
-    write_and_print(results, out, "")
+    write_json(results, out)
     return 0
 
 
