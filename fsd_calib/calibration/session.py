@@ -68,7 +68,7 @@ class Session:
         if name is None:
             return self
         engine = self.drafts[name]
-        return replace(self, engine=engine, identity=_identity(engine, self.decode, name))
+        return replace(self, engine=engine, identity=_identity(engine, self.decode, name, self.task))
 
     @property
     def processes(self) -> int:
@@ -159,7 +159,7 @@ def open_session(
         ledger.tuned_on_repeats(family, parts.repeats)
         names: list[str | None] = [*sorted(drafts or {})] or [None]
         decode = CachedDecoder(engine, task, store, batch_size, progress, seeds, drafts, workers)
-        identity = " and ".join(_identity(engine, decode, name) for name in names)
+        identity = " and ".join(_identity(engine, decode, name, task) for name in names)
         tuned = TuningRecord(ledger, family)
         certifying = Evaluator(decode, parts.certification, "certification")
         holdout = Holdout(certifying, ledger, family, identity, sequence)
@@ -169,6 +169,7 @@ def open_session(
         )  # fmt: skip
 
 
-def _identity(engine: Engine, decode: CachedDecoder, draft: str | None) -> str:
+def _identity(engine: Engine, decode: CachedDecoder, draft: str | None, task: Task) -> str:
     drafting = Configuration(rule_named(engine.rule).lossless, engine.divergence, 1, draft=draft)
-    return f"{decode.key(drafting).json} with {decode.seeds} seeds "
+    graded = f"graded by {task.grading} " if task.grading else ""
+    return f"{decode.key(drafting).json} with {decode.seeds} seeds {graded}"

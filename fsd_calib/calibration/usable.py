@@ -29,8 +29,8 @@ def context_of(models: Sequence[tuple[Any, ModelOptions]], dtype: str | None) ->
 def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str], None]) -> Task:
     """Returns a task without the problems whose prompts are as long as the models' context, or longer.
 
-    They are left out of both sides of every comparison, since no model can answer them. Problems whose reference is
-    wrong by the task's own grader stay: both sides fail on them.
+    They are left out of both sides of every comparison, since no model can answer them. Problems whose texts the
+    context may cut short stay, as do those whose reference is wrong by the task's own grader: both sides fail on them.
 
     Args:
         context: See `context_of`.
@@ -51,13 +51,22 @@ def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str]
             raise UsageError(
                 f"all prompts of task {task.name} fill the models' context of {context} tokens; shorten them"
             )
-    wrong = [p for p in task.problems if not task.by_agreement and not task.grade(p, p.reference)]
+    if context is not None and (near := _cut_short(task, tokenizer, context)):
+        note(
+            f"{len(near)} of {len(task.problems)} prompts leave less than {task.max_new_tokens} tokens of the models' "
+            f"context of {context}, which may cut their texts short (ids {_ids(near)})"
+        )
+    wrong = [p for p in task.problems if task.keys_are_texts and not task.grade(p, p.reference)]
     if wrong:
         note(
             f"{len(wrong)} of {len(task.problems)} references are wrong by the task's own grader, so no text is right "
             f"there (ids {_ids(wrong)}); fsd-tasks check names them"
         )
     return task
+
+
+def _cut_short(task: Task, tokenizer: Any, context: int) -> list[Problem]:
+    return [p for p in task.problems if _fills(p.prompt, tokenizer, context - task.max_new_tokens + 1)]
 
 
 def _fills(prompt: str, tokenizer: Any, context: int) -> bool:

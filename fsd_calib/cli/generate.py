@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,13 +81,21 @@ def command(
     prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else Prompting(lambda example: example.question, ())
     most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
     started = time.perf_counter()
-    results = decoder.generate([prompt_of(Example(prompt, "")) for prompt in prompts], most, stop=stop)
+    results = decoder.generate([_asked(prompt_of, prompt) for prompt in prompts], most, stop=stop)
     reply("\n\n".join(result.text for result in results))
     say(NAME, summary(results, time.perf_counter() - started))
 
 
 def main() -> None:
     leave(app, NAME)
+
+
+def _asked(prompt_of: Callable[[Example], str], prompt: str) -> str:
+    """UsageError: the task's format needs more than a question."""
+    try:
+        return prompt_of(Example(prompt, ""))
+    except UsageError as error:
+        raise UsageError(f"{error}; --raw passes prompts as given") from error
 
 
 def _kind(task: str) -> Kind | None:

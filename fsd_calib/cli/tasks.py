@@ -83,8 +83,8 @@ def check(name: _Name, data: _Data = None, limit: LimitOption = None, subjects: 
     from fsd_calib.tasks.checking import faults
 
     task = load_task(named_task(name, subjects), 0, limit, data)
-    if task.by_agreement:
-        reply(f"{task.name}: {len(task.problems)} prompts, which have no references to check")
+    if not task.keys_are_texts:
+        reply(f"{task.name}: {len(task.problems)} problems, whose references are no answers that could be graded")
         return
     found = list(faults(task))
     for fault in islice(found, _SHOWN):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -261,6 +260,6 @@ class CachedDecoder:
 
     def _graded(self, problem: Problem, cached_text: CachedText, answer: str | None) -> Decoding:
         counts = (cached_text.tokens, cached_text.rounds, cached_text.drafted, cached_text.accepted)
-        asked = problem if answer is None else replace(problem, reference=answer)
-        correct = self._task.grade(asked, cached_text.text)
+        own = () if answer is None else (answer,)
+        correct = self._task.grade(problem, cached_text.text, *own)
         return Decoding(correct, cached_text.text, *counts)

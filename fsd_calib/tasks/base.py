@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -69,19 +69,29 @@ class Task:
     source: str  # description of the source, as recorded in profiles
     grader: Grader
     by_agreement: bool = False  # there are no keys: right is what agrees with the target's own text
+    keys_are_texts: bool = True  # a reference is an answer itself; else a key such as "B", which may be no right text
+    grading: str = ""  # what else tells graders apart on the same problems: settings, files, versions
 
-    def grade(self, problem: Problem, text: str) -> bool:
-        """Returns whether `text`, a model's whole answer, is right."""
-        return self.grader(problem, text)
+    def grade(self, problem: Problem, text: str, target_text: str | None = None) -> bool:
+        """Returns whether `text`, a model's whole answer, is right.
+
+        Args:
+            target_text: The target's own text, with which a task by agreement compares; None: `text` is the target's.
+        """
+        if not self.by_agreement:
+            return self.grader(problem, text)
+        return target_text is None or self.grader(replace(problem, reference=target_text), text)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of all questions, references, choices and rows, in order; prompts are not included."""
+        """SHA-256 (hex) of all questions, references, choices and rows, in order, and of the grading; prompts are not
+        included."""
         digest = hashlib.sha256()
         for problem in self.problems:
             content: list[object] = [problem.question, problem.reference, *problem.choices]
             content += [dict(problem.row)] if problem.row else []
             digest.update(json.dumps(content, sort_keys=True, default=str).encode() + b"\n")
+        digest.update(self.grading.encode())
         return digest.hexdigest()
 
 
@@ -126,6 +136,7 @@ class TaskKind:
     Attributes:
         read: Returns at most `limit` examples and a description of their source, from (seed, limit, data).
         prompts: See `Kind.prompts`; `WorkedExamples` is one.
+        grading: See `Task`.
     """
 
     name: str
@@ -133,13 +144,14 @@ class TaskKind:
     prompts: Callable[[PreTrainedTokenizerBase | None], Prompting]
     max_new_tokens: int
     grader: Grader
+    grading: str = ""
 
     def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
         """See `Kind.load`."""
         examples, source = self.read(seed, limit, data)
         prompt_of, stop = self.prompts(tokenizer)
         problems = tuple(problem_of(example, prompt_of(example)) for example in examples)
-        return Task(self.name, problems, self.max_new_tokens, stop, source, self.grader)
+        return Task(self.name, problems, self.max_new_tokens, stop, source, self.grader, grading=self.grading)
 
 
 def problem_of(example: Example, prompt: str) -> Problem:

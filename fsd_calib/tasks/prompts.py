@@ -39,10 +39,14 @@ class WorkedExamples:
 
     def __call__(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
         if tokenizer is not None and has_chat_template(tokenizer):
-            chat_of = chat_prompts(tokenizer, self.instruction)
-            return Prompting(lambda example: chat_of(example.question), ())
+            return instructed(tokenizer, self.instruction)
         exemplars = self.exemplars(tokenizer)
         return Prompting(lambda example: plain_prompt(exemplars, example.question), STOP)
+
+
+def instructed(tokenizer: PreTrainedTokenizerBase, instruction: str) -> Prompting:
+    """Asks chat models by an instruction and the question."""
+    return Prompting(lambda e: chat_turns(tokenizer, [("system", instruction), ("user", e.question)]), ())
 
 
 def plain_prompt(exemplars: Sequence[Exemplar], question: str) -> str:
@@ -55,35 +59,39 @@ def has_chat_template(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(tokenizer.chat_template)
 
 
-def chat_prompts(tokenizer: PreTrainedTokenizerBase, instruction: str) -> Callable[[str], str]:
-    """Returns a function from a question to its chat, up to the beginning of the assistant's answer.
+def chat_turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[tuple[str, str]]) -> str:
+    """Returns a chat, given as (role, content), up to the beginning of the assistant's answer.
 
-    The instruction is the system message or, where the template rejects one (Gemma, early Mistral), precedes the
-    question. A template that ignores system messages is left alone, such as the bundled pair's.
+    A system message that the template rejects (Gemma, early Mistral) precedes the first user message instead. A
+    template that ignores system messages is left alone, such as the bundled pair's.
 
     Raises:
-        UsageError: The template cannot render a single user message.
+        UsageError: The template cannot render them.
     """
     from jinja2 import TemplateError
 
-    def with_system(question: str) -> str:
-        return _render(tokenizer, ("system", instruction), ("user", question))
-
-    def without_system(question: str) -> str:
-        return _render(tokenizer, ("user", f"{instruction}\n\n{question}"))
-
-    for prompt_of in (with_system, without_system):
+    errors = []
+    for turns in (messages, _without_system(messages)):
         try:
-            prompt_of("How many?")
+            return _render(tokenizer, turns)
         except (TemplateError, ValueError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-        else:
-            return prompt_of
-    name = tokenizer.name_or_path or "in hand"
-    raise UsageError(f"chat template of tokenizer {name}: cannot render a user message ({reason}); repair it")
+            errors.append(" ".join(str(error).split()) or type(error).__name__)
+    roles = " and ".join(dict.fromkeys(role for role, _ in messages))
+    raise UsageError(
+        f"chat template of tokenizer {tokenizer.name_or_path or 'in hand'}: cannot render messages of {roles} "
+        f"({errors[-1]}); repair it, or ask by other messages"
+    )
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, *messages: tuple[str, str]) -> str:
+def _without_system(messages: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    instruction = [content for role, content in messages if role == "system"]
+    others = [message for message in messages if message[0] != "system"]
+    if instruction and others and others[0][0] == "user":
+        others[0] = ("user", "\n\n".join([*instruction, others[0][1]]))
+    return others
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[tuple[str, str]]) -> str:
     text = tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in messages],
         tokenize=False,
@@ -92,22 +100,3 @@ def _render(tokenizer: PreTrainedTokenizerBase, *messages: tuple[str, str]) -> s
     )
     assert isinstance(text, str)
     return text
-
-
-def chat_turns(tokenizer: PreTrainedTokenizerBase, messages: Sequence[tuple[str, str]]) -> str:
-    """Returns a chat of several messages, as (role, content), up to the beginning of the assistant's answer.
-
-    Raises:
-        UsageError: The template cannot render them.
-    """
-    from jinja2 import TemplateError
-
-    try:
-        return _render(tokenizer, *messages)
-    except (TemplateError, ValueError) as error:
-        roles = ", ".join(role for role, _ in messages)
-        reason = " ".join(str(error).split()) or type(error).__name__
-        name = tokenizer.name_or_path or "in hand"
-        raise UsageError(
-            f"chat template of tokenizer {name}: cannot render messages of {roles} ({reason}); give others"
-        ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -112,7 +112,22 @@ def _find(name: str) -> KindOrMaker | None:
     if name in _BUILT_IN:
         return cast(KindOrMaker, getattr(import_module(_module(name)), _BUILT_IN[name].partition(":")[2]))
     (point, *_) = (*entry_points(group=GROUP, name=name), None)
-    return None if point is None else cast(KindOrMaker, point.load())
+    return None if point is None else _loaded(point)
+
+
+def _loaded(point: EntryPoint) -> KindOrMaker:
+    try:
+        found = point.load()
+    except Exception as error:  # it is another package's code: whatever it raises
+        raise UsageError(
+            f"task {point.name!r}: {point.value} of another package cannot be imported ({type(error).__name__}: "
+            f"{error}); mend or remove that package"
+        ) from error
+    if not callable(found) and not (hasattr(found, "load") and hasattr(found, "prompts")):
+        raise UsageError(
+            f"task {point.name!r}: {point.value} is {found!r:.40}; it must be a Kind, or a function that makes one"
+        )
+    return cast(KindOrMaker, found)
 
 
 def _of_other_packages() -> list[str]:

@@ -69,7 +69,7 @@ def test_check_names_every_grade_that_is_not_as_it_should_be(
 def test_agreement_has_nothing_to_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("Hi\nBye\n")
     assert tasks("check", "agreement", "--data", tmp_path / "a.txt") == 0
-    assert "2 prompts, which have no references to check" in capsys.readouterr().out
+    assert "2 problems, whose references are no answers that could be graded" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ Prompts, filters and metrics are lm-eval's own code. A task with training docume
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,9 @@ from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_TRIED = 3  # references by which is told whether a task's filters take them for answers
 
 
 def lm_eval(argument: str) -> HarnessKind:
@@ -58,7 +63,15 @@ class HarnessKind:
         """See `Kind.prompts`; an example's row is its document."""
         task = harness_task(Source(self.argument))
         prompts = Prompts(task, tokenizer)
-        return Prompting(lambda example: prompts.prompt(example.row), stop_of(task))
+
+        def prompt_of(example: Example) -> str:
+            if not example.row:  # a question of a user's
+                raise UsageError(
+                    f"task {self.name} makes prompts of whole documents, and {example.question!r:.40} is none"
+                )
+            return prompts.prompt(example.row)
+
+        return Prompting(prompt_of, stop_of(task))
 
     def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
         """See `Kind.load`."""
@@ -73,7 +86,11 @@ class HarnessKind:
         except Exception as error:  # too few documents for the worked examples, or a function of the task
             raise source.refused(f"a prompt cannot be made ({type(error).__name__}: {error})") from error
         described = _description(source, task, grader)
-        return Task(self.name, tuple(problems), _max_new_tokens(task), stop_of(task), described, grader)
+        grading = f"{described} {_code_of(task)}"
+        return Task(
+            self.name, tuple(problems), _max_new_tokens(task), stop_of(task), described, grader, grading=grading,
+            keys_are_texts=all(grader(problem, problem.reference) for problem in problems[:_TRIED]),
+        )  # fmt: skip
 
 
 def _chosen(task: Any, seed: int, limit: int | None) -> Iterator[Document]:
@@ -99,6 +116,11 @@ def _generation(task: Any) -> dict[str, Any]:
 
     settings: dict[str, Any] = normalize_gen_kwargs(task.config.generation_kwargs or {})
     return settings
+
+
+def _code_of(task: Any) -> str:
+    """A hash of all that a task's configuration says, its filters and metrics included."""
+    return hashlib.sha256(json.dumps(task.dump_config(), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _description(source: Source, task: Any, grader: MetricGrader) -> str:

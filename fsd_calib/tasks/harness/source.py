@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -16,7 +15,6 @@ NAME = "lm-eval"
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}  # of `datasets`
 _SPLIT = "file"
 _YAML = (".yaml", ".yml")
-_UNSAFE = "HF_ALLOW_CODE_EVAL"  # the variable by which Hugging Face's `evaluate` allows the same
 
 
 class Source(NamedTuple):
@@ -146,5 +144,8 @@ def _check(source: Source, task: Any) -> None:
             f"repeats is {task.config.repeats}, several texts of a document, and a calibration grades one; include "
             "its YAML in one of your own with `repeats: 1`"
         )
-    if getattr(task, "UNSAFE_CODE", False) and os.environ.get(_UNSAFE) != "1":
-        raise source.refused(f"grading runs code that the model writes; set {_UNSAFE}=1 in the environment to allow it")
+    if getattr(task, "UNSAFE_CODE", False):
+        raise source.refused(
+            "its grading runs code that the model writes in this process; --task humaneval, or a file in YAML with the "
+            "grader python-tests, runs it in a sandbox"
+        )

@@ -12,12 +12,12 @@ several turns, each with a role and a content).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_calib.tasks.base import Example, Grader, Kind, Problem, Prompting, Task, pick, problem_of
+from fsd_calib.tasks.base import Example, Grader, Kind, Prompting, Task, pick, problem_of
 from fsd_calib.tasks.grading.graders import same_text, similar
 from fsd_calib.tasks.prompts import chat_turns, has_chat_template
 from fsd_calib.tasks.sources.examples import examples_of
@@ -73,7 +73,17 @@ class Agreement:
             )
         prompt_of, stop = self.prompts(tokenizer)
         problems = tuple(problem_of(example, prompt_of(example)) for example in pick(_examples(data), seed, limit))
-        return Task(self.name, problems, self.max_new_tokens, stop, str(data), self._grader, by_agreement=True)
+        return Task(
+            self.name,
+            problems,
+            self.max_new_tokens,
+            stop,
+            str(data),
+            self._grader,
+            by_agreement=True,
+            keys_are_texts=False,
+            grading=self.name,
+        )
 
     def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
         """See `Kind.prompts`. A prompt is a user's message of a chat model, and text to continue of another."""
@@ -83,46 +93,36 @@ class Agreement:
 
     @property
     def _grader(self) -> Grader:
-        agrees = same_text if self.least is None else similar(self.least)
-
-        def with_target(problem: Problem, text: str) -> bool:
-            return not problem.reference or agrees(problem, text)  # asked of the target itself: its text is right
-
-        return with_target
+        return same_text if self.least is None else similar(self.least)
 
 
 def _examples(data: Path) -> Sequence[Example]:
-    rows = _lines(data) if data.name.removesuffix(".gz").endswith(".txt") else read_rows(data)
-    return examples_of(rows, _example)
-
-
-def _lines(data: Path) -> list[Row]:
-    try:
-        lines = data.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"data file {data}: cannot be read ({reason}); give text in UTF-8, one prompt a line"
-        ) from None
-    rows = [Row(f"{data}, line {number}", {"prompt": line}) for number, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
-        raise UsageError(f"data file {data}: it is empty; it must hold one prompt a line")
-    return rows
+    return examples_of(read_rows(data, lines="prompt"), _example)
 
 
 def _example(row: Row) -> Example:
-    if "messages" not in row.columns:
+    messages = row.columns.get("messages")
+    if messages is None:
         return Example(row.text("prompt"), "")
-    messages = row["messages"]
-    try:
-        turns = [(str(message["role"]), str(message["content"])) for message in messages]  # type: ignore[attr-defined]
-    except (TypeError, KeyError):
-        turns = []
-    if not turns:
+    turns = [_turn(message) for message in messages] if isinstance(messages, list) else []
+    if not turns or None in turns:
         raise UsageError(
-            f"{row.where}: column 'messages' is {shown(messages)}; it must be a list of objects with role and content"
+            f"{row.where}: column 'messages' is {shown(messages)}; it must be a list of objects with a role and a "
+            "content that is a text"
         )
+    if turns[-1] is not None and turns[-1][0] == "assistant":
+        raise UsageError(f"{row.where}: the last message is the assistant's own; leave it out, it is what is decoded")
     return Example(row.whole("messages", json.dumps(turns, ensure_ascii=False)), "", row={"messages": turns})
+
+
+def _turn(message: object) -> tuple[str, str] | None:
+    """Role and text of a message; None: it has another content, such as images and calls of tools."""
+    if not isinstance(message, Mapping) or message.get("tool_calls"):
+        return None
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    return (role, content) if isinstance(role, str) and isinstance(content, str) else None
 
 
 def _turns(example: Example) -> list[tuple[str, str]]:

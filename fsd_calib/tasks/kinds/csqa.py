@@ -13,12 +13,11 @@ from pathlib import Path
 
 from fsd_calib.tasks.base import Example, TaskKind, pick
 from fsd_calib.tasks.grading.graders import same_choice
-from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, choice_example, worked_choice
+from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, Options, choice_example, worked_choice
 from fsd_calib.tasks.prompts import WorkedExamples
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.hub_rows import HubData
-from fsd_calib.tasks.sources.rows import Row, read_rows, shown
-from fsd_decoding.errors import UsageError
+from fsd_calib.tasks.sources.rows import Row, read_rows
 
 _HUB = HubData(
     "tau/commonsense_qa", {"train": "tuning", "validation": "certification"},
@@ -39,17 +38,7 @@ def _example(row: Row) -> Example:
         question, listed = inner.text("stem"), inner["choices"]
     else:
         question, listed = row.text("question"), row["choices"]
-    return choice_example(row, question, _options(row, listed), row["answerKey"])
-
-
-def _options(row: Row, listed: object) -> list[object]:
-    if isinstance(listed, Mapping) and isinstance(
-        listed.get("text"), Sequence
-    ):  # the hub's: {"label": […], "text": […]}
-        return list(listed["text"])
-    if isinstance(listed, Sequence) and all(isinstance(one, Mapping) and "text" in one for one in listed):
-        return [one["text"] for one in listed]
-    raise UsageError(f"{row.where}: the choices are {shown(listed)}; each must have a label and a text")
+    return choice_example(row, question, Options.of(row, listed), row["answerKey"])
 
 
 _WORKED = (

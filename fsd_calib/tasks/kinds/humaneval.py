@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fsd_calib.tasks.base import Example, Prompting, TaskKind, pick
 from fsd_calib.tasks.grading.python_tests import COLUMNS, STOP, passes_tests
-from fsd_calib.tasks.prompts import chat_prompts, has_chat_template
+from fsd_calib.tasks.prompts import has_chat_template, instructed
 from fsd_calib.tasks.sandbox.preflight import checked_bwrap
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.hub_rows import HubData
@@ -47,8 +47,7 @@ def _example(row: Row) -> Example:
 def _prompts(tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
     """Chat models are instructed; others complete the prompt itself."""
     if tokenizer is not None and has_chat_template(tokenizer):
-        chat_of = chat_prompts(tokenizer, _INSTRUCTION)
-        return Prompting(lambda example: chat_of(example.question), ())
+        return instructed(tokenizer, _INSTRUCTION)
     return Prompting(lambda example: example.question, STOP)
 
 

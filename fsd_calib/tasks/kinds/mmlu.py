@@ -15,10 +15,10 @@ from pathlib import Path
 
 from fsd_calib.tasks.base import Example, Kind, TaskKind, pick
 from fsd_calib.tasks.grading.graders import same_choice
-from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, choice_example, worked_choice
+from fsd_calib.tasks.kinds.multiple_choice import BEST_OPTION, Options, choice_example, worked_choice
 from fsd_calib.tasks.prompts import WorkedExamples
 from fsd_calib.tasks.sources.hub_rows import HubData
-from fsd_calib.tasks.sources.rows import Row, read_rows, shown
+from fsd_calib.tasks.sources.rows import Row, read_rows
 from fsd_decoding.errors import UsageError
 
 _HUB = HubData(
@@ -85,14 +85,11 @@ def _example(row: Row) -> Example:
     return choice_example(row, row.text("question"), _options(row), row["answer"], _subject(stratum))
 
 
-def _options(row: Row) -> Sequence[object]:
+def _options(row: Row) -> Options:
     for names in _OPTIONS:
         if names[0] in row.columns:
-            return [row[name] for name in names]
-    listed = row["choices"]
-    if isinstance(listed, Sequence) and not isinstance(listed, str):
-        return listed
-    raise UsageError(f"{row.where}: the choices are {shown(listed)}; they must be a list of texts")
+            return Options([row[name] for name in names])
+    return Options.of(row, row["choices"])
 
 
 _WORKED = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
@@ -35,12 +36,19 @@ def sandbox_command(bwrap: Path, limits: Limits, report: int, system_calls: int 
         "--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "LD_LIBRARY_PATH", f"{prefix}/lib",
         "--setenv", "PYTHONHASHSEED", "0",  # the order of a set is part of a verdict; -I would ignore this
         *(word for folder in folders if os.path.isdir(folder) for word in ("--ro-bind", folder, folder)),
+        *(word for folder in _installed(folders) for word in ("--tmpfs", folder, "--remount-ro", folder)),
         "--ro-bind", str(python), str(python), "--dev-bind", "/dev/null", "/dev/null",
         "--size", str(limits.disk), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp",
         *(() if system_calls is None else ("--seccomp", str(system_calls))),
         "--", str(python), "-s", "-P", "-S", "-B", "-u", "-X", "utf8", "-c", _inside(),
         *map(str, (report, limits.cpu, limits.memory, limits.disk, threads, limits.files)),
     ]  # fmt: skip
+
+
+def _installed(folders: Iterable[str]) -> list[str]:
+    """The folders of packages that someone installed, which no program sees."""
+    found = {Path(os.path.realpath(folder)) for folder in folders if os.path.isdir(folder)}
+    return sorted({str(each) for folder in found for each in folder.glob("python3*/*-packages") if each.is_dir()})
 
 
 def _inside() -> str:

@@ -73,21 +73,25 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
-def read_rows(path: Path, header: Sequence[str] | None = None) -> list[Row]:
+def read_rows(path: Path, header: Sequence[str] | None = None, lines: str | None = None) -> list[Row]:
     """Returns all rows of a file in order; blank lines are skipped.
 
     Args:
         path: Ends in .csv or .tsv for tables of text; JSON and Parquet are told by their content, and gzip too.
         header: Names of the columns of a table without a header line.
+        lines: Name of the column that the lines of a .txt are; None: there are no such files.
 
     Raises:
         UsageError: The file cannot be read, is in another format, or is empty; the message names file and line.
     """
     content = _unpacked(path, _read(path))
     _refuse_other_formats(path, content)
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if content.startswith(_PARQUET):
         rows = _parquet(path, content)
-    elif delimiter := _DELIMITERS.get(Path(path.name.removesuffix(".gz")).suffix.lower()):
+    elif suffix == ".txt" and lines is not None:
+        rows = _text_lines(path, _decoded(path, content), lines)
+    elif delimiter := _DELIMITERS.get(suffix):
         rows = _table(path, _decoded(path, content), delimiter, header)
     elif content.lstrip().startswith(b"[") and _is_array(content):
         rows = _array(path, _decoded(path, content))
@@ -148,7 +152,14 @@ def _decoded(path: Path, content: bytes) -> str:
         raise UsageError(f"{path}, line {line}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
 
 
+def _text_lines(path: Path, text: str, column: str) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield Row(f"{path}, line {number}", {column: line})
+
+
 def _table(path: Path, text: str, delimiter: str, header: Sequence[str] | None) -> Iterator[Row]:
+    csv.field_size_limit(len(text) + 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names = list(header) if header is not None else None
     try:
@@ -158,6 +169,8 @@ def _table(path: Path, text: str, delimiter: str, header: Sequence[str] | None) 
                 continue
             if names is None:
                 names = [name.strip() for name in values]
+                if len(set(names)) < len(names):
+                    raise UsageError(f"{where}: two columns have the same name in {', '.join(names)}; rename one")
                 continue
             if len(values) != len(names):
                 raise UsageError(f"{where}: {len(values)} columns, where the header has {len(names)}; quote commas")

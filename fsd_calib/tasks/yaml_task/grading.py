@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -30,6 +33,16 @@ def grader_of(file: Path, description: Description) -> Grader:
     return grader if description.extract is None else graders.extracting(description.extract, grader)
 
 
+def grading_of(file: Path, description: Description) -> str:
+    """Returns what tells the grader of a description from others: its settings, and the code that it runs."""
+    settings = description.model_dump(include={"grader", "tolerance", "similarity", "extract", "function"})
+    if description.function is not None:
+        module = inspect.getmodule(_imported(file, description.function))
+        code = Path(module.__file__).read_bytes() if module is not None and module.__file__ else b""
+        settings["code"] = hashlib.sha256(code).hexdigest()
+    return json.dumps(settings, sort_keys=True)
+
+
 def _grader(file: Path, description: Description) -> Grader:
     match description.grader:
         case "numeric":
@@ -55,7 +68,7 @@ def _own(file: Path, path: str) -> Grader:
     def own(problem: Problem, text: str) -> bool:
         try:
             return bool(function(problem.reference, text))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(
                 f"grader {path} of task file {file} failed on problem {problem.id} ({type(error).__name__}: {error}); "
                 "it is called with the reference and the text, and returns whether the text is right"
@@ -69,7 +82,7 @@ def _imported(file: Path, path: str) -> Callable[[str, str], Any]:
     sys.path.insert(0, str(file.parent.resolve()))
     try:
         function = getattr(import_module(module), name)
-    except Exception as error:  # it is the user's code: whatever it raises
+    except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises
         raise UsageError(
             f"task file {file}: function {path} cannot be imported ({type(error).__name__}: {error}); its module must "
             "be installed, or beside the file"

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from decimal import Decimal
+from functools import cached_property, partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsd_calib.tasks.base import Example, Prompting, Task, TaskKind, pick
 from fsd_calib.tasks.grading.choices import LETTERS
-from fsd_calib.tasks.kinds.multiple_choice import choice_example
+from fsd_calib.tasks.kinds.multiple_choice import Options, choice_example
 from fsd_calib.tasks.prompts import chat_turns, has_chat_template
 from fsd_calib.tasks.sources.examples import examples_of
 from fsd_calib.tasks.sources.hub_rows import HubData
-from fsd_calib.tasks.sources.rows import Row, read_rows, shown
-from fsd_calib.tasks.yaml_task.grading import grader_of
+from fsd_calib.tasks.sources.rows import Row, read_rows
+from fsd_calib.tasks.yaml_task.grading import grader_of, grading_of
 from fsd_calib.tasks.yaml_task.schema import Description, read_description
-from fsd_calib.tasks.yaml_task.templates import PromptTemplate
+from fsd_calib.tasks.yaml_task.templates import Literal, PromptTemplate
 from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Turn = tuple[str, PromptTemplate | Literal]  # the role and the content of a message
 
 
 @dataclass(frozen=True)
@@ -49,37 +53,60 @@ class YamlTask:
 
     def load(self, seed: int, limit: int | None, data: Path | None, tokenizer: PreTrainedTokenizerBase | None) -> Task:
         """See `Kind.load`; `data` replaces the description's own."""
-        grader = grader_of(self.file, self.description)
-        kind = TaskKind(self.name, self._read, self.prompts, self.max_new_tokens, grader)
+        grader, grading = grader_of(self.file, self.description), grading_of(self.file, self.description)
+        kind = TaskKind(self.name, self._read, self.prompts, self.max_new_tokens, grader, grading)
         return kind.load(seed, limit, data, tokenizer)
 
     def prompts(self, tokenizer: PreTrainedTokenizerBase | None) -> Prompting:
-        """See `Kind.prompts`. Worked examples precede a prompt, and in a chat they are earlier turns."""
-        if tokenizer is not None and has_chat_template(tokenizer):
-            return self._chat(tokenizer)
-        template = PromptTemplate(f"task file {self.file}, key 'prompt'", self.description.prompt)
-        shots = "".join(f"{template.render(_variables(shot))} {shot.answer}\n\n" for shot in self._shots)
-        return Prompting(lambda example: shots + template.render(_variables(example)), self.description.stop)
-
-    def _chat(self, tokenizer: PreTrainedTokenizerBase) -> Prompting:
+        """See `Kind.prompts`. Worked examples precede a prompt, and in a chat they are earlier turns; one that asks
+        what the problem asks is left out."""
         described = self.description
-        messages = [(m.role, m.content) for m in described.messages or ()]
-        if not messages:
-            messages = [("system", described.instruction)] if described.instruction else []
-            messages.append(("user", "{{ question }}"))
-        where = f"task file {self.file}, key 'messages'"
-        templates = [(role, PromptTemplate(where, content)) for role, content in messages]
-        begin = [part for part in templates if part[0] == "system"]
-        rest = [part for part in templates if part[0] != "system"]
-
-        def turns(example: Example, parts: Sequence[tuple[str, PromptTemplate]]) -> list[tuple[str, str]]:
-            return [(role, template.render(_variables(example))) for role, template in parts]
-
-        shots = [turn for shot in self._shots for turn in (*turns(shot, rest), ("assistant", shot.answer))]
+        if tokenizer is None or not has_chat_template(tokenizer):
+            return Prompting(partial(self._plain, self._template("prompt", described.prompt)), described.stop)
         stop = described.stop if "stop" in described.model_fields_set else ()
-        return Prompting(lambda e: chat_turns(tokenizer, [*turns(e, begin), *shots, *turns(e, rest)]), stop)
+        return Prompting(partial(self._chat, tokenizer, *self._turns()), stop)
 
-    @property
+    def _plain(self, template: PromptTemplate, example: Example) -> str:
+        shots = self._shots_for(example)
+        worked = "".join(f"{template.render(self._variables(shot))} {shot.answer}\n\n" for shot in shots)
+        return worked + template.render(self._variables(example))
+
+    def _turns(self) -> tuple[list[Turn], list[Turn]]:
+        """The templates of a chat: those of system messages, and those that are repeated for worked examples."""
+        described = self.description
+        if described.messages is None:
+            asked = described.prompt if _prompt_is_for_chats(described) else "{{ question }}"
+            begin: list[Turn] = [("system", Literal(described.instruction))] if described.instruction else []
+            return begin, [("user", self._template("prompt", asked))]
+        turns: list[Turn] = [
+            (message.role, self._template("messages", message.content)) for message in described.messages
+        ]
+        return [turn for turn in turns if turn[0] == "system"], [turn for turn in turns if turn[0] != "system"]
+
+    def _chat(
+        self, tokenizer: PreTrainedTokenizerBase, begin: Sequence[Turn], asking: Sequence[Turn], example: Example
+    ) -> str:
+        messages = self._rendered(begin, example)
+        for shot in self._shots_for(example):
+            messages += [*self._rendered(asking, shot), ("assistant", shot.answer)]
+        return chat_turns(tokenizer, [*messages, *self._rendered(asking, example)])
+
+    def _rendered(self, turns: Sequence[Turn], example: Example) -> list[tuple[str, str]]:
+        return [(role, template.render(self._variables(example))) for role, template in turns]
+
+    def _variables(self, example: Example) -> dict[str, Any]:
+        """What templates can use; a question of a user's, asked by a profile, has no other columns."""
+        question = {self.description.columns.question: example.question, "question": example.question}
+        own = {"answer": example.answer, "choices": list(example.choices), "letters": LETTERS}
+        return {**example.row, **question, **own}
+
+    def _template(self, key: str, source: str) -> PromptTemplate:
+        return PromptTemplate(f"task file {self.file}, key {key!r}", source)
+
+    def _shots_for(self, example: Example) -> list[Example]:
+        return [shot for shot in self._shots if shot.question != example.question]
+
+    @cached_property
     def _shots(self) -> list[Example]:
         where = f"task file {self.file}, key 'examples'"
         rows = [Row(f"{where}, example {i}", shot) for i, shot in enumerate(self.description.examples, start=1)]
@@ -111,22 +138,20 @@ class YamlTask:
         question, listed = row.text(columns.question), None if columns.choices is None else row[columns.choices]
         if listed is None:
             return Example(question, _answer(row, columns.answer), part, (), stratum, dict(row.columns))
-        options = listed.get("text", listed) if isinstance(listed, Mapping) else listed
-        if isinstance(options, str) or not isinstance(options, Sequence):
-            raise UsageError(f"{row.where}: column {columns.choices!r} is {shown(listed)}; it must be a list of texts")
-        made = choice_example(row, question, options, row[columns.answer], stratum)
+        made = choice_example(row, question, Options.of(row, listed), row[columns.answer], stratum)
         return Example(made.question, made.answer, part, made.choices, stratum, dict(row.columns))
 
 
 def _answer(row: Row, column: str) -> str:
-    """A reference; numbers count as texts."""
+    """A reference; numbers count as texts, in plain digits."""
     value = row[column]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    return row.text(column)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return row.text(column)
+    if not isfinite(value):
+        raise UsageError(f"{row.where}: column {column!r} is {value}; it must be a finite number, or a text")
+    return f"{Decimal(repr(value)):f}"
 
 
-def _variables(example: Example) -> dict[str, Any]:
-    """What templates can use."""
-    own = {"question": example.question, "answer": example.answer, "choices": list(example.choices), "letters": LETTERS}
-    return {**example.row, **own}
+def _prompt_is_for_chats(described: Description) -> bool:
+    """Whether a prompt was written, and nothing for chats: it is the user's message then."""
+    return "prompt" in described.model_fields_set and described.instruction is None

@@ -78,7 +78,7 @@ class Description(_Strict):
     max_new_tokens: int = Field(default=512, ge=1)
     extract: str | None = None
     grader: GraderName
-    tolerance: float | None = Field(default=None, ge=0)
+    tolerance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     similarity: float | None = Field(default=None, gt=0, le=1)
     function: str | None = None
 
@@ -115,6 +115,19 @@ class Description(_Strict):
         return self
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} is written twice", problem_mark=node.value[place][0].start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def read_description(path: Path) -> Description:
     """Returns what a file says.
 
@@ -122,7 +135,7 @@ def read_description(path: Path) -> Description:
         UsageError: It cannot be read, is no YAML, or breaks a rule.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"task file {path}: cannot be read ({reason}); give a file in YAML, as UTF-8") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import StrictUndefined, Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -11,6 +11,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from fsd_decoding.errors import UsageError
 
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
+
+
+class Literal(NamedTuple):
+    """A text that is used as it is, where templates are."""
+
+    text: str
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        return self.text
 
 
 class PromptTemplate:

@@ -26,7 +26,8 @@ def test_prompts_that_fill_the_context_are_left_out_and_named(notes: list[str]) 
     tokenizer = load_tokenizer(str(pair_paths()[0]))
     lengths = [len(prompt_tokens(tokenizer, problem.prompt)) for problem in TASK.problems]
     context = sorted(lengths)[-3]
-    kept = usable(TASK, tokenizer, context, notes.append)
+    task = replace(TASK, max_new_tokens=1)
+    kept = usable(task, tokenizer, context, notes.append)
     left = [problem for problem, length in zip(TASK.problems, lengths, strict=True) if length >= context]
     assert set(TASK.problems) - set(kept.problems) == set(left) != set()
     assert notes == [
@@ -35,6 +36,19 @@ def test_prompts_that_fill_the_context_are_left_out_and_named(notes: list[str]) 
     ]
     with pytest.raises(UsageError, match=r"^all prompts of task arithmetic fill the models' context of 3 tokens"):
         usable(TASK, tokenizer, 3, notes.append)
+
+
+def test_prompts_whose_texts_the_context_may_cut_short_are_named_and_kept(notes: list[str]) -> None:
+    tokenizer = load_tokenizer(str(pair_paths()[0]))
+    lengths = [len(prompt_tokens(tokenizer, problem.prompt)) for problem in TASK.problems]
+    context = max(lengths) + TASK.max_new_tokens - 1
+    near = [problem for problem, length in zip(TASK.problems, lengths, strict=True) if length == max(lengths)]
+    assert usable(TASK, tokenizer, context, notes.append) == TASK
+    assert usable(TASK, tokenizer, context + 1, notes.append) == TASK
+    assert notes == [
+        f"{len(near)} of 20 prompts leave less than 160 tokens of the models' context of {context}, which may cut "
+        f"their texts short (ids {', '.join(str(problem.id) for problem in near)})"
+    ]
 
 
 def test_all_is_kept_where_all_fits(notes: list[str]) -> None:
@@ -53,5 +67,5 @@ def test_references_that_no_text_meets_are_named_and_kept(notes: list[str]) -> N
     (note,) = notes
     assert note.startswith("7 of 20 references are wrong by the task's own grader, so no text is right there (ids ")
     assert note.endswith(" and 2 others); fsd-tasks check names them")
-    assert usable(replace(task, by_agreement=True), None, None, notes.append).problems == problems
+    assert usable(replace(task, keys_are_texts=False), None, None, notes.append).problems == problems
     assert len(notes) == 1

@@ -6,6 +6,7 @@ Whole calibrations of tiny models.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def test_a_profile_has_the_numbers_of_the_verdict_that_stands(tmp_path: Path, mo
     assert _tested(second) == _tested(first) != []
     alone = run_surely(tmp_path / "alone", cache, state=tmp_path / "state")
     assert alone.certificate != first.certificate
+
+
+def test_another_grader_is_another_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same problems decoded by the same settings, judged otherwise: nothing of the first verdict holds."""
+    cache, own = tmp_path / "cache", tiny_calibration.task
+    assert run_surely(tmp_path / "one", cache).certificate.attempt == 1
+    monkeypatch.setattr(tiny_calibration, "task", lambda count: replace(own(count), grading="another"))
+    assert run_surely(tmp_path / "other", cache).certificate.attempt == 2
+    assert run_surely(tmp_path / "again", cache).certificate.attempt == 2
 
 
 def _tested(profile: ThresholdProfile) -> list[Any]:

@@ -52,10 +52,40 @@ def test_chats_have_all_their_turns(tmp_path: Path) -> None:
     task = load_task("agreement", data=data, tokenizer=tokenizer_of(template))
     assert [p.prompt for p in task.problems] == ["<user>Hi<assistant>Hello<user>Why?<assistant>", "<user>Hi<assistant>"]
     assert "has no prompt for a model without a chat template" in load_refusal("agreement", data=data)
-    bad = prompts_file(tmp_path, {"messages": [{"role": "user"}]})
-    message = load_refusal("agreement", data=bad, tokenizer=tokenizer_of(QWEN))
-    assert "line 1: column 'messages' is" in message
-    assert "it must be a list of objects with role and content" in message
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": " there"}]
+    data = prompts_file(tmp_path, {"messages": [{"role": "user", "content": parts}], "prompt": None})
+    assert (
+        load_task("agreement", data=data, tokenizer=tokenizer_of(template)).problems[0].prompt
+        == "<user>Hi there<assistant>"
+    )
+    data = prompts_file(tmp_path, {"messages": None, "prompt": "Hi"})
+    assert load_task("agreement", data=data).problems[0].prompt == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([{"role": "user"}], "it must be a list of objects with a role and a content that is a text"),
+        ([{"role": "user", "content": None}], "it must be a list of objects"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "it must be a list of objects"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}, *CHAT], "it must be a list of objects"),
+        ([], "it must be a list of objects"),
+        ("Hi", "it must be a list of objects"),
+        (CHAT[:2], "the last message is the assistant's own; leave it out"),
+    ],
+)
+def test_a_chat_that_cannot_be_asked_is_named(messages: object, expected: str, tmp_path: Path) -> None:
+    data = prompts_file(tmp_path, {"prompt": "Hi"}, {"messages": messages})
+    message = load_refusal("agreement", data=data, tokenizer=tokenizer_of(QWEN))
+    assert "line 2: " in message
+    assert expected in message
+
+
+def test_an_empty_text_of_the_target_is_one_to_agree_with(tmp_path: Path) -> None:
+    task = load_task("agreement", data=prompts_file(tmp_path, {"prompt": "Hi"}))
+    (problem,) = task.problems
+    assert [task.grade(problem, text, "") for text in ("", "Hello")] == [True, False]
+    assert task.grade(problem, "whatever the target says")
 
 
 @pytest.mark.parametrize("similarity", ["0", "1.1", "high", "-1", "nan"])
@@ -67,7 +97,7 @@ def test_prompts_must_be_given(tmp_path: Path) -> None:
     assert task_kind("agreement:0.90").name == "agreement:0.9"
     assert "it has no prompts of its own; give --data" in load_refusal("agreement")
     (tmp_path / "a.txt").write_text(" \n")
-    assert "it is empty; it must hold one prompt a line" in load_refusal("agreement", data=tmp_path / "a.txt")
+    assert "it is empty; it must hold one problem per row" in load_refusal("agreement", data=tmp_path / "a.txt")
 
 
 def tiny(grader_of: str, tmp_path: Path) -> Task:

@@ -48,10 +48,10 @@ def test_csqa_reads_the_original_form_and_the_hub_s_columns_alike(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"answerKey": "F"}, 'the answer is "F"; it must be one of A, B, C, D, E, or its place counted from 0'),
+        ({"answerKey": "F"}, 'the answer is "F"; it must be one of A, B, C, D, E'),
         ({"answerKey": ""}, 'the answer is ""; it must be one of A, B, C, D, E'),
         ({"question": {"stem": " ", "choices": []}}, "column 'stem' is \" \"; it must be a text"),
-        ({"question": {"stem": "x", "choices": ["a", "b"]}}, "each must have a label and a text"),
+        ({"question": {"stem": "x", "choices": "ab"}}, "they must be texts, or each a label and a text"),
         ({"question": {"stem": "x", "choices": [{"text": "a"}]}}, "there must be 2 to 10, none empty"),
         ({"question": {"stem": "x", "choices": [{"text": "a"}, {"text": " "}]}}, "there must be 2 to 10, none empty"),
     ],
@@ -61,6 +61,15 @@ def test_a_row_of_csqa_that_cannot_be_asked_is_named(change: dict[str, Any], exp
     message = load_refusal("csqa", data=path)
     assert f"{path}, line 2: " in message
     assert expected in message
+
+
+def test_the_labels_of_a_source_say_which_option_is_right(tmp_path: Path) -> None:
+    turned = {"label": ["C", "A", "B"], "text": ["x", "y", "z"]}
+    row = {"question": "Which?", "answerKey": "A", "choices": turned}
+    (problem,) = load_task("csqa", data=write(tmp_path / "a.jsonl", [row])).problems
+    assert problem.reference == "The answer is (B)."
+    (problem,) = load_task("csqa", data=write(tmp_path / "b.jsonl", [{**row, "choices": ["x", "y", "z"]}])).problems
+    assert problem.reference == "The answer is (A)."
 
 
 def mmlu_folder(folder: Path, header: bool) -> Path:
@@ -106,7 +115,7 @@ def test_mmlu_reads_the_hub_s_columns(tmp_path: Path) -> None:
     task = load_task("mmlu:anatomy", data=write(tmp_path / "a.jsonl", rows))
     assert [problem.reference[-3] for problem in task.problems] == list("ABCDABCD")
     bad = write(tmp_path / "b.jsonl", [{**rows[0], "choices": "wxyz"}])
-    assert 'the choices are "wxyz"; they must be a list of texts' in load_refusal("mmlu", data=bad)
+    assert 'the choices are "wxyz"; they must be texts' in load_refusal("mmlu", data=bad)
 
 
 @pytest.mark.parametrize("name", ["csqa", "mmlu"])

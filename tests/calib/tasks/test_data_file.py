@@ -81,6 +81,11 @@ def test_one_problem_is_read_from_every_format(name: str, tmp_path: Path) -> Non
         ("a.csv", "question,answer\nHow many?,#### 3,4\n", "line 2: 3 columns, where the header has 2"),
         ("a.csv", 'question,answer\n"How many?,#### 3\n', "not CSV"),
         ("a.csv", "question,answer\n", "empty"),
+        (
+            "a.csv",
+            "question,answer,answer\nHow many?,1,2\n",
+            "line 1: two columns have the same name in question, answer, answer",
+        ),
         ("a.json", '[{"question": "How many?"}]', "row 1: no column 'answer'; its columns are question"),
         ("a.json", '[{"question": "How many?",\n]', "not JSON"),
         ("a.json", "[]", "empty"),

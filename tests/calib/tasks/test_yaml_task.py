@@ -113,6 +113,47 @@ def test_a_function_grades_and_the_source_says_that_it_runs(folder: Path) -> Non
         task.grade(task.problems[0], "")
 
 
+def test_a_prompt_is_the_user_s_message_where_nothing_is_written_for_chats(folder: Path) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    prompt = "{{ country }}, in {{ continent }}:"
+    task = loaded(folder, {"prompt": prompt}, tokenizer=tokenizer_of(template))
+    assert task.problems[0].prompt == "<user>France, in Europe:<assistant>"
+    task = loaded(folder, {"instruction": "Use {{braces}}."}, tokenizer=tokenizer_of(template))
+    assert task.problems[0].prompt == "<system>Use {{braces}}.<user>France<assistant>"
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + template
+    task = loaded(folder, {"instruction": "Be brief."}, tokenizer=tokenizer_of(strict))
+    assert task.problems[0].prompt == "<user>Be brief.\n\nFrance<assistant>"
+
+
+def test_a_worked_example_is_left_out_of_its_own_prompt(folder: Path) -> None:
+    shots = [CITIES[0], {"country": "Italy", "city": "Rome"}]
+    first, second, _ = loaded(folder, {"examples": shots}).problems
+    assert "Paris" not in first.prompt
+    assert "Rome" in first.prompt
+    assert "Paris" in second.prompt
+
+
+@pytest.mark.parametrize(
+    ("written", "reference"), [("1e-7", "0.0000001"), ("1e22", "10000000000000000000000"), ("2.50", "2.5")]
+)
+def test_numbers_as_references_are_in_plain_digits(written: str, reference: str, folder: Path) -> None:
+    (folder / "cities.jsonl").write_text(f'{{"country": "France", "city": {written}}}\n')
+    task = loaded(folder, {"grader": "numeric"})
+    assert task.problems[0].reference == reference
+    assert task.grade(task.problems[0], f"The answer is {reference}.")
+
+
+def test_what_grades_is_told_apart(folder: Path) -> None:
+    (folder / "two_graders.py").write_text("def one(reference, text):\n    return True\n")
+    ways: list[dict[str, Any]] = [
+        {}, {"grader": "contains"}, {"grader": "numeric"}, {"grader": "numeric", "tolerance": 0.5},
+        {"extract": "x"}, {"grader": "edit", "similarity": 0.5}, {"grader": "python", "function": "two_graders.one"},
+    ]  # fmt: skip
+    tasks = [loaded(folder, way) for way in ways]
+    assert len({task.grading for task in tasks}) == len({task.fingerprint for task in tasks}) == len(ways)
+    assert loaded(folder, {"prompt": "{{ country }}?"}).grading == tasks[0].grading
+
+
 def test_options_are_shown_and_identify_problems(folder: Path) -> None:
     columns = {"question": "country", "answer": "right", "choices": "options", "subject": "continent"}
     task = loaded(folder, {"grader": "choice", "columns": columns})
@@ -136,6 +177,7 @@ def test_data_replaces_the_file_s_own(folder: Path) -> None:
         ({"columns": {"question": "country", "anwser": "city"}}, "key 'columns.anwser' is not known"),
         ({"grader": "exakt"}, "key 'grader' is 'exakt'; input should be 'exact', 'contains'"),
         ({"grader": None}, "key 'grader' is None"),
+        ({"grader": "numeric", "tolerance": float("inf")}, "key 'tolerance' is inf"),
         ({"max_new_tokens": 0}, "key 'max_new_tokens' is 0; input should be greater than or equal to 1"),
         ({"extract": "("}, "key 'extract' is '('; is no regular expression"),
         ({"tolerance": 0.1}, "tolerance is a setting of grader numeric, and the grader is exact"),
@@ -170,7 +212,8 @@ def test_an_error_names_file_key_and_rule(changes: dict[str, Any], expected: str
 @pytest.mark.parametrize(
     ("content", "expected"),
     [("a: [", "line 1: not YAML"), ("", "it holds no keys"), ("- 1", "it holds no keys"),
-     ("data: x", "key 'grader' is missing"), ("\xff", "cannot be read")],
+     ("data: x", "key 'grader' is missing"),
+     ("data: x\ndata: y", "line 2: not YAML (key 'data' is written twice)"), ("\xff", "cannot be read")],
 )  # fmt: skip
 def test_a_file_that_is_no_description_is_refused(content: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
