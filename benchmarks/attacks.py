@@ -43,7 +43,7 @@ class Plan:
 
 
 FULL = Plan(390, 10, 180, 20, range(len(disks.cases())), kills.CHAINS)
-QUICK = Plan(20, 0, 27, 1, (7,), kills.QUICK)
+QUICK = Plan(20, 0, 27, 0, (7,), kills.QUICK)
 
 
 @dataclass(frozen=True)
