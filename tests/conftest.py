@@ -1,5 +1,6 @@
 """What every test gets: Hypothesis's settings, folders that are not a user's own, and as many threads in torch as the
-test before, since sums over two threads differ in their last bits. Kernels are interpreted where there is no GPU."""
+test before, since sums over two threads differ in their last bits. Kernels are interpreted where there is no GPU, and
+costs are measured by few rounds."""
 
 from __future__ import annotations
 
@@ -16,6 +17,10 @@ from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 
 if not torch.cuda.is_available():  # Triton looks at it when it is first imported
     os.environ["TRITON_INTERPRET"] = "1"
+
+from support.calibration.quick_costs import measure_few_rounds
+
+measure_few_rounds()
 
 # The first call into torch takes longer than Hypothesis's 200 ms, and so does any call on a busy machine.
 settings.register_profile("fsd", deadline=None)
