@@ -65,10 +65,10 @@ def _whole(text: str, definition: re.Pattern[str]) -> str | None:
     blocks = [code for block in _BLOCK.finditer(text) if definition.search(code := _unindented(block, definition))]
     if blocks:
         return blocks[-1]
-    code = _CODE.search(text)
-    if code is None or not _AT_MARGIN.match(text) or not definition.search(text, code.start()):
+    start = _CODE.search(text)
+    if start is None or not _AT_MARGIN.match(text) or not definition.search(text, start.start()):
         return None
-    return text[code.start() :]
+    return text[start.start() :]
 
 
 def _unindented(block: re.Match[str], definition: re.Pattern[str]) -> str:
