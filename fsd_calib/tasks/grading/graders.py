@@ -4,11 +4,19 @@ functions; texts are compared without surrounding white space."""
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
 from fsd_calib.tasks.base import Grader, Problem
 from fsd_calib.tasks.grading.choices import LETTERS, final_choice
 from fsd_calib.tasks.grading.numbers import final_number, same_answer
+
+# Of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Chinese characters.
+_UNSPACED = (
+    r"\u0e00-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff"
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
+_TOKEN = re.compile(rf"\s+|[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
 
 
 def same_number(problem: Problem, text: str) -> bool:
@@ -51,16 +59,28 @@ def same_text(problem: Problem, text: str) -> bool:
 
 
 def contains(problem: Problem, text: str) -> bool:
-    """Whether a text has the reference in it, as whole words and whatever their case."""
-    wanted = re.escape(problem.reference.strip())
-    return re.search(rf"(?<!\w){wanted}(?!\w)", text, re.IGNORECASE) is not None
+    """Whether a text has the reference in it, as whole words and numbers, whatever their case and white space."""
+    wanted = _normal(problem.reference).split()
+    before = r"(?<!\w)"
+    after = r"(?!\w)"
+    if wanted and wanted[0][0].isdigit():
+        before += r"(?<!\d[.,])(?<![-−])"  # no part of 1.5, and not -5
+    if wanted and wanted[-1][-1].isdigit():
+        after += r"(?![.,]\d)"
+    return re.search(before + r"\s+".join(map(re.escape, wanted)) + after, _normal(text)) is not None
+
+
+def _normal(text: str) -> str:
+    """Without case, and with one form of each accented letter."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
 def similar(least: float) -> Grader:
     """Returns a grader for texts whose edit similarity to the reference, token by token, is at least `least`.
 
     The similarity is 1 less the smallest number of tokens to insert, remove or replace, over the length of the longer
-    text. Tokens are words, numbers and single other characters.
+    text. Tokens are words and numbers, single characters of scripts without spaces between words (Chinese, Japanese,
+    Thai, …), other single characters, and line breaks, each with the indentation behind it.
     """
 
     def near(problem: Problem, text: str) -> bool:
@@ -73,20 +93,32 @@ def similarity(one: str, other: str) -> float:
     """Returns the edit similarity of two texts, from 0 to 1; see `similar`."""
     from rapidfuzz.distance import Levenshtein
 
-    return Levenshtein.normalized_similarity(*(re.findall(r"\w+|[^\w\s]", text) for text in (one, other)))
+    return Levenshtein.normalized_similarity(_tokens(one), _tokens(other))
+
+
+def _tokens(text: str) -> list[str]:
+    return [_line_break(token) if token.isspace() else token
+            for token in _TOKEN.findall(text.strip()) if not token.isspace() or "\n" in token]  # fmt: skip
+
+
+def _line_break(space: str) -> str:
+    """Without what stands at the end of lines, which nobody sees."""
+    return "\n" * space.count("\n") + space.rpartition("\n")[2]
 
 
 def extracting(pattern: str, grader: Grader) -> Grader:
     """Returns a grader of what a regular expression last finds in a text: its first group, or all of it.
 
-    A text in which it finds nothing is wrong, unless it is the reference itself.
+    A text in which it finds nothing is wrong. The reference itself needs no such place, and is graded whole first.
     """
     expression = re.compile(pattern, re.MULTILINE | re.DOTALL)
 
     def of_extract(problem: Problem, text: str) -> bool:
+        if text.strip() == problem.reference.strip() and grader(problem, text):
+            return True
         found = list(expression.finditer(text))
         if not found:
-            return text == problem.reference and grader(problem, text)
+            return False
         last = found[-1]
         return grader(problem, (last[1] if expression.groups else last[0]) or "")
 

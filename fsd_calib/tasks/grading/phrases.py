@@ -6,10 +6,14 @@ import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+(?=[^\s{])")
 _ANSWER = re.compile(
-    r"""\b (?:(?:final|correct|best|right)\s+)* (?:answer|choice|option)\b [*_`]*
-        (?: \s+ (?:here|to\s+(?:this|the)\s+(?:question|problem)) )?
-        (?: \s* (?:\bis\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|=|:) [*_`]* :? )""",
-    re.VERBOSE | re.IGNORECASE,
+    r"""
+    ^ [ \t\#*_>]* (?:final\ )? answer [ \t*_`]* $                               # a heading: ### Answer
+  | \b (?: answer | choice | option | final\s+result ) \b [*_`]*
+    (?: \s+ (?: here | (?:to|among|of|from|for)\s+(?:this|the|these|those)\s+(?:(?:given|above|listed)\s+)?
+                       (?:question|problem|options|choices|answers) ) )?
+    (?: \s* (?: \b(?:is|would\s+be|should\s+be|must\s+be)\b | = | : ) [*_`]* :? | \s+[-–—](?=\s) )
+    """,
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 
 
@@ -29,6 +33,8 @@ def last_box(text: str) -> str | None:
     return text[start:]
 
 
-def answer_places(text: str) -> list[int]:
-    """Returns where texts after "the answer is" and the like begin, the last one first."""
-    return [found.end() for found in _ANSWER.finditer(text)][::-1]
+def answers(text: str) -> list[str]:
+    """Returns what follows each "the answer is" and the like, up to the next one, the last one first."""
+    found = list(_ANSWER.finditer(text))
+    ends = [*(phrase.start() for phrase in found[1:]), len(text)]
+    return [text[phrase.end() : end] for phrase, end in zip(found, ends, strict=False)][::-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from textwrap import dedent
 
 from fsd_calib.tasks.base import Problem
 from fsd_calib.tasks.sandbox.run import run_python
@@ -16,9 +17,17 @@ from fsd_decoding.errors import UsageError
 COLUMNS = ("prompt", "entry_point", "test")
 STOP = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(")  # begin what follows a completed function
 
+# A fence closes at the margin or where its block began, so that one within a docstring does not.
 _BLOCK = re.compile(
-    r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
+    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[^\n`]*\n(?P<code>.*?)(?:^(?:(?P=indent))?(?P=fence)(?![ \t]*\w)|\Z)",
+    re.DOTALL | re.MULTILINE,
 )
+_CODE = re.compile(
+    r"^(?:(?:async[ \t]+)?def[ \t]+\w|class[ \t]+\w+[ \t]*[(:]|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import\b|@\w)",
+    re.MULTILINE,
+)
+_FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^)]{0,500}\)|[^\n]*)\n?", re.MULTILINE)
+_AT_MARGIN = re.compile(r"(?:[ \t]*\n)*\S")
 
 
 def passes_tests(problem: Problem, text: str) -> bool:
@@ -33,23 +42,45 @@ def passes_tests(problem: Problem, text: str) -> bool:
 def program_of(problem: Problem, text: str) -> str:
     """Returns the program that passes if the function in a text is right: its module, the tests and a call of them.
 
-    The function is that of the last fenced block that defines it, or that of a text which begins at the left margin and
-    defines it; what the prompt has before the function, such as imports, precedes it. Any other text continues the
-    prompt, up to the first of `STOP`.
+    The function is that of the last fenced block that defines it, or else that of a text which begins at the left
+    margin and defines it, from its first line of code on; what the prompt has before the function, such as imports,
+    precedes it. Any other text continues the prompt, up to the first of `STOP`.
     """
     prompt, name, test = (_column(problem, column) for column in COLUMNS)
     return f"{_module(prompt, name, text)}\n\n{test}\n\ncheck({name})\n"
 
 
 def _module(prompt: str, name: str, text: str) -> str:
+    text = text.replace("\r\n", "\n")
     definition = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", re.MULTILINE)
-    whole: list[str] = [block for block in _BLOCK.findall(text) if definition.search(block)]
-    if not whole and text[:1].strip() and definition.search(text):
-        whole = [text]
-    if not whole:
+    whole = _whole(text, definition)
+    if whole is None:
         return prompt + text[: min((at for stop in STOP if (at := text.find(stop)) >= 0), default=None)]
     found = definition.search(prompt)
-    return (prompt[: found.start()] if found else "") + whole[-1]
+    return _future_first((prompt[: found.start()] if found else "") + whole)
+
+
+def _whole(text: str, definition: re.Pattern[str]) -> str | None:
+    """Returns the code of a text that defines the function, or None where the text continues the prompt."""
+    blocks = [code for block in _BLOCK.finditer(text) if definition.search(code := _unindented(block, definition))]
+    if blocks:
+        return blocks[-1]
+    start = _CODE.search(text)
+    if start is None or not _AT_MARGIN.match(text) or not definition.search(text, start.start()):
+        return None
+    return text[start.start() :]
+
+
+def _unindented(block: re.Match[str], definition: re.Pattern[str]) -> str:
+    """Returns a block's code without the indentation of its fence, as in a list."""
+    code = re.sub(rf"^[ \t]{{0,{len(block['indent'])}}}", "", block["code"], flags=re.MULTILINE)
+    return code if definition.search(code) else dedent(code)
+
+
+def _future_first(module: str) -> str:
+    """Imports from `__future__` must precede all other code, also that of the prompt."""
+    imports = [line.rstrip("\n") + "\n" for line in _FUTURE.findall(module)]
+    return "".join(imports) + _FUTURE.sub("", module)
 
 
 def _column(problem: Problem, column: str) -> str:

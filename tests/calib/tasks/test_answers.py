@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -86,7 +87,7 @@ READINGS = [
     ("\\boxed 6 of 9", "6"),
     ("\\fbox{8}, 9", "8"),
     ("$\\boxed{\\frac{3}{4}}$ of 2", "3/4"),
-    ("\\[ x = \\dfrac{-7}{2} \\]", "2"),
+    ("\\[ x = \\dfrac{-7}{2} \\]", "-7/2"),
     ("-\\frac{7}{2}", "-7/2"),
     ("\\frac12", "1/2"),
     ("$$x = 1{,}000$$", "1000"),
@@ -104,6 +105,50 @@ READINGS = [
     ("€1,000.00", "1000"),
     ("£7 each", "7"),
     ("#### -$20", "-20"),
+    # fractions and units in TeX
+    (r"\boxed{2\frac{1}{2}}", "5/2"),
+    (r"\boxed{\frac{-1}{2}}", "-1/2"),
+    (r"\frac{1}{-2}", "-1/2"),
+    (r"\frac1{12}", "1/12"),
+    (r"\frac{1,000}{3}", "1000/3"),
+    (r"\frac{1.5}{3}", "1/2"),
+    (r"\boxed{25 \text{ cm}^2}", "25"),
+    (r"\boxed{x = 25 \text{ cm}^2}", "25"),
+    # signs, fractions and spaces of other alphabets
+    ("The answer is –5 of 7", "-5"),
+    ("The answer is \u20115 of 7", "-5"),
+    ("2½", "5/2"),
+    ("½", "1/2"),
+    ("-½", "-1/2"),
+    ("12\u202f345", "12345"),
+    ("12\u00a0345", "12345"),
+    (r"12\ 345", "12345"),
+    ("The answer is 12 345 dollars", "12345"),
+    ("#### $1 234 567", "1234567"),
+    ("of 12 345", "345"),
+    ("so 1e-07", "1e-07"),
+    ("it is 3e22.", "3e22"),
+    # between the phrase and its number, and after it
+    ("So the answer is:\n$$14$$\nChecking 7*2", "14"),
+    ("the answer is\n\\[ 7 \\times 2 = 14 \\]\nSee step 3", "14"),
+    ("the answer is 7 * 2\n= 14\nSee step 3", "14"),
+    ("**Answer**\n\n14\n\nNote 3 things", "14"),
+    ("### Answer\n14 apples\n(2 checks)", "14"),
+    ("Answer:\n1. Take 3.\n2. So there are 4 apples", "4"),
+    ('The answer is "14" in 2', "14"),
+    ("The answer is ₹14 of 20", "14"),
+    ("The answer is ¥14 of 20", "14"),
+    ("The answer is Rs. 14 of 20", "14"),
+    ("The answer is <b>14</b> of 20", "14"),
+    (r"The answer is $\mathbf{14}$ of 20", "14"),
+    (r"The answer is \textbf{14} of 20", "14"),
+    (r"The answer is $\displaystyle 14$ of 20", "14"),
+    ("The answer is +14 of 20", "14"),
+    ("The answer is indeed 14 of 20", "14"),
+    ("The answer is then 14 of 20", "14"),
+    ("The final result is 14 of 20", "14"),
+    ("#### Step 1: add 3\n#### Step 2: multiply 5\nThe answer is 15.", "15"),
+    ("#### Step 2: x = 5\nThat took 3", "5"),
 ]
 
 
@@ -119,10 +164,24 @@ def test_text_without_a_number_gives_none_and_is_wrong(text: str) -> None:
     assert not same_answer(text, text)
 
 
+@pytest.mark.parametrize(
+    "part",
+    ["9", "1 ", " ", "answer is ", "answer is 1", "####", "#### 1", "\\", "\\frac{1}{", "\\boxed{", "1=", "1,", "1/",
+     "1e1", "½", "*", "-", "\n", "final ", "<a"],
+)  # fmt: skip
+def test_long_texts_are_read_in_seconds(part: str) -> None:
+    """Those whose reading takes the square of their length would take minutes."""
+    for start in ("", "The answer is "):
+        before = time.process_time()
+        final_number(start + part * (100_000 // len(part)))
+        assert time.process_time() - before < 10
+
+
 def test_marked_number_requires_the_mark() -> None:
     assert marked_number("the answer is 5") is None
     assert marked_number("5 ####") is None
     assert marked_number("5 #### 6") == 6
+    assert marked_number("#### Step 6") is None
 
 
 def test_numbers_too_close_for_floats_differ() -> None:

@@ -6,13 +6,17 @@ import csv
 import json
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsd_calib.tasks import Task, load_task
+from fsd_calib.tasks import Problem, Task, load_task
 from fsd_calib.tasks.checking import faults
+from fsd_calib.tasks.grading.expressions import same_expression
+from fsd_calib.tasks.grading.graders import contains, extracting, same_text, similarity
 from support.calibration.math_problems import MATH_PROBLEMS
 from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
 from support.paths import BENCHMARK_FILES
@@ -191,6 +195,76 @@ def test_expressions_are_compared_as_mathematics(
     assert task.grade(problem, problem.reference)
     assert [text for text in right if not task.grade(problem, text)] == []
     assert [text for text in wrong if task.grade(problem, text)] == []
+
+
+def test_the_last_box_alone_is_compared() -> None:
+    pytest.importorskip("math_verify", reason="math-verify is not installed (extra 'math')")
+    problem = with_reference(r"Not \boxed{3} but \boxed{4}")
+    assert same_expression(problem, r"\boxed{9}, no: \boxed{4}")
+    assert not same_expression(problem, r"\boxed{4}, no: \boxed{5}")
+
+
+def test_expressions_are_compared_in_other_threads() -> None:
+    pytest.importorskip("math_verify", reason="math-verify is not installed (extra 'math')")
+    texts = [r"\boxed{\frac{7}{14}}", r"\boxed{\frac{7}{15}}"]
+    with ThreadPoolExecutor(1) as pool:
+        assert list(pool.map(partial(same_expression, with_reference(r"\boxed{0.5}")), texts)) == [True, False]
+
+
+def test_an_expression_that_took_too_long_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("math_verify", reason="math-verify is not installed (extra 'math')")
+    problem, text = with_reference(r"\boxed{0.25}"), r"\boxed{\frac{11}{44}}"
+
+    def late(*_: object, **__: object) -> bool:
+        raise library.errors.TimeoutException
+
+    with monkeypatch.context() as changed:
+        changed.setattr(library, "verify", late)
+        assert not same_expression(problem, text)
+    assert same_expression(problem, text)
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("5", ["It is 5.", "5, I think", "(5)"], ["1.5", "-5", "5.5", "1,5", "15", "x5"]),
+        ("-5", ["It is -5."], ["5", "3-5"]),
+        ("New  York", ["in new\nyork."], ["New Yorker", "NewYork"]),
+        ("caf\u00e9", ["CAFE\u0301"], ["cafe"]),
+    ],
+)
+def test_contains_finds_whole_words_and_numbers(reference: str, right: list[str], wrong: list[str]) -> None:
+    problem = with_reference(reference)
+    assert [text for text in right if not contains(problem, text)] == []
+    assert [text for text in wrong if contains(problem, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("你好世界", "你好世间", 3 / 4),
+        ("สวัสดี", "สวัสดา", 5 / 6),
+        ("if x:\n    a\nb", "if x:\n    a\n    b", 6 / 7),
+        ("a\nb", "a b", 2 / 3),
+        ("a  \n b", "a\n b", 1),
+        ("안녕 세계", "안녕 세상", 1 / 2),
+    ],
+)
+def test_similarity_counts_characters_of_unspaced_scripts_and_line_breaks(
+    one: str, other: str, expected: float
+) -> None:
+    assert similarity(one, other) == pytest.approx(expected)
+
+
+def test_a_reference_in_which_the_expression_matches_is_right() -> None:
+    grader = extracting(r"Answer: (\w+)", same_text)
+    assert grader(with_reference("Answer: no"), "Answer: no")
+    assert grader(with_reference("no"), "So. Answer: no")
+    assert not grader(with_reference("no"), "so no")
+
+
+def with_reference(reference: str) -> Problem:
+    return Problem(1, "", "", reference, None)
 
 
 def test_a_problem_of_math_without_an_answer_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -131,6 +132,19 @@ def test_prompts_are_completed_or_asked_in_a_chat() -> None:
         f"   ```Python\r\n{WHOLE}   ```".replace("\r", ""),
         f"```python\nimport math\n\n\ndef half(x):\n    return x / 2\n\n\n{WHOLE}```",
         f"```python\n{WHOLE}\n\nif __name__ == '__main__':\n    1 / 0\n```",
+        f"\n{WHOLE}",
+        f"Sure, here it is:\n\nimport math\n\n{WHOLE}",
+        f"1. So:\n\n{indent(f'```python{chr(10)}{WHOLE}```', '    ')}\n",
+        f"   ```python\n{indent(WHOLE, '     ')}   ```",
+        f"```python3.11\n{WHOLE}```",
+        f"~~~python\n{WHOLE}~~~\nIt works.",
+        f'```python title="a.py"\n{WHOLE}```',
+        f"```python {{.x}}\n{WHOLE}```",
+        f"```bash\npip install it\n```\n```python\n{WHOLE}```",
+        f"```python\n{WHOLE}```\n".replace("\n", "\r\n"),
+        f"```python\nimport math\nfrom __future__ import annotations\n{WHOLE}```",
+        f"from __future__ import (\n    annotations,\n)\n{WHOLE}",
+        "```python\ndef double(x):\n    '''Doubles.\n\n    ```\n    double(2)\n    ```\n    '''\n    return 2 * x\n```",
     ],
 )
 def test_the_function_is_found_in_a_text(text: str) -> None:
@@ -157,6 +171,11 @@ def test_a_program_has_what_precedes_the_function_in_the_prompt() -> None:
     assert program.startswith("import math\n\ndef helper")
     assert program.count("def double") == 1
     assert passes_tests(problem, "```python\ndef double(x):\n    return helper() * math.floor(x)\n```")
+
+
+def test_imports_from_the_future_precede_those_of_the_prompt() -> None:
+    problem = Problem(1, "", "", "", None, row={**PROBLEM.row, "prompt": f"import math\n\n{PROBLEM.row['prompt']}"})
+    assert passes_tests(problem, f"```python\nfrom __future__ import annotations\n{WHOLE}```")
 
 
 def test_a_verdict_is_kept() -> None:
