@@ -80,10 +80,11 @@ def _letter_at(text: str, choices: Sequence[str]) -> str | None:
     bracketed = text[: found.start("letter")].rstrip().endswith(("(", "[", "{", "<"))
     if found["letter"] == "a" and not bracketed and re.match(r"\s+\w", rest):  # an article
         return None
+    if _begins_with(_bare(_folded(rest)), _bare(_folded(choices[LETTERS.index(letter)]))):
+        return letter
     if _SEVERAL.match(rest):
         return ""
-    words = _begins_with(_bare(_folded(rest)), _bare(_folded(choices[LETTERS.index(letter)])))
-    return letter if words or _CLOSE.match(rest) else None
+    return letter if _CLOSE.match(rest) else None
 
 
 def _in_words_at(text: str, choices: Sequence[str]) -> str | None:

@@ -223,7 +223,12 @@ def test_a_killed_search_resumes_and_repeats_only_unfinished_trials(
         process.wait()
         began += process.stdout.read().splitlines()
     again, slept, sleep = world(), list[float](), time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
+
+    def counted(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", counted)
     assert run_search(storage, again) == alone
     assert sum(slept) < 20  # dead workers are not waited for
     assert len(began) + len(again.calls) <= len(alone.trials) + 3
