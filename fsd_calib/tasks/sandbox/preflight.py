@@ -32,7 +32,7 @@ for name, call in {
     "it reaches the network": lambda: socket.create_connection(("192.0.2.1", 9), timeout=0.2),
 }.items():
     if not refused(call):
-        print(name)
+        os.write(1, name.encode())
         os._exit(1)
 """
 
