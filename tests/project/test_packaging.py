@@ -23,7 +23,7 @@ from support.paths import ROOT
 from support.sources import package_folders
 
 HEAVY = {"torch", "transformers", "optuna", "lightgbm", "matplotlib", "pandas", "datasets"}
-APPS = ["calibrate", "collect", "generate", "profile", "traces", "train"]
+APPS = ["calibrate", "collect", "generate", "profile", "tasks", "traces", "train"]
 
 
 @pytest.mark.parametrize("app", APPS)
@@ -44,7 +44,15 @@ finally:
     assert HEAVY.isdisjoint(loaded.split())
 
 
-COMMANDS = ["fsd-calibrate", "fsd-collect", "fsd-generate", "fsd-profile", "fsd-traces", "fsd-train-predictor"]
+COMMANDS = [
+    "fsd-calibrate",
+    "fsd-collect",
+    "fsd-generate",
+    "fsd-profile",
+    "fsd-tasks",
+    "fsd-traces",
+    "fsd-train-predictor",
+]
 
 
 @pytest.mark.parametrize(("name", "app"), list(zip(COMMANDS, APPS, strict=True)))
@@ -64,8 +72,8 @@ def test_public_names_are_listed_and_importable() -> None:
 def test_readme_tests_everything_and_ci_takes_its_commands_from_there() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in readme if re.match(r"sh install\.sh \w+ && ", line)] == [
-        "sh install.sh dev && .venv/bin/python -m pytest -n 2 --dist loadfile",
-        "sh install.sh vllm && .venv-vllm/bin/python -m pytest -n 2 --dist loadfile tests/vllm",
+        "sh install.sh dev && .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder",
+        "sh install.sh vllm && .venv-vllm/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/vllm",
     ]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert r"grep -m 1 '^sh install\.sh dev && ' README.md" in ci
