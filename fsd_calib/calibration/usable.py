@@ -13,6 +13,7 @@ from fsd_decoding.model_options import ModelOptions
 from fsd_decoding.requests import prompt_tokens
 
 _SHOWN = 5  # ids in a line
+_ADDED = 8  # tokens that a tokenizer may add to those of a text, such as its start
 
 
 def context_of(models: Sequence[tuple[Any, ModelOptions]], dtype: str | None) -> int | None:
@@ -59,8 +60,8 @@ def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str]
     wrong = [p for p in task.problems if task.keys_are_texts and not task.grade(p, p.reference)]
     if wrong:
         note(
-            f"{len(wrong)} of {len(task.problems)} references are wrong by the task's own grader, so no text is right "
-            f"there (ids {_ids(wrong)}); fsd-tasks check names them"
+            f"{len(wrong)} of {len(task.problems)} references are wrong by the task's own grader, so, if they are "
+            f"answers, no text is right there (ids {_ids(wrong)}); fsd-tasks check names them"
         )
     return task
 
@@ -70,7 +71,7 @@ def _cut_short(task: Task, tokenizer: Any, context: int) -> list[Problem]:
 
 
 def _fills(prompt: str, tokenizer: Any, context: int) -> bool:
-    if len(prompt.encode()) < context:  # a token has at least a byte, the first one aside
+    if len(prompt.encode()) + _ADDED < context:  # a token has at least a byte
         return False
     return len(prompt_tokens(tokenizer, prompt)) >= context
 

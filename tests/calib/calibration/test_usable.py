@@ -51,6 +51,23 @@ def test_prompts_whose_texts_the_context_may_cut_short_are_named_and_kept(notes:
     ]
 
 
+def test_a_prompt_that_its_start_token_makes_fill_the_context_is_left_out(notes: list[str]) -> None:
+    class Bytes:
+        """A tokenizer of bytes, with a start token before them."""
+
+        bos_token = "<s>"
+
+        def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+            return {"input_ids": [0] * add_special_tokens + list(text.encode())}
+
+    task = replace(TASK, max_new_tokens=1)
+    shortest = min(len(problem.prompt.encode()) for problem in task.problems)
+    kept = usable(task, Bytes(), shortest + 2, notes.append)
+    assert {len(problem.prompt.encode()) for problem in kept.problems} == {shortest}
+    with pytest.raises(UsageError, match="all prompts"):
+        usable(task, Bytes(), shortest + 1, notes.append)
+
+
 def test_all_is_kept_where_all_fits(notes: list[str]) -> None:
     target, draft = map(str, pair_paths())
     context = context_of([(target, USUAL), (draft, USUAL)], None)
@@ -65,7 +82,11 @@ def test_references_that_no_text_meets_are_named_and_kept(notes: list[str]) -> N
     task = replace(TASK, problems=problems)
     assert usable(task, None, None, notes.append) == task
     (note,) = notes
-    assert note.startswith("7 of 20 references are wrong by the task's own grader, so no text is right there (ids ")
+    found, _, ids = note.partition(" (ids ")
+    assert found == (
+        "7 of 20 references are wrong by the task's own grader, so, if they are answers, no text is right there"
+    )
+    assert ids.startswith(str(problems[0].id))
     assert note.endswith(" and 2 others); fsd-tasks check names them")
     assert usable(replace(task, keys_are_texts=False), None, None, notes.append).problems == problems
     assert len(notes) == 1
