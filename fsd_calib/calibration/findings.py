@@ -12,8 +12,10 @@ from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.engines.configuration import Configuration
+from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
+from fsd_calib.tasks.base import Problem
 from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
 
@@ -68,8 +70,11 @@ class Findings:
 
     def alone(self, like: Measurement) -> Measurement:
         """Returns the target's measurement on the same problems."""
-        part = self.opened if self.opened and like.part == "certification" else self.ready.session.tuning
-        return part.measure(self.ready.alone, like.problems)
+        return self._part(like).measure(self.ready.alone, like.problems)
+
+    def problems(self, of: Measurement) -> Sequence[Problem]:
+        """Returns the problems that a measurement is of, in its order."""
+        return self._part(of).problems[: of.problems]
 
     def paired(self, measured: Measurement) -> Paired:
         """Returns its grades beside the target's: of a tested configuration those that the verdict rests on."""
@@ -77,3 +82,6 @@ class Findings:
         if tested is not None and measured.part == "certification":
             return tested.paired
         return Paired(self.alone(measured).correct, measured.correct)
+
+    def _part(self, of: Measurement) -> Evaluator | HoldoutAttempt:
+        return self.opened if self.opened and of.part == "certification" else self.ready.session.tuning

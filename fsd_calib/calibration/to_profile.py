@@ -75,7 +75,7 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         estimate=_estimate(findings, fuzzy),
         costs=CostInfo(**ready.costs_of(findings.followed).model_dump(), batch=ready.goal.serve_batch),
         numerical_churn=findings.baseline.numerical_churn,
-        truncation=_truncation(ready.session.task.max_new_tokens, findings.alone(fuzzy), fuzzy),
+        truncation=_truncation(findings, fuzzy),
         acceptance=_acceptance(fuzzy) if findings.lossy else None,  # of what decoders of the profile run
         other_drafts=tuple(
             other.pair.draft for other in ready.session.drafts.values() if other is not engine
@@ -144,9 +144,14 @@ def _harm_and_difference(paired: Paired, opened: HoldoutAttempt, confidence: flo
     }
 
 
-def _truncation(limit: int, target: Measurement, chosen: Measurement) -> Truncation:
-    reached = [sum(d.tokens >= limit for seeds in m.decodings for d in seeds) for m in (target, chosen)]
-    return Truncation(max_new_tokens=limit, texts=chosen.correct.size, target=reached[0], chosen=reached[1])
+def _truncation(findings: Findings, chosen: Measurement) -> Truncation:
+    limit = findings.ready.session.task.max_new_tokens
+    limits = [limit if problem.room is None else problem.room for problem in findings.problems(chosen)]
+    target, fuzzy = (
+        sum(decoding.tokens >= most for seeds, most in zip(m.decodings, limits, strict=True) for decoding in seeds)
+        for m in (findings.alone(chosen), chosen)
+    )
+    return Truncation(max_new_tokens=limit, texts=chosen.correct.size, target=target, chosen=fuzzy)
 
 
 def _method(findings: Findings) -> str:

@@ -31,7 +31,8 @@ def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str]
     """Returns a task without the problems whose prompts are as long as the models' context, or longer.
 
     They are left out of both sides of every comparison, since no model can answer them. Problems whose texts the
-    context may cut short stay, as do those whose reference is wrong by the task's own grader: both sides fail on them.
+    context may cut short stay and get their `room`. Those whose reference is wrong by the task's own grader stay too:
+    both sides fail on them.
 
     Args:
         context: See `context_of`.
@@ -52,7 +53,10 @@ def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str]
             raise UsageError(
                 f"all prompts of task {task.name} fill the models' context of {context} tokens; shorten them"
             )
-    if context is not None and (near := _cut_short(task, tokenizer, context)):
+    rooms = {} if context is None else _rooms(task, tokenizer, context)
+    if rooms:
+        near = [p for p in task.problems if p.id in rooms]
+        task = replace(task, problems=tuple(replace(p, room=rooms.get(p.id)) for p in task.problems))
         note(
             f"{len(near)} of {len(task.problems)} prompts leave less than {task.max_new_tokens} tokens of the models' "
             f"context of {context}, which may cut their texts short (ids {_ids(near)})"
@@ -66,8 +70,10 @@ def usable(task: Task, tokenizer: Any, context: int | None, note: Callable[[str]
     return task
 
 
-def _cut_short(task: Task, tokenizer: Any, context: int) -> list[Problem]:
-    return [p for p in task.problems if _fills(p.prompt, tokenizer, context - task.max_new_tokens + 1)]
+def _rooms(task: Task, tokenizer: Any, context: int) -> dict[int, int]:
+    """Returns the tokens left for an answer, by id, where they are fewer than the task allows."""
+    near = [p for p in task.problems if _fills(p.prompt, tokenizer, context - task.max_new_tokens + 1)]
+    return {p.id: context - len(prompt_tokens(tokenizer, p.prompt)) for p in near}
 
 
 def _fills(prompt: str, tokenizer: Any, context: int) -> bool:

@@ -132,6 +132,7 @@ def _cut_short(profile: ThresholdProfile) -> str:
     fuzzy = profile.threshold is not None or profile.estimate is not None
     target, chosen = (percent(count / cut.texts) for count in (cut.target, cut.chosen))
     return (
-        f"The limit of {cut.max_new_tokens} new tokens was reached by {target} of the target's texts and {chosen} of "
-        f"{'the fuzzy setting' if fuzzy else 'sd'}'s ({cut.texts:,} texts each), which may be cut short."
+        f"The limit of {cut.max_new_tokens} new tokens, or the end of the context, was reached by {target} of the "
+        f"target's texts and {chosen} of {'the fuzzy setting' if fuzzy else 'sd'}'s ({cut.texts:,} texts each), which "
+        "may be cut short."
     )

@@ -142,7 +142,7 @@ def _texts(p: ThresholdProfile) -> dict[str, str]:
     if cut is not None:
         lines["possibly cut short"] = (
             f"{cut.target} of the target's {cut.texts:,} texts and {cut.chosen} of the chosen setting's reached the "
-            f"limit of {cut.max_new_tokens} tokens"
+            f"limit of {cut.max_new_tokens} tokens or the end of the context"
         )
     if acceptance is not None:
         mean, deviation = percent(acceptance.mean), percent(acceptance.deviation)

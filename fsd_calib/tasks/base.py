@@ -48,6 +48,7 @@ class Problem:
     part: Part | None  # None: the source has no parts
     choices: tuple[str, ...] = ()
     row: Mapping[str, object] = field(default_factory=dict, hash=False)  # see `Example`
+    room: int | None = None  # tokens that the models' context leaves for an answer, where fewer than the task allows
 
     @property
     def key(self) -> int:

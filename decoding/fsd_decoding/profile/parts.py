@@ -280,16 +280,16 @@ class Estimate(Part):
 
 
 class Truncation(Part):
-    """How many texts reached the limit on new tokens and may be cut short."""
+    """How many texts reached the limit on new tokens, or the end of the models' context, and may be cut short."""
 
     max_new_tokens: Natural
     """The limit."""
     texts: Natural
     """Number of texts, of each, whose accuracy was measured."""
     target: Count
-    """How many texts of the target alone reached the limit."""
+    """How many texts of the target alone reached either."""
     chosen: Count
-    """How many texts of the chosen configuration reached the limit."""
+    """How many texts of the chosen configuration reached either."""
 
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> Self:

@@ -51,6 +51,7 @@ _DIRECTLY = re.compile(
 _LINE_END = re.compile(r"\n(?![ \t]*&?=)")  # a line that begins with an equals sign goes on with the equation
 _EQUATION = re.compile(r"[^=]*=")  # up to its next equals sign
 _ITEM = re.compile(r"\d\d?[.)][ \t]+\S")  # 1. the first of several steps
+_STEP = re.compile(r"[ \t*]*(\d\d?)[.)][ \t]+\S")  # 1. as a heading
 
 
 def final_number(text: str) -> Fraction | None:
@@ -66,17 +67,30 @@ def final_number(text: str) -> Fraction | None:
     for after in answers(text):
         if (number := _number_at(after)) is not None:
             return number
-    _, mark, after = text.rpartition(MARK)
-    behind = _last_number(after.partition("\n")[0]) if mark else None
+    marked_lines = [after.partition("\n")[0] for after in _marked(text)]
+    behind = _last_number(marked_lines[-1]) if marked_lines else None
     return _last_number(text) if behind is None else behind
 
 
 def marked_number(text: str) -> Fraction | None:
     """Returns the number that directly follows the last `####` that has one, on its line or the next, or None."""
-    for after in reversed(text.split(MARK)[1:]):
+    for after in reversed(_marked(text)):
         if (number := _number_at(after)) is not None:
             return number
     return None
+
+
+def _marked(text: str) -> list[str]:
+    """Returns what follows each `####`, up to the next.
+
+    Headings of steps that are counted from 1 ("#### 1. Find the cost", "#### 2. Add the tax") mark no answers; a single
+    one cannot be told from an answer.
+    """
+    marked = text.split(MARK)[1:]
+    steps = {i: int(found[1]) for i, after in enumerate(marked) if (found := _STEP.match(after))}
+    if len(steps) < 2 or list(steps.values()) != list(range(1, len(steps) + 1)):
+        return marked
+    return [after for i, after in enumerate(marked) if i not in steps]
 
 
 def same_answer(reference: str, text: str) -> bool:

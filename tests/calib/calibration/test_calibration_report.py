@@ -13,6 +13,8 @@ from fsd_calib.report.console import print_report
 from fsd_calib.report.summary import notes
 from fsd_calib.report.verdict import verdict
 from fsd_calib.tasks import Problem, Task
+from fsd_calib.tasks.split import parts_of
+from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.profile.curve import CurvePoint
 from support.calibration.fixed_speeds import fix_speeds
 from support.calibration.profiles import FRONT, TOO_SLOW, UNCERTIFIED, profile, values
@@ -124,6 +126,27 @@ def test_a_tested_setting_that_is_not_faster_keeps_its_evidence(
     assert f"T = {made.estimate.threshold:.4g}" in said
     assert "not shown to be faster" in said
     assert f"T = {made.estimate.threshold:.4g}" in printed(made)
+
+
+@pytest.mark.slow
+def test_texts_that_the_context_cuts_short_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_speeds(monkeypatch, 1.02, spread=0.5)
+    target, draft = related(seed=1, spread=0.05, max_position_embeddings=20)  # prompts have 1 to 12 tokens
+    made = tiny_calibration.run(
+        tmp_path / "out", tmp_path / "cache", problems=160, pair=(target, draft), guarantee="none", trials=4
+    )
+    task, cut = tiny_calibration.task(160), made.truncation
+    (point,) = {p.problems for p in made.curve if p.source == "tuning" and p.threshold is None}
+    problems = parts_of(task).tuning[:point]
+    texts = SpeculativeDecoder(target, draft, word_tokenizer()).generate(
+        [p.prompt for p in problems], task.max_new_tokens, ids=[p.id for p in problems], rule="target"
+    )
+    room = [20 - len(p.prompt.split()) for p in problems]
+    assert cut is not None
+    assert cut.texts == len(problems)
+    ended = [(r.emitted, left) for r, left in zip(texts, room, strict=True)]
+    assert cut.target == sum(tokens == min(12, left) for tokens, left in ended)
+    assert any(tokens == left < 12 for tokens, left in ended)
 
 
 @pytest.mark.slow

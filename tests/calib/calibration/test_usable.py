@@ -43,7 +43,8 @@ def test_prompts_whose_texts_the_context_may_cut_short_are_named_and_kept(notes:
     lengths = [len(prompt_tokens(tokenizer, problem.prompt)) for problem in TASK.problems]
     context = max(lengths) + TASK.max_new_tokens - 1
     near = [problem for problem, length in zip(TASK.problems, lengths, strict=True) if length == max(lengths)]
-    assert usable(TASK, tokenizer, context, notes.append) == TASK
+    kept = usable(TASK, tokenizer, context, notes.append)
+    assert [(p.id, p.room) for p in kept.problems] == [(p.id, 159 if p in near else None) for p in TASK.problems]
     assert usable(TASK, tokenizer, context + 1, notes.append) == TASK
     assert notes == [
         f"{len(near)} of 20 prompts leave less than 160 tokens of the models' context of {context}, which may cut "

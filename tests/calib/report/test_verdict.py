@@ -86,8 +86,8 @@ def test_the_certificate_is_of_one_task_and_grader() -> None:
 def test_texts_cut_short_are_told_of() -> None:
     cut = {"truncation": {"max_new_tokens": 256, "texts": 700, "target": 0, "chosen": 7}}
     assert (
-        "The limit of 256 new tokens was reached by 0.0% of the target's texts and 1.0% of the fuzzy setting's (700 "
-        "texts each), which may be cut short."
+        "The limit of 256 new tokens, or the end of the context, was reached by 0.0% of the target's texts and 1.0% of "
+        "the fuzzy setting's (700 texts each), which may be cut short."
     ) in verdict(profile(cut))
     assert "1.0% of sd's" in verdict(profile(cut | NOT_FASTER))
     assert "limit" not in verdict(profile(cut | {"truncation.chosen": 0}))

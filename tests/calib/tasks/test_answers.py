@@ -149,6 +149,10 @@ READINGS = [
     ("The final result is 14 of 20", "14"),
     ("#### Step 1: add 3\n#### Step 2: multiply 5\nThe answer is 15.", "15"),
     ("#### Step 2: x = 5\nThat took 3", "5"),
+    ("#### 1. Find the cost\n3 * 4 = 12\n#### 2. Add the tax\n12 + 3 = 15, so it is $15.", "15"),
+    ("#### **1. Find it**\n3 * 4\n#### **2. Add**\nThe answer is 12. I took 2 steps.", "12"),
+    ("#### 1. Find it\n3 * 4\n#### 2. Add\n#### 12", "12"),
+    ("#### 12. So it is 12 apples\n#### 13. No, 13", "13"),
 ]
 
 
