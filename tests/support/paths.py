@@ -11,6 +11,7 @@ BENCHMARKS = ROOT / "benchmarks"
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 FILES = Path(__file__).with_name("files")  # written by earlier versions
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 BENCHMARK_FILES = ROOT.parent / "shared" / "data"  # the real ones; not on every machine
 GSM8K = BENCHMARK_FILES / "gsm8k"
 HUMANEVAL = BENCHMARK_FILES / "humaneval" / "HumanEval.jsonl.gz"
@@ -19,3 +20,8 @@ HUMANEVAL = BENCHMARK_FILES / "humaneval" / "HumanEval.jsonl.gz"
 def environment() -> dict[str, str]:
     """The environment of a child process that can import what the tests can."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def page_name(page: Path) -> str:
+    """Names a page in the ids of tests."""
+    return page.relative_to(ROOT).as_posix()
