@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -25,3 +26,10 @@ def environment() -> dict[str, str]:
 def page_name(page: Path) -> str:
     """Names a page in the ids of tests."""
     return page.relative_to(ROOT).as_posix()
+
+
+def public_names() -> list[str]:
+    """What the page on the public API lists, by full names."""
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\| `([\w.]+)` \|", page, flags=re.MULTILINE)
+    return [re.sub(r"^adaptive\.", "fsd_calib.adaptive.", name) for name in names]
