@@ -11,9 +11,9 @@ import pytest
 from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
 from support.calibration.fixed_speeds import fix_speeds
 from support.paths import DOCS, PAGES, ROOT, page_name, public_names
-from support.snippets import NEEDS, SHOWN, Snippet, commands, run_page, snippets
+from support.snippets import DATA, NEEDS, SHOWN, Snippet, commands, run_page, snippets
 
-RUNNABLE = [page for page in PAGES if any(s.language in ("python", "sh") for s in snippets(page))]
+RUNNABLE = [page for page in PAGES if any(s.language not in SHOWN for s in snippets(page))]
 ALL = [snippet for page in PAGES for snippet in snippets(page)]
 
 
@@ -51,7 +51,7 @@ def test_every_block_of_a_page_runs_after_the_one_before(
 
 @pytest.mark.parametrize("snippet", ALL, ids=str)
 def test_a_block_is_run_or_says_what_it_needs(snippet: Snippet) -> None:
-    assert snippet.language in ("python", "sh", *SHOWN) or snippet.title is not None
+    assert snippet.language in ("python", "sh", *DATA, *SHOWN)
     assert snippet.needs in (None, *NEEDS)
 
 

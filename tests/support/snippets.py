@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
 from fsd_calib.cli.console import run
 from support.paths import ROOT
 
 NEEDS = ("a cluster", "a GPU", "a hub", "a server", "minutes", "vLLM")
 SHOWN = ("text", "mermaid")  # results and pictures: nothing to run
+DATA = ("json", "yaml")  # with a title, a file that is written; without, an excerpt that is read
 
 # What makes commands quick; a later option goes before an earlier one.
 _SMALL = {
-    "fsd-calibrate": ["--limit", "160", "--min-acc", "0.8", "--divergence", "doubt", "--draft-length", "12",
+    "fsd-calibrate": ["--limit", "100", "--min-acc", "0.8", "--divergence", "doubt", "--draft-length", "12",
                       "--workers", "1"],
     "fsd-train-predictor": ["--trials", "2"],
 }  # fmt: skip
@@ -66,13 +68,15 @@ def run_page(page: Path) -> None:
     for snippet in snippets(page):
         if snippet.title is not None:
             Path(snippet.title).write_text(snippet.text, encoding="utf-8")
+        elif snippet.language in DATA:
+            yaml.safe_load(snippet.text)  # JSON is YAML, too
         elif snippet.language == "python":
             code = compile(snippet.text, str(snippet), "exec")
             if snippet.needs is None:
                 exec(code, names)
         elif snippet.language == "sh":
             for words in commands(snippet.text):
-                (_run if snippet.needs is None else check)(words, snippet)
+                (_run if snippet.needs is None and "|" not in words else check)(words, snippet)
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -100,6 +104,8 @@ def _lines(text: str) -> Iterator[list[str]]:
 
 def _run(words: list[str], snippet: Snippet) -> None:
     name = Path(words[0]).name
+    if ">" in words:
+        words = words[: words.index(">")]
     if name in _PROJECT["scripts"]:
         code = run(_module(name).app, name, [*words[1:], *_SMALL.get(name, [])])
         assert code == 0, f"{snippet}: {shlex.join(words)} ended with {code}"
@@ -109,6 +115,8 @@ def _run(words: list[str], snippet: Snippet) -> None:
 
 def check(words: list[str], snippet: Snippet) -> None:
     """Fails where a command could not be meant so, whatever it needs."""
+    if "|" in words:  # the command that reads what the others say
+        words = words[len(words) - words[::-1].index("|") :]
     name, rest = Path(words[0]).name, [word for word in words[1:] if word != "…"]
     if name in _PROJECT["scripts"]:
         _check_options(name, rest)
