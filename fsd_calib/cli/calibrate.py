@@ -347,7 +347,7 @@ def command(
     from fsd_calib.calibration.recertify import decoding_of
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.cli.in_turn import print_plans, run_and_report
-    from fsd_calib.progress import stderr_progress
+    from fsd_calib.display.chosen import stderr_progress
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.sampling import Sampling
 

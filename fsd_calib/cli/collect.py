@@ -144,7 +144,7 @@ def command(
     from fsd_calib.calibration.memory import capacity_of, plan_memory
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.calibration.usable import context_of, usable
-    from fsd_calib.progress import stderr_progress
+    from fsd_calib.display.chosen import stderr_progress
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.collection.run_facts import policy_of

@@ -78,7 +78,7 @@ def command(
     loaded = load_traces(traces)
     check_writable(out, ())
 
-    from fsd_calib.progress import stderr_progress
+    from fsd_calib.display.chosen import stderr_progress
     from fsd_decoding.loading import load_tokenizer
     from fsd_predictors.training.api import train
 
