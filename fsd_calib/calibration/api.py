@@ -18,6 +18,7 @@ from fsd_calib.calibration.prepare import SD_LENGTHS, Prepared, prepare
 from fsd_calib.calibration.recertify import other_models, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
+from fsd_calib.calibration.saved_run import save_run
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.calibration.usable import context_of, usable
@@ -99,7 +100,10 @@ def calibrate(
     settings = override(check_type("run", run, RunConfig) or RunConfig(), given)
     wanted = Goal.of(goal, given)
     refuse_rest("calibrate", given)
-    return Calibration(task, target, draft, wanted, config, settings, tokenizer).run()
+    calibration = Calibration(task, target, draft, wanted, config, settings, tokenizer)
+    profile = calibration.run()
+    save_run(calibration)
+    return profile
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,8 @@ def best_so_far(trials: Sequence[FinishedTrial], lossless: float, front: bool) -
     """
     feasible = [trial for trial in trials if trial.feasible]
     if front or not feasible:
-        return f"{len(trials)} settings tried{'' if front or not trials else ', none likely to meet the goal'}"
+        tried = f"settings tried: {len(trials)}"
+        return tried if front or not trials else f"{tried}, none likely to meet the goal"
     best = max(feasible, key=lambda trial: trial.value)
     faster = best.tokens_per_second / lossless
-    return (
-        f"best so far: {faster:.2f}x as fast as lossless (forecast), retention {percent(best.retention)}: "
-        f"{best.configuration}"
-    )
+    return f"best: retention {percent(best.retention)}, about {faster:.2f}x lossless, {best.configuration}"

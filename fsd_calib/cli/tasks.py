@@ -37,7 +37,6 @@ _Target = Annotated[
 ]
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,

@@ -20,7 +20,6 @@ from fsd_collectors.report.terminal import LiteralConsole, literal
 
 _REFRESHES = 5  # a second
 _COUNTABLE = 10  # parts of a step at least, to tell from those that are done when the rest will be
-_LEFT = 22  # characters of "about 1:23:45 left"
 
 
 @dataclass
@@ -111,8 +110,8 @@ class Bars:
 def _bar(title: str, done: float, total: float | None, gone: str, left: str) -> RenderableType:
     """Returns a line: what is done, a bar, the share, the time gone and left. `total` None: nobody knows it."""
     grid = Table.grid(
-        Column(no_wrap=True, overflow="ellipsis", ratio=1), Column(width=24), Column(width=4, justify="right"),
-        Column(justify="right", no_wrap=True), Column(min_width=_LEFT, no_wrap=True), padding=(0, 1), expand=True,
+        Column(max_width=20, no_wrap=True, overflow="ellipsis"), Column(width=24), Column(width=4, justify="right"),
+        Column(justify="right", no_wrap=True), Column(no_wrap=True), padding=(0, 1),
     )  # fmt: skip
     bar = ProgressBar(total=total, completed=done, pulse=total is None, width=24)
     share = "" if not total else f"{min(done / total, 1):.0%}"

@@ -35,7 +35,6 @@ class Lines:
     def whole(self, outlook: Outlook) -> Iterator[None]:
         self._outlook = outlook
         try:
-            self._announce()
             yield
             self.note(outlook.summary)
         finally:

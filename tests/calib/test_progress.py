@@ -106,6 +106,9 @@ def test_lines_name_the_stages_of_the_whole_and_its_state_now_and_then() -> None
     clock, stream = Clock(), io.StringIO()
     lines, outlook = Lines(stream, seconds=0.0), outlook_at(clock, [0])
     with lines.whole(outlook):
+        assert stream.getvalue() == ""  # bad input is one line, and nothing is known of it before the first step
+        with lines.step("collecting", 10):
+            pass
         outlook.begin("search")
         outlook.best = "best so far: T = 0.5"
         with lines.step("trying", 100), lines.step("decoding", 25) as advance:

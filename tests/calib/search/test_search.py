@@ -220,7 +220,7 @@ def test_without_a_feasible_trial_the_safest_is_frozen_and_without_trials_nothin
     objective = keep_accuracy(world)
     frozen = freeze(run(world, ONE), ONE, world.evaluator(), world.target(), Formula(), objective)
     assert len(frozen) == 1
-    assert freeze(SearchResult((), ()), ONE, world.evaluator(), world.target(), Formula(), objective) == []
+    assert freeze(SearchResult((), ""), ONE, world.evaluator(), world.target(), Formula(), objective) == []
 
 
 def test_an_empty_space_is_refused() -> None:
