@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from huggingface_hub.utils import are_progress_bars_disabled
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from transformers.utils import logging
 
 from fsd_decoding.loading import load_model
 from support.models.tiny_models import llama
+
+
+def switch(on: bool) -> None:
+    call: Callable[[], None] = logging.enable_progress_bar if on else logging.disable_progress_bar
+    call()
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -19,7 +25,7 @@ def test_loading_prints_nothing_and_keeps_the_users_setting(
     before = logging.is_progress_bar_enabled()
     llama(seed=0).save_pretrained(tmp_path)
     try:
-        (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
+        switch(shown)
         downloads = are_progress_bars_disabled()
         capsys.readouterr()
         load_model(tmp_path, "cpu", None)
@@ -27,4 +33,4 @@ def test_loading_prints_nothing_and_keeps_the_users_setting(
         assert logging.is_progress_bar_enabled() is shown
         assert are_progress_bars_disabled() is downloads
     finally:
-        (logging.enable_progress_bar if before else logging.disable_progress_bar)()
+        switch(before)
