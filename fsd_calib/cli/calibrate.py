@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, quiet_libraries, reply, say
+from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, say
 from fsd_calib.cli.goal_options import GOAL, GoalOptions
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models
@@ -87,8 +87,8 @@ def command(
         return
     asked.check()
     check_writable(asked.folder, _EARLIER)
+    load_libraries(progress)
     asked.check_settings()
-    quiet_libraries()
     calibration = asked.calibration(progress)
 
     from fsd_calib.calibration.saved_run import save_run

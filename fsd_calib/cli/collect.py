@@ -13,7 +13,7 @@ import typer
 
 from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import one_of, tasks
-from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, quiet_libraries, reply
+from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
 from fsd_calib.cli.groups import OptionGroup, grouped
 from fsd_calib.cli.loading_options import loads_models
 from fsd_calib.cli.options import DATA, DECODING, PairOptions, ProcessOptions, given_or_default, options_given
@@ -118,6 +118,7 @@ def command(
     width = _width(hidden)
     folder = out if out is not None else Path("fsd-traces") / folder_name(task)
     check_writable(folder, ())
+    load_libraries(progress)
 
     from fsd_calib.calibration.memory import capacity_of, plan_memory
     from fsd_calib.calibration.run_config import RunConfig
@@ -130,7 +131,6 @@ def command(
     from fsd_decoding.workers.model_workers import open_workers
     from fsd_decoding.workers.sources import Sources
 
-    quiet_libraries()
     device, dtype, on_policy = models.device, models.dtype, asdict(policies)
     if device is not None:
         check_device(device)
