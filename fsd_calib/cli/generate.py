@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsd_calib.cli.console import leave, quiet_libraries, reply, say
+from fsd_calib.cli.console import leave, load_libraries, reply, say
+from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
-from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, VersionOption
+from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption
+from fsd_calib.cli.output_options import OutputOptions, reply_json
+from fsd_calib.cli.prompts import gathered
 from fsd_calib.tasks.base import Example, Kind, Prompting
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
@@ -29,14 +32,28 @@ Example: fsd-generate --profile profile.json "Ana has 3 hens, and each lays 5 eg
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=_EPILOG)
 @loads_models_of_profile
+@grouped
 def command(
-    prompts: Annotated[list[str], typer.Argument(help="One or more prompts, each in quotes.")],
     profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="One or more prompts, each in quotes; - reads them from standard input, one a line.",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also complete the prompts in this file: one a line, or in a .jsonl file a string or an object with a "
+            "prompt (or question) a line."
+        ),
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="Hub id or local path. By default the profile's target.", rich_help_panel=MODELS)
     ] = None,
@@ -58,7 +75,8 @@ def command(
         bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")
     ] = False,
     allow_edited: AllowEditedOption = False,
-    version: VersionOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Completes prompts with the models, threshold and settings of a profile.
 
@@ -66,10 +84,13 @@ def command(
     stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr. On a
     terminal, control characters in a text are shown as escapes; a file or a pipe gets the texts exactly.
     """
+    progress = output.begin()
+    wanted = gathered(prompts or [], file)
+    load_libraries(progress)
+
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-    quiet_libraries()
     followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     # The rule too, as an uncertified profile would run a lossless one.
     given: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
@@ -81,9 +102,17 @@ def command(
     prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else Prompting(lambda example: example.question, ())
     most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
     started = time.perf_counter()
-    results = decoder.generate([_asked(prompt_of, prompt) for prompt in prompts], most, stop=stop)
-    reply("\n\n".join(result.text for result in results))
-    say(NAME, summary(results, time.perf_counter() - started))
+    asked = [_asked(prompt_of, prompt) for prompt in wanted]
+    # Within another step, so that logs have no line for each of its ends: most runs take seconds.
+    with progress.step("generating", 0), progress.step("decoding", len(asked)) as advance:
+        results = decoder.generate(asked, most, stop=stop, on_finish=lambda place, result: advance(1))
+    seconds = time.perf_counter() - started
+    if output.as_json:
+        reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, results))})
+    else:
+        reply("\n\n".join(result.text for result in results))
+    if not output.quiet:
+        say(NAME, summary(results, seconds))
 
 
 def main() -> None:
@@ -105,6 +134,11 @@ def _kind(task: str) -> Kind | None:
     except UsageError as error:
         say(NAME, f"prompts are passed as given, without the format of the profile's task: {error}")
         return None
+
+
+def _for_programs(prompt: str, result: Result) -> dict[str, Any]:
+    counts = ("emitted", "rounds", "drafted", "accepted", "finish_reason")
+    return {"prompt": prompt, "text": result.text} | {name: getattr(result, name) for name in counts}
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:

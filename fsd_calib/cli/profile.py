@@ -32,7 +32,6 @@ _Profiles = Annotated[
 ]
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -106,7 +105,8 @@ def diff(first: _A, second: _B) -> None:
     if not differing:
         reply("no difference")
         return
-    LiteralConsole().print(difference_table(differing, (str(first), str(second))))
+    console = LiteralConsole()
+    console.print(difference_table(differing, (str(first), str(second)), console.width))
     raise typer.Exit(DIFFERENT)
 
 
