@@ -7,7 +7,6 @@ Pages are in `docs/commands`. A test compares them with the commands, so run thi
 from __future__ import annotations
 
 import inspect
-import re
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
@@ -19,13 +18,13 @@ import typer
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "commands"
 _OTHERS = "Options"  # the panel of options that name none
+_EVERYWHERE = {"--help", "--install-completion", "--show-completion"}
+_COMMON = "What all commands have in common is [on a page of its own](../commands.md)."
 
 
 def pages() -> dict[str, str]:
-    """Returns the text of every page by its file's name; the first is the list of commands."""
-    apps = {name: _app(entry) for name, entry in _scripts().items()}
-    about = {name: _sentence(_text(app.help)) for name, app in apps.items()}
-    return {"README.md": _list_of(about)} | {f"{name}.md": _page(name, app) for name, app in apps.items()}
+    """Returns the text of every page by its file's name."""
+    return {f"{name}.md": _page(name, _app(entry)) for name, entry in _scripts().items()}
 
 
 def main() -> None:
@@ -47,19 +46,8 @@ def _app(entry: str) -> Any:
     return typer.main.get_command(import_module(entry.partition(":")[0]).app)
 
 
-def _list_of(about: dict[str, str]) -> str:
-    rows = [f"| [`{name}`]({name}.md) | {text} |" for name, text in about.items()]
-    return "\n".join([
-        "# Commands", "",
-        "Every command explains itself (`--help`) and says its version (`--version`). These pages show the same; they",
-        "are written by `python tools/command_pages.py`. Exit codes: 0 done, 2 bad input, 130 interrupted; 3 the goal",
-        "was not met or a check failed (of `fsd-profile diff` 1: they differ). An error is one line on stderr.", "",
-        "| command | what it does |", "| --- | --- |", *rows, "",
-    ])  # fmt: skip
-
-
 def _page(name: str, app: Any) -> str:
-    parts = [f"# {name}", *_body(name, app, 2)]
+    parts = [f"# {name}", *_body(name, app, 2), _COMMON]
     return "\n\n".join(parts) + "\n"
 
 
@@ -87,14 +75,15 @@ def _usage(command: Any) -> str:
 
 def _argument(parameter: Any) -> str:
     name = str(parameter.metavar or parameter.name.upper()).rstrip("…")
-    return name if parameter.nargs == 1 else f"{name}…"
+    shown = name if parameter.nargs == 1 else f"{name}…"
+    return shown if parameter.required else f"[{shown}]"
 
 
 def _panels(command: Any, context: Any) -> dict[str, list[str]]:
     """Rows of the tables, by panel, in the order in which `--help` has them."""
     panels: dict[str, list[str]] = {}
     for parameter in command.get_params(context):
-        if getattr(parameter, "hidden", False) or "--help" in parameter.opts:
+        if getattr(parameter, "hidden", False) or not _EVERYWHERE.isdisjoint(parameter.opts):
             continue
         is_argument = parameter.param_type_name == "argument"
         panel = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else _OTHERS)
@@ -129,11 +118,6 @@ def _cell(text: str) -> str:
 
 def _text(text: str | None) -> str:
     return inspect.cleandoc(text or "")
-
-
-def _sentence(text: str) -> str:
-    """The first sentence of a description."""
-    return _cell(re.split(r"(?<=\.)\s", text, maxsplit=1)[0])
 
 
 if __name__ == "__main__":
