@@ -45,7 +45,7 @@ def test_the_readme_links_wherever_it_is_shown() -> None:
 def _links(page: Path) -> list[str]:
     """Links into the repository, relative to the page's folder or to a heading of it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    files = re.compile(re.escape(project["urls"]["Repository"]) + r"/(?:blob|tree)/main/")
+    files = re.compile(re.escape(project["urls"]["Repository"]) + r"/(?:blob|raw|tree)/main/")
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     return [files.sub("", link) for link in links if files.match(link) or not link.startswith("http")]
 
