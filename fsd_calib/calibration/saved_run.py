@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +17,7 @@ from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_file import DecodingSection, GoalSection, RunFile, RunSection
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL, ModelOptions
 from fsd_decoding.profile.io import write_atomically
 
@@ -49,7 +51,7 @@ def save_run(calibration: Asked, certify: Path | None = None, engines: Sequence[
     """Saves what was asked for in the output folder, where there is one.
 
     What holds loaded models, a `Task` or other objects cannot be named in a file: nothing is saved then, and what
-    another calibration saved there is removed.
+    another calibration saved there is removed. A file that cannot be written is a warning.
 
     Args:
         certify: the profile that holds the setting to certify; None: one was searched.
@@ -64,7 +66,10 @@ def save_run(calibration: Asked, certify: Path | None = None, engines: Sequence[
         (folder / NAME).unlink(missing_ok=True)
         return
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
-    write_atomically(folder / NAME, _HEADER + _note(calibration.config) + text, "run file")
+    try:
+        write_atomically(folder / NAME, _HEADER + _note(calibration.config) + text, "run file")
+    except UsageError as error:  # what took hours is done, and its profile is saved
+        warnings.warn(str(error), stacklevel=2)
 
 
 def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -> dict[str, Any]:
