@@ -26,6 +26,16 @@ _PATHS = ("data", "out", "cache", "state")
 _HEADER = "# What fsd-calibrate was asked for; fsd-calibrate --config with this file repeats it (docs/commands.md).\n"
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes lists in one line."""
+
+    def represent_list(self, data: Any) -> yaml.SequenceNode:
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+
+_Dumper.add_representer(list, _Dumper.represent_list)
+
+
 class _UnnamedError(Exception):
     """Something is an object, which a file cannot name."""
 
@@ -65,7 +75,7 @@ def save_run(calibration: Asked, certify: Path | None = None, engines: Sequence[
     except _UnnamedError:
         (folder / NAME).unlink(missing_ok=True)
         return
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
     try:
         write_atomically(folder / NAME, _HEADER + _note(calibration.config) + text, "run file")
     except UsageError as error:  # what took hours is done, and its profile is saved
@@ -90,7 +100,8 @@ def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -
 def _decoding(decoding: DecodingConfig) -> dict[str, Any]:
     given = _known(decoding, DecodingSection)
     sampling = decoding.sampling
-    given["sampling"] = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    given["sampling"] = {name: value for name, value in drawn.items() if value is not None}
     for name in ("rule", "divergence", "draft_length", "threshold_policy"):
         if name in given:
             given[name] = _one_or_several(given[name])
