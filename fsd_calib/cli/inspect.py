@@ -178,6 +178,7 @@ def _decoders(
     settings: dict[str, Any],
 ) -> list[SpeculativeDecoder]:
     """A decoder for each threshold, or one with the profile's; they share their models."""
+    from fsd_decoding.acceptance.rules import rule_named
     from fsd_decoding.decoder import SpeculativeDecoder
 
     own = given_or_default(_BUNDLED, target, draft) if followed is None else (followed.target.id, followed.draft.id)
@@ -185,6 +186,9 @@ def _decoders(
         settings["threshold"] = thresholds[0]
         if followed is not None:  # an uncertified one would run a lossless rule
             settings["rule"] = settings["rule"] or followed.rule
+    chosen = settings["rule"]
+    if thresholds and chosen is not None and not rule_named(chosen).fuzzy:
+        raise UsageError(f"--rule {chosen!r} has no threshold; leave --threshold out, or give another rule")
     first = SpeculativeDecoder.from_pretrained(target or own[0], draft or own[1], profile=followed, **settings)
     return [first, *(first.with_config(threshold=threshold) for threshold in thresholds[1:])]
 
@@ -200,6 +204,6 @@ def _write_page(path: Path, texts: Sequence[InspectedText], prompt: str, decoder
     from fsd_calib.inspection.html import texts_page
     from fsd_collectors.report.plot import write
 
-    target, draft = (Path(str(model.config._name_or_path)).name for model in (decoder.target, decoder.draft))
+    target, draft = ("/".join(Path(model.name_or_path).parts[-2:]) for model in (decoder.target, decoder.draft))
     models = f"{target} with draft {draft} on {decoder.device} in {decoder.dtype}".replace("torch.", "")
     return write(path, texts_page(texts, prompt, models).encode())
