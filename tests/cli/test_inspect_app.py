@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ def inspect(*arguments: str) -> int:
         ([], "Missing argument"),
         (["x", *["--threshold", "0.1"] * 3], "--threshold is given 3 times; give one, or two to compare"),
         (["x", "--html", "a.html", "--table"], "--html and --table are both given"),
+        (["x", "--json", "--table"], "--json and --table are both given"),
         (["x", "--raw", "--task", "gsm8k"], "--raw and --task are both given"),
         (["x", "--target", "a"], "--draft is missing; give both models, or a --profile"),
         (["x", "--draft", "a"], "--target is missing"),
@@ -58,6 +60,17 @@ def test_two_thresholds_are_compared(capsys: pytest.CaptureFixture[str]) -> None
     for text in (first, second):
         assert "20 tokens in " in text
     assert "The texts part at token " in second
+
+
+def test_a_result_for_programs_holds_every_token(capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect("--json", "--rule", "sd", *SHORT) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["command"] == "fsd-inspect"
+    (text,) = told["result"]["texts"]
+    assert told["result"]["page"] is None
+    assert QUESTION in told["result"]["prompt"]
+    assert "".join(token["text"] for token in text["tokens"]) == text["text"]
+    assert {token["source"] for token in text["tokens"]} == {"exact", "fallback", "bonus"}
 
 
 def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
