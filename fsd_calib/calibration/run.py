@@ -10,6 +10,7 @@ from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
 from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.calibration.stages import best_so_far, stages_of
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.calibration.to_profile import to_profile
@@ -18,7 +19,9 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Interval, Speeds
+from fsd_calib.outlook import Outlook
 from fsd_calib.search.agreement import agreed
+from fsd_calib.search.history import FinishedTrial
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import Objective, retention
@@ -36,21 +39,25 @@ HOPELESS, _EVEN = 0.02, 0.5  # probabilities of passing: below the first a test 
 
 @dataclass
 class Meter:
-    """Counts what was decoded and reused, step by step."""
+    """Counts what was decoded and reused, step by step, and tells the outlook which stage the calibration is in."""
 
     ready: Prepared
+    outlook: Outlook
     steps: list[Work] = field(default_factory=list)
 
-    def mark(self) -> None:
-        """Ends a step."""
+    def mark(self, stage: str) -> None:
+        """Ends a step, and begins the stage of that name."""
+        self.outlook.begin(stage)
         before = sum(self.steps, Work())
         total = self.ready.session.decode.work
         self.steps.append(Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields}))
 
 
-def find(ready: Prepared) -> ThresholdProfile:
+def find(ready: Prepared, outlook: Outlook) -> ThresholdProfile:
     """Returns the profile, after the long work. The certification part is decoded only after candidates are frozen."""
-    meter = Meter(ready)
+    outlook.expect(stages_of(ready.plan), ready.session.decode.count)
+    outlook.begin("baseline")
+    meter = Meter(ready, outlook)
     baseline = measure_baseline(ready.session, ready.lossless, COMPARED)
     if baseline.alone.problems > ready.plan.pilot.problems:  # otherwise it was judged already
         judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
@@ -58,21 +65,22 @@ def find(ready: Prepared) -> ThresholdProfile:
     if wanted is not None:
         timed = _time(ready)
         if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
-            meter.mark()
+            meter.mark("timing")
             return _export(ready, Decision("lossless-suffices"), baseline, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
-    meter.mark()
+    meter.mark("search")
     objective = _objective(ready, baseline, alone)
     if ready.fixed is not None:
         return _certify_fixed(ready, ready.fixed, objective, baseline, meter)
-    frozen, trials = _search(ready, objective, alone)
+    lossless = ready.forecast.measured(baseline.lossless)
+    frozen, trials = _search(ready, objective, alone, lossless, outlook)
     if isinstance(objective, MaxAccuracy) and not frozen:
-        front, more = _search(ready, ParetoFront(), alone)
+        front, more = _search(ready, ParetoFront(), alone, lossless, outlook)
         frozen, trials = front[-1:], trials + more
-    meter.mark()
+    meter.mark("certification")
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
-    meter.mark()
+    meter.mark("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
@@ -81,9 +89,9 @@ def _certify_fixed(
 ) -> ThresholdProfile:
     """Returns the profile of one setting, found elsewhere, that is tested without a search."""
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
-    meter.mark()
+    meter.mark("certification")
     decision = _decide(ready, objective, [fixed], baseline)
-    meter.mark()
+    meter.mark("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
@@ -180,15 +188,25 @@ def _chance(ready: Prepared) -> Chance:
     return chance_of(ready.goal, ready.session.holdout.problems, ready.facts.level(ready.goal.confidence))
 
 
-def _search(ready: Prepared, objective: Objective, alone: Measurement) -> tuple[list[Configuration], int]:
-    """Returns the frozen candidates, the safest first, and the number of trials. Each attempt and goal has a study."""
+def _search(
+    ready: Prepared, objective: Objective, alone: Measurement, lossless: float, outlook: Outlook
+) -> tuple[list[Configuration], int]:
+    """Returns the frozen candidates, the safest first, and the number of trials. Each attempt and goal has a study.
+
+    Args:
+        lossless: forecast tokens/s of lossless decoding.
+    """
     session, name = ready.session.tuning, study_name(ready, objective)
+
+    def seen(trials: Sequence[FinishedTrial]) -> None:
+        outlook.best = best_so_far(trials, lossless, isinstance(objective, ParetoFront))
+
     searched = search(
         session, alone, ready.forecast, ready.space, objective, ready.config.study_storage, name, ready.config.trials,
-        ready.session.progress,
+        ready.session.progress, seen,
     )  # fmt: skip
-    for line in searched.skipped:
-        ready.session.progress.note(line)
+    if searched.untried:
+        ready.session.progress.note(searched.untried)
     for trial in searched.trials:  # in an earlier process or by another worker too: the curve shows them all
         session.measure(trial.configuration, trial.problems)
     own = freeze(searched, ready.space, session, alone, ready.forecast, objective)

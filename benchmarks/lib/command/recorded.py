@@ -59,8 +59,8 @@ def main() -> None:
         recorder.planned(plan)
         print_plan(plan, *others)
 
-    def note_mark(meter: Meter) -> None:
-        mark(meter)
+    def note_mark(meter: Meter, stage: str) -> None:
+        mark(meter, stage)
         meters.append(meter)
         recorder.ended()
 
