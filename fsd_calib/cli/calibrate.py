@@ -82,18 +82,20 @@ def command(
         None if config is None else _read(config),
     )  # fmt: skip
     task_kind(asked.task)  # raises UsageError if it is unknown
-    if files.show_prompt:
-        reply(asked.first_prompt)
-        return
-    asked.check()
-    check_writable(asked.folder, _EARLIER)
+    if not files.show_prompt:
+        asked.check()
+        check_writable(asked.folder, _EARLIER)
     load_libraries(progress)
-    asked.check_settings()
-    calibration = asked.calibration(progress)
 
     from fsd_calib.calibration.saved_run import save_run
     from fsd_calib.cli import in_turn
+    from fsd_calib.cli.asked_calibration import calibration_of, first_prompt
 
+    if files.show_prompt:
+        prompt = first_prompt(asked)
+        reply_json(NAME, {"prompt": prompt}) if output.as_json else reply(prompt)
+        return
+    calibration = calibration_of(asked, progress)
     with interruptible(lambda: _kept(calibration.config)):
         if goals.plan:
             plans = in_turn.planned(calibration, asked.engines, silent=output.as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +12,10 @@ import typer
 from fsd_calib.cli.console import leave, load_libraries, reply, say
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
-from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption
+from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, MaxNewTokensOption, RawOption
 from fsd_calib.cli.output_options import OutputOptions, reply_json
+from fsd_calib.cli.prompt_format import PromptFormat, kind_of_profile
 from fsd_calib.cli.prompts import gathered
-from fsd_calib.tasks.base import Example, Kind, Prompting
-from fsd_calib.tasks.registry import task_kind
-from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from fsd_decoding.engine.result import Result
 
 NAME = "fsd-generate"
-_MOST_NEW_TOKENS = 256
 _EPILOG = """
 Example: fsd-generate --profile profile.json "Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there now?"
 
@@ -63,17 +60,12 @@ def command(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     loading: Loading = USUAL_LOADING,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {_MOST_NEW_TOKENS}."),
-    ] = None,
+    max_new_tokens: MaxNewTokensOption = None,
     threshold: Annotated[
         float | None,
         typer.Option(help="Use this threshold instead of the profile's, of which the certificate says nothing."),
     ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")
-    ] = False,
+    raw: RawOption = False,
     allow_edited: AllowEditedOption = False,
     *,
     output: OutputOptions,
@@ -98,14 +90,12 @@ def command(
         target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype,
         model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **given,
     )  # fmt: skip
-    kind = None if raw else _kind(followed.task)
-    prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else Prompting(lambda example: example.question, ())
-    most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
+    form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
     started = time.perf_counter()
-    asked = [_asked(prompt_of, prompt) for prompt in wanted]
+    asked, most = [form.prompt(prompt) for prompt in wanted], max_new_tokens or form.max_new_tokens
     # Within another step, so that logs have no line for each of its ends: most runs take seconds.
     with progress.step("generating", 0), progress.step("decoding", len(asked)) as advance:
-        results = decoder.generate(asked, most, stop=stop, on_finish=lambda place, result: advance(1))
+        results = decoder.generate(asked, most, stop=form.stop, on_finish=lambda place, result: advance(1))
     seconds = time.perf_counter() - started
     if output.as_json:
         reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, results))})
@@ -117,23 +107,6 @@ def command(
 
 def main() -> None:
     leave(app, NAME)
-
-
-def _asked(prompt_of: Callable[[Example], str], prompt: str) -> str:
-    """UsageError: the task's format needs more than a question."""
-    try:
-        return prompt_of(Example(prompt, ""))
-    except UsageError as error:
-        raise UsageError(f"{error}; --raw passes prompts as given") from error
-
-
-def _kind(task: str) -> Kind | None:
-    """How prompts of a task are formatted; None, which is said: it is not found here, as a file that is elsewhere."""
-    try:
-        return task_kind(task)
-    except UsageError as error:
-        say(NAME, f"prompts are passed as given, without the format of the profile's task: {error}")
-        return None
 
 
 def _for_programs(prompt: str, result: Result) -> dict[str, Any]:

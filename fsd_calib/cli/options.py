@@ -13,6 +13,8 @@ from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.groups import OptionGroup
 from fsd_decoding.errors import UsageError
 
+MOST_NEW_TOKENS = 256
+"""The limit on new tokens where no task sets one."""
 MODELS, DATA, DECODING = "Models", "Problems and results", "Decoding"
 _LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
 
@@ -64,6 +66,11 @@ RayOption = Annotated[
         rich_help_panel=DECODING,
     ),
 ]
+MaxNewTokensOption = Annotated[
+    int | None,
+    typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS}."),
+]
+RawOption = Annotated[bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")]
 AllowEditedOption = Annotated[
     bool,
     typer.Option(

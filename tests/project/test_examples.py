@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import sys
 from pathlib import Path
 
 import nbformat
@@ -10,7 +12,7 @@ import pytest
 from nbclient import NotebookClient
 
 from conformance.threshold_policies import EveryScalePolicy
-from support.paths import EXAMPLES, environment
+from support.paths import EXAMPLES
 
 EXAMPLE = EXAMPLES / "own_policy.py"
 NOTEBOOK = EXAMPLES / "calibrate_and_use.ipynb"
@@ -33,7 +35,8 @@ def test_the_own_policy_is_measured_beside_a_constant(capsys: pytest.CaptureFixt
 @pytest.mark.slow
 def test_the_notebook_runs_from_calibration_to_texts(tmp_path: Path) -> None:
     ran = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(ran, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute(env=environment())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    NotebookClient(ran, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute(env=environment)
     shown = "".join(output.get("text", "") for cell in ran.cells for output in cell.get("outputs", []))
     assert "of 16 right" in shown
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -16,11 +14,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 BENCHMARK_FILES = ROOT.parent / "shared" / "data"  # the real ones; not on every machine
 GSM8K = BENCHMARK_FILES / "gsm8k"
 HUMANEVAL = BENCHMARK_FILES / "humaneval" / "HumanEval.jsonl.gz"
-
-
-def environment() -> dict[str, str]:
-    """The environment of a child process that can import what the tests can."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def page_name(page: Path) -> str:
