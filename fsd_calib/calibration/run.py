@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -12,13 +13,14 @@ from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_mod
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
-from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Interval, Speeds
+from fsd_calib.report.record import Step
 from fsd_calib.search.agreement import agreed
+from fsd_calib.search.history import FinishedTrial
 from fsd_calib.search.max_accuracy import MaxAccuracy
 from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import Objective, retention
@@ -26,7 +28,6 @@ from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retentio
 from fsd_calib.search.search import freeze, record_recounts, search
 from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SD = 300  # problems of a part on which the tokens per round of `sd` are counted
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
@@ -36,20 +37,23 @@ HOPELESS, _EVEN = 0.02, 0.5  # probabilities of passing: below the first a test 
 
 @dataclass
 class Meter:
-    """Counts what was decoded and reused, step by step."""
+    """Times each step, and counts what was decoded and reused in it."""
 
     ready: Prepared
-    steps: list[Work] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
 
-    def mark(self) -> None:
-        """Ends a step."""
-        before = sum(self.steps, Work())
-        total = self.ready.session.decode.work
-        self.steps.append(Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields}))
+    def mark(self, name: str) -> None:
+        """Ends the step of that name."""
+        before = sum((step.work for step in self.steps if step.work is not None), Work())
+        total, now = self.ready.session.decode.work, time.monotonic()
+        work = Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields})
+        self.steps.append(Step(name=name, seconds=now - self.began, work=work))
+        self.began = now
 
 
-def find(ready: Prepared) -> ThresholdProfile:
-    """Returns the profile, after the long work. The certification part is decoded only after candidates are frozen."""
+def find(ready: Prepared) -> Findings:
+    """Returns what the long work found. The certification part is decoded only after candidates are frozen."""
     meter = Meter(ready)
     baseline = measure_baseline(ready.session, ready.lossless, COMPARED)
     if baseline.alone.problems > ready.plan.pilot.problems:  # otherwise it was judged already
@@ -58,32 +62,32 @@ def find(ready: Prepared) -> ThresholdProfile:
     if wanted is not None:
         timed = _time(ready)
         if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
-            meter.mark()
+            meter.mark("baseline")
             return _export(ready, Decision("lossless-suffices"), baseline, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
-    meter.mark()
+    meter.mark("baseline")
     objective = _objective(ready, baseline, alone)
     if ready.fixed is not None:
         return _certify_fixed(ready, ready.fixed, objective, baseline, meter)
     frozen, trials = _search(ready, objective, alone)
     if isinstance(objective, MaxAccuracy) and not frozen:
         front, more = _search(ready, ParetoFront(), alone)
-        frozen, trials = front[-1:], trials + more
-    meter.mark()
+        frozen, trials = front[-1:], [*trials, *more]
+    meter.mark("search")
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
-    meter.mark()
+    meter.mark("certification")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
 def _certify_fixed(
     ready: Prepared, fixed: Configuration, objective: Objective, baseline: Baseline, meter: Meter
-) -> ThresholdProfile:
-    """Returns the profile of one setting, found elsewhere, that is tested without a search."""
+) -> Findings:
+    """Returns what was found of one setting, chosen elsewhere, that is tested without a search."""
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
-    meter.mark()
+    meter.mark("search")
     decision = _decide(ready, objective, [fixed], baseline)
-    meter.mark()
+    meter.mark("certification")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
@@ -96,7 +100,7 @@ class Decision:
         opened: the certification part; None: nothing was tested.
         evidence: by tested configuration; of the target alone it is evidence on lossless decoding.
         study: name of the study that was searched; None: there was no search.
-        trials: how many the search took.
+        trials: of the search.
     """
 
     outcome: Outcome
@@ -104,11 +108,11 @@ class Decision:
     opened: HoldoutAttempt | None = None
     evidence: dict[Configuration, Evidence] = field(default_factory=dict)
     study: str | None = None
-    trials: int = 0
+    trials: Sequence[FinishedTrial] = ()
 
 
-def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> ThresholdProfile:
-    """Returns the profile, with the outcome that follows from the timing."""
+def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
+    """Returns the findings, with the outcome that follows from the timing."""
     sd = _agreed_sd(ready, decision.study, timed.speeds)
     outcome, chosen = _timed_outcome(ready, decision, timed.speeds, sd), decision.chosen
     if chosen is None or (outcome == "lossless-suffices" and ready.alone in decision.evidence):
@@ -118,11 +122,10 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     for configuration in (ready.alone, chosen):
         ready.session.tuning.measure(configuration)
     single = ready.timer.time_single([ready.alone, sd, chosen], decision.opened)
-    return to_profile(
-        Findings(
-            ready, outcome, chosen, sd, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
-            decision.trials,
-        )
+    meter.mark("timing")
+    return Findings(
+        ready, outcome, chosen, sd, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
+        decision.trials,
     )  # fmt: skip
 
 
@@ -180,8 +183,10 @@ def _chance(ready: Prepared) -> Chance:
     return chance_of(ready.goal, ready.session.holdout.problems, ready.facts.level(ready.goal.confidence))
 
 
-def _search(ready: Prepared, objective: Objective, alone: Measurement) -> tuple[list[Configuration], int]:
-    """Returns the frozen candidates, the safest first, and the number of trials. Each attempt and goal has a study."""
+def _search(
+    ready: Prepared, objective: Objective, alone: Measurement
+) -> tuple[list[Configuration], Sequence[FinishedTrial]]:
+    """Returns the frozen candidates, the safest first, and the trials. Each attempt and goal has a study."""
     session, name = ready.session.tuning, study_name(ready, objective)
     searched = search(
         session, alone, ready.forecast, ready.space, objective, ready.config.study_storage, name, ready.config.trials,
@@ -196,7 +201,7 @@ def _search(ready: Prepared, objective: Objective, alone: Measurement) -> tuple[
     for configuration in frozen:  # whether a test is worth it is judged by the whole part
         session.measure(configuration)
     record_recounts(searched, session, alone, ready.forecast, ready.config.study_storage, name)
-    return frozen, len(searched.trials)
+    return frozen, searched.trials
 
 
 def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Configuration]) -> list[Configuration]:

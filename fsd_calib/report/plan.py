@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fsd_calib.calibration.memory import NAMES, MemoryPlan
-from fsd_calib.calibration.plan import PRECISION, Plan, Prospect
+from fsd_calib.certification.power import PRECISION
 from fsd_calib.formatting import (
     NONE,
     ROUNDS,
@@ -23,6 +23,11 @@ from fsd_calib.formatting import (
     requirement,
 )
 from fsd_collectors.report.terminal import TITLE, LiteralConsole, literal
+from fsd_decoding.memory import NAMES
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.memory import MemoryPlan
+    from fsd_calib.calibration.plan import Plan, Prospect
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:

@@ -16,11 +16,12 @@ from hypothesis.extra.numpy import arrays
 from rich.console import Console
 
 from fsd_collectors.manifest import Manifest
+from fsd_collectors.pages.sheet import Sheet
 from fsd_collectors.report.figures import pictures
 from fsd_collectors.report.histogram import BINS, RELATIVE_ERROR, Histogram
 from fsd_collectors.report.panels import LIGHT, png
 from fsd_collectors.report.summary import ENTROPIES, DivergenceSummary, summarise
-from fsd_collectors.report.tables import ACCEPTED, Sheet, print_sheets, sheets
+from fsd_collectors.report.tables import ACCEPTED, print_sheets, sheets
 from fsd_decoding.errors import UsageError
 from support.traces.rows import ON_POLICY, manifest
 

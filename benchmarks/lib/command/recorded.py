@@ -59,10 +59,11 @@ def main() -> None:
         recorder.planned(plan)
         print_plan(plan, *others)
 
-    def note_mark(meter: Meter) -> None:
-        mark(meter)
-        meters.append(meter)
-        recorder.ended()
+    def note_mark(meter: Meter, name: str) -> None:
+        mark(meter, name)
+        if name in _STEPS:
+            meters.append(meter)
+            recorder.ended()
 
     sys.argv = ["fsd-calibrate", *arguments]
     try:
@@ -70,7 +71,9 @@ def main() -> None:
             calibrate.main()
     finally:
         if len(meters) == len(_STEPS):
-            Path(file).write_text(json.dumps(recorder.results(meters[-1].steps)))
+            Path(file).write_text(
+                json.dumps(recorder.results([s.work for s in meters[-1].steps if s.work and s.name in _STEPS]))
+            )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fsd_collectors.report.tables import Sheet
+from fsd_collectors.pages.sheet import Sheet
 from fsd_decoding.terminal import visible
 
 _PAGE = """<!DOCTYPE html>

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fsd_collectors.manifest import Manifest
+from fsd_collectors.pages.markdown import table
+from fsd_collectors.pages.sheet import Sheet
 from fsd_collectors.report.panels import can_draw
-from fsd_collectors.report.tables import Sheet, model_line, number, sampling_line
+from fsd_collectors.report.tables import model_line, number, sampling_line
 from fsd_predictors.facts import Facts, Quality
 from fsd_predictors.training.evaluation import Evaluation, StepQuality
 from fsd_predictors.training.importances import Importance
@@ -135,15 +137,8 @@ def _parameters(facts: Facts) -> Sheet:
 
 
 def _markdown(sheet: Sheet) -> str:
-    headings = sheet.headings or ("", "")
-    sides = [":--" if place < sheet.names or not sheet.headings else "--:" for place in range(len(headings))]
-    lines = [_line(row) for row in (headings, sides, *sheet.rows)]
     note = f"\n{sheet.note}\n" if sheet.note else ""
-    return f"## {sheet.title}\n\n" + "\n".join(lines) + f"\n{note}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"## {sheet.title}\n\n{table(sheet)}\n{note}"
 
 
 def _auc(value: float | None) -> str:
