@@ -131,8 +131,8 @@ def _interest(target: Decoding, chosen: Decoding) -> int:
 
 def _differing(problem: Problem, target: Decoding, chosen: Decoding) -> Differing:
     return Differing(
-        problem=problem.id, prompt=_cut(problem.prompt), reference=_cut(problem.reference), target=_answer(target),
-        chosen=_answer(chosen),
+        problem=problem.id, question=_cut(problem.question), prompt=_cut(problem.prompt),
+        reference=_cut(problem.reference), target=_answer(target), chosen=_answer(chosen),
     )  # fmt: skip
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from difflib import SequenceMatcher
+
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing
 from fsd_calib.report.run_folder import Run
-from fsd_collectors.pages.blocks import Answer, Block, Section, Text, TextPair, Tone
+from fsd_collectors.pages.blocks import Answer, Block, Piece, Section, Text, TextPair, Tone
 
-_SUMMARY = 110  # characters of a prompt in one line
+_SUMMARY = 140  # characters of a question
 
 
 def differing_section(run: Run) -> Section:
@@ -25,24 +28,30 @@ def differing_section(run: Run) -> Section:
         blocks += [_pair(number, each) for number, each in enumerate(compared.shown)]
     return Section(
         "differing", "Problems where target and chosen setting differ",
-        "What was lost comes first, then what was gained, then other texts with the same outcome; underlined from "
-        "where the two texts part.",
+        "What was lost comes first, then what was gained, then other texts with the same outcome; words that differ "
+        "are underlined.",
         tuple(blocks),
     )  # fmt: skip
 
 
 def _pair(number: int, each: Differing) -> TextPair:
     kind, tone = _outcome(each.target.correct, each.chosen.correct)
-    same = _common_start(each.target.text, each.chosen.text)
-    question = " ".join(each.prompt.split())
-    summary = question if len(question) <= _SUMMARY else f"… {question[-_SUMMARY:]}"
-    sides = (_side("The target alone", each.target, same), _side("The chosen setting", each.chosen, same))
+    question = " ".join(each.question.split())
+    summary = question if len(question) <= _SUMMARY else f"{question[:_SUMMARY]} …"
+    target, chosen = _pieces(each.target.text, each.chosen.text)
+    sides = (_side("The target alone", each.target, target), _side("The chosen setting", each.chosen, chosen))
     return TextPair(kind, summary, each.prompt, each.reference, sides, tone, open=number == 0)
 
 
-def _common_start(one: str, other: str) -> str:
-    length = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:length]
+def _pieces(one: str, other: str) -> tuple[list[Piece], list[Piece]]:
+    """Both texts in pieces of words that they share, and words that they do not."""
+    words = [re.findall(r"\s+|\S+", text) for text in (one, other)]
+    pieces: tuple[list[Piece], list[Piece]] = ([], [])
+    for what, *ends in SequenceMatcher(None, *words).get_opcodes():
+        for side, its_words, (begin, end) in zip(pieces, words, (ends[:2], ends[2:]), strict=True):
+            if begin < end:
+                side.append(Piece("".join(its_words[begin:end]), what != "equal"))
+    return pieces
 
 
 def _outcome(target: bool, chosen: bool) -> tuple[str, Tone]:
@@ -51,6 +60,6 @@ def _outcome(target: bool, chosen: bool) -> tuple[str, Tone]:
     return ("Lost", "bad") if target else ("Gained", "good")
 
 
-def _side(label: str, answer: RecordedAnswer, same: str) -> Answer:
+def _side(label: str, answer: RecordedAnswer, pieces: list[Piece]) -> Answer:
     outcome = "right" if answer.correct else "wrong"
-    return Answer(f"{label}: {outcome}, {answer.tokens} tokens", same, answer.text[len(same) :])
+    return Answer(f"{label}: {outcome}, {answer.tokens} tokens", tuple(pieces))

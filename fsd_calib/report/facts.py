@@ -53,8 +53,8 @@ def scale_sheet(record: RunRecord) -> Sheet:
 def settings_section(found: Sequence[Row], profile: ThresholdProfile) -> Section:
     """Returns every measured setting in a table that can be sorted."""
     ordered = sorted(found, key=lambda row: (row.source != "certification", -(row.forecast or 0.0)))
-    headings = ("setting", "part", "T", "L", "retention", "≥", "accuracy", "tokens/round", "accepted",
-                "tokens/s (forecast)", "problems")  # fmt: skip
+    headings = ("setting", "part", "T", "L", "retention", "≥", "accuracy", "tokens\n/round", "accepted",
+                "tokens/s\n(forecast)", "problems")  # fmt: skip
     marked = frozenset(i for i, row in enumerate(ordered) if row.chosen)
     table = Sheet("", headings, tuple(map(_cells, ordered)), names=2, marked=marked, sortable=True)
     return Section(

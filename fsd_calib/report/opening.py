@@ -76,7 +76,7 @@ def main_figures(profile: ThresholdProfile) -> Sheet:
     ]  # fmt: skip
     if fuzzy:
         retention = c.retention if c.retention is not None or estimate is None else estimate.retention
-        low = "" if c.lower_bound is None else f" (≥ {bound(c.lower_bound)})"
+        low = "" if c.lower_bound is None else f"\n≥ {bound(c.lower_bound)}"
         label = "" if profile.threshold is not None else "estimate, not certified: "
         rows.append((
             f"{label}{profile.rule}, T = {threshold(own_threshold(profile))}, {drafts(profile)}",
@@ -91,5 +91,5 @@ def main_figures(profile: ThresholdProfile) -> Sheet:
 def _speed(profile: ThresholdProfile, which: str) -> tuple[str, str]:
     speed = profile.speed
     value = getattr(speed, which)
-    ends = "" if speed.intervals is None else f" ({interval(getattr(speed.intervals, which))})"
+    ends = "" if speed.intervals is None else f"\n{interval(getattr(speed.intervals, which))}"
     return pace(value) + ends, f"{value / speed.target:.2f}×"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from fsd_collectors.pages.blocks import Page
+from fsd_collectors.pages.files import write
 from fsd_collectors.pages.markdown import markdown
 from fsd_collectors.pages.pictures import png, svg
 from fsd_collectors.pages.shell import html
-from fsd_collectors.report.plot import write
 
 Format = Literal["html", "png", "svg", "md"]
 FORMATS: tuple[Format, ...] = ("html", "png", "svg", "md")

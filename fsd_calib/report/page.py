@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from fsd_calib.formatting import exact
+from fsd_calib.formatting import exact, pace
 from fsd_calib.report import rows as measured
 from fsd_calib.report.charts.acceptance import accepted_by_length, tokens_by_length
 from fsd_calib.report.charts.effort import decodings_by_step, seconds_by_step
@@ -25,7 +25,7 @@ def run_page(run: Run) -> Page:
     profile = run.profile
     found = measured.rows(run)
     sections = (
-        verdict_section(profile), _speed(run, found), _threshold(run, found), _search(run), _lengths(run, found),
+        verdict_section(profile), _speed(run, found), _threshold(run, found), _search(run, found), _lengths(run, found),
         _shares(run, found), _effort(run), settings_section(found, profile), differing_section(run),
         provenance_section(run),
     )  # fmt: skip
@@ -48,6 +48,11 @@ def _speed(run: Run, found: list[Row]) -> Section:
         "settings that no other beats in both. The axis of retention does not begin at 0. The draft alone is not a "
         "point: calibrations do not decode or time it by itself."
     )
+    if speed.timed and speed.forecast is not None:
+        marks += (
+            f" For the chosen setting the cost model forecasts {pace(speed.forecast.chosen)} {speed.unit}, and timing "
+            f"showed {pace(speed.chosen)}: judge hollow marks by each other."
+        )
     timing = [Text(line[0].upper() + line[1:] + ".", "note") for line in (timing_note(speed), busy_note(speed)) if line]
     return Section(
         "speed", "Accuracy against speed",
@@ -71,12 +76,12 @@ def _threshold(run: Run, found: list[Row]) -> Section | None:
     )  # fmt: skip
 
 
-def _search(run: Run) -> Section:
+def _search(run: Run, found: list[Row]) -> Section:
     blocks: list[Block] = []
     if run.record is None:
         blocks.append(lacking(run, "The trials of the search and the frozen settings are"))
     else:
-        chart = trials(run.profile, run.record)
+        chart = trials(run.profile, run.record, found)
         marks = "Filled marks: the search expects them to meet the goal; hollow ones: it does not."
         blocks += [chart, Text(marks, "note")] if chart else [Text("Nothing was searched.", "note")]
         blocks.append(rung_sheet(run.profile, run.record))
@@ -97,7 +102,7 @@ def _lengths(run: Run, found: list[Row]) -> Section:
     )  # fmt: skip
     return Section(
         "lengths", "Draft length L",
-        "A longer draft can make more tokens per round, but the later a token is drafted the more rarely it is accepted.",
+        "A longer draft can make more tokens per round, but the later a token is drafted the more rarely it counts.",
         (tokens_by_length(found, run.record), second, marks),
     )  # fmt: skip
 
@@ -131,5 +136,5 @@ def _effort(run: Run) -> Section:
 
 
 def _short(model: str) -> str:
-    """A hub id as it is, of a path the last part."""
-    return PurePath(model).name if PurePath(model).is_absolute() else model
+    """A hub id as it is, of a path the last two parts."""
+    return "/".join(PurePath(model).parts[-2:]) if PurePath(model).is_absolute() else model

@@ -141,8 +141,10 @@ class Differing(Part):
 
     problem: Count
     """Its id."""
+    question: str
+    """The question, cut where it is very long."""
     prompt: str
-    """The prompt, cut where it is very long."""
+    """The prompt that asked it, likewise."""
     reference: str
     """The reference answer."""
     target: Answer

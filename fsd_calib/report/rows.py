@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -12,7 +12,7 @@ from fsd_decoding.profile.curve import CurvePoint, Source
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-TARGET, SD = "target alone", "sd (lossless)"
+TARGET, SD, COUPLED = "target alone", "sd (lossless)", "coupled (lossless)"
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def own_threshold(profile: ThresholdProfile) -> float | None:
     return profile.estimate.threshold if profile.estimate is not None else profile.threshold
 
 
-def series_of(found: list[Row]) -> list[str]:
+def series_of(found: Sequence[Row]) -> list[str]:
     """Returns the series of rows in the order of legends: the target, `sd`, then the divergences."""
     names = dict.fromkeys(row.series for row in found)
-    fixed = [name for name in (TARGET, SD) if name in names]
+    fixed = [name for name in (TARGET, SD, COUPLED) if name in names]
     return fixed + sorted(name for name in names if name not in fixed)
 
 

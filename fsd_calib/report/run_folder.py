@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fsd_calib.report.record import FILE_NAME, RunRecord
+from fsd_collectors.pages.files import write
 from fsd_collectors.pages.shell import html
-from fsd_collectors.report.plot import write
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.io import file_of, first_problem
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

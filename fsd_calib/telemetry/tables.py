@@ -31,7 +31,7 @@ def summary_table(table: pd.DataFrame, setups: Sequence[DecodingSetup]) -> Sheet
         **{name: f"{number(table[column].mean())}; last {number(table[column].iloc[-1])}"
            for column, name in facts_of(table).items()},
     }  # fmt: skip
-    return Sheet("The whole run", (), tuple(facts.items()))
+    return Sheet("", (), tuple(facts.items()))
 
 
 def remarks(setups: Sequence[DecodingSetup]) -> list[str]:

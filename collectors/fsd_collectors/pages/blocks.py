@@ -44,12 +44,19 @@ class ShownToken:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A piece of a text, and whether the text beside it has something else there."""
+
+    text: str
+    differs: bool = False
+
+
+@dataclass(frozen=True)
 class Answer:
-    """A text beside another: up to where they part, and from there; or token by token, where that is known."""
+    """A text beside another, in pieces; or token by token, where that is known."""
 
     label: str
-    same: str = ""
-    rest: str = ""
+    pieces: tuple[Piece, ...] = ()
     tokens: tuple[ShownToken, ...] = ()
 
 

@@ -56,7 +56,7 @@ def _block(block: Block, picture_of: Callable[[Chart], str]) -> Iterator[str]:
 
 
 def _text_of(side: Answer) -> str:
-    return "".join(token.text for token in side.tokens) if side.tokens else side.same + side.rest
+    return "".join(part.text for part in side.tokens or side.pieces)
 
 
 def _escaped(text: str) -> str:

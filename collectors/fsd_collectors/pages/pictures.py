@@ -30,4 +30,5 @@ def _whole(chart: Chart, theme: Theme) -> dict[str, Any]:
     """The specification with theme, paper and width."""
     spec = coloured(literal_texts(chart.spec), theme)
     config = settings(theme) | {"background": theme.paper, "padding": _PADDING}
-    return {"width": WIDTH, **spec, "config": config | spec.get("config", {})}
+    width = {} if "hconcat" in spec else {"width": WIDTH}
+    return {**width, **spec, "config": config | spec.get("config", {})}

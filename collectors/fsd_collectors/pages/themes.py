@@ -73,12 +73,12 @@ def settings(theme: Theme) -> dict[str, Any]:
     axis = {
         "labelColor": theme.quiet, "titleColor": theme.ink, "domainColor": theme.faint, "tickColor": theme.faint,
         "gridColor": theme.faint, "gridOpacity": 0.7, "labelFontSize": 12, "titleFontSize": 12.5,
-        "titleFontWeight": "normal", "titlePadding": 8, "labelOverlap": True, "labelFlush": True, "tickCount": 6,
+        "titleFontWeight": "normal", "titlePadding": 8, "labelOverlap": True, "labelFlush": False, "tickCount": 6,
     }  # fmt: skip
     legend = {
         "labelColor": theme.ink, "titleColor": theme.quiet, "labelFontSize": 12, "titleFontSize": 12,
-        "titleFontWeight": "normal", "orient": "top", "direction": "horizontal", "columns": 4, "labelLimit": 260,
-        "symbolStrokeWidth": 2, "symbolSize": 90, "columnPadding": 18, "offset": 12,
+        "titleFontWeight": "normal", "orient": "top", "direction": "horizontal", "columns": 6, "labelLimit": 260,
+        "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1, "columnPadding": 18, "offset": 12,
     }  # fmt: skip
     return {
         "background": None, "font": FONT, "axis": axis, "legend": legend, "view": {"stroke": None},

@@ -27,7 +27,7 @@ def tokens_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart:
     }  # fmt: skip
     replayed = [] if record is None else [(r, r.tokens_per_round) for r in record.replayed]
     alt = "Tokens per round by draft length: " + _words(shown, [f"{row.tokens_per_round:.2f}" for row in shown])
-    return Chart("tokens", alt, layered(values, [most, *_layers(shown, replayed, y)], _HEIGHT))
+    return Chart("tokens", alt, layered(values, [most, *_layers(shown, found, replayed, y)], _HEIGHT))
 
 
 def accepted_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart | None:
@@ -39,7 +39,7 @@ def accepted_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart 
     y = quantitative("of", "% of drafted tokens accepted", scale={"domain": [0, 100]})
     replayed = [] if record is None else [(r, 100 * r.accepted) for r in record.replayed]
     alt = "Share of drafted tokens accepted by draft length: " + _words(shown, [f"{row.accepted:.1%}" for row in shown])
-    return Chart("accepted", alt, layered(values, _layers(shown, replayed, y), _HEIGHT))
+    return Chart("accepted", alt, layered(values, _layers(shown, found, replayed, y), _HEIGHT))
 
 
 def _drafting(found: Sequence[Row]) -> list[Row]:
@@ -52,7 +52,9 @@ def _length(longest: int) -> Spec:
     return quantitative("length", "draft length L", scale=scale, axis={"tickMinStep": 1, "format": "d"})
 
 
-def _layers(shown: Sequence[Row], replayed: Sequence[tuple[Replayed, float]], y: Spec) -> list[Spec]:
+def _layers(
+    shown: Sequence[Row], found: Sequence[Row], replayed: Sequence[tuple[Replayed, float]], y: Spec
+) -> list[Spec]:
     x = _length(max((row.draft_length for row in shown), default=1))
     line = [{"length": r.draft_length, "of": value, "name": "replay at the chosen T"} for r, value in replayed]
     shown_by = [
@@ -67,7 +69,7 @@ def _layers(shown: Sequence[Row], replayed: Sequence[tuple[Replayed, float]], y:
     }
     points: Spec = {
         "mark": {"type": "point", "filled": True, "size": 85, "opacity": 0.85},
-        "encoding": {"x": x, "y": y, **series(series_of(list(shown))), "tooltip": hovering()},
+        "encoding": {"x": x, "y": y, **series(series_of(shown), found), "tooltip": hovering()},
     }
     return [curve, points] if line else [points]
 

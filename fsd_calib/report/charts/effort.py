@@ -14,9 +14,10 @@ _BEGUN = ("made", "from the cache")
 
 def seconds_by_step(steps: Sequence[Step]) -> Chart:
     """Returns the chart of seconds."""
-    values = [{"step": step.name, "seconds": step.seconds, "time": duration(step.seconds)} for step in steps]
+    values = [{"step": step.name, "seconds": step.seconds, "time": _time(step.seconds)} for step in steps]
     y = _step(steps)
-    x = quantitative("seconds", "seconds", scale={"zero": True})
+    most = max((step.seconds for step in steps), default=0.0) or 1.0
+    x = quantitative("seconds", "seconds", scale={"domain": [0, 1.1 * most], "nice": False})  # with room for a label
     bars: Spec = {
         "mark": {"type": "bar", "color": "@first", "cornerRadiusEnd": 2},
         "encoding": {"x": x, "y": y, "tooltip": [{"field": "step"}, {"field": "time"}]},
@@ -51,12 +52,16 @@ def decodings_by_step(steps: Sequence[Step]) -> Chart:
         "encoding": {
             "x": quantitative("count", "decodings of a problem", scale={"zero": True}),
             "y": _step([step for step, _ in counted]),
-            **by_series("color", "kind", _BEGUN, ("@first", "@faint")), "order": {"field": "order"},
+            **by_series("color", "kind", _BEGUN, ("@first", "@seventh")), "order": {"field": "order"},
             "tooltip": [{"field": name} for name in ("step", "kind", "problems", "tokens")],
         },
     }  # fmt: skip
     alt = "Decodings by step: " + "; ".join(f"{v['step']} {v['problems']} {v['kind']}" for v in values)
     return Chart("decodings", alt, layered(values, [bars], _BAR * len(counted)))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 def _step(steps: Sequence[Step]) -> Spec:

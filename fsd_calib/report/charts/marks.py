@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 from fsd_calib.formatting import NONE, bound, pace, percent, threshold
-from fsd_calib.report.rows import SD, TARGET, Row
+from fsd_calib.report.rows import COUPLED, SD, TARGET, Row, series_of
 from fsd_collectors.pages.charts import Spec, by_series
 from fsd_collectors.pages.themes import SERIES, SHAPES
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -40,15 +41,25 @@ def hovering() -> list[Spec]:
     return [{"field": name.replace(".", "\\."), "title": name, "type": "nominal"} for name in HOVER]
 
 
-def series(names: Sequence[str]) -> Spec:
-    """Returns the encodings of series by colour and shape. The target and `sd` look the same in every chart."""
-    fixed = {TARGET: ("@ink", "square"), SD: ("@second", "diamond")}
-    free = [(c, s) for c, s in zip(SERIES, SHAPES, strict=True) if c != "@second" and s not in ("square", "diamond")]
-    looks: dict[str, tuple[str, str]] = {}
-    for name in names:
-        looks[name] = fixed.get(name) or free[len([n for n in looks if n not in fixed]) % len(free)]
+def series(names: Sequence[str], found: Sequence[Row]) -> Spec:
+    """Returns the encodings of series by colour and shape.
+
+    Args:
+        names: Those that the chart shows.
+        found: All rows of the run, so that a series looks the same in every chart.
+    """
+    looks = _looks(series_of(found))
     colours, shapes = zip(*(looks[name] for name in names), strict=True)
     return by_series("color", "series", names, colours) | by_series("shape", "series", names, shapes)
+
+
+def _looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and shape of every series of a run."""
+    looks = {TARGET: ("@ink", "square"), SD: ("@second", "diamond"), COUPLED: ("@seventh", "cross")}
+    colours = [colour for colour in SERIES if colour not in ("@second", "@seventh")]
+    shapes = [shape for shape in SHAPES if shape not in ("square", "diamond", "cross")]
+    free = cycle(zip(colours, cycle(shapes), strict=False))
+    return looks | dict(zip((name for name in names if name not in looks), free, strict=False))
 
 
 def ring(x: Spec, y: Spec) -> Spec:
@@ -67,8 +78,10 @@ def ring(x: Spec, y: Spec) -> Spec:
     }
 
 
-def level(at: float, label: str, dash: Sequence[int] = (5, 4)) -> list[Spec]:
-    """Returns the layers of a horizontal line and its label, at its right end."""
+def level(at: float, label: str, dash: Sequence[int] = (5, 4), left: bool = False) -> list[Spec]:
+    """Returns the layers of a horizontal line and its label, at its right end unless at its `left`."""
+    place = {"x": {"value": 6}} if left else {"x": {"value": "width"}}
+    align = "left" if left else "right"
     data = {"values": [{"at": at, "label": label}]}
     y = {"field": "at", "type": "quantitative"}
     return [
@@ -77,23 +90,23 @@ def level(at: float, label: str, dash: Sequence[int] = (5, 4)) -> list[Spec]:
             "data": data,
             "mark": {
                 "type": "text",
-                "align": "right",
+                "align": align,
                 "baseline": "bottom",
                 "dy": -3,
                 "color": "@quiet",
                 "fontSize": 11.5,
             },
-            "encoding": {"y": y, "x": {"value": "width"}, "text": {"field": "label"}},
+            "encoding": {"y": y, **place, "text": {"field": "label"}},
         },
     ]
 
 
-def levels(profile: ThresholdProfile) -> list[Spec]:
+def levels(profile: ThresholdProfile, left: bool = False) -> list[Spec]:
     """Returns the lines of a chart of retention: the target's accuracy, and what was requested."""
     wanted = profile.certificate.wanted
-    lines = level(100.0, "as the target alone", (1, 3))
+    lines = level(100.0, "", (1, 3))  # the axis says what 100 is
     if wanted is not None and profile.certificate.acc == "retention" and wanted != 1:
-        lines += level(100 * wanted, f"requested: {100 * wanted:g}%")
+        lines += level(100 * wanted, f"requested: {100 * wanted:g}%", left=left)
     return lines
 
 

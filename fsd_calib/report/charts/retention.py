@@ -11,6 +11,7 @@ from fsd_calib.report.rows import Row, series_of
 from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
+_LABEL = "format(1 - datum.value, datum.value < 0.001 ? '.2%' : datum.value < 0.01 ? '.1%' : '.0%')"
 _TICKS = [0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005]  # shares rejected
 
 
@@ -20,7 +21,8 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
     if not shown:
         return None
     values = [
-        {**kept(row), **hover(row), "at": row.threshold, "certification": row.source == "certification",
+        {**kept(row), **hover(row), "chosen": row.chosen and _last(row, shown), "at": row.threshold,
+         "certification": row.source == "certification",
          "bound": None if row.lower_bound is None else 100 * row.lower_bound,
          "shown": "" if row.lower_bound is None else f"≥ {bound(row.lower_bound)}"}
         for row in shown
@@ -28,7 +30,7 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
     most = max(row.threshold or 0.0 for row in shown)
     scale = {"domain": [0, 1.05 * most or 1.0], "nice": False}
     x = quantitative("at", f"threshold T on {profile.divergence}", scale=scale)
-    y, looks = retention_axis(shown, profile), series(series_of(list(shown)))
+    y, looks = retention_axis(shown, profile), series(series_of(shown), found)
     layers = [
         *levels(profile), intervals(x, y, looks["color"]), *_bounds(x, y),
         {"transform": [{"filter": "!datum.certification"}],
@@ -48,17 +50,22 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
     return Chart("threshold", alt, layered(values, layers))
 
 
+def _last(row: Row, shown: Sequence[Row]) -> bool:
+    """Whether it is the row of its setting to point at: of the certification part where there is one."""
+    return row.source == "certification" or not any(r.chosen and r.source == "certification" for r in shown)
+
+
 def _bounds(x: Spec, y: Spec) -> list[Spec]:
     """The certificate's lower bounds: a thick line from the measured retention down to a tick and its number."""
     tested = [{"filter": "isValid(datum.bound)"}]
     low = y | {"field": "bound"}
+    label = {"type": "text", "align": "left", "baseline": "top", "dx": -10, "dy": 6, "fontWeight": 600}
     tick = {"type": "tick", "thickness": 3, "size": 18, "color": "@ink", "orient": "horizontal"}
     return [
         {"transform": tested, "mark": {"type": "rule", "strokeWidth": 3, "color": "@ink"},
          "encoding": {"x": x, "y": low, "y2": {"field": "kept"}}},
         {"transform": tested, "mark": tick, "encoding": {"x": x, "y": low}},
-        {"transform": tested, "mark": {"type": "text", "align": "left", "dx": 13, "fontWeight": 600, "color": "@ink"},
-         "encoding": {"x": x, "y": low, "text": {"field": "shown"}}},
+        {"transform": tested, "mark": label, "encoding": {"x": x, "y": low, "text": {"field": "shown"}}},
     ]  # fmt: skip
 
 
@@ -74,12 +81,12 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
         {**kept(row), **hover(row), "rejected": 1 - trial.share, "share": f"{trial.share:.2%}"} for trial, row in shown
     ]
     rows = [row for _, row in shown]
-    axis = {"values": _TICKS, "labelExpr": "format(1 - datum.value, datum.value < 0.01 ? '.1%' : '.0%')"}
+    axis = {"values": _TICKS, "labelExpr": _LABEL}
     x = quantitative(
         "rejected", "drafted tokens with D ≤ T, along the target's text", axis=axis,
         scale={"type": "log", "reverse": True, "nice": False, "padding": 14},
     )  # fmt: skip
-    y, looks = retention_axis(rows, profile), series(series_of(rows))
+    y, looks = retention_axis(rows, profile), series(series_of(rows), found)
     shared = {"field": "share", "title": "D ≤ T for", "type": "nominal"}
     points = {
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},

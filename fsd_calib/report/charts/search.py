@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from fsd_calib.formatting import pace, percent, threshold
 from fsd_calib.report.charts.marks import levels, series
 from fsd_calib.report.record import RunRecord, Trial
+from fsd_calib.report.rows import Row
 from fsd_collectors.pages.charts import Chart, layered, quantitative
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SHOWN = ("trial", "verdict", "T", "L", "divergence", "policy", "retention", "lossless share", "tokens/s", "problems")
 
 
-def trials(profile: ThresholdProfile, record: RunRecord) -> Chart | None:
+def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
     """Returns the chart; None: the search tried nothing."""
     if not record.trials:
         return None
@@ -24,7 +25,7 @@ def trials(profile: ThresholdProfile, record: RunRecord) -> Chart | None:
         scale={"domain": [0.5, len(values) + 0.5], "nice": False},
     )  # fmt: skip
     y = quantitative("kept", "retention (% of the target's accuracy)", scale={"zero": False, "padding": 16})
-    looks = series(names)
+    looks = series(names, found)
     tooltip = [{"field": name, "type": "nominal"} for name in _SHOWN if name in values[0]]
     layers = [
         *levels(profile),

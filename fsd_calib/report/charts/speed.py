@@ -20,13 +20,13 @@ def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row]) -> Char
     timed = list(_timed(profile, found))
     forecast = [row for row in found if row.source == "tuning" and row.threshold is not None and row.forecast]
     values = [_value(row) for row in forecast] + timed
-    names = [name for name in series_of(list(found)) if any(value["series"] == name for value in values)]
+    names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
     shown = [*forecast, *(row for row in found if row.chosen or row.rule == "sd")]
     most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
     scale = {"domain": [0, 1.08 * most], "nice": False}  # with room for a label
     x, y = quantitative("speed", f"{profile.speed.unit}, one stream", scale=scale), retention_axis(shown, profile)
-    looks = series(names)
-    spec = layered(values, [*levels(profile), *_layers(x, y, looks)], _HEIGHT)
+    looks = series(names, found)
+    spec = layered(values, [*levels(profile, left=True), *_layers(x, y, looks)], _HEIGHT)
     return Chart("speed", _alt(profile, timed, forecast), spec)
 
 
