@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fsd_decoding.hf.generate import fsd_generate
     from fsd_decoding.observers.recorder import Recorder
     from fsd_decoding.observers.round_record import together
+    from fsd_decoding.observers.token_sources import TokenSources
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
     from fsd_decoding.sampling import Sampling
 
@@ -39,6 +40,7 @@ __all__ = [
     "SpeculativeDecoder",
     "Telemetry",
     "ThresholdProfile",
+    "TokenSources",
     "adaptive",
     "calibrate",
     "collect_traces",
@@ -63,6 +65,7 @@ __getattr__, __dir__ = lazy_exports(
         "SpeculativeDecoder": "fsd_decoding.decoder",
         "Telemetry": "fsd_calib.telemetry.observer",
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",
+        "TokenSources": "fsd_decoding.observers.token_sources",
         "adaptive": "fsd_calib.adaptive",
         "calibrate": "fsd_calib.calibration.api",
         "collect_traces": "fsd_collectors.collection.run",

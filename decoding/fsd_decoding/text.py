@@ -42,6 +42,21 @@ class TextStream:
         return piece
 
 
+def text_pieces(tokenizer: Any, tokens: Sequence[int], text: str) -> list[str]:
+    """Splits a text into the part of each of its tokens; some may be empty, and joined they are the text.
+
+    A part is what the token adds to the beginning that is certain with it: of a character that several tokens make up,
+    the last one has all. A text cut at a stop string may be shorter than its tokens.
+    """
+    pieces, end = [], 0
+    for count in range(1, len(tokens) + 1):
+        begin, known = end, tokenizer.decode(tokens[:count], skip_special_tokens=True)
+        while end < min(len(known), len(text)) and known[end] == text[end]:
+            end += 1
+        pieces.append(text[begin:end])
+    return pieces
+
+
 def unsettled_tokens(tokenizer: Any) -> frozenset[int]:
     """Returns tokens whose text depends on their neighbours or is empty.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +12,7 @@ import typer
 from fsd_calib.cli.console import leave, quiet_libraries, reply, say
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, VersionOption
-from fsd_calib.tasks.base import Example, Kind, Prompting
-from fsd_calib.tasks.registry import task_kind
-from fsd_decoding.errors import UsageError
+from fsd_calib.cli.prompt_format import MOST_NEW_TOKENS, PromptFormat, kind_of_profile
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from fsd_decoding.engine.result import Result
 
 NAME = "fsd-generate"
-_MOST_NEW_TOKENS = 256
 _EPILOG = """
 Example: fsd-generate --profile profile.json "Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there now?"
 
@@ -48,7 +45,7 @@ def command(
     loading: Loading = USUAL_LOADING,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {_MOST_NEW_TOKENS}."),
+        typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS}."),
     ] = None,
     threshold: Annotated[
         float | None,
@@ -77,34 +74,17 @@ def command(
         target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype,
         model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **given,
     )  # fmt: skip
-    kind = None if raw else _kind(followed.task)
-    prompt_of, stop = kind.prompts(decoder.tokenizer) if kind else Prompting(lambda example: example.question, ())
-    most = max_new_tokens or (kind.max_new_tokens if kind else _MOST_NEW_TOKENS)
+    form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
     started = time.perf_counter()
-    results = decoder.generate([_asked(prompt_of, prompt) for prompt in prompts], most, stop=stop)
+    results = decoder.generate(
+        [form.prompt(prompt) for prompt in prompts], max_new_tokens or form.max_new_tokens, stop=form.stop
+    )
     reply("\n\n".join(result.text for result in results))
     say(NAME, summary(results, time.perf_counter() - started))
 
 
 def main() -> None:
     leave(app, NAME)
-
-
-def _asked(prompt_of: Callable[[Example], str], prompt: str) -> str:
-    """UsageError: the task's format needs more than a question."""
-    try:
-        return prompt_of(Example(prompt, ""))
-    except UsageError as error:
-        raise UsageError(f"{error}; --raw passes prompts as given") from error
-
-
-def _kind(task: str) -> Kind | None:
-    """How prompts of a task are formatted; None, which is said: it is not found here, as a file that is elsewhere."""
-    try:
-        return task_kind(task)
-    except UsageError as error:
-        say(NAME, f"prompts are passed as given, without the format of the profile's task: {error}")
-        return None
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:

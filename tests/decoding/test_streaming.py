@@ -6,64 +6,19 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.text import StopStrings, TextStream
-from support.models.tiny_models import VOCABULARY, llama, random_model, word_tokenizer
+from support.models.scripted_models import TEXT, generating
+from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
+from support.models.tiny_tokenizers import TOKENIZERS, decode_whole
 
 NEW = 24
 STOPS = ["w5", "w12 w"]
-TEXT = "Hi 😀🎉 naïve 你好, don't… x  y\n\nend."
-POSITIONS = 96
-
-
-def byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2's: a token is one byte or several."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("Ġ", "ð"), ("e", "n"), ("en", "d"), ("Ċ", "Ċ")]  # one of them ends within a character
-    vocabulary = {"<eos>": 0} | {token: i for i, token in enumerate([*alphabet, *map("".join, merges)], 1)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
-
-
-def byte_fallback() -> PreTrainedTokenizerFast:
-    """As Llama-2's: spaces are ▁, the first is dropped, and characters without a token are written as bytes."""
-    pieces = [*"Hinavedotxyn.,'", "▁", "▁x", "▁en", "end"]
-    words = ["<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(pieces)]
-    vocabulary = {word: i for i, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [("▁", "x")], unk_token="<unk>", byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence(parts)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
-
-
-def cleaning() -> PreTrainedTokenizerFast:
-    """Words separated by spaces, some of which the tokenizer removes again."""
-    words = ["<eos>", "<unk>", "do", "n't", "'", "'s", "'ve", ".", ",", "we", "n", "?", "😀", "你", "好", "end"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "removed")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", clean_up_tokenization_spaces=True
-    )
-
-
-TOKENIZERS = {"words": word_tokenizer(), "byte-level": byte_level(), "byte fallback": byte_fallback(),
-              "cleaning": cleaning()}  # fmt: skip
-
-
-def decode_whole(tokenizer: Any, tokens: list[int]) -> str:
-    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
-    return text
 
 
 def stream_pieces(tokenizer: Any, tokens: list[int], sizes: list[int]) -> list[str]:
@@ -146,30 +101,6 @@ def test_a_stop_string_is_found_after_a_run_of_bytes_and_special_tokens() -> Non
     assert StopStrings(tokenizer, ["好"]).completed_at(run, 1) == 6
     assert StopStrings(tokenizer, ["你"]).completed_at(run[:4], 2) == 3  # the fourth byte makes it invalid again
     assert StopStrings(tokenizer, ["nx"]).completed_at([vocabulary["n"], 0, 0, 0, 0, vocabulary["x"]], 1) == 6
-
-
-def scripted(tokens: list[int], vocabulary: int) -> Any:
-    """A GPT-2 that depends on positions only: at position i it predicts tokens[i]."""
-    config = GPT2Config(vocab_size=vocabulary, n_embd=POSITIONS, n_layer=1, n_head=1, n_positions=POSITIONS,
-                        tie_word_embeddings=False, bos_token_id=None, eos_token_id=0)  # fmt: skip
-    model = random_model(config, seed=0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.zero_()
-        model.transformer.ln_f.weight.fill_(1.0)
-        model.transformer.wpe.weight.copy_(torch.eye(POSITIONS))
-        for position, token in enumerate(tokens[1:]):
-            model.lm_head.weight[token, position] = 1.0
-    return model
-
-
-def generating(kind: str, text: str = TEXT) -> SpeculativeDecoder:
-    """A target that generates `text` and EOS after a one-token prompt, and a draft that errs at every third token."""
-    tokenizer = TOKENIZERS[kind]
-    script = [5, *tokenizer(text)["input_ids"], 0]
-    wrong = [token if i % 3 else 5 for i, token in enumerate(script)]
-    target, draft = (scripted(tokens, len(tokenizer)) for tokens in (script, wrong))
-    return SpeculativeDecoder(target, draft, tokenizer, rule="coupled", draft_length=4)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])

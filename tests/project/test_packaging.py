@@ -23,7 +23,7 @@ from support.paths import ROOT
 from support.sources import package_folders
 
 HEAVY = {"torch", "transformers", "optuna", "lightgbm", "matplotlib", "pandas", "datasets"}
-APPS = ["calibrate", "collect", "generate", "profile", "tasks", "traces", "train"]
+APPS = ["calibrate", "collect", "generate", "inspect", "profile", "tasks", "traces", "train"]
 
 
 @pytest.mark.parametrize("app", APPS)
@@ -48,6 +48,7 @@ COMMANDS = [
     "fsd-calibrate",
     "fsd-collect",
     "fsd-generate",
+    "fsd-inspect",
     "fsd-profile",
     "fsd-tasks",
     "fsd-traces",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fsd_decoding.divergence import check_name, unchecked_divergences
 from fsd_decoding.errors import UsageError
@@ -157,3 +158,15 @@ class Verdict:
     fallback: Tensor  # (B, L) token emitted in place of the first rejected one
     score: Tensor | None = None  # (B, L) compared with T: accepted where score <= T
     by_score: Tensor | None = None  # (B, L) bool: decided by the score; the other decisions do not depend on T
+
+
+def emitted_tokens(proposal: Proposal, verdict: Verdict, drafted: Tensor, accepted: Tensor) -> Tensor:
+    """The tokens of a round, of which the first `accepted + 1` of each row are emitted: (B, L + 1).
+
+    Args:
+        drafted: (B,) number of proposed tokens.
+        accepted: (B,) number of them before the first rejection.
+    """
+    span = torch.arange(proposal.positions.shape[1], device=drafted.device)
+    last = torch.where(span < drafted[:, None], pad(verdict.fallback, (0, 1)), proposal.target_choice)
+    return torch.where(span < accepted[:, None], pad(proposal.drafted, (0, 1)), last)

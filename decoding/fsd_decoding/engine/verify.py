@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from fsd_decoding.acceptance.proposal import Criterion, Proposal, Verdict
+from fsd_decoding.acceptance.proposal import Criterion, Proposal, Verdict, emitted_tokens
 from fsd_decoding.acceptance.rules import Rule
 from fsd_decoding.batch import Batch
 from fsd_decoding.models.runner import ModelRunner
@@ -90,8 +89,7 @@ def settle(judged: JudgedRound, batch: Batch) -> Tensor:
     """
     proposal, verdict = judged.proposal, judged.verdict
     span = _span(batch, proposal.positions.shape[1])
-    bonus = torch.where(span < judged.drafted[:, None], pad(verdict.fallback, (0, 1)), proposal.target_choice)
-    emitted = torch.where(span < judged.accepted[:, None], pad(proposal.drafted, (0, 1)), bonus)  # (B, L + 1)
+    emitted = emitted_tokens(proposal, verdict, judged.drafted, judged.accepted)
     batch.tokens.scatter_(1, proposal.positions, emitted)  # positions beyond the new length are overwritten later
     target, draft = proposal.finite
     padding = span[:-1] >= judged.drafted[:, None]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsd_decoding.acceptance.proposal import Proposal, Verdict
-from fsd_decoding.acceptance.rules import Rule
+from fsd_decoding.acceptance.proposal import Proposal, Verdict, emitted_tokens
+from fsd_decoding.acceptance.rules import RULES, Rule
 from fsd_decoding.batch import Request
 from fsd_decoding.divergence import entropy, log_softmax, unchecked_divergences
 from fsd_decoding.policies.threshold import ThresholdPolicy
@@ -52,6 +52,16 @@ class RoundRecord:
     def decided(self) -> Tensor:
         """The accepted tokens and the first rejected one: (B, L) bool."""
         return self._first(torch.minimum(self.accepted + 1, self.drafted))
+
+    @property
+    def emitted(self) -> Tensor:
+        """The round's tokens, of which the first `accepted + 1` of a row are emitted: (B, L + 1)."""
+        return emitted_tokens(self.proposal, self.verdict, self.drafted, self.accepted)
+
+    @lazy
+    def exact_verdict(self) -> Verdict:
+        """What the rule's lossless rule, with the same noise, decides on every drafted token."""
+        return RULES[self.rule.lossless].judge(self.proposal) if self.rule.fuzzy else self.verdict
 
     def _first(self, counts: Tensor) -> Tensor:
         span = torch.arange(self.proposal.drafted.shape[1], device=counts.device)

@@ -1,0 +1,184 @@
+"""TokenSources: an observer that tells of every token of a text which decision emitted it, and at what divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fsd_decoding.errors import UsageError
+from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.text import text_pieces
+
+
+class TokenSource(StrEnum):
+    """Where a token of a text comes from."""
+
+    EXACT = "exact"
+    """Drafted, and accepted as the exact rule would have done."""
+    FUZZY = "fuzzy"
+    """Drafted, and accepted only because of T: the exact rule would have rejected it."""
+    FALLBACK = "fallback"
+    """Emitted in place of the first rejected token of a draft."""
+    BONUS = "bonus"
+    """Added by the target after a wholly accepted draft."""
+    TARGET = "target"
+    """The target's own, in a round without a draft."""
+
+
+@dataclass(frozen=True)
+class SourcedToken:
+    """One token of a text, with where it comes from.
+
+    Args:
+        token: its id.
+        text: its part of the text. Empty where it has none of its own: of a character that several tokens make up, the
+            last one has all; special tokens and what lies behind a stop string have none.
+        name: the token alone: as text, or if that is no whole character, as it is in the vocabulary.
+        position: its place among the text's new tokens, from 0.
+        round: the number of its round in the text, from 0.
+        source: where it comes from.
+        divergence: D at its position, in the divergence's unit; None: nothing was drafted there.
+        threshold: the T that D was compared with; None: nothing was drafted there, or the rule bounds no divergence.
+        alternative: the id of the token that it displaced. Of a fuzzy token that is what the exact rule would have
+            emitted, of a fallback token the rejected one; None: of others.
+        alternative_name: that token alone, as `name`.
+    """
+
+    token: int
+    text: str
+    name: str
+    position: int
+    round: int
+    source: TokenSource
+    divergence: float | None = None
+    threshold: float | None = None
+    alternative: int | None = None
+    alternative_name: str | None = None
+
+
+class FinishedText(Protocol):
+    """What `TokenSources` needs of a `Result`."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def emitted(self) -> int: ...
+
+
+class _Round(NamedTuple):
+    """A round of B rows and L drafted tokens each, without its logits."""
+
+    prompts: list[int | None]  # by row: the index of its prompt; None: the row is empty
+    emitted: Tensor  # (B, L + 1)
+    drafted: Tensor  # (B,)
+    accepted: Tensor  # (B,)
+    exact: Tensor  # (B, L) bool: the exact rule accepts the drafted token
+    divergences: Tensor  # (B, L)
+    thresholds: Tensor | None  # (B, L)
+    proposed: Tensor  # (B, L) drafted tokens
+    preferred: Tensor  # (B, L) what the exact rule emits where it rejects
+
+
+class TokenSources:
+    """Keeps the source of every token: pass it to one call of `generate` as `observer`, then call `tokens`.
+
+    On the device it keeps six numbers for each drafted token. Where the rule does not use D, D is computed for this;
+    where the rule is fuzzy, its exact rule judges every round too.
+
+    Args:
+        tokenizer: the decoder's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._rounds: list[_Round] = []
+
+    def __call__(self, record: RoundRecord) -> None:
+        proposal = record.proposal
+        self._rounds.append(
+            _Round(
+                [request.index if request else None for request in record.requests],
+                record.emitted,
+                record.drafted,
+                record.accepted,
+                record.exact_verdict.accepted,
+                proposal.divergences,
+                record.thresholds.clone() if record.rule.bounds_divergence else None,  # the engine reuses it
+                proposal.drafted,
+                record.exact_verdict.fallback,
+            )
+        )
+
+    def tokens(self, result: FinishedText, prompt: int = 0) -> list[SourcedToken]:
+        """Returns the tokens of a text with their sources, the EOS that ended it included. Waits for the device.
+
+        The joined `text` of the tokens is the result's.
+
+        Args:
+            result: of the observed call.
+            prompt: the index of its prompt in that call.
+
+        Raises:
+            UsageError: the result is of another prompt or call.
+        """
+        decided = list(islice(self._decided(prompt), result.emitted))
+        ids = [each.token for each in decided]
+        if len(ids) != result.emitted or ids[: len(result.tokens)] != result.tokens:
+            raise UsageError(
+                f"prompt is {prompt}, whose observed tokens are not those of the result; give a result of the one call "
+                "that was observed, and the index of its prompt in it"
+            )
+        texts = text_pieces(self._tokenizer, ids, result.text)
+        return [
+            SourcedToken(text=text, name=self._name(each.token), position=i,
+                         alternative_name=None if each.alternative is None else self._name(each.alternative),
+                         **each._asdict())
+            for i, (each, text) in enumerate(zip(decided, texts, strict=True))
+        ]  # fmt: skip
+
+    def _decided(self, prompt: int) -> Iterator[_Decided]:
+        """Yields what the rounds of a prompt emitted, beyond the end of its text too."""
+        number = 0
+        for round in self._rounds:
+            if prompt in round.prompts:
+                yield from _row(round, round.prompts.index(prompt), number)
+                number += 1
+
+    def _name(self, token: int) -> str:
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return str(self._tokenizer.convert_ids_to_tokens(token)) if not text or "\ufffd" in text else text
+
+
+class _Decided(NamedTuple):
+    token: int
+    round: int
+    source: TokenSource
+    divergence: float | None = None
+    threshold: float | None = None
+    alternative: int | None = None
+
+
+def _row(round: _Round, row: int, number: int) -> Iterator[_Decided]:
+    """Yields what a round emitted in one row."""
+    emitted, exact, divergences, proposed, preferred = (
+        column[row].tolist()
+        for column in (round.emitted, round.exact, round.divergences, round.proposed, round.preferred)
+    )
+    thresholds = None if round.thresholds is None else round.thresholds[row].tolist()
+    drafted, accepted = int(round.drafted[row]), int(round.accepted[row])
+    for i in range(min(accepted + 1, drafted)):
+        bound = None if thresholds is None else thresholds[i]
+        if i == accepted:
+            source, alternative = TokenSource.FALLBACK, proposed[i]
+        else:
+            source, alternative = (TokenSource.EXACT, None) if exact[i] else (TokenSource.FUZZY, preferred[i])
+        yield _Decided(emitted[i], number, source, divergences[i], bound, alternative)
+    if accepted == drafted:
+        yield _Decided(emitted[drafted], number, TokenSource.BONUS if drafted else TokenSource.TARGET)

@@ -1,0 +1,205 @@
+"""`fsd-inspect`: decodes one prompt and shows where every token of the text comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fsd_calib.cli.console import leave, quiet_libraries, reply
+from fsd_calib.cli.loading_options import loads_models_of_profile
+from fsd_calib.cli.options import (
+    DECODING,
+    MODELS,
+    AllowEditedOption,
+    DeviceOption,
+    DtypeOption,
+    TopKOption,
+    TopPOption,
+    VersionOption,
+    given_or_default,
+)
+from fsd_calib.cli.prompt_format import MOST_NEW_TOKENS, PromptFormat, kind_of_profile
+from fsd_calib.tasks.base import Kind
+from fsd_calib.tasks.registry import task_kind
+from fsd_decoding.errors import UsageError
+from fsd_decoding.model_options import USUAL_LOADING, Loading
+
+if TYPE_CHECKING:
+    from fsd_calib.inspection.inspected import InspectedText
+    from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+NAME = "fsd-inspect"
+_BUNDLED = "arithmetic"  # the task of the bundled pair
+_EPILOG = """
+Examples: fsd-inspect "Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there now?" · fsd-inspect
+--profile profile.json --threshold 0.1 --threshold 0.4 --html texts.html "…"
+
+Exit codes: 0 done · 2 bad input · 130 interrupted
+"""
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=_EPILOG)
+@loads_models_of_profile
+def command(
+    prompt: Annotated[str, typer.Argument(help="The prompt, in quotes.", show_default=False)],
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Take models, task and settings from this profile.json, or its folder; options go first."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Hub id or local path. By default the profile's target, or the bundled one.", rich_help_panel=MODELS
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Hub id or local path. By default the profile's draft, or the bundled one.", rich_help_panel=MODELS
+        ),
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    loading: Loading = USUAL_LOADING,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="Acceptance rule. By default the profile's, or fsd-coupled.", rich_help_panel=DECODING),
+    ] = None,
+    divergence: Annotated[
+        str | None,
+        typer.Option(
+            help="Divergence that the threshold bounds. By default the profile's, or js.", rich_help_panel=DECODING
+        ),
+    ] = None,
+    threshold: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="The threshold T; given twice, both texts are shown side by side. By default the profile's, or 0.1.",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    draft_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens drafted per round. By default the profile's, or 5.", rich_help_panel=DECODING),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Sampling temperature. By default the profile's, or greedy.", rich_help_panel=DECODING),
+    ] = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Limit on new tokens. By default the task's, or {MOST_NEW_TOKENS}."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Format the prompt as this task does. By default the profile's task; for the bundled pair arithmetic."
+        ),
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Pass the prompt as given, without a task's format.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page to this file instead, with what is known of a token on hover.")
+    ] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Print a row for each token: its source, D, T, and what it displaced.")
+    ] = False,
+    allow_edited: AllowEditedOption = False,
+    version: VersionOption = False,
+) -> None:
+    """Shows where every token of a text comes from: the exact rule, the threshold (fuzzy), a fallback or a bonus.
+
+    Fuzzy tokens are those that a lossless rule would have rejected. Tokens are coloured on a terminal; without colours
+    (NO_COLOR, a pipe) marks stand around them. Control characters in a text are shown as escapes.
+    """
+    thresholds = threshold or []
+    _check_counts(thresholds, html, table)
+    _check_sources(profile, target, draft, task, raw)
+    kind = None if task is None else task_kind(task)
+
+    from fsd_calib.inspection.inspected import inspect_text
+
+    quiet_libraries()
+    followed = _followed(profile, allow_edited)
+    settings: dict[str, Any] = {
+        "rule": rule, "divergence": divergence, "draft_length": draft_length, "temperature": temperature,
+        "top_k": top_k, "top_p": top_p, "device": device, "dtype": dtype, "model_kwargs": loading.target,
+        "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
+    }  # fmt: skip
+    decoders = _decoders(followed, target, draft, thresholds, settings)
+    form = PromptFormat.of(None if raw else kind or _own_kind(followed, target), decoders[0].tokenizer)
+    asked, most = form.prompt(prompt), max_new_tokens or form.max_new_tokens
+    texts = [inspect_text(decoder, asked, most, form.stop) for decoder in decoders]
+    if html is None:
+        from fsd_calib.inspection.terminal import print_texts
+
+        print_texts(texts, table=table)
+    else:
+        reply(str(_write_page(html, texts, asked, decoders[0])))
+
+
+def main() -> None:
+    leave(app, NAME)
+
+
+def _check_counts(thresholds: Sequence[float], html: Path | None, table: bool) -> None:
+    if len(thresholds) > 2:
+        raise UsageError(f"--threshold is given {len(thresholds)} times; give one, or two to compare")
+    if html is not None and table:
+        raise UsageError("--html and --table are both given; the page has the table too, leave --table out")
+
+
+def _check_sources(profile: Path | None, target: str | None, draft: str | None, task: str | None, raw: bool) -> None:
+    if raw and task is not None:
+        raise UsageError("--raw and --task are both given; --raw formats no prompt, leave one of them out")
+    if profile is None and (target is None) != (draft is None):
+        missing = "--draft" if draft is None else "--target"
+        raise UsageError(f"{missing} is missing; give both models, or a --profile, or neither for the bundled pair")
+
+
+def _followed(profile: Path | None, allow_edited: bool) -> ThresholdProfile | None:
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+    return None if profile is None else ThresholdProfile.load(profile, allow_edited=allow_edited)
+
+
+def _decoders(
+    followed: ThresholdProfile | None,
+    target: str | None,
+    draft: str | None,
+    thresholds: Sequence[float],
+    settings: dict[str, Any],
+) -> list[SpeculativeDecoder]:
+    """A decoder for each threshold, or one with the profile's; they share their models."""
+    from fsd_decoding.decoder import SpeculativeDecoder
+
+    own = given_or_default(_BUNDLED, target, draft) if followed is None else (followed.target.id, followed.draft.id)
+    if thresholds:
+        settings["threshold"] = thresholds[0]
+        if followed is not None:  # an uncertified one would run a lossless rule
+            settings["rule"] = settings["rule"] or followed.rule
+    first = SpeculativeDecoder.from_pretrained(target or own[0], draft or own[1], profile=followed, **settings)
+    return [first, *(first.with_config(threshold=threshold) for threshold in thresholds[1:])]
+
+
+def _own_kind(followed: ThresholdProfile | None, target: str | None) -> Kind | None:
+    """The task that models were calibrated on, or that the bundled pair was trained on."""
+    if followed is not None:
+        return kind_of_profile(NAME, followed.task)
+    return task_kind(_BUNDLED) if target is None else None
+
+
+def _write_page(path: Path, texts: Sequence[InspectedText], prompt: str, decoder: SpeculativeDecoder) -> Path:
+    from fsd_calib.inspection.html import texts_page
+    from fsd_collectors.report.plot import write
+
+    target, draft = (Path(str(model.config._name_or_path)).name for model in (decoder.target, decoder.draft))
+    models = f"{target} with draft {draft} on {decoder.device} in {decoder.dtype}".replace("torch.", "")
+    return write(path, texts_page(texts, prompt, models).encode())

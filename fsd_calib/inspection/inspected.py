@@ -1,0 +1,90 @@
+"""A text with the source of every token, and where two such texts part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fsd_calib.formatting import threshold as shown
+
+if TYPE_CHECKING:
+    from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
+    from fsd_decoding.requests import Prompt
+
+
+@dataclass(frozen=True)
+class InspectedText:
+    """A text as its tokens, and the setting that it was decoded with.
+
+    Args:
+        title: what tells it from another text: its T, or its rule if that has none.
+        setting: rule, divergence, T and draft length in one line.
+        tokens: all tokens, that of the end of text included.
+        rounds: number of rounds.
+    """
+
+    title: str
+    setting: str
+    tokens: tuple[SourcedToken, ...]
+    rounds: int
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def shares(self) -> dict[TokenSource, float]:
+        """The share of the tokens that each source has, of those that occur, in the order of `TokenSource`."""
+        counts = Counter(token.source for token in self.tokens)
+        return {source: counts[source] / len(self.tokens) for source in _order(counts)}
+
+
+def inspect_text(
+    decoder: SpeculativeDecoder, prompt: Prompt, max_new_tokens: int = 256, stop: Sequence[str] = ()
+) -> InspectedText:
+    """Decodes one prompt and returns the text with the source of every token. The arguments are those of `generate`."""
+    from fsd_decoding.observers.token_sources import TokenSources
+
+    sources = TokenSources(decoder.tokenizer)
+    (result,) = decoder.generate([prompt], max_new_tokens, stop=stop, observer=sources)
+    return InspectedText(_title(decoder), _setting(decoder), tuple(sources.tokens(result)), result.rounds)
+
+
+def first_difference(one: Sequence[SourcedToken], other: Sequence[SourcedToken]) -> int | None:
+    """Returns the position of the first token in which two texts differ; None: they are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    shorter = min(len(one), len(other))
+    at = next((i for i, (a, b) in pairs if a.token != b.token), shorter)
+    return None if at == len(one) == len(other) else at
+
+
+def _title(decoder: SpeculativeDecoder) -> str:
+    _, moving = decoder.policies()
+    if moving is not None:
+        return f"T moved by {type(moving).__name__}"
+    return f"T = {shown(decoder.threshold)}" if _has_threshold(decoder) else f"Rule {decoder.rule}"
+
+
+def _setting(decoder: SpeculativeDecoder) -> str:
+    ending, _ = decoder.policies()
+    parts = [decoder.rule]
+    if decoder.rule != "target":
+        parts += [f"D is {decoder.divergence}", f"L = {decoder.draft_length}"]
+    if ending is not None:
+        parts.append(f"drafts ended early by {type(ending).__name__}")
+    return ", ".join(parts)
+
+
+def _has_threshold(decoder: SpeculativeDecoder) -> bool:
+    from fsd_decoding.acceptance.rules import RULES
+
+    return RULES[decoder.rule].fuzzy
+
+
+def _order(counts: Counter[TokenSource]) -> list[TokenSource]:
+    from fsd_decoding.observers.token_sources import TokenSource
+
+    return [source for source in TokenSource if counts[source]]
