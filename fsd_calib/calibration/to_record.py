@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fsd_calib.calibration.findings import Findings
+from fsd_calib.calibration.told_sources import sources_of
 from fsd_calib.certification.retention_interval import retention_interval
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Decoding
@@ -21,6 +22,7 @@ from fsd_calib.report.record import (
     RunRecord,
     Scale,
     Step,
+    Token,
     Trial,
 )
 from fsd_calib.search.space import logit
@@ -119,9 +121,11 @@ def _differences(findings: Findings) -> Differences:
     pairs = [(p, a[0], b[0]) for p, a, b in zip(problems, alone.decodings, chosen.decodings, strict=True)]
     differing = [pair for pair in pairs if pair[1].text != pair[2].text]
     shown = sorted(differing, key=lambda pair: _interest(*pair[1:]))[:_SHOWN]
+    told = sources_of(findings, [(problem, decoding.text) for problem, _, decoding in shown])
     return Differences(
-        source=chosen.part, problems=len(pairs), texts=len(differing), shown=tuple(_differing(*pair) for pair in shown)
-    )
+        source=chosen.part, problems=len(pairs), texts=len(differing), untold=told.untold,
+        shown=tuple(_differing(*pair, told.tokens.get(pair[0].id, ())) for pair in shown),
+    )  # fmt: skip
 
 
 def _interest(target: Decoding, chosen: Decoding) -> int:
@@ -129,10 +133,11 @@ def _interest(target: Decoding, chosen: Decoding) -> int:
     return 0 if target.correct > chosen.correct else 1 if chosen.correct > target.correct else 2
 
 
-def _differing(problem: Problem, target: Decoding, chosen: Decoding) -> Differing:
+def _differing(problem: Problem, target: Decoding, chosen: Decoding, sources: tuple[Token, ...]) -> Differing:
     return Differing(
         problem=problem.id, question=_cut(problem.question), prompt=_cut(problem.prompt),
         reference=_cut(problem.reference), target=_answer(target), chosen=_answer(chosen),
+        sources=sources,
     )  # fmt: skip
 
 

@@ -8,8 +8,12 @@ from difflib import SequenceMatcher
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing
 from fsd_calib.report.run_folder import Run
-from fsd_collectors.pages.blocks import Answer, Block, Piece, Section, Text, TextPair, Tone
+from fsd_collectors.pages.blocks import Answer, Block, Legend, Piece, Section, ShownToken, Text, TextPair, Tone
 
+_SOURCES = Legend((
+    ("exact", "the exact rule accepts it too"), ("fuzzy", "accepted only because D ≤ T"),
+    ("fallback", "in place of a rejected token"), ("bonus", "added after a wholly accepted draft"),
+))  # fmt: skip
 _SUMMARY = 140  # characters of a question
 
 
@@ -25,6 +29,10 @@ def differing_section(run: Run) -> Section:
         more = f" {others:,} more are not shown." if others else ""
         of = f"{compared.texts:,} of {compared.problems:,} texts on the {compared.source} part differ."
         blocks.append(Text(f"{of}{more}" if compared.texts else f"None of {compared.problems:,} texts differ."))
+        if compared.untold:
+            blocks.append(Text(f"Tokens are not coloured by their source: {compared.untold}.", "note"))
+        if any(each.sources for each in compared.shown):
+            blocks.append(_SOURCES)
         blocks += [_pair(number, each) for number, each in enumerate(compared.shown)]
     return Section(
         "differing", "Problems where target and chosen setting differ",
@@ -39,7 +47,11 @@ def _pair(number: int, each: Differing) -> TextPair:
     question = " ".join(each.question.split())
     summary = question if len(question) <= _SUMMARY else f"{question[:_SUMMARY]} …"
     target, chosen = _pieces(each.target.text, each.chosen.text)
-    sides = (_side("The target alone", each.target, target), _side("The chosen setting", each.chosen, chosen))
+    tokens = tuple(ShownToken(token.text, token.source, token.says) for token in each.sources)
+    sides = (
+        _side("The target alone", each.target, target),
+        _side("The chosen setting", each.chosen, chosen, tokens),
+    )
     return TextPair(kind, summary, each.prompt, each.reference, sides, tone, open=number == 0)
 
 
@@ -60,6 +72,6 @@ def _outcome(target: bool, chosen: bool) -> tuple[str, Tone]:
     return ("Lost", "bad") if target else ("Gained", "good")
 
 
-def _side(label: str, answer: RecordedAnswer, pieces: list[Piece]) -> Answer:
+def _side(label: str, answer: RecordedAnswer, pieces: list[Piece], tokens: tuple[ShownToken, ...] = ()) -> Answer:
     outcome = "right" if answer.correct else "wrong"
-    return Answer(f"{label}: {outcome}, {answer.tokens} tokens", tuple(pieces))
+    return Answer(f"{label}: {outcome}, {answer.tokens} tokens", tuple(pieces), tokens)

@@ -125,6 +125,17 @@ class Replayed(Part):
     """Share of the drafted tokens that were accepted."""
 
 
+class Token(Part):
+    """A token of a text."""
+
+    text: str
+    """Its part of the text."""
+    source: Literal["exact", "fuzzy", "fallback", "bonus", "target"]
+    """Which decision emitted it, see `fsd_decoding.observers.token_sources.TokenSource`."""
+    says: str
+    """Its source, divergence, T and the token that it displaced, in a line."""
+
+
 class Answer(Part):
     """A text, and whether it was right."""
 
@@ -151,6 +162,8 @@ class Differing(Part):
     """The target's own text."""
     chosen: Answer
     """The chosen setting's text."""
+    sources: tuple[Token, ...] = ()
+    """The tokens of the chosen setting's text. Empty: it was not decoded once more to tell them."""
 
 
 class Differences(Part):
@@ -164,6 +177,8 @@ class Differences(Part):
     """Number of texts that differ."""
     shown: tuple[Differing, ...]
     """Some of them: those whose outcome differs first."""
+    untold: str | None = None
+    """Why no text has its tokens. null: some have, or none differ."""
 
 
 class GoalInfo(Part):

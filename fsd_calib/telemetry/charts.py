@@ -107,7 +107,7 @@ def _chart(panel: _Panel, steps: pd.DataFrame) -> Chart:
     dashes = by_series("strokeDash", "kind", names, [_LOOKS[kind][1] for kind in kinds], **legend)
     last = float(steps.seconds.iloc[-1]) or 1.0
     x = quantitative("seconds", "seconds since the first round began", scale={"domain": [0, last], "nice": False})
-    y = quantitative("value", panel.axis, scale={"zero": True})
+    y = quantitative("value", panel.axis, scale={"domain": _range(panel, steps)})
     tooltip = [{"field": "kind", "type": "nominal", "title": panel.axis},
                *({"field": f, "type": "quantitative", "format": ".4~g"} for f in ("seconds", "value"))]  # fmt: skip
     lines: Spec = {
@@ -124,6 +124,13 @@ def _chart(panel: _Panel, steps: pd.DataFrame) -> Chart:
     mean = float(np.nanmean(_finite(steps[panel.line])))
     alt = f"{panel.title} over {last:.3g} seconds; mean {mean:.4g}."
     return Chart(panel.name, alt, layered(values, layers, _HEIGHT))
+
+
+def _range(panel: _Panel, steps: pd.DataFrame) -> list[float]:
+    """The ends of the vertical axis: from 0, unless there are negative values."""
+    columns = [*filter(None, (panel.line, panel.dots, panel.dashes)), *(panel.band or ())]
+    ends = [float(end) for name in columns for end in _finite(steps[name]).agg(["min", "max"]) if np.isfinite(end)]
+    return [min(0.0, *ends), 1.05 * max(0.0, *ends) or 1.0]
 
 
 def _band(panel: _Panel, steps: pd.DataFrame, x: Spec, y: Spec) -> list[Spec]:

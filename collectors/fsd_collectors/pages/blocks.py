@@ -73,7 +73,14 @@ class TextPair:
     open: bool = False
 
 
-Block = Chart | Sheet | Text | Verdict | TextPair
+@dataclass(frozen=True)
+class Legend:
+    """What the looks of tokens mean: classes of `page.css` with words; hovering over a token tells more."""
+
+    entries: tuple[tuple[str, str], ...]
+
+
+Block = Chart | Sheet | Text | Verdict | TextPair | Legend
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from fsd_collectors.pages.blocks import Answer, Block, Page, Text, TextPair, Verdict
+from fsd_collectors.pages.blocks import Answer, Block, Legend, Page, Text, TextPair, Verdict
 from fsd_collectors.pages.charts import Chart
 from fsd_collectors.pages.sheet import Sheet
 from fsd_decoding.terminal import visible
@@ -48,6 +48,8 @@ def _block(block: Block, picture_of: Callable[[Chart], str]) -> Iterator[str]:
         case Verdict():
             yield f"**{_escaped(block.badge)}.** {_escaped(block.lead)}"
             yield from map(_escaped, block.lines)
+        case Legend():
+            yield _escaped("; ".join(f"{source}: {meaning}" for source, meaning in block.entries))
         case TextPair():
             yield f"### {_escaped(block.kind)}"
             yield _code(block.prompt)

@@ -14,6 +14,7 @@ from fsd_collectors.store.folder import atomic_write
 from fsd_decoding.errors import UsageError
 from fsd_decoding.user_cache import default_cache
 
+FOLDER = "pages"  # of the cache
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"  # all that a page calls
 
 
@@ -39,7 +40,7 @@ def _bundle() -> str:
 def _cached() -> Path | None:
     """The file of this version's script; None: there is no folder for it."""
     try:
-        return default_cache() / "pages" / f"vega-{version('vl-convert-python')}.js"
+        return default_cache() / FOLDER / f"vega-{version('vl-convert-python')}.js"
     except UsageError:
         return None
 

@@ -81,8 +81,8 @@ def substitutions(summary: Summary) -> Chart:
     at_90 = "; ".join(f"{name} {threshold(of.threshold(0.9, False))}" for name, of in summary.divergences.items())
     alt = (
         "Curves, one for each divergence, of the share of drafted tokens that are accepted although they are not the "
-        f"target's own, against the share accepted by D ≤ T. x = y alone accepts {_exact(summary)}. D ≤ T alone accepts "
-        f"90% at: {at_90}."
+        f"target's own, against the share accepted by D ≤ T. x = y alone accepts {_exact(summary)}. D ≤ T alone "
+        f"accepts 90% at: {at_90}."
     )
     return Chart("substitutions", alt, _curves(values, x, y, list(summary.divergences)))
 

@@ -110,19 +110,19 @@ def levels(profile: ThresholdProfile, left: bool = False) -> list[Spec]:
     return lines
 
 
-def retention_range(found: Sequence[Row], profile: ThresholdProfile) -> list[float]:
-    """Returns the ends of an axis of retention, in percent, which shows all intervals, bounds and lines."""
+def padded_range(retentions: Sequence[float], profile: ThresholdProfile) -> list[float]:
+    """Returns the ends of an axis of retention, in percent, which shows all of these and the lines of `levels`."""
     wanted = profile.certificate.wanted if profile.certificate.acc == "retention" else None
-    ends = [row.retention for row in found] + [1.0] + ([wanted] if wanted is not None else [])
-    ends += [end for row in found for end in (row.low, row.high, row.lower_bound) if end is not None]
+    ends = [*retentions, 1.0, *([] if wanted is None else [wanted])]
     low, high = min(ends), max(ends)
     pad = _PADDING * max(high - low, 0.02)
     return [max(100 * (low - pad), 0.0), 100 * (high + pad)]
 
 
 def retention_axis(found: Sequence[Row], profile: ThresholdProfile) -> Spec:
-    """Returns the encoding of retention on the vertical axis."""
-    scale = {"domain": retention_range(found, profile), "zero": False, "nice": False}
+    """Returns the encoding of retention on the vertical axis, which shows all of intervals and bounds."""
+    ends = [end for row in found for end in (row.retention, row.low, row.high, row.lower_bound) if end is not None]
+    scale = {"domain": padded_range(ends, profile), "nice": False}
     title = "retention (% of the target's accuracy)"
     return {"field": "kept", "type": "quantitative", "title": title, "scale": scale}
 

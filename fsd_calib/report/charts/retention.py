@@ -81,10 +81,11 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
         {**kept(row), **hover(row), "rejected": 1 - trial.share, "share": f"{trial.share:.2%}"} for trial, row in shown
     ]
     rows = [row for _, row in shown]
+    rejected = [1 - trial.share for trial, _ in shown]
     axis = {"values": _TICKS, "labelExpr": _LABEL}
     x = quantitative(
         "rejected", "drafted tokens with D ≤ T, along the target's text", axis=axis,
-        scale={"type": "log", "reverse": True, "nice": False, "padding": 14},
+        scale={"type": "log", "reverse": True, "nice": False, "domain": [min(rejected) / 1.2, max(rejected) * 1.2]},
     )  # fmt: skip
     y, looks = retention_axis(rows, profile), series(series_of(rows), found)
     shared = {"field": "share", "title": "D ≤ T for", "type": "nominal"}

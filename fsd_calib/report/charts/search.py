@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsd_calib.formatting import pace, percent, threshold
-from fsd_calib.report.charts.marks import levels, series
+from fsd_calib.report.charts.marks import levels, padded_range, series
 from fsd_calib.report.record import RunRecord, Trial
 from fsd_calib.report.rows import Row
 from fsd_collectors.pages.charts import Chart, layered, quantitative
@@ -24,7 +24,8 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
         "number", "trial of the search", axis={"tickMinStep": 1, "format": "d"},
         scale={"domain": [0.5, len(values) + 0.5], "nice": False},
     )  # fmt: skip
-    y = quantitative("kept", "retention (% of the target's accuracy)", scale={"zero": False, "padding": 16})
+    scale = {"domain": padded_range([trial.retention for trial in record.trials], profile), "nice": False}
+    y = quantitative("kept", "retention (% of the target's accuracy)", scale=scale)
     looks = series(names, found)
     tooltip = [{"field": name, "type": "nominal"} for name in _SHOWN if name in values[0]]
     layers = [
