@@ -132,6 +132,12 @@ class Plan:
     def seconds(self) -> float:
         return sum(step.seconds for step in self.steps)
 
+    def _repr_html_(self) -> str:
+        """Returns what notebooks show."""
+        from fsd_calib.report.notebook import plan_html
+
+        return plan_html(self)
+
     @property
     def device_seconds(self) -> float:
         """The time for which devices are taken, over all of them."""

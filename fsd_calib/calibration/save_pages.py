@@ -6,7 +6,9 @@ from pathlib import Path
 
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.to_record import to_record
-from fsd_calib.report.run_folder import PAGE, save_record, write_page
+from fsd_calib.report.output import write_as
+from fsd_calib.report.page import run_page
+from fsd_calib.report.run_folder import PAGE, Run, save_record
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
@@ -16,7 +18,7 @@ def save_pages(findings: Findings, profile: ThresholdProfile, folder: Path) -> N
         (folder / PAGE).unlink(missing_ok=True)  # an earlier profile's page must not stand beside this one
         record = to_record(findings, profile)
         save_record(record, folder)
-        write_page(profile, record, folder / PAGE)
+        write_as("html", run_page(Run(folder.absolute().name, profile, record)), folder / PAGE)
     except Exception as error:  # whatever it is: the calibration is done, and its profile is safe
         why = " ".join(str(error).split()) or type(error).__name__
         findings.ready.session.progress.note(

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from fsd_calib.report.record import FILE_NAME, RunRecord
 from fsd_collectors.pages.files import write
-from fsd_collectors.pages.shell import html
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.io import file_of, first_problem
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -56,13 +55,6 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 def save_record(record: RunRecord, folder: Path) -> Path:
     """Writes run.json, readable by the folder's readers, and returns its path. UsageError: it cannot be written."""
     return write(folder / FILE_NAME, (record.model_dump_json(indent=1) + "\n").encode())
-
-
-def write_page(profile: ThresholdProfile, record: RunRecord | None, path: Path, lacks: str = "") -> Path:
-    """Writes a run's page and returns its path. UsageError: it cannot be written."""
-    from fsd_calib.report.page import run_page
-
-    return write(path, html(run_page(Run(path.absolute().parent.name, profile, record, lacks))).encode())
 
 
 def _load_record(path: Path) -> RunRecord:

@@ -122,7 +122,7 @@ def padded_range(retentions: Sequence[float], profile: ThresholdProfile) -> list
 def retention_axis(found: Sequence[Row], profile: ThresholdProfile) -> Spec:
     """Returns the encoding of retention on the vertical axis, which shows all of intervals and bounds."""
     ends = [end for row in found for end in (row.retention, row.low, row.high, row.lower_bound) if end is not None]
-    scale = {"domain": padded_range(ends, profile), "nice": False}
+    scale = {"domain": padded_range(ends, profile), "zero": False, "nice": False}
     title = "retention (% of the target's accuracy)"
     return {"field": "kept", "type": "quantitative", "title": title, "scale": scale}
 

@@ -24,7 +24,11 @@ def trials(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -
         "number", "trial of the search", axis={"tickMinStep": 1, "format": "d"},
         scale={"domain": [0.5, len(values) + 0.5], "nice": False},
     )  # fmt: skip
-    scale = {"domain": padded_range([trial.retention for trial in record.trials], profile), "nice": False}
+    scale = {
+        "domain": padded_range([trial.retention for trial in record.trials], profile),
+        "zero": False,
+        "nice": False,
+    }
     y = quantitative("kept", "retention (% of the target's accuracy)", scale=scale)
     looks = series(names, found)
     tooltip = [{"field": name, "type": "nominal"} for name in _SHOWN if name in values[0]]

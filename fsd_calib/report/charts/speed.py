@@ -56,7 +56,7 @@ def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
         },
         ring(x, y),
         {
-            "transform": [{"filter": "datum.timed"}],
+            "transform": [{"filter": "isValid(datum.label)"}],
             "mark": {"type": "text", "align": "left", "baseline": "top", "dx": 11, "dy": 9, "fontWeight": 600},
             "encoding": {"x": x, "y": y, "text": {"field": "label"}},
         },
