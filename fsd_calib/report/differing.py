@@ -59,7 +59,7 @@ def _pieces(one: str, other: str) -> tuple[list[Piece], list[Piece]]:
     """Both texts in pieces of words that they share, and words that they do not."""
     words = [re.findall(r"\s+|\S+", text) for text in (one, other)]
     pieces: tuple[list[Piece], list[Piece]] = ([], [])
-    for what, *ends in SequenceMatcher(None, *words).get_opcodes():
+    for what, *ends in SequenceMatcher(None, words[0], words[1]).get_opcodes():
         for side, its_words, (begin, end) in zip(pieces, words, (ends[:2], ends[2:]), strict=True):
             if begin < end:
                 side.append(Piece("".join(its_words[begin:end]), what != "equal"))

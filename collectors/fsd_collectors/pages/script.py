@@ -57,7 +57,8 @@ def _read(path: Path) -> str | None:
 def _keep(path: Path, script: str) -> None:
     """Writes the file, where that is possible: without it the next page takes longer."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (path.parent.parent, path.parent):  # private, like all of the cache
+            folder.mkdir(0o700, parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(f"{_digest(script)}\n{script}".encode())
     except OSError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,12 +93,7 @@ def rounds(summary: Summary, swept: pd.DataFrame) -> Chart:
     fuzzy = swept[swept["rule"] == "fsd-coupled"]
     lengths = [int(length) for length in sorted(swept["draft_length"].unique())]
     names = [f"L = {length}" for length in lengths]
-    values: list[dict[str, Any]] = [
-        {"L": f"L = {row.draft_length}", "divergence": row.divergence, "T": threshold(row.threshold),
-         "x": 100 * _accepted(summary.divergences[str(row.divergence)], float(row.threshold)),
-         "y": row.tokens_per_round, "tokens/round": f"{row.tokens_per_round:.2f}"}
-        for row in fuzzy.itertuples()
-    ]  # fmt: skip
+    values = [_round_point(summary, row) for row in fuzzy.to_dict("records")]
     levels = [{"L": f"L = {length}", "y": float(lossless[length])} for length in lengths]
     x, y = _percent("x", "% of drafted tokens with D ≤ T"), quantitative("y", "tokens per round (fsd-coupled)")
     looks = by_series("color", "L", names, SERIES)
@@ -118,6 +113,14 @@ def rounds(summary: Summary, swept: pd.DataFrame) -> Chart:
         f"divergence; they rise from the lossless level, {', '.join(at)}, towards L + 1."
     )
     return Chart("rounds", alt, layered(values, layers, 360))
+
+
+def _round_point(summary: Summary, row: Mapping[Any, Any]) -> dict[str, Any]:
+    accepted = _accepted(summary.divergences[row["divergence"]], row["threshold"])
+    return {
+        "L": f"L = {row['draft_length']}", "divergence": row["divergence"], "T": threshold(row["threshold"]),
+        "x": 100 * accepted, "y": row["tokens_per_round"], "tokens/round": f"{row['tokens_per_round']:.2f}",
+    }  # fmt: skip
 
 
 def _curves(values: Sequence[dict[str, Any]], x: Spec, y: Spec, names: Sequence[str]) -> Spec:

@@ -63,7 +63,7 @@ def _looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def ring(x: Spec, y: Spec) -> Spec:
-    """Returns the layer of a ring around the chosen setting."""
+    """Returns the layer of a ring around the chosen setting; before its mark, so that this is what hovering meets."""
     return {
         "transform": [{"filter": "datum.chosen"}],
         "mark": {

@@ -33,13 +33,13 @@ def retention_by_threshold(profile: ThresholdProfile, found: Sequence[Row]) -> C
     y, looks = retention_axis(shown, profile), series(series_of(shown), found)
     layers = [
         *levels(profile), intervals(x, y, looks["color"]), *_bounds(x, y),
+        ring(x, y),
         {"transform": [{"filter": "!datum.certification"}],
          "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 75, "fill": "@paper"},
          "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
         {"transform": [{"filter": "datum.certification"}],
          "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
          "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()}},
-        ring(x, y),
     ]  # fmt: skip
     tested = [row for row in shown if row.lower_bound is not None]
     words = (f"{row.name}: {percent(row.retention)}, at least {bound(row.lower_bound)}" for row in tested)
@@ -93,7 +93,7 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
         "encoding": {"x": x, "y": y, **looks, "tooltip": [shared, *hovering()]},
     }
-    layers = [*levels(profile), intervals(x, y, looks["color"]), points, ring(x, y)]
+    layers = [*levels(profile), intervals(x, y, looks["color"]), ring(x, y), points]
     alt = "Retention against the share of drafted tokens that T accepts: " + "; ".join(
         f"{trial.divergence} {trial.share:.1%}: {percent(row.retention)}" for trial, row in shown
     )

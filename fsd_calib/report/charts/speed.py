@@ -44,6 +44,7 @@ def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
             "mark": {"type": "rule", "strokeWidth": 2},
             "encoding": {"x": x | {"field": "slow"}, "x2": {"field": "fast"}, "y": y, "color": colour},
         },
+        ring(x, y),
         {
             "transform": [{"filter": "!datum.timed"}],
             "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 75, "fill": "@paper"},
@@ -54,7 +55,6 @@ def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
             "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
             "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()},
         },
-        ring(x, y),
         {
             "transform": [{"filter": "isValid(datum.label)"}],
             "mark": {"type": "text", "align": "left", "baseline": "top", "dx": 11, "dy": 9, "fontWeight": 600},

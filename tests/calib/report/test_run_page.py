@@ -233,12 +233,23 @@ def test_it_has_every_section_draws_every_chart_and_asks_for_nothing(looked: Loo
     assert looked.page.title() == "Calibration of tiny"  # no script of a text has run
 
 
-def test_hovering_over_a_mark_tells_its_setting(looked: Looked) -> None:
-    looked.page.locator("#chart-speed path[aria-roledescription=point]").first.hover(force=True)
+def test_hovering_over_a_mark_tells_its_setting(looked: Looked, folder: Path) -> None:
+    """Over the chosen one too, which has a ring."""
+    chosen = ThresholdProfile.load(folder)
+    marks = looked.page.locator("#chart-speed path[aria-roledescription=point]")
+    (mark,) = [
+        mark for mark in marks.all()
+        if f"T: {chosen.threshold:.4g}; " in (label := mark.get_attribute("aria-label") or "") and "timed" in label
+    ]  # fmt: skip
+    box = mark.bounding_box()
+    assert box is not None
+    looked.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     told = looked.page.locator("#vg-tooltip-element.visible")
     told.wait_for()
-    for name in ("T", "L", "divergence", "policy", "retention"):
-        assert name in told.inner_text()
+    rows = dict(zip(*(told.locator(f"td.{name}").all_inner_texts() for name in ("key", "value")), strict=True))
+    assert (rows["T"], rows["L"]) == (f"{chosen.threshold:.4g}", str(chosen.draft_length))
+    assert (rows["divergence"], rows["policy"]) == (chosen.divergence, "constant T")
+    assert "certificate ≥" in rows["retention"]
 
 
 def test_hovering_over_a_fuzzy_token_tells_its_divergence(looked: Looked) -> None:
