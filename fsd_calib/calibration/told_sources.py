@@ -39,7 +39,8 @@ def sources_of(findings: Findings, texts: Sequence[tuple[Problem, str]]) -> Told
     observer = TokenSources(engine.tokenizer)
     prompts = [KeyedPrompt(problem.id, problem.prompt) for problem, _ in some]
     request = DecodingRequest(chosen, engine.decoding.seed, prompts, len(prompts))
-    results = engine.decode(request, observer=observer)
+    with findings.ready.session.progress.step("telling where tokens come from", len(some)) as advance:
+        results = engine.decode(request, lambda place, result: advance(1), observer=observer)
     told = {}
     for place, (result, (problem, text)) in enumerate(zip(results, some, strict=True)):
         if result.text == text:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsd_calib.formatting import NONE, bound, interval, pace, percent, threshold
-from fsd_calib.report.charts.marks import retention_axis
+from fsd_calib.report.charts.marks import levels, retention_axis
 from fsd_calib.report.charts.speed import main_settings
 from fsd_calib.report.diff import shared_settings
 from fsd_calib.report.rows import own_threshold, rows
@@ -32,8 +32,8 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _glance(names: Sequence[str], runs: Sequence[Run]) -> Section:
-    headings = ("run", "outcome", "T", "divergence", "L", "retention", "at least", "tokens/round", "tokens/s",
-                "times the target", "times sd")  # fmt: skip
+    headings = ("run", "outcome", "T", "divergence", "L", "retention", "at least", "tokens\n/round", "tokens/s",
+                "times\nthe target", "times\nsd")  # fmt: skip
     table = Sheet("", headings, tuple(map(_line, names, runs)), names=2, sortable=True)
     doubts = [Text(doubt, "note") for doubt in _doubts(runs)]
     return Section(
@@ -47,11 +47,11 @@ def _line(name: str, run: Run) -> tuple[str, ...]:
     p = run.profile
     c, speed = p.certificate, p.speed
     value = own_threshold(p)
-    ends = "" if speed.intervals is None else f" ({interval(speed.intervals.chosen)})"
+    ends = "forecast" if speed.intervals is None else interval(speed.intervals.chosen)
     outcome = p.outcome if p.bound else f"{p.outcome}, but edited"
     return (
         name, outcome, threshold(value), p.divergence if value is not None else NONE, str(p.effective_draft_length),
-        percent(c.retention), bound(c.lower_bound), pace(p.tokens_per_round.chosen, 2), pace(speed.chosen) + ends,
+        percent(c.retention), bound(c.lower_bound), pace(p.tokens_per_round.chosen, 2), f"{pace(speed.chosen)}\n{ends}",
         f"{speed.chosen / speed.target:.2f}×", f"{speed.chosen / speed.sd:.2f}×",
     )  # fmt: skip
 
@@ -62,6 +62,7 @@ def _doubts(runs: Sequence[Run]) -> list[str]:
     same: dict[str, Callable[[ThresholdProfile], object]] = {
         "tasks or problems": lambda p: (p.task, p.data.fingerprint), "targets": lambda p: p.target.fingerprint,
         "devices": lambda p: (p.device, p.dtype, p.engine_name), "batch sizes of timing": lambda p: p.speed.batch,
+        "ways to know speed (timing, forecast)": lambda p: bool(p.speed.timed),
     }  # fmt: skip
     differ = [what for what, of in same.items() if any(of(run.profile) != of(first) for run in runs)]
     return [f"The runs have different {', '.join(differ)}, so their figures are not of one thing."] if differ else []
@@ -87,7 +88,9 @@ def _speeds(names: Sequence[str], runs: Sequence[Run]) -> Section:
     shape = by_series("shape", "mark", [m for m in marks if any(v["mark"] == m for v in values)],
                       ["square", "diamond", "circle", "triangle-up"])  # fmt: skip
     tooltip = [{"field": field, "type": "nominal"} for field in ("run", "mark", "setting", "retention", "tokens/s")]
+    same_wish = len({(run.profile.certificate.wanted, run.profile.certificate.acc) for run in runs}) == 1
     layers: list[Spec] = [
+        *(levels(runs[0].profile, left=True) if same_wish else ()),
         {"transform": [{"filter": "isValid(datum.low)"}], "mark": {"type": "rule", "opacity": 0.5, "strokeWidth": 1.5},
          "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, **colour}},
         {"mark": {"type": "point", "filled": True, "size": 130, "opacity": 0.9},

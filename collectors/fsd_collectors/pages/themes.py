@@ -78,7 +78,8 @@ def settings(theme: Theme) -> dict[str, Any]:
     legend = {
         "labelColor": theme.ink, "titleColor": theme.quiet, "labelFontSize": 12, "titleFontSize": 12,
         "titleFontWeight": "normal", "orient": "top", "direction": "horizontal", "columns": 6, "labelLimit": 260,
-        "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1, "columnPadding": 18, "offset": 12,
+        "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1,
+        "symbolBaseFillColor": theme.ink, "symbolBaseStrokeColor": theme.ink, "columnPadding": 18, "offset": 12,
     }  # fmt: skip
     return {
         "background": None, "font": FONT, "axis": axis, "legend": legend, "view": {"stroke": None},

@@ -31,7 +31,7 @@ def hover(row: Row, speed: str | None = None) -> dict[str, str]:
         "divergence": row.divergence if row.threshold is not None else NONE,
         "policy": "constant T" if row.policy is None else str(row.policy),
         "retention": retention, "accuracy": percent(row.accuracy), "tokens/round": pace(row.tokens_per_round, 2),
-        "accepted": percent(row.accepted), "tokens/s": speed or f"{pace(row.forecast)} (forecast)",
+        "accepted": percent(row.accepted), "tokens/s": speed or f"{pace(row.forecast)}, forecast",
         "measured on": f"{row.problems:,} {row.source} problems",
     }  # fmt: skip
 

@@ -51,7 +51,7 @@ def _value(number: int, trial: Trial) -> dict[str, object]:
         "number": number, "trial": str(number), "kept": 100 * trial.retention, "feasible": trial.feasible,
         "series": f"{trial.divergence}{by}", "T": threshold(trial.threshold), "L": str(trial.draft_length),
         "divergence": trial.divergence, "policy": "constant T" if trial.policy is None else str(trial.policy),
-        "retention": percent(trial.retention), "tokens/s": f"{pace(trial.speed)} (forecast)",
+        "retention": percent(trial.retention), "tokens/s": f"{pace(trial.speed)}, forecast",
         "problems": f"{trial.problems:,} tuning problems",
         "verdict": "meets the goal, as far as the search can tell" if trial.feasible else "does not meet the goal",
     }  # fmt: skip

@@ -73,8 +73,9 @@ def _timed(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[dict[str
     for which, label, row in main_settings(profile, found):
         value = getattr(speed, which)
         ends = None if speed.intervals is None else getattr(speed.intervals, which)
-        unit = speed.unit if speed.timed else f"{speed.unit} (forecast)"
-        words = f"{pace(value)} {unit}" if ends is None else f"{pace(value)} ({interval(ends)}) {unit}, timed"
+        words = (
+            f"{pace(value)}{'' if ends is None else f' ({interval(ends)})'}, {'timed' if speed.timed else 'forecast'}"
+        )
         between = {} if ends is None else {"slow": ends[0], "fast": ends[1]}
         yield {
             **kept(row), **hover(row, words), **between, "speed": value, "front": False, "timed": bool(speed.timed),

@@ -8,22 +8,28 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from fsd_calib import ThresholdProfile, calibrate
+from fsd_calib import Telemetry, ThresholdProfile, calibrate
 from fsd_calib.cli import report as report_app
 from fsd_calib.cli.console import run
 from fsd_calib.report.page import run_page
 from fsd_calib.report.record import RunRecord
-from fsd_calib.report.run_folder import load_run
+from fsd_calib.report.run_folder import Run, load_run
 from fsd_calib.tasks import Task
 from fsd_collectors.pages.shell import html
+from fsd_collectors.report.plot import plot
+from fsd_collectors.store.reading import load_traces
 from support.browsers import PHONE, Looked, chromium
+from support.calibration.profiles import profile
+from support.calibration.reports import OUTCOMES
 from support.models.tiny_calibration import far_apart, task
 from support.models.tiny_models import word_tokenizer
+from support.models.tiny_pair import tiny_decoder
+from support.traces.rows import manifest, write
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -241,6 +247,7 @@ def test_hovering_over_a_mark_tells_its_setting(looked: Looked, folder: Path) ->
         mark for mark in marks.all()
         if f"T: {chosen.threshold:.4g}; " in (label := mark.get_attribute("aria-label") or "") and "timed" in label
     ]  # fmt: skip
+    mark.scroll_into_view_if_needed()
     box = mark.bounding_box()
     assert box is not None
     looked.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -307,4 +314,24 @@ def test_the_comparison_and_the_page_of_a_profile_alone_draw_too(
         opened = Looked(browser, tmp_path / name)
         assert opened.page.locator(".chart svg").count() > 0
         assert (opened.said, opened.asked) == ([], [])
+        opened.close()
+
+
+@pytest.mark.parametrize("changes", OUTCOMES, ids=lambda changes: str(changes.get("outcome", len(changes))))
+def test_every_outcome_has_a_page_that_draws(browser: Browser, changes: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(html(run_page(Run("x", profile(changes), lacks="y"))), encoding="utf-8")
+    opened = Looked(browser, tmp_path / "page.html")
+    assert (opened.said, opened.asked) == ([], [])
+    assert opened.page.locator("#verdict .lead").inner_text().startswith("Asked for the ")
+    opened.close()
+
+
+def test_pages_of_traces_and_of_telemetry_draw_too(browser: Browser, tmp_path: Path) -> None:
+    plot(load_traces(write(tmp_path / "run", manifest(24))), tmp_path)
+    telemetry = Telemetry()
+    tiny_decoder().generate(["w1 w2"], 12, observer=telemetry)
+    for page in (tmp_path / "index.html", telemetry.save(tmp_path / "telemetry.html")):
+        opened = Looked(browser, page, "dark", PHONE)
+        assert (opened.said, opened.asked) == ([], [])
+        assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
         opened.close()
