@@ -34,6 +34,7 @@ from support.traces.rows import manifest, write
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+pytestmark = pytest.mark.slow
 EVIL = "<script>document.title = 'taken over'</script> \u202edesrever\x1b[31m"
 SECTIONS = ("verdict", "speed", "threshold", "search", "lengths", "shares", "effort", "settings", "differing",
             "provenance")  # fmt: skip
@@ -317,7 +318,7 @@ def test_the_comparison_and_the_page_of_a_profile_alone_draw_too(
         opened.close()
 
 
-@pytest.mark.parametrize("changes", OUTCOMES, ids=lambda changes: str(changes.get("outcome", len(changes))))
+@pytest.mark.parametrize("changes", OUTCOMES)
 def test_every_outcome_has_a_page_that_draws(browser: Browser, changes: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(html(run_page(Run("x", profile(changes), lacks="y"))), encoding="utf-8")
     opened = Looked(browser, tmp_path / "page.html")
