@@ -111,3 +111,9 @@ def duration(seconds: float) -> str:
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def clock(seconds: float) -> str:
+    """Returns a time as clocks show it: minutes and seconds, and hours where there are any."""
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes}:{left:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{left:02}"

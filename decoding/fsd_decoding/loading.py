@@ -20,6 +20,7 @@ from fsd_decoding.models.checkpoint_files import CheckpointFiles
 from fsd_decoding.models.fingerprint import tokenizer_difference
 from fsd_decoding.models.known_digests import remember_checkpoint
 from fsd_decoding.quantization import check_runs, scheme_of
+from fsd_decoding.weight_bars import without_weight_bars
 
 if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -138,9 +139,10 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     files = CheckpointFiles(fetched or Path(source))
     keywords = _keywords(source, fetched, device, options)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            _resolved(source), dtype=requested, output_loading_info=True, **_pinned(fetched), **keywords
-        )
+        with without_weight_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                _resolved(source), dtype=requested, output_loading_info=True, **_pinned(fetched), **keywords
+            )
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         given = f"; model_kwargs gives it {', '.join(options.others)}" if options.others else ""
         raise UsageError(_cannot_load("model", source, error) + given) from error

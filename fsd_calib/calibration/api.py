@@ -20,6 +20,7 @@ from fsd_calib.calibration.recertify import other_models, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
 from fsd_calib.calibration.save_pages import save_pages
+from fsd_calib.calibration.saved_run import save_run
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import TimingRequest
 from fsd_calib.calibration.to_profile import to_profile
@@ -27,6 +28,8 @@ from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.engines.base import Engine
+from fsd_calib.outlook import Outlook
+from fsd_calib.progress import showing_whole
 from fsd_calib.search.space import Space
 from fsd_calib.search.study import check_storage
 from fsd_calib.storage.system_errors import naming
@@ -101,7 +104,10 @@ def calibrate(
     settings = override(check_type("run", run, RunConfig) or RunConfig(), given)
     wanted = Goal.of(goal, given)
     refuse_rest("calibrate", given)
-    return Calibration(task, target, draft, wanted, config, settings, tokenizer).run()
+    calibration = Calibration(task, target, draft, wanted, config, settings, tokenizer)
+    profile = calibration.run()
+    save_run(calibration)
+    return profile
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,7 @@ class Calibration:
 
     def plan(self) -> Plan:
         """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them."""
-        with self._prepared() as ready:
+        with showing_whole(self.config.reporter, Outlook()), self._prepared() as ready:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
@@ -184,9 +190,10 @@ class Calibration:
         Args:
             show_plan: receives the plan before the long work.
         """
-        with self._prepared() as ready:
+        outlook = Outlook()
+        with showing_whole(self.config.reporter, outlook), self._prepared() as ready:
             show_plan(ready.plan)
-            findings = find(ready)
+            findings = find(ready, outlook)
             profile, out = to_profile(findings), self.config.path("out")
             if out is not None:
                 profile.save(out / FILE_NAME)

@@ -11,6 +11,7 @@ from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
 from fsd_calib.calibration.prepare import Prepared
+from fsd_calib.calibration.stages import best_so_far, stages_of
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
@@ -18,6 +19,7 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Interval, Speeds
+from fsd_calib.outlook import Outlook
 from fsd_calib.report.record import Step
 from fsd_calib.search.agreement import agreed
 from fsd_calib.search.history import FinishedTrial
@@ -37,24 +39,34 @@ HOPELESS, _EVEN = 0.02, 0.5  # probabilities of passing: below the first a test 
 
 @dataclass
 class Meter:
-    """Times each step, and counts what was decoded and reused in it."""
+    """Times each stage and counts what was decoded and reused in it; tells the outlook which stage it is."""
 
     ready: Prepared
+    outlook: Outlook
+    stage: str = "baseline"
     steps: list[Step] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
-    def mark(self, name: str) -> None:
-        """Ends the step of that name."""
+    def mark(self, stage: str) -> None:
+        """Ends a stage, and begins the one of that name."""
+        self.end()
+        self.outlook.begin(stage)
+        self.stage = stage
+
+    def end(self) -> None:
+        """Ends the last stage."""
         before = sum((step.work for step in self.steps if step.work is not None), Work())
         total, now = self.ready.session.decode.work, time.monotonic()
         work = Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields})
-        self.steps.append(Step(name=name, seconds=now - self.began, work=work))
+        self.steps.append(Step(name=self.stage, seconds=now - self.began, work=work))
         self.began = now
 
 
-def find(ready: Prepared) -> Findings:
+def find(ready: Prepared, outlook: Outlook) -> Findings:
     """Returns what the long work found. The certification part is decoded only after candidates are frozen."""
-    meter = Meter(ready)
+    outlook.expect(stages_of(ready.plan), ready.session.decode.count)
+    outlook.begin("baseline")
+    meter = Meter(ready, outlook)
     baseline = measure_baseline(ready.session, ready.lossless, COMPARED)
     if baseline.alone.problems > ready.plan.pilot.problems:  # otherwise it was judged already
         judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
@@ -62,21 +74,22 @@ def find(ready: Prepared) -> Findings:
     if wanted is not None:
         timed = _time(ready)
         if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
-            meter.mark("baseline")
+            meter.mark("timing")
             return _export(ready, Decision("lossless-suffices"), baseline, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
-    meter.mark("baseline")
+    meter.mark("search")
     objective = _objective(ready, baseline, alone)
     if ready.fixed is not None:
         return _certify_fixed(ready, ready.fixed, objective, baseline, meter)
-    frozen, trials = _search(ready, objective, alone)
+    lossless = ready.forecast.measured(baseline.lossless)
+    frozen, trials = _search(ready, objective, alone, lossless, outlook)
     if isinstance(objective, MaxAccuracy) and not frozen:
-        front, more = _search(ready, ParetoFront(), alone)
+        front, more = _search(ready, ParetoFront(), alone, lossless, outlook)
         frozen, trials = front[-1:], [*trials, *more]
-    meter.mark("search")
+    meter.mark("certification")
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
-    meter.mark("certification")
+    meter.mark("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
@@ -85,9 +98,9 @@ def _certify_fixed(
 ) -> Findings:
     """Returns what was found of one setting, chosen elsewhere, that is tested without a search."""
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
-    meter.mark("search")
-    decision = _decide(ready, objective, [fixed], baseline)
     meter.mark("certification")
+    decision = _decide(ready, objective, [fixed], baseline)
+    meter.mark("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
@@ -122,7 +135,7 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     for configuration in (ready.alone, chosen):
         ready.session.tuning.measure(configuration)
     single = ready.timer.time_single([ready.alone, sd, chosen], decision.opened)
-    meter.mark("timing")
+    meter.end()
     return Findings(
         ready, outcome, chosen, sd, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
         decision.trials,
@@ -184,16 +197,24 @@ def _chance(ready: Prepared) -> Chance:
 
 
 def _search(
-    ready: Prepared, objective: Objective, alone: Measurement
+    ready: Prepared, objective: Objective, alone: Measurement, lossless: float, outlook: Outlook
 ) -> tuple[list[Configuration], Sequence[FinishedTrial]]:
-    """Returns the frozen candidates, the safest first, and the trials. Each attempt and goal has a study."""
+    """Returns the frozen candidates, the safest first, and the trials. Each attempt and goal has a study.
+
+    Args:
+        lossless: forecast tokens/s of lossless decoding.
+    """
     session, name = ready.session.tuning, study_name(ready, objective)
+
+    def seen(trials: Sequence[FinishedTrial]) -> None:
+        outlook.best = best_so_far(trials, lossless, isinstance(objective, ParetoFront))
+
     searched = search(
         session, alone, ready.forecast, ready.space, objective, ready.config.study_storage, name, ready.config.trials,
-        ready.session.progress,
+        ready.session.progress, seen,
     )  # fmt: skip
-    for line in searched.skipped:
-        ready.session.progress.note(line)
+    if searched.untried:
+        ready.session.progress.note(searched.untried)
     for trial in searched.trials:  # in an earlier process or by another worker too: the curve shows them all
         session.measure(trial.configuration, trial.problems)
     own = freeze(searched, ready.space, session, alone, ready.forecast, objective)

@@ -5,49 +5,20 @@ Heavy imports are inside functions, so that `--help` prints at once.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fsd_calib.cli.console import (
-    check_at_least_one,
-    check_writable,
-    interruptible,
-    leave,
-    quiet_libraries,
-    reply,
-)
+from fsd_calib.cli.choices import DIVERGENCES, RULES
+from fsd_calib.cli.completion import one_of, tasks
+from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, quiet_libraries, reply
+from fsd_calib.cli.groups import OptionGroup, grouped
 from fsd_calib.cli.loading_options import loads_models
-from fsd_calib.cli.options import (
-    DATA,
-    DECODING,
-    DataOption,
-    DeviceOption,
-    DraftOption,
-    DtypeOption,
-    LimitOption,
-    RayOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-    TopKOption,
-    TopPOption,
-    VersionOption,
-    WorkersOption,
-    given_or_default,
-    options_given,
-)
-from fsd_calib.cli.task_options import (
-    TASK_NAMES,
-    GreedyOption,
-    PresetOption,
-    SamplingOptions,
-    SubjectsOption,
-    folder_name,
-    named_task,
-    sampling_options,
-)
+from fsd_calib.cli.options import DATA, DECODING, PairOptions, ProcessOptions, given_or_default, options_given
+from fsd_calib.cli.output_options import OutputOptions, reply_json
+from fsd_calib.cli.task_options import TASK_NAMES, DrawingOptions, ProblemOptions, folder_name, named_task
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL_LOADING, Loading
@@ -64,18 +35,54 @@ Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues
 """
 _POLICY = "On-policy only"
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class PolicyOptions(OptionGroup):
+    """The rule that texts are decoded with, in place of the target's own."""
+
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Collect on-policy, with this acceptance rule: {', '.join(RULES[:-1])} or {RULES[-1]}. By default, "
+            "traces are collected along the target.",
+            rich_help_panel=_POLICY,
+            autocompletion=one_of(RULES),
+        ),
+    ] = None
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="The rule's threshold. inf with --rule fsd accepts every token.", rich_help_panel=_POLICY),
+    ] = None
+    divergence: Annotated[
+        str | None,
+        typer.Option(
+            help="The divergence that the threshold bounds. By default js; all divergences are recorded either way.",
+            rich_help_panel=_POLICY,
+            autocompletion=one_of(DIVERGENCES),
+        ),
+    ] = None
+    draft_length: Annotated[
+        int | None, typer.Option(help="Tokens drafted per round. By default 5.", rich_help_panel=_POLICY)
+    ] = None
 
 
 @app.command(epilog=_EPILOG)
 @loads_models
+@grouped
 def command(
     context: typer.Context,
-    task: Annotated[str, typer.Option(help=f"Task whose problems are decoded: {TASK_NAMES}.", rich_help_panel=DATA)],
-    data: DataOption = None,
-    subjects: SubjectsOption = None,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
+    task: Annotated[
+        str,
+        typer.Option(
+            help=f"Task whose problems are decoded: {TASK_NAMES}.", rich_help_panel=DATA, autocompletion=tasks
+        ),
+    ],
+    models: PairOptions,
+    loading: Loading = USUAL_LOADING,
+    *,
+    problems: ProblemOptions,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the traces. By default fsd-traces/TASK.", rich_help_panel=DATA),
@@ -87,42 +94,11 @@ def command(
             rich_help_panel=DATA,
         ),
     ] = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    loading: Loading = USUAL_LOADING,
-    temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = None,
-    top_p: TopPOption = None,
-    preset: PresetOption = None,
-    greedy: GreedyOption = False,
+    policies: PolicyOptions,
+    drawing: DrawingOptions,
     batch_size: Annotated[int, typer.Option(help="Problems decoded at once.", rich_help_panel=DECODING)] = 32,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            help="Collect on-policy, with this acceptance rule: sd, coupled, fsd, fsd-sd, fsd-coupled, typical or "
-            "ensemble. By default, traces are collected along the target.",
-            rich_help_panel=_POLICY,
-        ),
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(help="The rule's threshold. inf with --rule fsd accepts every token.", rich_help_panel=_POLICY),
-    ] = None,
-    divergence: Annotated[
-        str | None,
-        typer.Option(
-            help="The divergence that the threshold bounds. By default js; all divergences are recorded either way.",
-            rich_help_panel=_POLICY,
-        ),
-    ] = None,
-    draft_length: Annotated[
-        int | None, typer.Option(help="Tokens drafted per round. By default 5.", rich_help_panel=_POLICY)
-    ] = None,
-    workers: WorkersOption = None,
-    ray: RayOption = None,
-    version: VersionOption = False,
+    processes: ProcessOptions,
+    output: OutputOptions,
 ) -> None:
     """Collects traces: the predictions of the target and the draft for every token, as Parquet files.
 
@@ -131,12 +107,14 @@ def command(
     recorded, including rejected ones. Inspect the result with fsd-traces, or read it with load_traces, pandas,
     datasets or DuckDB.
     """
-    task = named_task(task, subjects)
+    progress = output.begin()
+    task = named_task(task, problems.subjects)
     task_kind(task)  # raises UsageError if it is unknown
-    sampling = sampling_options(options_given(context), SamplingOptions(temperature, top_k, top_p), preset, greedy)
-    check_at_least_one(
-        {"--limit": limit, "--draft-length": draft_length, "--batch-size": batch_size, "--workers": workers}
-    )
+    sampling = drawing.sampling(options_given(context))
+    check_at_least_one({
+        "--limit": problems.limit, "--draft-length": policies.draft_length, "--batch-size": batch_size,
+        "--workers": processes.workers,
+    })  # fmt: skip
     width = _width(hidden)
     folder = out if out is not None else Path("fsd-traces") / folder_name(task)
     check_writable(folder, ())
@@ -144,7 +122,6 @@ def command(
     from fsd_calib.calibration.memory import capacity_of, plan_memory
     from fsd_calib.calibration.run_config import RunConfig
     from fsd_calib.calibration.usable import context_of, usable
-    from fsd_calib.progress import stderr_progress
     from fsd_calib.tasks.registry import load_task
     from fsd_collectors.collection.run import collect_traces
     from fsd_collectors.collection.run_facts import policy_of
@@ -154,20 +131,21 @@ def command(
     from fsd_decoding.workers.sources import Sources
 
     quiet_libraries()
+    device, dtype, on_policy = models.device, models.dtype, asdict(policies)
     if device is not None:
         check_device(device)
-    policy = policy_of(rule, threshold, divergence, draft_length, within_support=False)
-    large, small = given_or_default(task, target, draft)
+    policy = policy_of(**on_policy, within_support=False)
+    large, small = given_or_default(task, models.target, models.draft)
     check_loading(large, [small], device, loading.target, loading.draft)
-    progress = stderr_progress()
     with interruptible(lambda: _on_disk(folder)):
         tokenizer = load_tokenizer(large, loading.target)
-        problems = load_task(task, seed, limit, data, tokenizer)
-        _check_graded(problems, policy)
-        models = [(large, loading.target), (small, loading.draft)]
-        problems = usable(problems, tokenizer, context_of(models, dtype), progress.note)
+        loaded = load_task(task, problems.seed, problems.limit, problems.data, tokenizer)
+        _check_graded(loaded, policy)
+        asked = usable(
+            loaded, tokenizer, context_of([(large, loading.target), (small, loading.draft)], dtype), progress.note
+        )
         memory = plan_memory(
-            large, [small], tokenizer, problems, problems.problems, Sampling(*sampling),
+            large, [small], tokenizer, asked, asked.problems, Sampling(*sampling),
             policy.draft_length if policy else 1, 1,
             RunConfig(
                 batch_size, device, dtype, progress=progress, model_kwargs=loading.target,
@@ -175,15 +153,21 @@ def command(
             ),
         )  # fmt: skip
         sources = Sources(large, (small,), device, dtype, loading)
-        capacity = capacity_of(problems.problems, memory, batch_size)
-        with open_workers(workers, ray, sources, capacity, progress.note) as others:
+        capacity = capacity_of(asked.problems, memory, batch_size)
+        with open_workers(processes.workers, processes.ray, sources, capacity, progress.note) as others:
             traces = collect_traces(
-                problems, target=large, draft=small, out=folder, rule=rule, threshold=threshold, divergence=divergence,
-                draft_length=draft_length, **sampling._asdict(), hidden=width, seed=seed,
-                batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
+                asked, target=large, draft=small, out=folder, **on_policy, **sampling._asdict(), hidden=width,
+                seed=problems.seed, batch_size=batch_size, device=device, dtype=dtype, model_kwargs=loading.target,
                 draft_model_kwargs=loading.draft, progress=progress, workers=others or 1,
             )  # fmt: skip
-    reply(f"{folder} holds {_summary(traces)}")
+    found = _summary(traces)
+    if output.as_json:
+        reply_json(NAME, {"folder": folder.absolute(), **found})
+    else:
+        reply(
+            f"{folder} holds {found['completions']} completions, {found['tokens']} tokens, accuracy "
+            f"{found['accuracy']:.4f}"
+        )
 
 
 def main() -> None:
@@ -209,10 +193,10 @@ def _width(hidden: str | None) -> int | Literal["whole"] | None:
     return int(hidden)
 
 
-def _summary(traces: Traces) -> str:
+def _summary(traces: Traces) -> dict[str, int | float]:
     done = traces.completions.to_table(columns=["emitted", "correct"]).to_pydict()
     count = len(done["correct"])
-    return f"{count} completions, {sum(done['emitted'])} tokens, accuracy {sum(done['correct']) / count:.4f}"
+    return {"completions": count, "tokens": sum(done["emitted"]), "accuracy": sum(done["correct"]) / count}
 
 
 def _on_disk(folder: Path) -> str:

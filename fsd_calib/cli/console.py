@@ -50,18 +50,13 @@ def interruptible(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Disables what would come between a command's own lines: transformers' bars for loading weights, and
-    huggingface_hub's warnings at every try, which the command's error says once.
+    """Disables huggingface_hub's warnings at every try, which the command's error says once.
 
-    Bars for downloads, which take minutes, stay, and the warnings do if HF_HUB_VERBOSITY is set. Imports transformers.
+    They stay if HF_HUB_VERBOSITY is set.
     """
-    from huggingface_hub.utils.logging import set_verbosity_error
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    enable_progress_bars()
     if "HF_HUB_VERBOSITY" not in os.environ:
+        from huggingface_hub.utils.logging import set_verbosity_error
+
         set_verbosity_error()  # type: ignore[no-untyped-call]
 
 

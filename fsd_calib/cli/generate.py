@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fsd_calib.cli.console import leave, quiet_libraries, reply, say
+from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
-from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, VersionOption
-from fsd_calib.cli.prompt_format import MOST_NEW_TOKENS, PromptFormat, kind_of_profile
+from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, MaxNewTokensOption, RawOption
+from fsd_calib.cli.output_options import OutputOptions, reply_json
+from fsd_calib.cli.prompt_format import PromptFormat, kind_of_profile
+from fsd_calib.cli.prompts import gathered
 from fsd_decoding.model_options import USUAL_LOADING, Loading
 
 if TYPE_CHECKING:
@@ -26,14 +29,28 @@ Example: fsd-generate --profile profile.json "Ana has 3 hens, and each lays 5 eg
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=_EPILOG)
 @loads_models_of_profile
+@grouped
 def command(
-    prompts: Annotated[list[str], typer.Argument(help="One or more prompts, each in quotes.")],
     profile: Annotated[Path, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="One or more prompts, each in quotes; - reads them from standard input, one a line.",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also complete the prompts in this file: one a line, or in a .jsonl file a string or an object with a "
+            "prompt (or question) a line."
+        ),
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="Hub id or local path. By default the profile's target.", rich_help_panel=MODELS)
     ] = None,
@@ -43,19 +60,15 @@ def command(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     loading: Loading = USUAL_LOADING,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS}."),
-    ] = None,
+    max_new_tokens: MaxNewTokensOption = None,
     threshold: Annotated[
         float | None,
         typer.Option(help="Use this threshold instead of the profile's, of which the certificate says nothing."),
     ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")
-    ] = False,
+    raw: RawOption = False,
     allow_edited: AllowEditedOption = False,
-    version: VersionOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Completes prompts with the models, threshold and settings of a profile.
 
@@ -63,6 +76,9 @@ def command(
     stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr. On a
     terminal, control characters in a text are shown as escapes; a file or a pipe gets the texts exactly.
     """
+    output.begin()
+    wanted = gathered(prompts or [], file)
+
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -77,14 +93,24 @@ def command(
     form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
     started = time.perf_counter()
     results = decoder.generate(
-        [form.prompt(prompt) for prompt in prompts], max_new_tokens or form.max_new_tokens, stop=form.stop
+        [form.prompt(prompt) for prompt in wanted], max_new_tokens or form.max_new_tokens, stop=form.stop
     )
-    reply("\n\n".join(result.text for result in results))
-    say(NAME, summary(results, time.perf_counter() - started))
+    seconds = time.perf_counter() - started
+    if output.as_json:
+        reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, results))})
+    else:
+        reply("\n\n".join(result.text for result in results))
+    if not output.quiet:
+        say(NAME, summary(results, seconds))
 
 
 def main() -> None:
     leave(app, NAME)
+
+
+def _for_programs(prompt: str, result: Result) -> dict[str, Any]:
+    counts = ("emitted", "rounds", "drafted", "accepted", "finish_reason")
+    return {"prompt": prompt, "text": result.text} | {name: getattr(result, name) for name in counts}
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:

@@ -3,46 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.in_turn import in_turn, passed
+from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.console import print_report
 from fsd_calib.report.plan import print_plan
 from fsd_collectors.report.terminal import LiteralConsole, literal
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
-def print_plans(calibration: Calibration, engines: Sequence[str]) -> None:
-    """Prints the plan of each engine, as if those before it had passed their tests."""
+@dataclass(frozen=True)
+class Done:
+    """What the calibrations of all engines came to.
+
+    Attributes:
+        profiles: of those engines that were reached.
+        files: where they are.
+        untested: the engines that were not reached.
+    """
+
+    profiles: Sequence[ThresholdProfile]
+    files: Sequence[Path | None]
+    untested: Sequence[str]
+
+    @property
+    def met(self) -> bool:
+        """Whether all have met the goal."""
+        return not self.untested and all(profile.met for profile in self.profiles)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The same for programs, see docs/commands.md."""
+        calibrations = [
+            {"outcome": profile.outcome, "met": profile.met, "file": file and str(file.absolute()),
+             "profile": profile.model_dump(mode="json")}
+            for profile, file in zip(self.profiles, self.files, strict=True)
+        ]  # fmt: skip
+        return {"met": self.met, "calibrations": calibrations, "untested_engines": list(self.untested)}
+
+
+def planned(calibration: Calibration, engines: Sequence[str], silent: bool) -> list[dict[str, Any]]:
+    """Plans each engine's calibration, as if those before it had passed their tests; returns plans for programs.
+
+    Args:
+        silent: whether the plans are not printed.
+    """
+    found: list[dict[str, Any]] = []
 
     def plan(one: Calibration) -> int:
-        planned, console = one.plan(), LiteralConsole()
-        _print_turn(one, planned.attempt, console)
-        print_plan(planned, console)
-        return planned.attempt
+        made = one.plan()
+        if not silent:
+            console = LiteralConsole()
+            _print_turn(one, made.attempt, console)
+            print_plan(made, console)
+        found.append(_for_programs(made))
+        return made.attempt
 
     in_turn(calibration, engines, plan)
+    return found
 
 
-def run_and_report(calibration: Calibration, engines: Sequence[str]) -> bool:
-    """Runs the calibration of each engine and prints its report; returns whether all have met the goal."""
-    met, console, on_stderr = [], LiteralConsole(), LiteralConsole(stderr=True)
+def run(calibration: Calibration, engines: Sequence[str], *, plan: bool, report: bool) -> Done:
+    """Runs the calibration of each engine.
 
-    def run(one: Calibration) -> int | None:
-        profile = one.run(lambda planned: print_plan(planned, on_stderr))
-        found = profile.certificate
-        _print_turn(one, found.attempt, console)
-        folder = one.config.path("out")
-        print_report(profile, folder and folder / "profile.json", console)
-        met.append(profile.met)
+    Args:
+        plan: whether plans are printed, on stderr.
+        report: whether reports are printed, on stdout.
+    """
+    profiles: list[ThresholdProfile] = []
+    files: list[Path | None] = []
+    console, on_stderr = LiteralConsole(), LiteralConsole(stderr=True)
+
+    def one_engine(one: Calibration) -> int | None:
+        profile = one.run(lambda made: print_plan(made, on_stderr) if plan else None)
+        found, folder = profile.certificate, one.config.path("out")
+        profiles.append(profile)
+        files.append(folder and folder / "profile.json")
+        if report:
+            _print_turn(one, found.attempt, console)
+            print_report(profile, files[-1], console)
         return found.attempt if passed(profile) else None
 
-    for engine in in_turn(calibration, engines, run):
+    untested = in_turn(calibration, engines, one_engine)
+    for engine in untested if report else ():
         console.print(
             literal(f"Not tested: {engine}. The sequence ends with the first engine that does not pass a test.")
         )
-    return len(met) == len(engines) and all(met)
+    return Done(profiles, files, untested)
+
+
+def _for_programs(plan: Plan) -> dict[str, Any]:
+    return {**asdict(plan), "seconds": plan.seconds, "seconds_more": plan.seconds_more}
 
 
 def _print_turn(one: Calibration, attempt: int | None, console: Console) -> None:

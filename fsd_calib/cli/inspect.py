@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fsd_calib.cli.choices import DIVERGENCES, RULES
+from fsd_calib.cli.completion import one_of, tasks
 from fsd_calib.cli.console import leave, quiet_libraries, reply
+from fsd_calib.cli.groups import OptionGroup, grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import (
     DECODING,
@@ -16,12 +21,14 @@ from fsd_calib.cli.options import (
     AllowEditedOption,
     DeviceOption,
     DtypeOption,
+    MaxNewTokensOption,
+    RawOption,
     TopKOption,
     TopPOption,
-    VersionOption,
     given_or_default,
 )
-from fsd_calib.cli.prompt_format import MOST_NEW_TOKENS, PromptFormat, kind_of_profile
+from fsd_calib.cli.output_options import OutputOptions, reply_json
+from fsd_calib.cli.prompt_format import PromptFormat, kind_of_profile
 from fsd_calib.tasks.base import Kind
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
@@ -41,16 +48,56 @@ Examples: fsd-inspect "Ana has 3 hens, and each lays 5 eggs a week. How many egg
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class SettingOptions(OptionGroup):
+    """How the text is decoded."""
+
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Acceptance rule: target, {', '.join(RULES[:-1])} or {RULES[-1]}. By default the profile's, or "
+            "fsd-coupled.",
+            rich_help_panel=DECODING,
+            autocompletion=one_of(("target", *RULES)),
+        ),
+    ] = None
+    divergence: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Divergence that the threshold bounds: {', '.join(DIVERGENCES)}. By default the profile's, or js.",
+            rich_help_panel=DECODING,
+            autocompletion=one_of(DIVERGENCES),
+        ),
+    ] = None
+    threshold: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="The threshold T; given twice, both texts are shown. By default the profile's, or 0.1.",
+            rich_help_panel=DECODING,
+            metavar="<float>",
+        ),
+    ] = None
+    draft_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens drafted per round. By default the profile's, or 5.", rich_help_panel=DECODING),
+    ] = None
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy decoding.", rich_help_panel=DECODING)
+    ] = None
+    top_k: TopKOption = None
+    top_p: TopPOption = None
 
 
 @app.command(epilog=_EPILOG)
 @loads_models_of_profile
+@grouped
 def command(
     prompt: Annotated[str, typer.Argument(help="The prompt, in quotes.", show_default=False)],
     profile: Annotated[
-        Path | None,
-        typer.Option(help="Take models, task and settings from this profile.json, or its folder; options go first."),
+        Path | None, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")
     ] = None,
     target: Annotated[
         str | None,
@@ -67,44 +114,17 @@ def command(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     loading: Loading = USUAL_LOADING,
-    rule: Annotated[
-        str | None,
-        typer.Option(help="Acceptance rule. By default the profile's, or fsd-coupled.", rich_help_panel=DECODING),
-    ] = None,
-    divergence: Annotated[
-        str | None,
-        typer.Option(
-            help="Divergence that the threshold bounds. By default the profile's, or js.", rich_help_panel=DECODING
-        ),
-    ] = None,
-    threshold: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="The threshold T; given twice, both texts are shown side by side. By default the profile's, or 0.1.",
-            rich_help_panel=DECODING,
-        ),
-    ] = None,
-    draft_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens drafted per round. By default the profile's, or 5.", rich_help_panel=DECODING),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Sampling temperature. By default the profile's, or greedy.", rich_help_panel=DECODING),
-    ] = None,
-    top_k: TopKOption = None,
-    top_p: TopPOption = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Limit on new tokens. By default the task's, or {MOST_NEW_TOKENS}."),
-    ] = None,
+    *,
+    setting: SettingOptions,
+    max_new_tokens: MaxNewTokensOption = None,
     task: Annotated[
         str | None,
         typer.Option(
-            help="Format the prompt as this task does. By default the profile's task; for the bundled pair arithmetic."
+            help="Format the prompt as this task does. By default the profile's task; for the bundled pair arithmetic.",
+            autocompletion=tasks,
         ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Pass the prompt as given, without a task's format.")] = False,
+    raw: RawOption = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page to this file instead, with what is known of a token on hover.")
     ] = None,
@@ -112,48 +132,63 @@ def command(
         bool, typer.Option("--table", help="Print a row for each token: its source, D, T, and what it displaced.")
     ] = False,
     allow_edited: AllowEditedOption = False,
-    version: VersionOption = False,
+    output: OutputOptions,
 ) -> None:
     """Shows where every token of a text comes from: the exact rule, the threshold (fuzzy), a fallback or a bonus.
 
     Fuzzy tokens are those that a lossless rule would have rejected. Tokens are coloured on a terminal; without colours
-    (NO_COLOR, a pipe) marks stand around them. Control characters in a text are shown as escapes.
+    (NO_COLOR, a pipe) marks stand around them. Control characters in a text are shown as escapes. Models, task and
+    settings are those of the bundled pair or of a profile; what is given as an option goes first.
     """
-    thresholds = threshold or []
-    _check_counts(thresholds, html, table)
+    output.begin()
+    thresholds = setting.threshold or []
+    _check_shown(thresholds, html, table, output.as_json)
     _check_sources(profile, target, draft, task, raw)
     kind = None if task is None else task_kind(task)
 
     from fsd_calib.inspection.inspected import inspect_text
+    from fsd_calib.inspection.terminal import print_texts
 
     quiet_libraries()
     followed = _followed(profile, allow_edited)
-    settings: dict[str, Any] = {
-        "rule": rule, "divergence": divergence, "draft_length": draft_length, "temperature": temperature,
-        "top_k": top_k, "top_p": top_p, "device": device, "dtype": dtype, "model_kwargs": loading.target,
-        "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
+    keywords = asdict(setting) | {
+        "threshold": thresholds[0] if thresholds else None, "device": device, "dtype": dtype,
+        "model_kwargs": loading.target, "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
     }  # fmt: skip
-    decoders = _decoders(followed, target, draft, thresholds, settings)
+    decoders = _decoders(followed, target, draft, thresholds, keywords)
     form = PromptFormat.of(None if raw else kind or _own_kind(followed, target), decoders[0].tokenizer)
     asked, most = form.prompt(prompt), max_new_tokens or form.max_new_tokens
     texts = [inspect_text(decoder, asked, most, form.stop) for decoder in decoders]
-    if html is None:
-        from fsd_calib.inspection.terminal import print_texts
-
-        print_texts(texts, table=table)
+    page = None if html is None else str(_write_page(html, texts, asked, decoders[0]))
+    if output.as_json:
+        reply_json(NAME, {"prompt": asked, "page": page, "texts": list(map(_for_programs, texts))})
+    elif page is not None:
+        reply(page)
     else:
-        reply(str(_write_page(html, texts, asked, decoders[0])))
+        print_texts(texts, table=table)
 
 
 def main() -> None:
     leave(app, NAME)
 
 
-def _check_counts(thresholds: Sequence[float], html: Path | None, table: bool) -> None:
+def _for_programs(text: InspectedText) -> dict[str, Any]:
+    tokens = [asdict(token) | {"divergence": _finite(token.divergence)} for token in text.tokens]
+    return {"title": text.title, "setting": text.setting, "text": text.text, "rounds": text.rounds, "tokens": tokens}
+
+
+def _finite(divergence: float | None) -> float | None:
+    """None for an infinite one too, which JSON cannot hold."""
+    return divergence if divergence is not None and math.isfinite(divergence) else None
+
+
+def _check_shown(thresholds: Sequence[float], html: Path | None, table: bool, as_json: bool) -> None:
     if len(thresholds) > 2:
         raise UsageError(f"--threshold is given {len(thresholds)} times; give one, or two to compare")
     if html is not None and table:
         raise UsageError("--html and --table are both given; the page has the table too, leave --table out")
+    if as_json and table:
+        raise UsageError("--json and --table are both given; the JSON has all tokens too, leave --table out")
 
 
 def _check_sources(profile: Path | None, target: str | None, draft: str | None, task: str | None, raw: bool) -> None:
@@ -175,17 +210,20 @@ def _decoders(
     target: str | None,
     draft: str | None,
     thresholds: Sequence[float],
-    settings: dict[str, Any],
+    keywords: dict[str, Any],
 ) -> list[SpeculativeDecoder]:
     """A decoder for each threshold, or one with the profile's; they share their models."""
+    from fsd_decoding.acceptance.rules import rule_named
     from fsd_decoding.decoder import SpeculativeDecoder
 
-    own = given_or_default(_BUNDLED, target, draft) if followed is None else (followed.target.id, followed.draft.id)
-    if thresholds:
-        settings["threshold"] = thresholds[0]
-        if followed is not None:  # an uncertified one would run a lossless rule
-            settings["rule"] = settings["rule"] or followed.rule
-    first = SpeculativeDecoder.from_pretrained(target or own[0], draft or own[1], profile=followed, **settings)
+    own, rule = given_or_default(_BUNDLED, target, draft), keywords["rule"]
+    if thresholds and rule is not None and not rule_named(rule).fuzzy:
+        raise UsageError(f"--rule {rule!r} has no threshold; leave --threshold out, or give another rule")
+    if followed is not None:
+        own = followed.target.id, followed.draft.id
+        if thresholds:  # the rule too, as an uncertified profile would run a lossless one
+            keywords["rule"] = rule or followed.rule
+    first = SpeculativeDecoder.from_pretrained(target or own[0], draft or own[1], profile=followed, **keywords)
     return [first, *(first.with_config(threshold=threshold) for threshold in thresholds[1:])]
 
 
@@ -200,6 +238,6 @@ def _write_page(path: Path, texts: Sequence[InspectedText], prompt: str, decoder
     from fsd_calib.inspection.html import texts_page
     from fsd_collectors.pages.files import write
 
-    target, draft = (Path(str(model.config._name_or_path)).name for model in (decoder.target, decoder.draft))
+    target, draft = ("/".join(Path(model.name_or_path).parts[-2:]) for model in (decoder.target, decoder.draft))
     models = f"{target} with draft {draft} on {decoder.device} in {decoder.dtype}".replace("torch.", "")
     return write(path, texts_page(texts, prompt, models).encode())

@@ -1,14 +1,20 @@
-"""Options shared by several commands, and the default pair of models."""
+"""Options shared by several commands, alone and in groups, and the default pair of models."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fsd_calib.cli.choices import DTYPES
+from fsd_calib.cli.completion import one_of
+from fsd_calib.cli.groups import OptionGroup
 from fsd_decoding.errors import UsageError
 
+MOST_NEW_TOKENS = 256
+"""The limit on new tokens where no task sets one."""
 MODELS, DATA, DECODING = "Models", "Problems and results", "Decoding"
 _LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
 
@@ -30,6 +36,7 @@ DraftsOption = Annotated[
         help=f"{_DRAFT} Several (--draft A --draft B) are compared in one search and certified in one attempt; the "
         "profile names the chosen one.",
         rich_help_panel=MODELS,
+        metavar="<str>",
     ),
 ]
 DeviceOption = Annotated[
@@ -37,7 +44,11 @@ DeviceOption = Annotated[
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option(help="float32, bfloat16 or float16. By default the models' own dtype.", rich_help_panel=MODELS),
+    typer.Option(
+        help="float32, bfloat16 or float16. By default the models' own dtype.",
+        rich_help_panel=MODELS,
+        autocompletion=one_of(DTYPES),
+    ),
 ]
 WorkersOption = Annotated[
     int | None,
@@ -55,6 +66,11 @@ RayOption = Annotated[
         rich_help_panel=DECODING,
     ),
 ]
+MaxNewTokensOption = Annotated[
+    int | None,
+    typer.Option(min=1, help=f"Limit on new tokens per text. By default the task's, or {MOST_NEW_TOKENS}."),
+]
+RawOption = Annotated[bool, typer.Option("--raw", help="Pass prompts as given, without the task's prompt format.")]
 AllowEditedOption = Annotated[
     bool,
     typer.Option(
@@ -81,6 +97,34 @@ TopPOption = Annotated[
         help="Sample from the likeliest tokens that together have this probability.", rich_help_panel=DECODING
     ),
 ]
+
+
+@dataclass(frozen=True)
+class PairOptions(OptionGroup):
+    """A target and a draft, and where they run."""
+
+    target: TargetOption = None
+    draft: DraftOption = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+
+
+@dataclass(frozen=True)
+class DraftsOptions(OptionGroup):
+    """A target and one draft or more, and where they run."""
+
+    target: TargetOption = None
+    draft: DraftsOption = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+
+
+@dataclass(frozen=True)
+class ProcessOptions(OptionGroup):
+    """The processes that decode."""
+
+    workers: WorkersOption = None
+    ray: RayOption = None
 
 
 def _print_version(asked: bool) -> None:

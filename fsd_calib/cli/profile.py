@@ -32,7 +32,6 @@ _Profiles = Annotated[
 ]
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fsd_calib.cli.console import say
+from fsd_calib.cli.options import MOST_NEW_TOKENS
 from fsd_calib.tasks.base import Example, Kind, Prompting
 from fsd_calib.tasks.registry import task_kind
 from fsd_decoding.errors import UsageError
-
-MOST_NEW_TOKENS = 256
-"""The limit on new tokens where no task sets one."""
 
 
 class PromptFormat(NamedTuple):

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, NamedTuple
 
 import typer
 
-from fsd_calib.cli.options import DATA, DECODING
+from fsd_calib.cli.completion import one_of
+from fsd_calib.cli.groups import OptionGroup
+from fsd_calib.cli.options import (
+    DATA,
+    DECODING,
+    DataOption,
+    LimitOption,
+    SeedOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+)
 from fsd_calib.tasks.registry import TASKS
 from fsd_decoding.errors import UsageError
 
@@ -18,16 +30,6 @@ TASK_NAMES = f"{', '.join(TASKS)}, or a file in YAML that describes your own (se
 SubjectsOption = Annotated[
     str | None,
     typer.Option(help="Of mmlu: use these subjects alone, separated by commas.", rich_help_panel=DATA),
-]
-PresetOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Sample as a published evaluation did. fsd-paper: temperature 0.6, top-k 50, top-p 0.9.",
-        rich_help_panel=DECODING,
-    ),
-]
-GreedyOption = Annotated[
-    bool, typer.Option("--greedy", help="Decode greedily, as by default, also with --preset.", rich_help_panel=DECODING)
 ]
 
 
@@ -42,6 +44,56 @@ class SamplingOptions(NamedTuple):
 # The settings of the evaluation code that was published with the paper, which also ends answers at 512 tokens, as the
 # benchmarks here do.
 PRESETS = {"fsd-paper": SamplingOptions(0.6, 50, 0.9)}
+
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Sample as a published evaluation did. fsd-paper: temperature 0.6, top-k 50, top-p 0.9.",
+        rich_help_panel=DECODING,
+        autocompletion=one_of(PRESETS),
+    ),
+]
+GreedyOption = Annotated[
+    bool, typer.Option("--greedy", help="Decode greedily, as by default, also with --preset.", rich_help_panel=DECODING)
+]
+
+
+@dataclass(frozen=True)
+class ProblemOptions(OptionGroup):
+    """Which problems of a task."""
+
+    data: DataOption = None
+    subjects: SubjectsOption = None
+    limit: LimitOption = None
+    seed: SeedOption = 0
+
+
+@dataclass(frozen=True)
+class DrawingOptions(OptionGroup):
+    """How tokens are drawn."""
+
+    temperature: TemperatureOption = 0.0
+    top_k: TopKOption = None
+    top_p: TopPOption = None
+    preset: PresetOption = None
+    greedy: GreedyOption = False
+
+    def sampling(self, given: Collection[str], otherwise: SamplingOptions | None = None) -> SamplingOptions:
+        """Returns how tokens are drawn.
+
+        Args:
+            given: the options on the command line, which go first.
+            otherwise: the settings from elsewhere; None: there are none.
+
+        Raises:
+            UsageError: the preset is unknown, or options contradict each other.
+        """
+        own = SamplingOptions(self.temperature, self.top_k, self.top_p)
+        if otherwise is not None:
+            if self.temperature == 0.0 and "temperature" in given:  # greedy, which truncates nothing
+                otherwise = SamplingOptions(0.0, None, None)
+            own = otherwise._replace(**{name: getattr(own, name) for name in own._fields if name in given})
+        return sampling_options(given, own, self.preset, self.greedy)
 
 
 def sampling_options(given: Collection[str], own: SamplingOptions, preset: str | None, greedy: bool) -> SamplingOptions:

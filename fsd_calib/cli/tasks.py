@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, reply, say
-from fsd_calib.cli.options import LimitOption, VersionOption
+from fsd_calib.cli.options import DataOption, LimitOption, VersionOption
 from fsd_calib.cli.task_options import SubjectsOption, named_task
 from fsd_calib.tasks.registry import described_tasks, load_task
 
@@ -30,14 +29,12 @@ Exit codes: 0 done (check: every grade is as it should be) · 2 bad input · 3 a
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A task's name, or a file in YAML that describes one.", show_default=False)
 ]
-_Data = Annotated[Path | None, typer.Option(help="Read problems from this file instead of the task's own source.")]
 _Target = Annotated[
     str | None,
     typer.Option(help="Show prompts for this model: hub id or local path. By default for one without a chat template."),
 ]
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -60,8 +57,12 @@ def list_tasks() -> None:
 
 @app.command()
 def show(
-    name: _Name, data: _Data = None, limit: LimitOption = None, subjects: SubjectsOption = None, target: _Target = None
-) -> None:
+    name: _Name,
+    data: DataOption = None,
+    limit: LimitOption = None,
+    subjects: SubjectsOption = None,
+    target: _Target = None,
+) -> None:  # fmt: skip
     """Shows how many problems a task has, its first prompt and reference, and what ends an answer."""
     quiet_libraries()
     tokenizer = None
@@ -74,7 +75,7 @@ def show(
 
 
 @app.command()
-def check(name: _Name, data: _Data = None, limit: LimitOption = None, subjects: SubjectsOption = None) -> None:
+def check(name: _Name, data: DataOption = None, limit: LimitOption = None, subjects: SubjectsOption = None) -> None:
     """Grades all references, which must be right, and an altered form of each and an empty text, which must be wrong.
 
     Each grade that is not as it should be is a line on stderr.

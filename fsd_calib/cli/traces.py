@@ -22,7 +22,6 @@ Exit codes: 0 done (verify: the traces are intact) · 2 bad input or damaged tra
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that fsd-collect wrote.", show_default=False)]
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     no_args_is_help=True,

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fsd_calib.cli.choices import DIVERGENCES, RULES_WITH_T
+from fsd_calib.cli.completion import one_of, several_of
 from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, reply
-from fsd_calib.cli.options import DATA, LimitOption, VersionOption, several
+from fsd_calib.cli.groups import grouped
+from fsd_calib.cli.options import DATA, LimitOption, several
+from fsd_calib.cli.output_options import OutputOptions, reply_json
 
 if TYPE_CHECKING:
     from fsd_predictors.predictor import Predictor
@@ -23,11 +27,13 @@ Example: fsd-train-predictor --traces traces --out predictor
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
 _MODEL = "Predictor"
+_KINDS = ("boosted", "logistic", "head")
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=_EPILOG)
+@grouped
 def command(
     traces: Annotated[
         Path, typer.Option(help="The folder of traces along the target that fsd-collect wrote.", rich_help_panel=DATA)
@@ -49,44 +55,54 @@ def command(
         typer.Option(
             help="Kind of model: boosted (LightGBM), logistic, or head (a small neural network).",
             rich_help_panel=_MODEL,
+            autocompletion=one_of(_KINDS),
         ),
     ] = "boosted",
     rule: Annotated[
         str,
-        typer.Option(help="Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.", rich_help_panel=_MODEL),
+        typer.Option(
+            help="Acceptance rule to predict for: fsd-coupled, fsd-sd or fsd.",
+            rich_help_panel=_MODEL,
+            autocompletion=one_of(RULES_WITH_T),
+        ),
     ] = "fsd-coupled",
     divergence: Annotated[
         str,
         typer.Option(
             help="Divergence that T bounds, or several, separated by commas. One predictor serves them at every T.",
             rich_help_panel=_MODEL,
+            autocompletion=several_of(DIVERGENCES),
         ),
     ] = "js",
     trials: Annotated[
         int, typer.Option(help="Hyperparameter trials for each of the predictor's two models.", rich_help_panel=_MODEL)
     ] = 8,
-    version: VersionOption = False,
+    *,
+    output: OutputOptions,
 ) -> None:
     """Trains a model that predicts which drafted tokens will be accepted, so that drafting can stop early.
 
     Only problems of the tuning part are used, split by a hash into fitting, calibration and evaluation sets. Writes
     the models and card.md, which reports their quality; read it before use.
     """
+    progress = output.begin()
     check_at_least_one({"--limit": limit, "--trials": trials})
     from fsd_collectors.store.reading import load_traces
 
     loaded = load_traces(traces)
     check_writable(out, ())
 
-    from fsd_calib.progress import stderr_progress
     from fsd_decoding.loading import load_tokenizer
     from fsd_predictors.training.api import train
 
     with interruptible(lambda: f"nothing is kept: {out} holds no new predictor, and the same command begins anew"):
         predictor = train(
             loaded, out, kind, rule, several("--divergence", divergence), trials=trials, seed=seed, limit=limit,
-            tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=stderr_progress(),
+            tokenizer=None if tokenizer is None else load_tokenizer(tokenizer), progress=progress,
         )  # fmt: skip
+    if output.as_json:
+        reply_json(NAME, {"folder": out.absolute(), "facts": predictor.facts.model_dump(mode="json")})
+        return
     _print(predictor)
     reply(f"{out} holds the predictor; see {out / 'card.md'}")
 

@@ -21,8 +21,7 @@ from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
 from fsd_decoding.terminal import visible
 
 TOKEN_STYLE = """
-.token { position: relative; border-radius: .15rem }
-.fuzzy { background: var(--fuzzy); border-bottom: 2px solid var(--second) }
+.fuzzy { background: var(--fuzzy); border-bottom: 2px solid var(--second); border-radius: .15rem }
 .fallback { border-bottom: 2px dashed var(--quiet) }
 .bonus { border-bottom: 2px dotted var(--third) }
 .target { border-bottom: 2px solid var(--faint) }
@@ -64,9 +63,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); b
       border-radius: .35rem; padding: .8rem .9rem; margin: .6rem 0;
       font: .92rem/1.85 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
 .shares { display: flex; height: .6rem; gap: 2px; margin: .5rem 0; border-radius: .2rem; overflow: hidden }
-.shares .exact { background: var(--faint) } .shares .fuzzy { background: var(--second); border: 0 }
-.shares .fallback { background: var(--quiet); border: 0 } .shares .bonus { background: var(--third); border: 0 }
-.shares .target { background: var(--first); border: 0 }
+.shares span { border: 0; border-radius: 0 } .shares .exact { background: var(--faint) }
+.shares .fuzzy { background: var(--second) } .shares .fallback { background: var(--quiet) }
+.shares .bonus { background: var(--third) } .shares .target { background: var(--first) }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .35rem 1rem; margin: 1rem 0; font-size: .93rem }
 dt { justify-self: start } dd { margin: 0; color: var(--quiet) }
 details { border-top: 1px solid var(--faint); padding: .5rem 0 } summary { cursor: pointer }
@@ -107,9 +106,14 @@ thead th { color: var(--quiet); font-weight: 600 } .number { text-align: right }
 {% for source, meaning in legend %}
 <dt><span class="{{ source }}">{{ source }}</span></dt><dd>{{ meaning }}</dd>
 {% endfor %}
+{% if parts %}
+<dt><span class="parts"></span></dt><dd>where the texts part</dd>
+{% endif %}
+{% if without_text %}
 <dt>·</dt><dd>{{ without_text }}</dd>
+{% endif %}
 </dl>
-<details><summary>The prompt</summary><pre>{{ prompt }}</pre></details>
+<details{% if prompt|length < 500 %} open{% endif %}><summary>The prompt</summary><pre>{{ prompt }}</pre></details>
 {% for text in texts %}
 <details><summary>All tokens at {{ text.title }}</summary>
 <div class="wide" tabindex="0" role="region" aria-label="All tokens at {{ text.title }}">
@@ -175,9 +179,10 @@ def texts_page(texts: Sequence[InspectedText], prompt: str, models: str) -> str:
         title="Where the tokens come from",
         subtitle=visible(models),
         texts=[_content(text) | {"spans": Markup(token_spans(text.tokens, parts))} for text in texts],
+        parts=parts is not None,
         difference=difference_line(parts) if len(texts) == 2 else "",
         legend=[(source, MEANINGS[source]) for source in TokenSource if source in occurring],
-        without_text=WITHOUT_TEXT,
+        without_text=WITHOUT_TEXT if any(not token.text for text in texts for token in text.tokens) else None,
         prompt=visible(prompt),
         headings=HEADINGS,
         numbers=NUMBERS,

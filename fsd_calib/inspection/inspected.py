@@ -62,26 +62,27 @@ def first_difference(one: Sequence[SourcedToken], other: Sequence[SourcedToken])
 
 
 def _title(decoder: SpeculativeDecoder) -> str:
+    from fsd_decoding.acceptance.rules import RULES
+
     _, moving = decoder.policies()
     if moving is not None:
         return f"T moved by {type(moving).__name__}"
-    return f"T = {shown(decoder.threshold)}" if _has_threshold(decoder) else f"Rule {decoder.rule}"
+    return f"T = {shown(decoder.threshold)}" if RULES[decoder.rule].fuzzy else f"Rule {decoder.rule}"
 
 
 def _setting(decoder: SpeculativeDecoder) -> str:
-    ending, _ = decoder.policies()
-    parts = [decoder.rule]
-    if decoder.rule != "target":
+    from fsd_decoding.acceptance.rules import RULES
+
+    rule = RULES[decoder.rule]
+    parts = [rule.name]
+    if rule.fuzzy and not rule.bounds_divergence:
+        parts.append("T is on its own scale and bounds no D")
+    if rule.drafts:
         parts += [f"D is {decoder.divergence}", f"L = {decoder.draft_length}"]
+    ending, _ = decoder.policies()
     if ending is not None:
         parts.append(f"drafts ended early by {type(ending).__name__}")
     return ", ".join(parts)
-
-
-def _has_threshold(decoder: SpeculativeDecoder) -> bool:
-    from fsd_decoding.acceptance.rules import RULES
-
-    return RULES[decoder.rule].fuzzy
 
 
 def _order(counts: Counter[TokenSource]) -> list[TokenSource]:

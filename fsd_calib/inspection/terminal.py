@@ -179,5 +179,5 @@ def _legend(texts: Sequence[InspectedText], parting: bool, coloured: bool) -> Te
     if any(not token.text and not _unmarked(token) for text in texts for token in text.tokens):
         lines.append(literal(f"{_NO_TEXT} {WITHOUT_TEXT}"))
     if parting:
-        lines.append(_parting(coloured).append(" the texts part", style="default not bold"))
+        lines.append(_parting(coloured).append(" where the texts part", style="default not bold"))
     return literal("\n").join(lines)

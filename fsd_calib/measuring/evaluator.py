@@ -128,6 +128,10 @@ class CachedDecoder:
             reused_tokens=self.reused_tokens,
         )  # fmt: skip
 
+    def count(self) -> int:
+        """Returns the number of decodings so far, made or reused."""
+        return self.decoded + self.reused
+
     def stopping_early(
         self, policies: Mapping[str, StopPolicy], source: tuple[Path, EarlyStopInfo] | None = None
     ) -> CachedDecoder:

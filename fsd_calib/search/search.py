@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
-from pathlib import PurePath
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -29,7 +28,6 @@ from fsd_calib.search.space import Point, Space
 from fsd_calib.search.study import add_attributes, open_study
 from fsd_calib.search.trial import TrialRunner, measured_attributes, setting_attributes
 from fsd_calib.search.workers import Workers, fail_dead_trials
-from fsd_decoding.profile.policy import brief
 
 _POLL = 0.5  # seconds between checks of other workers' trials
 
@@ -40,11 +38,11 @@ class SearchResult:
 
     Attributes:
         trials: The finished trials of the study when the first of its processes ended the search.
-        skipped: Lines that name the arms without a trial, and the reason.
+        untried: A sentence on the arms without a trial: how many, and why; empty where there are none.
     """
 
     trials: tuple[FinishedTrial, ...]
-    skipped: tuple[str, ...]
+    untried: str
 
 
 def search(
@@ -57,6 +55,7 @@ def search(
     name: str,
     trials: int,
     progress: Progress,
+    seen: Callable[[Sequence[FinishedTrial]], None] = lambda trials: None,
 ) -> SearchResult:
     """Continues the study of that name, or begins it. Finished trials are not repeated; those of killed processes are.
 
@@ -69,6 +68,7 @@ def search(
         storage: None: in memory; a path: a journal file; else a database URL. Several processes may share one.
         name: Name of the study; must differ where models, task or settings do.
         trials: Budget of finished trials, including earlier ones and those of other workers.
+        seen: Receives the finished trials whenever there are more.
 
     Raises:
         UsageError: The storage cannot be opened, or the study of that name belongs to another search.
@@ -88,9 +88,9 @@ def search(
         open_study(storage, name, identity, sampler) as study,
         progress.step(f"searching, at most {trials} trials", trials) as advance,
     ):
-        history = _loop(study, runner, propose, workers, f"ended with at most {trials} trials", advance)
+        history = _loop(study, runner, propose, workers, f"ended with at most {trials} trials", advance, seen)
     reason_untried = partial(objective.reason_untried, history=history, space=space, forecast=forecast)
-    return SearchResult(history.trials, _skipped(history, space, reason_untried))
+    return SearchResult(history.trials, _untried(history, space, reason_untried))
 
 
 def freeze(
@@ -129,7 +129,10 @@ def record_recounts(
         add_attributes(storage, name, {f"recounted {number}": values for number, values in enumerate(counted, 1)})
 
 
-def _loop(study: Study, runner: TrialRunner, propose: Propose, workers: Workers, end: str, advance: Advance) -> History:
+def _loop(
+    study: Study, runner: TrialRunner, propose: Propose, workers: Workers, end: str, advance: Advance,
+    seen: Callable[[Sequence[FinishedTrial]], None],
+) -> History:  # fmt: skip
     """Runs trials; where no point is proposed while other workers still run trials, waits for their results.
 
     Args:
@@ -144,6 +147,7 @@ def _loop(study: Study, runner: TrialRunner, propose: Propose, workers: Workers,
             return history_of(_counted(trials, ended), workers)
         history = history_of(trials, workers)
         advance(len(history.trials) - reported)
+        seen(history.trials)
         reported = len(history.trials)
         if propose(history) is not None:
             study.optimize(runner, n_trials=1, catch=(NothingLeftError,))
@@ -162,22 +166,17 @@ def _counted(trials: Sequence[FrozenTrial], numbers: Sequence[int]) -> list[Froz
     return counted
 
 
-def _skipped(history: History, space: Space, reason_untried: Callable[[Configuration], str]) -> tuple[str, ...]:
-    """Returns a line per family and reason."""
-    lengths: dict[tuple[Configuration, str], list[int]] = defaultdict(list)
-    for arm in chain.from_iterable(space.families):
-        if not history.of(arm):
-            lengths[arm.family, reason_untried(arm)].append(arm.draft_length)
-    return tuple(
-        f"{_family_name(family)} at L = {', '.join(map(str, same))} was not tried: {why}"
-        for (family, why), same in lengths.items()
+def _untried(history: History, space: Space, reason_untried: Callable[[Configuration], str]) -> str:
+    """Returns how many arms were not tried, by reason."""
+    arms = [*chain.from_iterable(space.families)]
+    reasons = Counter(reason_untried(arm) for arm in arms if not history.of(arm))
+    if not reasons:
+        return ""
+    why = "; ".join(reasons if len(reasons) == 1 else (f"{count} as {reason}" for reason, count in reasons.items()))
+    return (
+        f"{reasons.total()} of {len(arms)} ways to decode (rule, divergence, draft length, …) were not tried: {why} "
+        "(docs/calibration.md, What it does)"
     )
-
-
-def _family_name(family: Configuration) -> str:
-    moved = "" if family.policy is None else f", T by {brief(family.policy)},"
-    drafting = "" if family.draft is None else f" with {PurePath(family.draft).name}"
-    return f"{family.rule} by {family.divergence}{moved}{drafting}"
 
 
 def _identity(space: Space, objective: Objective, evaluator: Evaluator) -> dict[str, str]:

@@ -81,7 +81,7 @@ def task_kind(name: str) -> Kind:
         return described
     found = _find(base)
     if found is None:
-        known = ", ".join([*TASKS, *_of_other_packages()])
+        known = ", ".join(task_names())
         raise UsageError(
             f"unknown task {name!r}: the known tasks are {known}; a file in YAML (my.yaml) describes your own"
         )
@@ -90,6 +90,11 @@ def task_kind(name: str) -> Kind:
     if colon:
         raise UsageError(f"task {name!r}: {base} takes nothing after a colon; write {base}")
     return found
+
+
+def task_names() -> list[str]:
+    """Returns the names of all tasks, without importing any."""
+    return [*TASKS, *_of_other_packages()]
 
 
 def described_tasks() -> list[tuple[str, str]]:

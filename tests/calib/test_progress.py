@@ -1,4 +1,4 @@
-"""Progress: lines in a log, bars on a terminal, and silence."""
+"""Progress: lines in a log, bars on a terminal, silence, and the outlook on the whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from filelock import FileLock
 from rich.console import Console
 
 from fsd_calib import progress
-from fsd_calib.progress import Bars, Lines, Silent, Waiting
+from fsd_calib.display.bars import Bars
+from fsd_calib.display.lines import Lines
+from fsd_calib.outlook import Outlook, Stage
+from fsd_calib.progress import Silent, Waiting, showing_whole
 
 
 def test_lines_say_start_progress_and_end() -> None:
@@ -44,7 +47,97 @@ def test_lines_are_rare_and_a_broken_step_is_not_done() -> None:
     assert stream.getvalue() == "x: 0 of 100\n"
 
 
-def test_bars_nest_and_can_be_used_again() -> None:
+def test_lines_of_nested_steps_come_only_with_the_half_minutes() -> None:
+    stream = io.StringIO()
+    lines = Lines(stream)
+    with lines.step("training", total=5) as advance:
+        for _ in range(5):
+            with lines.step("fitting", total=100) as advance_within:
+                advance_within(100)
+            advance(1)
+    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["training", "training"]
+
+
+class Clock:
+    """A clock that stands until it is set."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def outlook_at(clock: Clock, done: list[int]) -> Outlook:
+    outlook = Outlook(now=clock)
+    clock.time = 10.0
+    outlook.expect([Stage("search", 100.0, units=200), Stage("timing", 50.0)], lambda: done[0])
+    return outlook
+
+
+def test_the_time_left_is_what_is_planned_until_the_pace_of_a_stage_is_known() -> None:
+    clock, done = Clock(), [7]
+    outlook = outlook_at(clock, done)
+    assert outlook.left is None
+    assert outlook.left_in_words == "time left not known yet"
+    outlook.begin("search")
+    assert outlook.left == pytest.approx(150)
+    clock.time, done[0] = 20.0, 7 + 20  # a tenth, which says little of the pace
+    assert outlook.left == pytest.approx(0.9 * 100 + 50)
+    clock.time, done[0] = 30.0, 7 + 100  # half in 20 s
+    assert outlook.left_in_words == "about 1:10 left"
+    assert not outlook.overdue
+    clock.time, done[0] = 60.0, 7 + 300  # half as much again as was planned
+    assert outlook.left_in_words == "more than 0:50 left"
+
+
+def test_a_stage_without_decodings_goes_by_the_clock() -> None:
+    clock = Clock()
+    outlook = outlook_at(clock, [0])
+    outlook.begin("search")
+    clock.time = 40.0
+    outlook.begin("timing")
+    clock.time = 60.0
+    assert outlook.left == pytest.approx(30)
+    assert outlook.summary == "done in 1:00 (preparing 0:10, search 0:30, timing 0:20)"
+
+
+def test_lines_name_the_stages_of_the_whole_and_its_state_now_and_then() -> None:
+    clock, stream = Clock(), io.StringIO()
+    lines, outlook = Lines(stream, seconds=0.0), outlook_at(clock, [0])
+    with lines.whole(outlook):
+        assert stream.getvalue() == ""  # bad input is one line, and nothing is known of it before the first step
+        with lines.step("collecting", 10):
+            pass
+        outlook.begin("search")
+        outlook.best = "best so far: T = 0.5"
+        with lines.step("trying", 100), lines.step("decoding", 25) as advance:
+            advance(5)
+    assert stream.getvalue().splitlines() == [
+        "preparing: time left not known yet",
+        "search: about 2:30 left",
+        "search: 0:10 gone, about 2:30 left; decoding: 5 of 25; best so far: T = 0.5",
+        "done in 0:10 (preparing 0:10, search 0:00)",
+    ]
+
+
+def test_bars_show_the_whole_with_the_best_so_far_and_the_innermost_step() -> None:
+    outlook, bars = outlook_at(Clock(), [0]), Bars(drawn := Console(file=io.StringIO(), width=80, force_terminal=True))
+    with bars.whole(outlook):
+        outlook.begin("search")
+        outlook.best = "best so far: T = 0.5"
+        with bars.step("trying", 100), bars.step("decoding " + "x" * 100, 25) as advance:
+            advance(5)
+            with drawn.capture() as captured:
+                drawn.print(bars)
+    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", captured.get()).splitlines()
+    assert [row.split()[0] for row in rows if row.strip()][-3:] == ["search", "best", "decoding"]
+    assert max(map(len, rows)) <= 80
+    assert "6%" in captured.get()
+    assert "about 2:30 left" in captured.get()
+
+
+def test_nothing_stays_on_a_terminal_but_notes() -> None:
     console = Console(file=io.StringIO(), force_terminal=False, width=100)  # so only what stays is printed
     bars = Bars(console)
     for title in ("search", "speed"):
@@ -52,12 +145,14 @@ def test_bars_nest_and_can_be_used_again() -> None:
             with bars.step(f"{title} within", total=3) as advance_within:
                 advance_within(3)
             advance(2)
+    bars.note("a note")
     assert isinstance(console.file, io.StringIO)
-    searched, timed = filter(None, console.file.getvalue().splitlines())
-    assert searched.split()[0] == "search"
-    assert timed.split()[0] == "speed"
-    assert "2/2" in timed
-    assert "within" not in searched + timed
+    assert console.file.getvalue() == "a note\n"
+
+
+def test_a_progress_that_knows_no_whole_is_left_alone() -> None:
+    with showing_whole(Silent(), Outlook()):
+        pass
 
 
 def test_silent_is_a_progress_too(capsys: pytest.CaptureFixture[str]) -> None:

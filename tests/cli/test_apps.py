@@ -184,7 +184,7 @@ def test_generate_refuses_a_bad_profile(
 
 def test_generate_needs_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("--profile", "x") == 2
-    assert "Missing argument" in error_line(capsys)
+    assert "there is no prompt; give one or more in quotes, - for standard input, or --file" in error_line(capsys)
 
 
 # Tiny real models: random, so they solve nothing

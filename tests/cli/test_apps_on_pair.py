@@ -5,6 +5,7 @@ Numbers of problems are small; the thresholds found here mean nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -67,6 +68,13 @@ def test_certify_tests_the_setting_of_a_profile_alone(tmp_path: Path, capsys: py
     assert (made.divergence, made.threshold, made.draft_length) == ("js", 0.05, 6)
     assert (made.certificate.wanted, made.certificate.frozen, made.effort and made.effort.trials) == (0.5, 1, 0)
     assert "T = 0.05" in capsys.readouterr().out
+    assert calibrate("--config", str(tmp_path / "out" / "run.yaml"), "--quiet", "--json") == 0
+    captured = capsys.readouterr()
+    (told,) = json.loads(captured.out)["result"]["calibrations"]
+    assert captured.err == ""
+    assert (told["outcome"], told["met"]) == (made.outcome, True)
+    assert told["profile"]["certificate"] == made.certificate.model_dump(mode="json")
+    assert ThresholdProfile.load(told["file"]).threshold == 0.05
 
 
 def test_what_cannot_be_certified_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from fsd_calib.cli import console, profile, traces
 from fsd_calib.cli.console import say
-from fsd_calib.progress import Bars, Lines
+from fsd_calib.display.bars import Bars
+from fsd_calib.display.lines import Lines
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
 from fsd_decoding.terminal import visible
@@ -103,13 +104,15 @@ def test_traces_are_described_and_drawn_literally(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("title", [HOSTILE, "[/red]"])
 def test_progress_is_literal(title: str) -> None:
-    bars, lines = Console(file=io.StringIO(), force_terminal=False, width=200), io.StringIO()
-    for progress in (Bars(bars), Lines(lines, seconds=0.0)):
+    screen, lines = Console(file=io.StringIO(), force_terminal=False, width=200), io.StringIO()
+    bars = Bars(screen)
+    for progress in (bars, Lines(lines, seconds=0.0)):
         with progress.step(title, 2) as advance:
             advance(1)
+            screen.print(bars)
             progress.note(title)
         progress.note(title)
-    for stream in (bars.file, lines):
+    for stream in (screen.file, lines):
         assert isinstance(stream, io.StringIO)
         assert not ACTS.search(stream.getvalue())
         assert stream.getvalue().count("[/red]") >= 3
@@ -147,7 +150,12 @@ def test_a_result_is_exact_in_a_pipe_and_visible_on_a_terminal() -> None:
 
 def test_texts_reach_a_terminal_by_these_ways_only() -> None:
     """Each of them escapes: `reply` and `say`, progress, `LiteralConsole` and `literal`."""
-    allowed = {"fsd_calib/cli/console.py", "fsd_calib/progress.py", "collectors/fsd_collectors/report/terminal.py"}
+    allowed = {
+        "fsd_calib/cli/console.py",
+        "fsd_calib/display/lines.py",
+        "fsd_calib/display/bars.py",
+        "collectors/fsd_collectors/report/terminal.py",
+    }
     printing = re.compile(r"\bprint\(|\bConsole\(|\bText\(|sys\.std(out|err)\.write")
     of_users = [*ROOT.glob("fsd_calib/**/*.py"), *ROOT.glob("collectors/fsd_collectors/**/*.py"),
                 *ROOT.glob("predictors/fsd_predictors/**/*.py")]  # fmt: skip

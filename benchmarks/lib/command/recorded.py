@@ -59,11 +59,10 @@ def main() -> None:
         recorder.planned(plan)
         print_plan(plan, *others)
 
-    def note_mark(meter: Meter, name: str) -> None:
-        mark(meter, name)
-        if name in _STEPS:
-            meters.append(meter)
-            recorder.ended()
+    def note_mark(meter: Meter, stage: str) -> None:
+        mark(meter, stage)
+        meters.append(meter)
+        recorder.ended()
 
     sys.argv = ["fsd-calibrate", *arguments]
     try:
@@ -72,7 +71,7 @@ def main() -> None:
     finally:
         if len(meters) == len(_STEPS):
             Path(file).write_text(
-                json.dumps(recorder.results([s.work for s in meters[-1].steps if s.work and s.name in _STEPS]))
+                json.dumps(recorder.results([step.work for step in meters[-1].steps if step.name in _STEPS]))
             )
 
 

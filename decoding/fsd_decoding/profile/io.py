@@ -61,7 +61,7 @@ def _from_3(content: dict[str, Any]) -> dict[str, Any]:
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2, 3: _from_3}
 
 
-def write_atomically(final: Path, text: str) -> None:
+def write_atomically(final: Path, text: str, what: str = "profile") -> None:
     """Writes a file whole or not at all. Raises UsageError if it cannot be written; a previous file then remains."""
     unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
@@ -70,7 +70,7 @@ def write_atomically(final: Path, text: str) -> None:
         unfinished.replace(final)
     except (OSError, ValueError) as error:  # ValueError: the path holds a null byte
         why = getattr(error, "strerror", None) or error
-        raise UsageError(f"profile {str(final)!r} cannot be written: {why}; free space or give another path") from error
+        raise UsageError(f"{what} {str(final)!r} cannot be written: {why}; free space or give another path") from error
     finally:
         with contextlib.suppress(OSError, ValueError):  # the folder is not writable, so there is nothing to remove
             unfinished.unlink(missing_ok=True)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from fsd_decoding.errors import UsageError
+from fsd_calib.strict_yaml import Strict, read_yaml
 
 GraderName = Literal["exact", "contains", "numeric", "choice", "math", "edit", "python-tests", "python"]
 _SETTINGS = {"tolerance": "numeric", "similarity": "edit", "function": "python"}  # key -> the grader that takes it
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Hub(_Strict):
+class Hub(Strict):
     """A data set on the Hugging Face hub.
 
     Attributes:
@@ -34,7 +28,7 @@ class Hub(_Strict):
     splits: dict[str, Literal["tuning", "certification", "problems"]] = Field(min_length=1)
 
 
-class Columns(_Strict):
+class Columns(Strict):
     """The names of the data's columns."""
 
     question: str = "question"
@@ -43,14 +37,14 @@ class Columns(_Strict):
     subject: str | None = None
 
 
-class Message(_Strict):
+class Message(Strict):
     """One message of a chat; its content is a template."""
 
     role: str
     content: str
 
 
-class Description(_Strict):
+class Description(Strict):
     """A whole file.
 
     Attributes:
@@ -115,61 +109,10 @@ class Description(_Strict):
         return self
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice, of which YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for place, key in enumerate(keys):
-            if key in keys[:place]:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} is written twice", problem_mark=node.value[place][0].start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
 def read_description(path: Path) -> Description:
     """Returns what a file says.
 
     Raises:
         UsageError: It cannot be read, is no YAML, or breaks a rule.
     """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"task file {path}: cannot be read ({reason}); give a file in YAML, as UTF-8") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UsageError(f"task file {path}{where}: not YAML ({what}); repair that line") from None
-    if not isinstance(content, Mapping):
-        raise UsageError(f"task file {path}: it holds no keys; see docs/tasks.md for what it must say")
-    try:
-        return Description.model_validate(content)
-    except ValidationError as error:
-        raise UsageError(f"task file {path}: {'; '.join(_broken_rules(error))}") from None
-
-
-def _broken_rules(error: ValidationError) -> Iterator[str]:
-    for each in error.errors():
-        key = ".".join(str(part) for part in each["loc"])
-        rule = each["msg"].removeprefix("Value error, ")
-        match each["type"]:
-            case "extra_forbidden":
-                known = ", ".join(_fields(each["loc"][:-1]))
-                yield f"key {key!r} is not known; the keys there are {known}"
-            case "missing":
-                yield f"key {key!r} is missing"
-            case _ if key:
-                given = repr(each["input"])
-                yield f"key {key!r} is {given if len(given) < 60 else given[:60] + '…'}; {rule[:1].lower()}{rule[1:]}"
-            case _:
-                yield rule
-
-
-def _fields(at: tuple[int | str, ...]) -> list[str]:
-    inner: dict[str, type[BaseModel]] = {"hub": Hub, "columns": Columns, "messages": Message}
-    model = inner.get(str(at[0]), Description) if at else Description
-    return list(model.model_fields)
+    return read_yaml(path, Description, "task file", "docs/tasks.md")

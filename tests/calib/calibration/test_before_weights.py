@@ -19,7 +19,7 @@ from fsd_calib.calibration import memory
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.progress import Lines
+from fsd_calib.display.lines import Lines
 from fsd_calib.report.plan import device_time, print_plan
 from fsd_data import pair_paths
 from fsd_decoding.config import DecodingConfig

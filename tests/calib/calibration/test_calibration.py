@@ -21,9 +21,10 @@ from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
 from fsd_calib.certification.claim import Claim
 from fsd_calib.certification.outcomes import Paired
+from fsd_calib.display.lines import Lines
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.progress import Lines, Progress, Silent
+from fsd_calib.progress import Progress, Silent
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.errors import UsageError

@@ -17,7 +17,7 @@ from fsd_calib import SpeculativeDecoder, ThresholdProfile, calibrate, collect_t
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal, Guarantee
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.progress import Lines
+from fsd_calib.display.lines import Lines
 from fsd_calib.tasks import Problem
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError

@@ -16,9 +16,9 @@ from fsd_calib import calibrate
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.session import Session, open_session
 from fsd_calib.certification.attempt_ledger import AttemptLedger
+from fsd_calib.display.lines import Lines
 from fsd_calib.engines.own import engine
 from fsd_calib.engines.own.engine import OwnEngine
-from fsd_calib.progress import Lines
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.models.fingerprint import sampled_fingerprint
 from support.models import tiny_calibration

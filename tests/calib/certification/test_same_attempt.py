@@ -15,7 +15,7 @@ from zlib import crc32
 import pytest
 
 from fsd_calib.certification.attempt_ledger import AttemptLedger, attempt_level
-from fsd_calib.progress import Lines
+from fsd_calib.display.lines import Lines
 from fsd_calib.tasks import Problem
 from fsd_decoding.models.fingerprint import sampled_fingerprint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -94,6 +94,13 @@ def test_thresholds_are_those_of_the_policy(decoder: SpeculativeDecoder, rule: s
     assert len(several - {None}) > 3
 
 
+def test_each_prompt_has_its_own_threshold(decoder: SpeculativeDecoder) -> None:
+    """In one row after the other, whose tensor of thresholds the engine reuses."""
+    own = [0.1, 0.3, -1.0]
+    for threshold, (_, tokens) in zip(own, observe(decoder, threshold=own, batch_size=1), strict=True):
+        assert {token.threshold for token in tokens} - {None} == {threshold}
+
+
 def check_divergence(token: SourcedToken, rule: str) -> None:
     """D is on the side of T that the source says."""
     undrafted = token.source in {TokenSource.BONUS, TokenSource.TARGET}

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from fsd_calib.cli.console import leave, reply
-from fsd_calib.progress import Lines
+from fsd_calib.display.lines import Lines
 from fsd_calib.report.console import print_report
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces

@@ -1,0 +1,228 @@
+"""What `fsd-calibrate` is asked for: the options on the command line, over those of a file or of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsd_calib.calibration.goal import Goal
+from fsd_calib.cli.certify import models_of, profile_to_certify
+from fsd_calib.cli.console import check_at_least_one
+from fsd_calib.cli.goal_options import KINDS, GoalOptions
+from fsd_calib.cli.options import DraftsOptions, ProcessOptions, given_or_default
+from fsd_calib.cli.search_options import FileOptions, RunOptions, SearchOptions
+from fsd_calib.cli.task_options import (
+    TASK_NAMES,
+    DrawingOptions,
+    ProblemOptions,
+    SamplingOptions,
+    folder_name,
+    named_task,
+)
+from fsd_decoding.errors import UsageError
+from fsd_decoding.model_options import Loading
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.api import Calibration
+    from fsd_calib.calibration.run_file import RunFile
+    from fsd_calib.progress import Progress
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+@dataclass(frozen=True)
+class Requested:
+    """All options of a calibration, and where some come from.
+
+    Attributes:
+        given: the options on the command line, which go before those of the file.
+        policies: the threshold policies by name.
+        file: of --config; None: there is none.
+    """
+
+    goals: GoalOptions
+    models: DraftsOptions
+    loading: Loading
+    problems: ProblemOptions
+    files: FileOptions
+    search: SearchOptions
+    drawing: DrawingOptions
+    runs: RunOptions
+    processes: ProcessOptions
+    policies: tuple[str, ...]
+    given: set[str]
+    file: RunFile | None = None
+    certified: ThresholdProfile | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        path = self.certify
+        if path is not None:
+            object.__setattr__(self, "certified", profile_to_certify(path, self.given))
+
+    @property
+    def certify(self) -> Path | None:
+        """The profile whose setting is certified; None: one is searched."""
+        of_file = None if self.file is None or self.file.certify is None else Path(self.file.certify)
+        return self.goals.certify or of_file
+
+    @property
+    def task(self) -> str:
+        """The task by name. UsageError: none is given."""
+        of_profile = None if self.certified is None else self.certified.task
+        task = self.goals.task or (self.file and self.file.task) or of_profile
+        if task is None:
+            raise UsageError(f"Missing option '--task': give one of {TASK_NAMES}, or --certify with a profile")
+        return named_task(task, self.problems.subjects)
+
+    @property
+    def target_and_drafts(self) -> tuple[str, list[str]]:
+        """Target and drafts, without repeats: those given, those of the profile, or the task's defaults."""
+        target = self.models.target or (self.file and self.file.target) or None
+        drafts = self.models.draft or list((self.file and self.file.draft) or ())
+        if self.certified is not None:
+            return models_of(self.certified, target, drafts)
+        large, small = given_or_default(self.task, target, drafts[0] if drafts else None)
+        return large, list(dict.fromkeys(drafts or [small]))
+
+    @property
+    def loaded(self) -> Loading:
+        """How models are loaded."""
+        run = self._of_file("run")
+        usual = Loading.of(run.get("model_kwargs"), run.get("draft_model_kwargs"))
+        return Loading(self.loading.target.over(usual.target), self.loading.draft.over(usual.draft))
+
+    @property
+    def goal(self) -> Goal:
+        """What is to be reached and shown."""
+        otherwise = self._of_file("goal")
+        if (found := self.certified) is not None:
+            otherwise = {"acc": found.certificate.acc, **otherwise}
+            if not any(otherwise.get(kind) for kind in KINDS):
+                otherwise["min_acc"] = found.certificate.wanted
+        return self.goals.goal(self.given, otherwise)
+
+    @property
+    def seed(self) -> int:
+        """Of problems and sampling."""
+        if "seed" in self.given:
+            return self.problems.seed
+        usual = self.problems.seed if self.certified is None else self.certified.seed
+        return int(self._of_file("decoding").get("seed", usual))
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """What decodes; several certify one setting in turn."""
+        return tuple(self._run("engine"))
+
+    @property
+    def folder(self) -> Path:
+        """Where the profile is written."""
+        if self._run("out") is not None:
+            return Path(self._run("out"))
+        # One engine's profile does not replace another's, nor a certified setting a searched one.
+        of_engine = "-vllm" if self.engines == ("vllm",) else ""  # of several each has a folder of its own in it
+        return Path("fsd-profile") / (folder_name(self.task) + of_engine + "-certified" * (self.certify is not None))
+
+    @property
+    def sampling(self) -> SamplingOptions:
+        """How tokens are drawn."""
+        section = self._of_file("decoding").get("sampling")
+        return self.drawing.sampling(
+            self.given, None if section is None else SamplingOptions(section.temperature, section.top_k, section.top_p)
+        )
+
+    @property
+    def first_prompt(self) -> str:
+        """The prompt of the first problem. Reads the tokenizer, and no weights."""
+        from fsd_calib.tasks.registry import load_task
+        from fsd_decoding.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(self.target_and_drafts[0], self.loaded.target)
+        data = self._run("data")
+        problems = load_task(self.task, self.seed, self._run("limit"), data and Path(data), tokenizer).problems
+        return problems[0].prompt
+
+    def check(self) -> None:
+        """Raises UsageError where a number is below 1, or options contradict each other."""
+        self.goal  # noqa: B018
+        self.sampling  # noqa: B018
+        self.goals.way(self.given, None)
+        check_at_least_one({
+            "--limit": self.problems.limit, "--batch-size": self.runs.batch_size, "--seeds": self.runs.seeds,
+            "--workers": self.processes.workers,
+        })  # fmt: skip
+        self._options  # noqa: B018
+
+    def check_settings(self) -> None:
+        """Raises UsageError where a setting cannot be used here, before models are read. Imports torch."""
+        from fsd_decoding.divergence import check_name
+        from fsd_decoding.loading import as_dtype, check_device
+
+        for name in self._decoding("divergence") or ():
+            check_name(name)
+        as_dtype(self._run("dtype"))
+        if self._run("device") is not None:
+            check_device(self._run("device"))
+
+    def calibration(self, progress: Progress) -> Calibration:
+        """Returns the calibration. Imports torch."""
+        from fsd_calib.calibration.api import Calibration
+        from fsd_calib.calibration.recertify import decoding_of
+        from fsd_calib.calibration.run_config import RunConfig
+        from fsd_decoding.config import DecodingConfig
+        from fsd_decoding.sampling import Sampling
+
+        found, names = self.certified, ("rule", "divergence", "draft_length", "threshold_policy", "stop_policy")
+        decoding = replace(decoding_of(found), seed=self.seed) if found is not None else DecodingConfig(
+            **{name: self._decoding(name) for name in names}, sampling=Sampling(*self.sampling), seed=self.seed
+        )  # fmt: skip
+        of_run = {name: self._run(name) for name in _RUN}
+        if "trials" in self._of_file("run"):  # which no option sets
+            of_run["trials"] = self._of_file("run")["trials"]
+        config = RunConfig(
+            **of_run, model_kwargs=self.loaded.target, draft_model_kwargs=self.loaded.draft,
+            timing=self.goals.way(self.given, self._of_file("run").get("timing")), out=self.folder, progress=progress,
+            engine="vllm" if "vllm" in self.engines else self.engines[0],  # type: ignore[arg-type]
+        )  # fmt: skip
+        target, drafts = self.target_and_drafts
+        return Calibration(self.task, target, drafts, self.goal, decoding, config, fixed=found)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The fields of `DecodingConfig` and `RunConfig` as the options say, given or by default."""
+        problems, files, models = self.problems, self.files, self.models
+        return {
+            **self.search.fields_of_decoding(self.policies), **self.runs.fields_of_run(),
+            "limit": problems.limit, "data": problems.data, "out": files.out, "cache": files.cache,
+            "state": files.state, "storage": files.storage, "workers": self.processes.workers,
+            "ray": self.processes.ray, "device": models.device, "dtype": models.dtype,
+        }  # fmt: skip
+
+    def _run(self, name: str) -> Any:
+        """A field of `RunConfig`."""
+        return self._first(name, name, "run")
+
+    def _decoding(self, name: str) -> Any:
+        """A field of `DecodingConfig`."""
+        return self._first(name, "predictor" if name == "stop_policy" else name, "decoding")
+
+    def _first(self, name: str, option: str, section: str) -> Any:
+        of_file = self._of_file(section)
+        return self._options[option] if option in self.given or name not in of_file else of_file[name]
+
+    def _of_file(self, section: str) -> dict[str, Any]:
+        return {} if self.file is None else dict(getattr(self.file, section).given)
+
+
+_RUN = (
+    "batch_size", "device", "dtype", "limit", "data", "seeds", "compile", "cache", "state", "workers", "ray", "storage",
+    "engine_args",
+)  # fmt: skip
+
+
+def policies_named(present: Sequence[str] | None, former: Sequence[str] | None) -> list[str]:
+    """Returns the threshold policies as given. UsageError: the option is given under both of its names."""
+    if former and present:
+        raise UsageError("--policy and --threshold-policy are the same option; leave --policy, its old name, out")
+    return [*(present or former or ["constant"])]

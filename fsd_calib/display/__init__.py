@@ -1,0 +1,1 @@
+"""Displays of progress: bars on a terminal, plain lines in a log."""

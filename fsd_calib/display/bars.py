@@ -1,0 +1,125 @@
+"""Progress as bars on a terminal, which disappear when the work is done: the whole, and the step that runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
+
+from fsd_calib.formatting import clock
+from fsd_calib.outlook import Outlook
+from fsd_calib.progress import Advance
+from fsd_collectors.report.terminal import LiteralConsole, literal
+
+_REFRESHES = 5  # a second
+_COUNTABLE = 10  # parts of a step at least, to tell from those that are done when the rest will be
+
+
+@dataclass
+class _Step:
+    title: str
+    total: int
+    done: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_in_words(self) -> str:
+        if self.total < _COUNTABLE or not self.done:
+            return ""
+        gone = time.monotonic() - self.started
+        return f"about {clock(gone / self.done * max(self.total - self.done, 0))} left"
+
+
+class Bars:
+    """Shows one bar for the whole work, the best result so far beside it, and the innermost step below.
+
+    Where nothing tells of the whole, the outermost step is that bar. Nothing stays on the screen but notes.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or LiteralConsole(stderr=True)
+        self._steps: list[_Step] = []
+        self._outlook: Outlook | None = None
+        self._shown: Live | None = None
+
+    @contextmanager
+    def whole(self, outlook: Outlook) -> Iterator[None]:
+        self._outlook = outlook
+        try:
+            with self._display():
+                yield
+        finally:
+            self._outlook = None
+        self.note(outlook.summary)
+
+    @contextmanager
+    def step(self, title: str, total: int) -> Iterator[Advance]:
+        step = _Step(title, total)
+        self._steps.append(step)
+
+        def advance(more: int) -> None:
+            step.done += more
+
+        try:
+            with self._display():
+                yield advance
+        finally:
+            self._steps.remove(step)
+
+    def note(self, line: str) -> None:
+        self._console.print(literal(" ".join(line.split())))
+
+    def __rich__(self) -> RenderableType:
+        """What is on the screen now."""
+        steps, outlook = list(self._steps), self._outlook  # which another thread draws
+        rows: list[RenderableType] = []
+        if outlook is not None:
+            left = outlook.left
+            total = None if left is None else outlook.elapsed + left
+            rows.append(_bar(outlook.stage, outlook.elapsed, total, clock(outlook.elapsed), outlook.left_in_words))
+            rows += [_line(outlook.best)] if outlook.best else []
+        elif steps:
+            first, *steps = steps
+            gone = clock(time.monotonic() - first.started)
+            rows.append(_bar(first.title, first.done, first.total, gone, first.left_in_words))
+        rows += [_line(f"{one.title}: {one.done} of {one.total}", "dim") for one in steps[-1:]]
+        return Group(*rows)
+
+    @contextmanager
+    def _display(self) -> Iterator[None]:
+        """Draws while inside; of nested ones the outermost does."""
+        if self._shown is not None:
+            yield
+            return
+        with Live(
+            self, console=self._console, transient=True, refresh_per_second=_REFRESHES, redirect_stdout=False
+        ) as self._shown:
+            try:
+                yield
+            finally:
+                self._shown = None
+
+
+def _bar(title: str, done: float, total: float | None, gone: str, left: str) -> RenderableType:
+    """Returns a line: what is done, a bar, the share, the time gone and left. `total` None: nobody knows it."""
+    grid = Table.grid(
+        Column(max_width=20, no_wrap=True, overflow="ellipsis"), Column(width=24), Column(width=4, justify="right"),
+        Column(justify="right", no_wrap=True), Column(no_wrap=True), padding=(0, 1),
+    )  # fmt: skip
+    bar = ProgressBar(total=total, completed=done, pulse=total is None, width=24)
+    share = "" if not total else f"{min(done / total, 1):.0%}"
+    grid.add_row(literal(title, "bold"), bar, share, gone, literal(left))
+    return grid
+
+
+def _line(text: str, style: str = "") -> Text:
+    shown = literal(text, style)
+    shown.no_wrap, shown.overflow = True, "ellipsis"
+    return shown

@@ -1,0 +1,104 @@
+"""What is known of a long piece of work while it runs: its stage, the time left, and the best result so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fsd_calib.formatting import clock
+
+_MEASURED = 0.25  # of a stage: from here on its own pace says more than the plan
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the work that a plan knows.
+
+    Args:
+        seconds: as expected.
+        units: decodings that are expected; 0: the clock alone tells how far it is.
+    """
+
+    name: str
+    seconds: float
+    units: int = 0
+
+
+class Outlook:
+    """Tells how far the work is, and how long it will take; displays read it whenever they draw.
+
+    Until `expect` has named the stages, the time left is not known.
+
+    Args:
+        stage: the name of what comes before the stages.
+        now: a clock, in seconds.
+    """
+
+    def __init__(self, stage: str = "preparing", now: Callable[[], float] = time.monotonic) -> None:
+        self.stage, self.best = stage, ""
+        self._now = now
+        self._planned: tuple[Stage, ...] = ()
+        self._done: Callable[[], int] = lambda: 0
+        self._started = self._stage_started = now()
+        self._units_before = 0
+        self._spent: list[tuple[str, float]] = []
+
+    def expect(self, stages: Sequence[Stage], done: Callable[[], int]) -> None:
+        """Says what is to come.
+
+        Args:
+            stages: in their order.
+            done: returns how many decodings there were so far.
+        """
+        self._planned, self._done = tuple(stages), done
+
+    def begin(self, stage: str) -> None:
+        """Ends the current stage and begins another."""
+        self._spent.append((self.stage, self._now() - self._stage_started))
+        self.stage, self._stage_started, self._units_before = stage, self._now(), self._done()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the work began."""
+        return self._now() - self._started
+
+    @property
+    def left(self) -> float | None:
+        """Expected seconds until the end; None: not known."""
+        names = [stage.name for stage in self._planned]
+        if self.stage not in names:
+            return None
+        place = names.index(self.stage)
+        later = sum(stage.seconds for stage in self._planned[place + 1 :])
+        return later + self._left_of(self._planned[place])
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the current stage has done all that was planned of it and is not finished."""
+        return any(stage.name == self.stage and self._share_of(stage) >= 1 for stage in self._planned)
+
+    @property
+    def left_in_words(self) -> str:
+        """The time left, as displays show it."""
+        left = self.left
+        if left is None:
+            return "time left not known yet"
+        return f"more than {clock(left)} left" if self.overdue else f"about {clock(left)} left"
+
+    @property
+    def summary(self) -> str:
+        """How long the work took, and each of its stages."""
+        spent = [*self._spent, (self.stage, self._now() - self._stage_started)]
+        each = ", ".join(f"{name} {clock(seconds)}" for name, seconds in spent)
+        return f"done in {clock(self.elapsed)} ({each})"
+
+    def _left_of(self, stage: Stage) -> float:
+        share, spent = self._share_of(stage), self._now() - self._stage_started
+        whole = spent / share if stage.units and share >= _MEASURED else stage.seconds
+        return max(1 - share, 0.0) * whole
+
+    def _share_of(self, stage: Stage) -> float:
+        if stage.units:
+            return (self._done() - self._units_before) / stage.units
+        return (self._now() - self._stage_started) / max(stage.seconds, 1e-9)

@@ -1,0 +1,173 @@
+"""The commands are one family: the same options under the same names, output for programs, and completion."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from fsd_calib.calibration.policy_families import CONSTANT, FAMILIES
+from fsd_calib.cli import choices
+from fsd_calib.cli.console import run
+from fsd_calib.cli.output_options import LEVELS, OutputOptions
+from fsd_calib.cli.prompts import gathered
+from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.divergence import DIVERGENCES
+from support.messages import error_line, usage_error
+from support.paths import environment
+
+LONG = ["calibrate", "collect", "generate", "inspect", "train"]
+ALL = [*LONG, "profile", "tasks", "traces"]
+
+
+def module(name: str) -> ModuleType:
+    return import_module(f"fsd_calib.cli.{name}")
+
+
+def options(name: str) -> dict[str, Any]:
+    command = typer.main.get_command(module(name).app)
+    return {option: one for one in command.params for option in one.opts}
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What --log-level sets is undone."""
+    level, handlers = logging.root.level, [*logging.root.handlers]
+    for name in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "before")
+    with warnings.catch_warnings():
+        yield
+    logging.root.setLevel(level)
+    logging.root.handlers[:] = handlers
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_commands_that_take_long_have_the_same_options_of_output(name: str) -> None:
+    assert {"--quiet", "-q", "--json", "--log-level", "--version"} <= set(options(name))
+
+
+def test_options_of_one_name_mean_the_same_everywhere() -> None:
+    """But for those that say what a command does with them, or what a profile decides."""
+    own = {"--task", "--out", "--seed", "--target", "--draft", "--batch-size", "--rule", "--divergence", "--threshold",
+           "--draft-length", "--revision", "--draft-revision", "--quantization", "--attn"}  # fmt: skip
+    seen: dict[str, str] = {}
+    for name in LONG:
+        for option, one in options(name).items():
+            if option not in own:
+                assert one.help == seen.setdefault(option, one.help), (option, name)
+
+
+def test_words_that_options_take_are_those_of_the_registries() -> None:
+    assert set(choices.RULES) == {name for name, rule in RULES.items() if name != "target"}
+    assert set(choices.RULES_WITH_T) == {name for name, rule in RULES.items() if rule.bounds_divergence}
+    assert tuple(DIVERGENCES) == choices.DIVERGENCES
+    assert set(choices.POLICIES) == {CONSTANT, *FAMILIES}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_help_breaks_no_word_at_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(module(name).app, module(name).NAME, ["--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    shown = re.sub(r"[│\s]+", " ", text)
+    for one in options(name).values():
+        words = [] if getattr(one, "hidden", False) else (one.help or "").split()
+        assert [word for word in words if word not in shown] == []
+
+
+def complete(name: str, *words: str, home: Path) -> list[str]:
+    """The values that bash is offered for the last word."""
+    prog = module(name).NAME
+    code = f"from fsd_calib.cli.{name} import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=home,
+        env=environment() | {
+            f"_{prog.replace('-', '_').upper()}_COMPLETE": "complete_bash", "COMP_WORDS": " ".join([prog, *words]),
+            "COMP_CWORD": str(len(words)), "HF_ENDPOINT": "http://127.0.0.1:9",
+        },
+    )  # fmt: skip
+    return ran.stdout.split()
+
+
+def test_shells_complete_names(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").touch()
+    assert complete("calibrate", "--task", "m", home=tmp_path) == ["math", "mmlu", "mine.yaml"]
+    assert complete("calibrate", "--divergence", "js,t", home=tmp_path) == ["js,tv"]
+    assert complete("generate", "--qu", home=tmp_path) == ["--quantization", "--quiet"]
+
+
+def test_quiet_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (True, False):
+        progress = OutputOptions(quiet=quiet).begin()
+        with progress.step("working", 20) as advance:
+            advance(20)
+        progress.note("a note")
+        assert bool(capsys.readouterr().err) is not quiet
+
+
+@pytest.mark.usefixtures("settings")
+def test_the_level_reaches_libraries_here_and_in_processes_that_are_started(capsys: pytest.CaptureFixture[str]) -> None:
+    OutputOptions(log_level="error").begin()
+    assert (os.environ["TRANSFORMERS_VERBOSITY"], os.environ["VLLM_LOGGING_LEVEL"]) == ("error", "ERROR")
+    assert logging.root.level == logging.ERROR
+    warnings.warn("not shown", stacklevel=1)
+    assert capsys.readouterr().err == ""
+    complaint = usage_error(OutputOptions(log_level="loud").begin)
+    assert complaint == f"--log-level is 'loud'; it must be one of {', '.join(LEVELS)}"
+
+
+def test_prompts_come_from_arguments_standard_input_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "piped").write_text("one\n\n  two \n")
+    with (tmp_path / "piped").open() as piped:
+        monkeypatch.setattr(sys, "stdin", piped)
+        assert gathered(["first", "-", "last"], None) == ["first", "one", "  two ", "last"]
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text('{"prompt": "a\\nb"}\n{"question": "c", "answer": "d"}\n\n"e"\n')
+    assert gathered([], lines) == ["a\nb", "c", "e"]
+    (tmp_path / "prompts.txt").write_text('{"x"}\n')
+    assert gathered(["z"], tmp_path / "prompts.txt") == ["z", '{"x"}']
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "line 1 is not JSON"),
+        ('"a"\n{"text": "b"}', 'line 2 is \'{"text": "b"}\'; it must hold a string, or an object such as'),
+        ("[1]", "line 1 is '[1]'"),
+        ("", "there is no prompt"),
+    ],
+)
+def test_a_malformed_file_of_prompts_is_one_line(
+    content: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.jsonl").write_text(content)
+    generate = module("generate")
+    assert run(generate.app, generate.NAME, ["--profile", "x", "--file", str(tmp_path / "p.jsonl")]) == 2
+    assert complaint in error_line(capsys)
+
+
+def test_a_result_for_programs_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    collect = module("collect")
+    small = ["--task", "arithmetic", "--limit", "8", "--out", str(tmp_path), "--workers", "1", "--quiet", "--json"]
+    assert run(collect.app, collect.NAME, small) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    told = json.loads(captured.out)
+    assert (told["json_version"], told["command"]) == (1, "fsd-collect")
+    assert told["result"]["folder"] == str(tmp_path)
+    assert told["result"]["completions"] == 8

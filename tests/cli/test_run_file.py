@@ -1,0 +1,143 @@
+"""`--config run.yaml`: what a file may say, that options go first, and that what is saved repeats the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.saved_run import save_run
+from fsd_calib.cli import calibrate, in_turn
+from fsd_calib.cli.console import run
+from fsd_calib.cli.in_turn import Done
+from fsd_calib.search.max_speed import MaxSpeed
+from fsd_decoding.sampling import Sampling
+from support.calibration.profiles import profile
+from support.messages import error_line
+from support.models import tiny_calibration
+
+EVERYTHING = [
+    "--task", "arithmetic", "--min-acc", "0.9", "--confidence", "0.9", "--draft", "a", "--draft", "b", "--attn", "sdpa",
+    "--draft-attn", "eager", "--rule", "fsd,fsd-sd", "--divergence", "tv", "--draft-length", "2-4",
+    "--threshold-policy", "constant,schedule", "--temperature", "0.6", "--top-k", "9", "--seed", "7", "--seeds", "2",
+    "--limit", "500", "--no-timing", "--compile", "off", "--workers", "1", "--storage", "study.db",
+    "--dtype", "float32",
+]  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Calibration]:
+    """The calibrations that commands ask for, none of which is run."""
+    found: list[Calibration] = []
+
+    def only_note(calibration: Calibration, engines: Sequence[str], **_: Any) -> Done:
+        found.append(replace(calibration, config=replace(calibration.config, progress=None)))
+        return Done([], [], ())
+
+    monkeypatch.setattr(in_turn, "run", only_note)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def calibrated(*arguments: str | Path) -> int:
+    return run(calibrate.app, calibrate.NAME, [str(argument) for argument in arguments])
+
+
+def test_what_is_saved_asks_for_the_same(asked: list[Calibration], tmp_path: Path) -> None:
+    assert calibrated(*EVERYTHING, "--out", "out") == 0
+    saved = (tmp_path / "out" / "run.yaml").read_text()
+    assert calibrated("--config", tmp_path / "out" / "run.yaml") == 0
+    first, again = asked
+    assert (again.goal, again.decoding, again.draft) == (first.goal, first.decoding, first.draft)
+    assert replace(again.config, out=None, storage=None) == replace(first.config, out=None, storage=None)
+    assert (again.config.path("out"), again.config.storage) == (tmp_path / "out", str(tmp_path / "study.db"))
+    assert (tmp_path / "out" / "run.yaml").read_text() == saved
+
+
+def test_options_go_before_the_file(asked: list[Calibration], tmp_path: Path) -> None:
+    assert calibrated(*EVERYTHING, "--out", "out") == 0
+    options = ["--min-speed", "60", "--limit", "40", "--divergence", "js", "--greedy", "--timing", "run",
+               "--draft", "c", "--seed", "0", "--out", "other", "--attn", "eager"]  # fmt: skip
+    assert calibrated("--config", "out/run.yaml", *options) == 0
+    file, mixed = asked
+    assert (mixed.goal.min_acc, mixed.goal.min_speed, mixed.goal.confidence) == (None, 60, 0.9)
+    assert (mixed.config.limit, mixed.config.timing, mixed.config.seeds) == (40, "run", 2)
+    assert (mixed.decoding.divergence, mixed.decoding.rule) == (("js",), file.decoding.rule)
+    assert (mixed.decoding.sampling, mixed.decoding.seed, mixed.draft) == (Sampling(), 0, ["c"])
+    assert (mixed.config.path("out"), mixed.config.loading.target.attn) == (Path("other"), "eager")
+
+
+def test_a_file_may_say_little_and_what_no_option_says(asked: list[Calibration], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("goal: {min_acc: 0.9}\nrun: {trials: 3, engine: [fsd-calib]}\n")
+    assert calibrated("--config", "mine.yaml", "--task", "arithmetic", "--temperature", "0.6") == 0
+    assert calibrated("--task", "arithmetic", "--temperature", "0.6", "--min-acc", "0.9") == 0
+    of_file, of_options = asked
+    assert of_file.config.trials == 3
+    assert replace(of_file, config=replace(of_file.config, trials=30)) == of_options
+
+
+def test_a_setting_to_certify_may_be_named_in_a_file(asked: list[Calibration], tmp_path: Path) -> None:
+    profile({"task": "arithmetic", "divergence": "js", "threshold": 0.05}).save(tmp_path / "found.json")
+    options = ["--certify", "found.json", "--min-acc", "0.5", "--limit", "400", "--out", "out"]
+    assert calibrated(*options) == 0
+    assert calibrated("--config", "out/run.yaml") == 0
+    first, again = asked
+    assert again.fixed == first.fixed
+    assert (again.goal, again.decoding) == (first.goal, first.decoding)
+    assert calibrated("--config", "out/run.yaml", "--rule", "fsd") == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("goal: {minacc: 1}", "key 'goal.minacc' is not known; the keys there are min_acc, min_speed, pareto, acc"),
+        ("goal: {min_acc: '0.9'}", "key 'goal.min_acc' is '0.9'; input should be a valid number"),
+        ("goal: {min_acc: true}", "key 'goal.min_acc' is True; input should be a valid number"),
+        ("run: {limit: 0}", "key 'run.limit' is 0; input should be greater than or equal to 1"),
+        ("run: {timing: fast}", "key 'run.timing' is 'fast'; input should be 'run', 'careful' or 'none'"),
+        ("decoding: {draft_length: [2, two]}", "key 'decoding.draft_length.1' is 'two'"),
+        (
+            "decoding: {sampling: {temp: 1}}",
+            "key 'decoding.sampling.temp' is not known; the keys there are temperature",
+        ),
+        ("certify: x\ndecoding: {rule: fsd}", "certify takes the profile's own setting and searches nothing"),
+        ("goal: [", "line 1: not YAML"),
+        ("- 1", "it holds no keys; see docs/commands.md"),
+        ("task: arithmetic\ntask: gsm8k", "line 2: not YAML (key 'task' is written twice)"),
+        (None, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_mistake_is_told_with_file_key_and_rule(
+    content: str | None, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    if content is not None:
+        path.write_text(content)
+    assert calibrated("--config", path) == 2
+    line = error_line(capsys)
+    assert line.startswith(f"fsd-calibrate: error: run file {path}")
+    assert complaint in line
+
+
+def test_a_password_is_not_saved(asked: list[Calibration], tmp_path: Path) -> None:
+    assert calibrated(*EVERYTHING, "--out", "out", "--storage", "postgresql://me:secret@host/db") == 0
+    saved = (tmp_path / "out" / "run.yaml").read_text()
+    assert "secret" not in saved
+    assert "--storage is not repeated here" in saved
+    assert "storage" not in yaml.safe_load(saved)["run"]
+
+
+def test_what_no_file_can_name_is_not_saved_and_replaces_what_was(asked: list[Calibration], tmp_path: Path) -> None:
+    assert calibrated(*EVERYTHING, "--out", "out") == 0
+    (named,) = asked
+    for changes in ({"target": tiny_calibration.far_apart()[0]}, {"task": tiny_calibration.task(8)},
+                    {"config": replace(named.config, model_kwargs={"other": MaxSpeed})}):  # fmt: skip
+        save_run(named)
+        assert (tmp_path / "out" / "run.yaml").exists()
+        save_run(replace(named, **changes))
+        assert not (tmp_path / "out" / "run.yaml").exists()
