@@ -29,7 +29,7 @@ from support.messages import error_line, usage_error
 from support.paths import environment
 
 LONG = ["calibrate", "collect", "generate", "inspect", "train"]
-ALL = [*LONG, "profile", "tasks", "traces"]
+ALL = [*LONG, "profile", "report", "tasks", "traces"]
 
 
 def module(name: str) -> ModuleType:
