@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         _settle(patch, folder)
         for page in FIRST:
             run_page(page)
-        (folder / "profile.json").write_bytes((folder / "fsd-profile" / "arithmetic" / "profile.json").read_bytes())
+        found = folder / "fsd-profile" / "arithmetic"
+        shutil.copy(found / "profile.json", folder)
+        for other in "abc":
+            shutil.copytree(found, folder / "runs" / other)
         yield folder
 
 

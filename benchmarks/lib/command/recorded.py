@@ -70,7 +70,9 @@ def main() -> None:
             calibrate.main()
     finally:
         if len(meters) == len(_STEPS):
-            Path(file).write_text(json.dumps(recorder.results(meters[-1].steps)))
+            Path(file).write_text(
+                json.dumps(recorder.results([step.work for step in meters[-1].steps if step.name in _STEPS]))
+            )
 
 
 if __name__ == "__main__":

@@ -35,3 +35,9 @@ def test_no_table_breaks_a_word_at_80_columns() -> None:
     console = paper()
     console.print(difference_table(differences(profile(), other), (path, "b"), console.width))
     assert {"fsd-profile/arithmetic/", "with-a-long-name/", "difference_interval"} <= set(text_of(console).split())
+
+
+def test_a_report_ends_with_the_page_where_there_is_one(tmp_path: Path) -> None:
+    assert "report.html" not in printed(path=tmp_path / "profile.json")
+    (tmp_path / "report.html").touch()
+    assert printed(path=tmp_path / "profile.json").splitlines()[-1].endswith(str(tmp_path / "report.html"))
