@@ -14,6 +14,7 @@ from fsd_calib.calibration.in_turn import in_turn, passed
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.console import print_report
 from fsd_calib.report.plan import print_plan
+from fsd_calib.report.run_folder import PAGE
 from fsd_collectors.report.terminal import LiteralConsole, literal
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -42,10 +43,16 @@ class Done:
         """The same for programs, see docs/commands.md."""
         calibrations = [
             {"outcome": profile.outcome, "met": profile.met, "file": file and str(file.absolute()),
-             "profile": profile.model_dump(mode="json")}
+             "page": _page(file), "profile": profile.model_dump(mode="json")}
             for profile, file in zip(self.profiles, self.files, strict=True)
         ]  # fmt: skip
         return {"met": self.met, "calibrations": calibrations, "untested_engines": list(self.untested)}
+
+
+def _page(file: Path | None) -> str | None:
+    """The path of the page beside a profile's file."""
+    page = None if file is None else file.absolute().with_name(PAGE)
+    return str(page) if page is not None and page.exists() else None
 
 
 def planned(calibration: Calibration, engines: Sequence[str], silent: bool) -> list[dict[str, Any]]:

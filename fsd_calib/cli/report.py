@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import leave, reply, say
 from fsd_calib.cli.options import VersionOption
 from fsd_decoding.errors import UsageError
@@ -22,7 +23,7 @@ Examples: fsd-report fsd-profile/arithmetic · fsd-report fsd-profile/arithmetic
 Exit codes: 0 written · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=_EPILOG)
@@ -35,7 +36,8 @@ def command(
         str,
         typer.Option(
             help="html: one interactive page that needs no network. png, svg: a file for each chart. md: Markdown, "
-            "with its charts as SVG."
+            "with its charts as SVG.",
+            autocompletion=one_of(_FORMATS),
         ),
     ] = "html",
     out: Annotated[

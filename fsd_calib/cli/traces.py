@@ -71,7 +71,8 @@ def plot(
         Path | None, typer.Option(help="Folder for the figures and index.html. By default DIR/pictures.")
     ] = None,
 ) -> None:
-    """Plots divergence distributions, acceptance rates and tokens per round, as PNG files and one HTML page."""
+    """Plots how divergences tell agreement from disagreement, which tokens they change, and tokens per round, as PNG
+    files and one interactive page."""
     from fsd_collectors.report.plot import plot as draw
     from fsd_collectors.store.reading import load_traces
 

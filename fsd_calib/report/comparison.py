@@ -11,7 +11,7 @@ from fsd_calib.report.charts.speed import main_settings
 from fsd_calib.report.diff import shared_settings
 from fsd_calib.report.rows import own_threshold, rows
 from fsd_calib.report.run_folder import Run
-from fsd_collectors.pages.blocks import Block, Page, Section, Text
+from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
 from fsd_collectors.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_collectors.pages.sheet import Sheet
 from fsd_collectors.pages.themes import SERIES
@@ -35,7 +35,7 @@ def _glance(names: Sequence[str], runs: Sequence[Run]) -> Section:
     headings = ("run", "outcome", "T", "divergence", "L", "retention", "at least", "tokens\n/round", "tokens/s",
                 "times\nthe target", "times\nsd")  # fmt: skip
     table = Sheet("", headings, tuple(map(_line, names, runs)), names=2, sortable=True)
-    doubts = [Text(doubt, "note") for doubt in _doubts(runs)]
+    doubts = [Paragraph(doubt, "note") for doubt in _doubts(runs)]
     return Section(
         "glance", "At a glance",
         "What each calibration chose, or would have chosen; retention and bound are of the certification part.",
@@ -107,7 +107,7 @@ def _speeds(names: Sequence[str], runs: Sequence[Run]) -> Section:
 def _differing(names: Sequence[str], runs: Sequence[Run]) -> Section:
     differing = shared_settings([run.profile for run in runs])
     rows_shown = tuple((name, *cells) for name, cells in differing.items())
-    block: Block = Sheet("", ("", *names), rows_shown, names=len(names) + 1) if rows_shown else Text(
+    block: Block = Sheet("", ("", *names), rows_shown, names=len(names) + 1) if rows_shown else Paragraph(
         "Nothing differs in settings and models."
     )  # fmt: skip
     return Section(

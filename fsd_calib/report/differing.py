@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from fsd_calib.report.record import Answer as RecordedAnswer
 from fsd_calib.report.record import Differing
 from fsd_calib.report.run_folder import Run
-from fsd_collectors.pages.blocks import Answer, Block, Legend, Piece, Section, ShownToken, Text, TextPair, Tone
+from fsd_collectors.pages.blocks import Answer, Block, Legend, Paragraph, Piece, Section, ShownToken, TextPair, Tone
 
 _SOURCES = Legend((
     ("exact", "the exact rule accepts it too"), ("fuzzy", "accepted only because D ≤ T"),
@@ -22,15 +22,15 @@ def differing_section(run: Run) -> Section:
     record = run.record
     blocks: list[Block] = []
     if record is None:
-        blocks.append(Text(f"The problems are not shown: {run.lacks}.", "note"))
+        blocks.append(Paragraph(f"The problems are not shown: {run.lacks}.", "note"))
     else:
         compared = record.differences
         others = compared.texts - len(compared.shown)
         more = f" {others:,} more are not shown." if others else ""
         of = f"{compared.texts:,} of {compared.problems:,} texts on the {compared.source} part differ."
-        blocks.append(Text(f"{of}{more}" if compared.texts else f"None of {compared.problems:,} texts differ."))
+        blocks.append(Paragraph(f"{of}{more}" if compared.texts else f"None of {compared.problems:,} texts differ."))
         if compared.untold:
-            blocks.append(Text(f"Tokens are not coloured by their source: {compared.untold}.", "note"))
+            blocks.append(Paragraph(f"Tokens are not coloured by their source: {compared.untold}.", "note"))
         if any(each.sources for each in compared.shown):
             blocks.append(_SOURCES)
         blocks += [_pair(number, each) for number, each in enumerate(compared.shown)]

@@ -8,7 +8,7 @@ from fsd_calib.formatting import duration
 from fsd_calib.report.page import run_page
 from fsd_calib.report.plan import device_time, outlook, pilot_summary, prospect_cells, prospect_headings, rounds_line
 from fsd_calib.report.run_folder import Run
-from fsd_collectors.pages.blocks import Section, Text
+from fsd_collectors.pages.blocks import Paragraph, Section
 from fsd_collectors.pages.fragment import fragment
 from fsd_collectors.pages.sheet import Sheet
 
@@ -27,14 +27,14 @@ def profile_html(profile: ThresholdProfile) -> str:
 
 def plan_html(plan: Plan) -> str:
     """Returns what the problems can show and how long the calibration is expected to take."""
-    blocks: list[Text | Sheet] = [Text(pilot_summary(plan))]
+    blocks: list[Paragraph | Sheet] = [Paragraph(pilot_summary(plan))]
     if plan.claim.guarantee == "population":
         cells = tuple(tuple(prospect_cells(prospect)) for prospect in plan.prospects)
         blocks.append(Sheet("What can be shown", tuple(prospect_headings(plan)), cells))
-    blocks.append(Text(outlook(plan)))
+    blocks.append(Paragraph(outlook(plan)))
     if plan.steps:
         steps = [(step.name, f"{step.decodings:,}", duration(step.seconds)) for step in plan.steps]
         total = ("total", f"{sum(step.decodings for step in plan.steps):,}", duration(plan.seconds))
         blocks.append(Sheet("Estimated time", ("step", "decodings", "time"), (*steps, total)))
-        blocks += [Text(device_time(plan), "note"), Text(rounds_line(plan), "note")]
+        blocks += [Paragraph(device_time(plan), "note"), Paragraph(rounds_line(plan), "note")]
     return fragment("Plan of a calibration", [Section("plan", "Plan of a calibration", "", tuple(blocks))])

@@ -17,7 +17,7 @@ from fsd_calib.report.opening import verdict_section
 from fsd_calib.report.rows import Row
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.timing import busy_note, timing_note
-from fsd_collectors.pages.blocks import Block, Page, Section, Text
+from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
 
 
 def run_page(run: Run) -> Page:
@@ -34,9 +34,9 @@ def run_page(run: Run) -> Page:
     return Page(f"Calibration of {profile.task}", tuple(filter(None, sections)), subtitle)
 
 
-def lacking(run: Run, what: str) -> Text:
+def lacking(run: Run, what: str) -> Paragraph:
     """Returns the paragraph in the place of what needs the record of the run."""
-    return Text(f"{what} not shown: {run.lacks}.", "note")
+    return Paragraph(f"{what} not shown: {run.lacks}.", "note")
 
 
 def _speed(run: Run, found: list[Row]) -> Section:
@@ -53,11 +53,12 @@ def _speed(run: Run, found: list[Row]) -> Section:
             f" For the chosen setting the cost model forecasts {pace(speed.forecast.chosen)} {speed.unit}, and timing "
             f"showed {pace(speed.chosen)}: judge hollow marks by each other."
         )
-    timing = [Text(line[0].upper() + line[1:] + ".", "note") for line in (timing_note(speed), busy_note(speed)) if line]
+    told = filter(None, (timing_note(speed), busy_note(speed)))
+    timing = [Paragraph(f"{line[0].upper()}{line[1:]}.", "note") for line in told]
     return Section(
         "speed", "Accuracy against speed",
         "Further up keeps more of the target's accuracy, further right is faster.",
-        (retention_and_speed(profile, found), Text(marks, "note"), *timing),
+        (retention_and_speed(profile, found), Paragraph(marks, "note"), *timing),
     )  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def _threshold(run: Run, found: list[Row]) -> Section | None:
     return Section(
         "threshold", "Retention against the threshold T",
         "A larger T accepts more drafted tokens that the target would not have written itself.",
-        (chart, Text(marks, "note")),
+        (chart, Paragraph(marks, "note")),
     )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def _search(run: Run, found: list[Row]) -> Section:
     else:
         chart = trials(run.profile, run.record, found)
         marks = "Filled marks: the search expects them to meet the goal; hollow ones: it does not."
-        blocks += [chart, Text(marks, "note")] if chart else [Text("Nothing was searched.", "note")]
+        blocks += [chart, Paragraph(marks, "note")] if chart else [Paragraph("Nothing was searched.", "note")]
         blocks.append(rung_sheet(run.profile, run.record))
     return Section(
         "search", "What each trial and each rung showed",
@@ -96,7 +97,7 @@ def _search(run: Run, found: list[Row]) -> Section:
 def _lengths(run: Run, found: list[Row]) -> Section:
     accepted = accepted_by_length(found, run.record)
     second = accepted or lacking(run, "The share of drafted tokens that were accepted is")
-    marks = Text(
+    marks = Paragraph(
         "Marks were decoded on the tuning part; the grey line replays the chosen T at the other lengths, and the "
         "dotted one is the most that there can be, L + 1.", "note",
     )  # fmt: skip

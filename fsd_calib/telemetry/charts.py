@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsd_calib.telemetry.tables import divergences_line, facts_of, unit
-from fsd_collectors.pages.blocks import Section, Text
+from fsd_collectors.pages.blocks import Paragraph, Section
 from fsd_collectors.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_decoding.observers.round_log import DecodingSetup
 
@@ -40,9 +40,9 @@ class _Panel:
 def run_section(table: pd.DataFrame, setups: Sequence[DecodingSetup]) -> Section:
     """Returns the charts of a run, from the table of its rounds."""
     steps, rounds = downsample(table), -(-len(table) // MAX_STEPS)
-    blocks: list[Chart | Text] = []
+    blocks: list[Chart | Paragraph] = []
     for panel in _panels(table, setups):
-        blocks += [Text(panel.title), _chart(panel, steps)]
+        blocks += [Paragraph(panel.title), _chart(panel, steps)]
     step = f"Each step is the mean of up to {rounds} rounds; bands and dots show the extremes among them. "
     notes = (
         f"{step if rounds > 1 else ''}Speeds are averaged over {max(_MIN_WINDOW, rounds)} rounds. Divergences are "
@@ -50,7 +50,7 @@ def run_section(table: pd.DataFrame, setups: Sequence[DecodingSetup]) -> Section
     )
     return Section(
         "rounds", "Round by round", "What was decided and how fast, over the seconds since the first round began.",
-        (*blocks, Text(notes, "note")),
+        (*blocks, Paragraph(notes, "note")),
     )  # fmt: skip
 
 

@@ -70,13 +70,13 @@ class Telemetry(RoundLog):
         """
         from fsd_calib.telemetry.charts import run_section
         from fsd_calib.telemetry.tables import remarks, summary_table
-        from fsd_collectors.pages.blocks import Page, Section, Text
+        from fsd_collectors.pages.blocks import Page, Paragraph, Section
         from fsd_collectors.pages.files import write
         from fsd_collectors.pages.shell import html
 
         table = self.frame()
         if table.empty:
             raise UsageError("the telemetry recorded no round; pass it to generate(observer=…) before you save it")
-        notes = (Text(line, "note") for line in remarks(self.setups))
+        notes = (Paragraph(line, "note") for line in remarks(self.setups))
         whole = Section("summary", "The whole run", "Totals and means.", (summary_table(table, self.setups), *notes))
         return write(Path(path), html(Page(title, (whole, run_section(table, self.setups)))).encode())

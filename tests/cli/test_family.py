@@ -29,7 +29,7 @@ from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error
 
 LONG = ["calibrate", "collect", "generate", "inspect", "train"]
-ALL = [*LONG, "profile", "tasks", "traces"]
+ALL = [*LONG, "profile", "report", "tasks", "traces"]
 
 
 def module(name: str) -> ModuleType:

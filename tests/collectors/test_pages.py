@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fsd_collectors.pages import script
-from fsd_collectors.pages.blocks import Page, Section, Text
+from fsd_collectors.pages.blocks import Page, Paragraph, Section
 from fsd_collectors.pages.charts import Chart, layered
 from fsd_collectors.pages.markdown import markdown, table
 from fsd_collectors.pages.pictures import png, svg
@@ -48,7 +48,7 @@ def test_every_text_of_a_page_is_shown_literally() -> None:
     evil = "</script><script>x</script>\u202e\x1b"
     chart = Chart("dot", evil, layered([{"x": evil}], [{"mark": "point", "encoding": {}}]))
     sheet = Sheet(evil, (evil, evil), ((evil, evil),), evil)
-    page = html(Page(evil, (Section("a", evil, evil, (chart, sheet, Text(evil))),), evil))
+    page = html(Page(evil, (Section("a", evil, evil, (chart, sheet, Paragraph(evil))),), evil))
     assert "<script>x" not in page
     assert "\u202e" not in page
     assert "\x1b" not in page
@@ -60,7 +60,7 @@ def test_every_text_of_a_page_is_shown_literally() -> None:
 def test_markdown_keeps_cells_in_their_columns_and_texts_out_of_its_markup() -> None:
     cells = table(Sheet("", ("a", "b"), (("x|y", "two\nlines"),)))
     assert cells.splitlines()[2] == r"| x\|y | two lines |"
-    text = markdown(Page("*T*", (Section("s", "# S", "", (DOT, Text("a_b"))),)), lambda chart: f"{chart.name}.svg")
+    text = markdown(Page("*T*", (Section("s", "# S", "", (DOT, Paragraph("a_b"))),)), lambda chart: f"{chart.name}.svg")
     assert r"# \*T\*" in text
     assert "![A dot.](dot.svg)" in text
     assert r"a\_b" in text

@@ -12,7 +12,7 @@ Tone = Literal["good", "bad", ""]
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph; `style` is "note" for what is less important."""
 
     text: str
@@ -80,7 +80,7 @@ class Legend:
     entries: tuple[tuple[str, str], ...]
 
 
-Block = Chart | Sheet | Text | Verdict | TextPair | Legend
+Block = Chart | Sheet | Paragraph | Verdict | TextPair | Legend
 
 
 @dataclass(frozen=True)

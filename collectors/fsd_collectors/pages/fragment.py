@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
-from fsd_collectors.pages.blocks import Block, Section, Text, Verdict
+from fsd_collectors.pages.blocks import Block, Paragraph, Section, Verdict
 from fsd_collectors.pages.charts import Chart
 from fsd_collectors.pages.pictures import svg
 from fsd_collectors.pages.sheet import Sheet
@@ -35,7 +35,7 @@ def _block(block: Block) -> str:
         case Verdict():
             colour = {"good": LIGHT.good, "bad": LIGHT.bad}.get(block.tone, LIGHT.quiet)
             return f"<p><strong style='color: {colour}'>{_text(block.badge)}.</strong> {_text(block.lead)}</p>"
-        case Text():
+        case Paragraph():
             quiet = f" style='color: {LIGHT.quiet}'" if block.style else ""
             return f"<p{quiet}>{_text(block.text)}</p>"
         case Sheet():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from fsd_collectors.pages.blocks import Answer, Block, Legend, Page, Text, TextPair, Verdict
+from fsd_collectors.pages.blocks import Answer, Block, Legend, Page, Paragraph, TextPair, Verdict
 from fsd_collectors.pages.charts import Chart
 from fsd_collectors.pages.sheet import Sheet
 from fsd_decoding.terminal import visible
@@ -43,7 +43,7 @@ def _block(block: Block, picture_of: Callable[[Chart], str]) -> Iterator[str]:
             yield f"### {_escaped(block.title)}" if block.title else ""
             yield table(Sheet(block.title, block.headings, tuple(escaped), block.note, block.names))
             yield _escaped(block.note)
-        case Text():
+        case Paragraph():
             yield _escaped(block.text)
         case Verdict():
             yield f"**{_escaped(block.badge)}.** {_escaped(block.lead)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsd_collectors.pages.blocks import Block, Section, Text
+from fsd_collectors.pages.blocks import Block, Paragraph, Section
 from fsd_collectors.pages.fragment import fragment
 from fsd_collectors.report.charts import separation, substitutions
 from fsd_collectors.report.summary import summarise
@@ -18,7 +18,7 @@ def traces_html(traces: Traces) -> str:
     title = f"Traces of {manifest.task.name}, {manifest.way}"
     rows = sum(shard.file("tokens").rows for shard in traces.shards)
     if rows > _MOST:
-        large = Text(f"{rows:,} token rows, too many to show in passing: fsd-traces plot {traces.path} draws them.")
+        large = Paragraph(f"{rows:,} token rows, too many to show here: fsd-traces plot {traces.path} draws them.")
         return fragment(title, [Section("large", title, "", (large,))])
     summary = summarise(traces)
     blocks: tuple[Block, ...] = sheets(manifest, summary)

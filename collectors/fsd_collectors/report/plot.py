@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_collectors.pages.blocks import Block, Page, Section, Text
+from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
 from fsd_collectors.pages.charts import Chart
 from fsd_collectors.pages.files import write
 from fsd_collectors.pages.pictures import png
@@ -58,7 +58,7 @@ def traces_page(traces: TraceSource) -> Page:
     drawn = [_section(chart) for chart in charts(summary, _swept(traces, summary))]
     notes: tuple[Block, ...] = ()
     if manifest.way != "along-target":
-        notes = (Text(_NO_ROUNDS.format(manifest.way), "note"),)
+        notes = (Paragraph(_NO_ROUNDS.format(manifest.way), "note"),)
     tables = Section("tables", "In figures", "The tables that fsd-traces describe prints.",
                      (*notes, *sheets(manifest, summary)))  # fmt: skip
     title = f"Traces of {manifest.task.name}, {manifest.way}"

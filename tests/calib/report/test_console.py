@@ -20,3 +20,9 @@ def test_lines_to_copy_are_not_broken() -> None:
     code = usage(profile(), path).split("\n\n")[1]
     assert set(code.splitlines()) <= set(lines)
     compile(code, "usage", "exec")
+
+
+def test_a_report_ends_with_the_page_where_there_is_one(tmp_path: Path) -> None:
+    assert "report.html" not in printed(path=tmp_path / "profile.json")
+    (tmp_path / "report.html").touch()
+    assert printed(path=tmp_path / "profile.json").splitlines()[-1].endswith(str(tmp_path / "report.html"))
