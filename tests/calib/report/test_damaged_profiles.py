@@ -63,7 +63,7 @@ def fault(content: dict[str, Any], file: Path, whole: ThresholdProfile) -> str:
         loaded = ThresholdProfile.load(file, allow_edited=True)
         print_report(loaded, console=console)
         print_details(loaded, console=console)
-        console.print(difference_table(differences(whole, loaded), ("a", "b")))
+        console.print(difference_table(differences(whole, loaded), ("a", "b"), console.width))
     except UsageError as refused:
         return "" if str(refused).isprintable() else f"refused by {str(refused)!r}"
     except Exception as error:
