@@ -23,6 +23,12 @@ def test_lines_to_copy_are_not_broken() -> None:
     compile(code, "usage", "exec")
 
 
+def test_a_report_ends_with_the_page_where_there_is_one(tmp_path: Path) -> None:
+    assert "report.html" not in printed(path=tmp_path / "profile.json")
+    (tmp_path / "report.html").touch()
+    assert printed(path=tmp_path / "profile.json").splitlines()[-1].endswith(str(tmp_path / "report.html"))
+
+
 def test_no_table_breaks_a_word_at_80_columns() -> None:
     """Names are broken where they have a mark: rows that differ in their drafts must differ on paper."""
     name, path = "Qwen/Qwen2.5-0.5B-Instruct-of-a-long-name", "fsd-profile/arithmetic/with-a-long-name/profile.json"
@@ -35,9 +41,3 @@ def test_no_table_breaks_a_word_at_80_columns() -> None:
     console = paper()
     console.print(difference_table(differences(profile(), other), (path, "b"), console.width))
     assert {"fsd-profile/arithmetic/", "with-a-long-name/", "difference_interval"} <= set(text_of(console).split())
-
-
-def test_a_report_ends_with_the_page_where_there_is_one(tmp_path: Path) -> None:
-    assert "report.html" not in printed(path=tmp_path / "profile.json")
-    (tmp_path / "report.html").touch()
-    assert printed(path=tmp_path / "profile.json").splitlines()[-1].endswith(str(tmp_path / "report.html"))
