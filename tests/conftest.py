@@ -1,6 +1,6 @@
 """What every test gets: Hypothesis's settings, folders that are not a user's own, and as many threads in torch as the
-test before, since sums over two threads differ in their last bits. Kernels are interpreted where there is no GPU, and
-costs are measured by few rounds."""
+test before, since sums over two threads differ in their last bits. Kernels are interpreted where there is no GPU, costs
+are measured by few rounds, and commands start worker processes, which import for seconds, only where a test says so."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fsd_collectors.pages.script import FOLDER as PAGES
 
 if not torch.cuda.is_available():  # Triton looks at it when it is first imported
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # the cores that workers are started for by default
 
 from support.calibration.quick_costs import measure_few_rounds
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lib.common.forked_programs import run
 from lib.common.paired_contest import Array, Timed
 from lib.policies.choice import difference, fastest, oracle
 from support.paths import BENCHMARKS
@@ -56,8 +55,7 @@ def test_intervals_of_a_difference_hold_about_as_often_as_they_say() -> None:
 @pytest.mark.slow
 def test_the_smoke_run_compares_a_policy_with_a_constant_and_an_oracle(tmp_path: Path) -> None:
     out = tmp_path / "results" / "adaptive.json"
-    script = BENCHMARKS / "adaptive.py"
-    ran = subprocess.run([sys.executable, str(script), "--quick", "--out", str(out)], capture_output=True, text=True)
+    ran = run(BENCHMARKS / "adaptive.py", "--quick", "--out", str(out))
     assert ran.returncode == 0, ran.stderr
     (found,) = json.loads(out.read_text())["comparisons"]
     assert found["best"] == "entropy"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime
@@ -27,6 +25,7 @@ from lib.attacks.corruptions import ReaderProcess, Reading, attack_readers, judg
 from lib.attacks.damage import KINDS, damage_one
 from lib.attacks.jobs import Calibration, Collection, litter
 from lib.attacks.readers import LEDGER, Asked, Content, Subject, read_ledger, read_traces, verify_traces
+from lib.common import forked_programs
 from support.calibration.cached_results import KEY, QUERY, result
 from support.calibration.ledgers import OURS, open_attempt
 from support.calibration.profiles import profile
@@ -317,8 +316,7 @@ def test_the_table_counts_every_fault() -> None:
 @pytest.mark.slow
 def test_the_smoke_run_reports_every_attack(tmp_path: Path) -> None:
     out = tmp_path / "attacks.json"
-    command = [sys.executable, str(BENCHMARKS / "attacks.py"), "--quick", "--out", str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    ran = forked_programs.run(BENCHMARKS / "attacks.py", "--quick", "--out", str(out))
     found = json.loads(out.read_text())
     assert set(found["counts"]) == {flips.ATTACK, corruptions.ATTACK, disks.ATTACK, kills.ATTACK}
     counted = sum(count for verdicts in found["counts"].values() for v, count in verdicts.items() if v in FAULTS)

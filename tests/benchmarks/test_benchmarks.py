@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lib.common.forked_programs import run
 from lib.common.timing import Run, ratio_of_repeats, speed_up, take_turns
 from support.paths import BENCHMARKS
 
@@ -61,8 +60,7 @@ def test_bounds_of_twelve_repeats_hold_about_as_often_as_they_say() -> None:
 def smoke(script: str, folder: Path) -> Any:
     """Returns the JSON that a benchmark's smoke run writes."""
     out = folder / "results" / "found.json"
-    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--threads", "1", "--out", str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    ran = run(BENCHMARKS / script, "--quick", "--threads", "1", "--out", str(out))
     assert ran.returncode == 0, ran.stderr
     return json.loads(out.read_text())
 

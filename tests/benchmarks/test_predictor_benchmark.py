@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from fsd_data import pair_paths
 from fsd_decoding.policies.stopping import DraftState, StopPolicy
 from fsd_decoding.sampling import Sampling
 from lib.common.delayed_draft import Delayed
+from lib.common.forked_programs import run
 from lib.common.paired_contest import Faster, Timed
 from lib.common.problem_sets import problem_sets
 from lib.stopping.decode import Contestant, Setting
@@ -104,11 +103,8 @@ def test_intervals_hold_about_as_often_as_they_say_and_are_no_wider_than_need_be
 @pytest.mark.slow
 def test_the_smoke_run_has_a_number_for_every_claim(tmp_path: Path) -> None:
     out = tmp_path / "results" / "predictor.json"
-    script = BENCHMARKS / "predictor.py"
-    ran = subprocess.run(
-        [sys.executable, str(script), "--quick", "--parts", "counts", "replay", "forecast", "--out", str(out)],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    parts = ("counts", "replay", "forecast")
+    ran = run(BENCHMARKS / "predictor.py", "--quick", "--parts", *parts, "--out", str(out))
     assert ran.returncode == 0, ran.stderr
     found = json.loads(out.read_text())
     assert [cell["temperature"] for cell in found["cells"]] == [0.0, 0.6]

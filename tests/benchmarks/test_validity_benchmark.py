@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.certification.power import cells
 from fsd_calib.certification.score_test import p_values
+from lib.common.forked_programs import run
 from lib.validity.attempts import RULES
 from lib.validity.cells import Cell, Grid, summed_sizes
 from lib.validity.levels import LEVELS, allowed, own_level
@@ -91,8 +90,7 @@ def test_a_level_is_handed_on_only_where_every_setting_passed() -> None:
 @pytest.mark.slow
 def test_the_smoke_run_has_every_part(tmp_path: Path) -> None:
     out = tmp_path / "results" / "found.json"
-    command = [sys.executable, str(BENCHMARKS / "validity.py"), "--quick", "--out", str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    ran = run(BENCHMARKS / "validity.py", "--quick", "--out", str(out))
     assert ran.returncode == 0, ran.stderr
     same_parts(json.loads(out.read_text()), json.loads(RESULTS.read_text()))
 

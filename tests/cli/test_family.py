@@ -25,8 +25,8 @@ from fsd_calib.cli.output_options import LEVELS, OutputOptions
 from fsd_calib.cli.prompts import gathered
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.divergence import DIVERGENCES
+from lib.common.forked_programs import environment
 from support.messages import error_line, usage_error
-from support.paths import environment
 
 LONG = ["calibrate", "collect", "generate", "inspect", "train"]
 ALL = [*LONG, "profile", "report", "tasks", "traces"]

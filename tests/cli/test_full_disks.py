@@ -13,11 +13,11 @@ import pytest
 from fsd_calib.cli.failures import explanation
 from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.measuring.result_cache import CachedText, ResultCache
+from lib.common.forked_programs import environment, run
 from support.calibration.cached_results import KEY, result
 from support.calibration.profiles import profile
-from support.forked_programs import run
 from support.messages import usage_error
-from support.paths import ROOT, environment
+from support.paths import ROOT
 from support.small_disks import small_disk
 
 PROGRAM = ROOT / "tests" / "support" / "calibration" / "on_small_disk.py"

@@ -22,9 +22,10 @@ from fsd_calib.display.lines import Lines
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
 from fsd_decoding.terminal import visible
+from lib.common.forked_programs import environment
 from support.calibration.profiles import profile as made_up
 from support.calibration.reports import printed, printed_details
-from support.paths import ROOT, environment
+from support.paths import ROOT
 from support.traces.rows import VALUES, manifest, write
 
 MARKUP = "[/red][bold]x:cat:"

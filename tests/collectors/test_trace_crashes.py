@@ -25,7 +25,7 @@ import pytest
 from fsd_collectors.store.reading import load_traces
 from fsd_collectors.store.verifying import notes, verify
 from fsd_collectors.store.writing import TraceWriter
-from support.forked_programs import fork
+from lib.common.forked_programs import fork
 from support.messages import usage_error
 from support.traces.rows import ON_POLICY, manifest, portion, write
 

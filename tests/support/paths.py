@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -14,8 +12,3 @@ FILES = Path(__file__).with_name("files")  # written by earlier versions
 BENCHMARK_FILES = ROOT.parent / "shared" / "data"  # the real ones; not on every machine
 GSM8K = BENCHMARK_FILES / "gsm8k"
 HUMANEVAL = BENCHMARK_FILES / "humaneval" / "HumanEval.jsonl.gz"
-
-
-def environment() -> dict[str, str]:
-    """The environment of a child process that can import what the tests can."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

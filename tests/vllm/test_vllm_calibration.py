@@ -18,7 +18,7 @@ from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration
 from fsd_decoding.sampling import Sampling
-from support.paths import environment
+from lib.common.forked_programs import environment
 from support.vllm_engine import DRAFT, TARGET, arithmetic, engine_source
 
 pytestmark = pytest.mark.slow

@@ -1,16 +1,24 @@
-"""The project's commands as processes, and what their output may not hold."""
+"""The project's commands as processes, and what their output may not hold.
+
+They are forked from a process that has imported what they import, so that a kill hits their work.
+"""
 
 from __future__ import annotations
 
-import os
 import queue
-import subprocess
-import sys
+import resource
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+
+import torch
+
+from lib.common.forked_programs import ForkedProgram
 
 TIMEOUT = 600.0  # seconds; a command that takes longer hangs
 _EXECUTABLES = {
@@ -58,11 +66,9 @@ def run(name: str, arguments: Sequence[str | Path], limit: int | None = None) ->
     began, child = time.monotonic(), _start(name, arguments, limit)
     try:
         out, err = child.communicate(timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        out, err = child.communicate()
-        err += f"\nkilled after {TIMEOUT:.0f} s"
-    return Ended(name, child.returncode, out, err, time.monotonic() - began)
+    except TimeoutError:
+        out, err = "", f"killed after {TIMEOUT:.0f} s"
+    return Ended(name, child.wait(), out, err, time.monotonic() - began)
 
 
 def run_and_kill(name: str, arguments: Sequence[str | Path], after: float, begun: bool) -> Ended:
@@ -72,18 +78,15 @@ def run_and_kill(name: str, arguments: Sequence[str | Path], after: float, begun
     """
     began, child = time.monotonic(), _start(name, arguments)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    assert child.stderr is not None
     reader = threading.Thread(target=_drain, args=(child.stderr, lines), daemon=True)
     reader.start()
     first = lines.get(timeout=TIMEOUT) if begun else ""
-    try:
+    with suppress(TimeoutError):
         child.wait(after)
-    except subprocess.TimeoutExpired:
-        child.kill()
-    out, _ = child.stdout.read() if child.stdout else "", child.wait()
+    out, code = child.stdout.read(), child.wait()
     reader.join()
     err = first + "".join(lines.get() for _ in range(lines.qsize()))
-    return Ended(name, child.returncode, out, err, time.monotonic() - began)
+    return Ended(name, code, out, err, time.monotonic() - began)
 
 
 def _drain(stream: object, lines: queue.SimpleQueue[str]) -> None:
@@ -92,13 +95,13 @@ def _drain(stream: object, lines: queue.SimpleQueue[str]) -> None:
     lines.put("")
 
 
-def _start(name: str, arguments: Sequence[str | Path], limit: int | None = None) -> subprocess.Popen[str]:
-    source = f"from fsd_calib.cli.{name} import main; main()"
+def _start(name: str, arguments: Sequence[str | Path], limit: int | None = None) -> ForkedProgram:
+    variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return ForkedProgram(partial(_command, name, limit), *map(str, arguments), variables=variables, daemon=False)
+
+
+def _command(name: str, limit: int | None) -> None:
     if limit is not None:
-        source = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); {source}"
-    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | paths,
-        errors="replace",
-    )  # fmt: skip
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    torch.set_num_threads(1)  # was imported before OMP_NUM_THREADS was set
+    import_module(f"fsd_calib.cli.{name}").main()

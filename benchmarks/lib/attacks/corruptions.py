@@ -17,6 +17,7 @@ from lib.attacks.commands import control_character, run
 from lib.attacks.damage import KINDS, damage_one
 from lib.attacks.jobs import Calibration
 from lib.attacks.readers import SUBJECTS, Asked, Content, Subject
+from lib.common.forked_programs import fork
 
 ATTACK = "corruptions"
 _HANGS = 120  # seconds
@@ -89,10 +90,8 @@ class ReaderProcess:
         return Reading(crash=crash)
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = fork(_serve, theirs)
         theirs.close()
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.speed import ForecastSpeeds
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.forked_programs import ForkedProgram
+from lib.common.forked_programs import ForkedProgram
 from support.models import tiny_calibration
 from support.models.tiny_calibration import run_surely
 

@@ -162,6 +162,7 @@ def test_this_process_begins_and_workers_go_on(decoder: SpeculativeDecoder, pair
 def test_short_decoding_starts_no_worker(
     decoder: SpeculativeDecoder, sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("LOKY_MAX_CPU_COUNT")
     monkeypatch.setattr(model_workers, "_STARTING", 1000.0)  # any decoding is short, however busy the machine is
     before = worker_processes()
     with open_workers(None, None, sources, Capacity(1000, 4, 1, 1 << 40)) as made:

@@ -21,10 +21,10 @@ from fsd_calib.search.search import SearchResult, freeze, record_recounts, searc
 from fsd_calib.search.space import Space
 from fsd_calib.search.study import open_journal, open_storage
 from fsd_calib.search.trial import setting_attributes
+from lib.common.forked_programs import ForkedProgram
 from support.calibration.search_worker import GOAL, SPACE, run_search, world
 from support.calibration.simulated_worlds import TARGET, Formula, World
 from support.child_processes import start_process
-from support.forked_programs import ForkedProgram
 from support.messages import usage_error, usage_error_of
 from support.paths import ROOT
 from support.postgres import Postgres, start_postgres

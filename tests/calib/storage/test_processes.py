@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fsd_calib.storage.processes import Watch, is_alive, this_process
+from lib.common.forked_programs import environment
 from support.child_processes import start_process
-from support.paths import environment
 
 LOOK = "import json, sys; from fsd_calib.storage.processes import is_alive; print(is_alive(json.loads(sys.argv[1])))"
 INTRODUCE = """

@@ -14,9 +14,10 @@ import pytest
 
 from fsd_calib.tasks import Problem, Task, load_task
 from fsd_calib.tasks.grading.python_tests import passes_tests, program_of
+from lib.common.forked_programs import environment
 from support.calibration.task_files import QWEN, load_refusal, tokenizer_of
 from support.messages import usage_error
-from support.paths import HUMANEVAL, environment
+from support.paths import HUMANEVAL
 from support.sandboxes import PROBLEM, RIGHT, skip_without_sandbox
 
 WRONG = "    return x\n"

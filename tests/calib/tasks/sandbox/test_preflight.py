@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fsd_calib.tasks.sandbox.preflight import checked_bwrap
+from lib.common.forked_programs import environment
 from support.messages import usage_error_of
-from support.paths import environment
 from support.sandboxes import skip_without_sandbox
 
 RUN = """
