@@ -14,6 +14,7 @@ import torch
 from hypothesis import settings
 
 from fsd_calib.storage.user_folders import CACHE_VARIABLE, STATE_VARIABLE
+from fsd_collectors.pages.script import FOLDER as PAGES
 
 if not torch.cuda.is_available():  # Triton looks at it when it is first imported
     os.environ["TRITON_INTERPRET"] = "1"
@@ -29,18 +30,22 @@ settings.load_profile("fsd")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache and a ledger for what is made for several tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setenv(CACHE_VARIABLE, str(cache))
         patch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("state")))
-        yield
+        (cache / PAGES).mkdir()
+        yield cache
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a ledger of the test's own, for processes that it starts too."""
+def cache(folders: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache and a ledger of the test's own, for processes that it starts too; with the script of pages, which takes
+    seconds to make."""
     folder = tmp_path_factory.mktemp("cache")
+    (folder / PAGES).symlink_to(folders / PAGES, target_is_directory=True)
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("state")))
     return folder

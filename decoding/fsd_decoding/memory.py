@@ -166,6 +166,14 @@ class Need:
         return sum(vars(self).values())
 
 
+NAMES = {
+    "target": "target's weights", "drafts": "drafts' weights", "copies": "joined weights",
+    "caches": "KV caches", "logits": "logits of a round",
+    "chunks": "divergences", "activations": "activations", "reserve": "reserve",
+}  # fmt: skip
+"""What takes the bytes of `Need`, in words."""
+
+
 def need(target: ModelSize, drafts: Sequence[ModelSize], work: Work, rows: int, device: str) -> Need:
     """Returns what decoding `rows` rows takes, with all drafts loaded and one of them in use.
 

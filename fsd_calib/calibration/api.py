@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,11 @@ from fsd_calib.calibration.prepare import SD_LENGTHS, Prepared, prepare
 from fsd_calib.calibration.recertify import other_models, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords
+from fsd_calib.calibration.save_pages import save_pages
 from fsd_calib.calibration.saved_run import save_run
 from fsd_calib.calibration.session import open_session
 from fsd_calib.calibration.timing import TimingRequest
+from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.engine_sequence import EngineSequence
@@ -39,6 +42,7 @@ from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
+from fsd_decoding.profile.io import FILE_NAME
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.workers.sources import Sources
@@ -181,18 +185,24 @@ class Calibration:
             return ready.plan
 
     def run(self, show_plan: Callable[[Plan], None] = lambda plan: None) -> ThresholdProfile:
-        """Returns the profile and saves it in `out`, if given; `show_plan` receives the plan before the long work."""
+        """Returns the profile and saves it in `out`, if given, with its record and its page.
+
+        Args:
+            show_plan: receives the plan before the long work.
+        """
         outlook = Outlook()
         with showing_whole(self.config.reporter, outlook), self._prepared() as ready:
             show_plan(ready.plan)
-            profile = find(ready, outlook)
-        out = self.config.path("out")
-        if out is not None:
-            profile.save(out / "profile.json")
+            findings = find(ready, outlook)
+            profile, out = to_profile(findings), self.config.path("out")
+            if out is not None:
+                profile.save(out / FILE_NAME)
+                save_pages(findings, profile, out)
         return profile
 
     @contextmanager
     def _prepared(self) -> Iterator[Prepared]:
+        began = time.monotonic()
         out = self.config.path("out")
         if out is not None:
             with naming("the output folder", out):
@@ -233,7 +243,7 @@ class Calibration:
                     ready.plan, memory=memory, compile=ready.facts.compile, devices=opened.devices,
                     on_cpu=opened.on_cpu, engine=engine.info, attempt=ready.facts.attempt,
                 )  # fmt: skip
-                yield replace(ready, plan=plan)
+                yield replace(ready, plan=plan, seconds=time.monotonic() - began)
 
     def _checked(self, task: Task, tokenizer: Any) -> tuple[Parts, MemoryPlan | None]:
         """The parts and the memory plan.

@@ -15,9 +15,10 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.evaluator import Evaluator
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Speeds
+from fsd_calib.report.record import Step
+from fsd_calib.search.history import FinishedTrial
 from fsd_calib.tasks.base import Problem
 from fsd_decoding.profile.content import Outcome
-from fsd_decoding.profile.costs import Work
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Findings:
         chosen: what passed, even where `sd` suffices, else what is given as an estimate, else `sd`.
         sd: `sd` at its fastest draft length.
         single: speeds with one stream, beside those of several.
-        steps: work for the baseline, the search and the certificate, as far as the calibration came.
+        steps: what the baseline, the search, the certificate and the timing took, as far as the calibration came.
+        trials: of the search.
         opened: the certification part; None: nothing was decoded there.
         evidence: by tested configuration.
     """
@@ -40,10 +42,10 @@ class Findings:
     baseline: Baseline
     timed: Timed
     single: Speeds[Configuration] | None
-    steps: Sequence[Work]
+    steps: Sequence[Step]
     opened: HoldoutAttempt | None = None
     evidence: Mapping[Configuration, Evidence] = field(default_factory=dict)
-    trials: int = 0
+    trials: Sequence[FinishedTrial] = ()
 
     @property
     def lossy(self) -> bool:
@@ -60,9 +62,14 @@ class Findings:
         of_chosen, of_lossless = self.evidence.get(self.chosen), self.evidence.get(self.ready.alone)
         return of_chosen or of_lossless, of_chosen is None and of_lossless is not None
 
+    @property
+    def parts(self) -> Sequence[Evaluator | HoldoutAttempt]:
+        """The parts that problems were decoded on: tuning, and where it was opened certification."""
+        return (self.ready.session.tuning, *((self.opened,) if self.opened else ()))
+
     def measured(self, configuration: Configuration) -> Measurement:
         """Returns its measurement on the certification part where it was decoded there, else on the tuning part."""
-        for part in ([self.opened] if self.opened else []) + [self.ready.session.tuning]:
+        for part in reversed(self.parts):
             for measurement in part.measured():
                 if measurement.configuration == configuration:
                     return measurement

@@ -11,19 +11,13 @@ from fsd_calib.formatting import gigabytes
 from fsd_calib.tasks.base import Problem, Task
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_device, default_device, is_source
-from fsd_decoding.memory import ModelSize, Need, UnknownSizeError, Work, available, need
+from fsd_decoding.memory import NAMES, ModelSize, Need, UnknownSizeError, Work, available, need
 from fsd_decoding.requests import requests_for
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.workers.planning import Capacity
 
 SIZES = tuple(MOST_AT_ONCE >> halvings for halvings in range(MOST_AT_ONCE.bit_length()))
 """Batch sizes to choose from: 32, 16, … 1."""
-
-NAMES = {
-    "target": "target's weights", "drafts": "drafts' weights", "copies": "joined weights",
-    "caches": "KV caches", "logits": "logits of a round",
-    "chunks": "divergences", "activations": "activations", "reserve": "reserve",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,42 +1,13 @@
-"""Numerical floor: how often rounding alone flips an outcome, and whether a goal is finer than that."""
+"""Whether a goal is finer than the numerical floor."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fsd_calib.calibration.goal import Goal
+from fsd_calib.certification.floor import DELTA, Floor
 from fsd_calib.formatting import at_least, at_most, confidence
 from fsd_calib.progress import Progress
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
-
-_DELTA = 0.05  # significance level of each bound, individually
-
-
-class Floor(NamedTuple):
-    """The share of outcomes that flip between the target and the lossless rule.
-
-    Attributes:
-        share: as counted.
-        least, most: lower and upper confidence bound, each at 95 % by itself.
-    """
-
-    share: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, flipped: int, problems: int) -> Floor:
-        """Returns the floor with `flipped` of `problems` outcomes flipped."""
-        from fsd_calib.certification import bounds
-
-        least, most = (bound(flipped, problems, _DELTA) for bound in (bounds.at_least, bounds.at_most))
-        return cls(flipped / problems, least, most)
-
-    @property
-    def bound_in_words(self) -> str:
-        """The upper bound, as sentences go on: "so it flips ..."."""
-        return f"at most {at_most(self.most)} of outcomes ({confidence(_DELTA)} confidence)"
 
 
 def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: Progress) -> None:
@@ -69,7 +40,7 @@ def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: P
         return
     raise UsageError(
         f"{_room_in_words(goal, room)}, and rounding alone flips more than that: {churn.outcomes_flipped} of "
-        f"{churn.problems}, at least {at_least(floor.least)} ({confidence(_DELTA)} confidence); use --dtype float32 if "
+        f"{churn.problems}, at least {at_least(floor.least)} ({confidence(DELTA)} confidence); use --dtype float32 if "
         "the models run in another one, or a lower --min-acc, or --guarantee none, which claims nothing"
     )
 

@@ -13,8 +13,8 @@ import numpy as np
 from scipy.stats import beta
 
 from fsd_calib.calibration.memory import MemoryPlan
-from fsd_calib.calibration.numerical_floor import Floor
 from fsd_calib.certification.claim import Claim
+from fsd_calib.certification.floor import Floor
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.certification.power import least_problems, power, problems_needed
 from fsd_calib.formatting import level
@@ -24,7 +24,6 @@ from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import EngineInfo
 
 CHANCE = 0.8  # power of the test that is planned for: the probability of certifying what is true
-PRECISION = 1e-6  # of shares found by bisection
 _CAUTION = 0.8  # the probability that the churn is not above the planned one
 _ABOVE = 0.02  # how far above a goal that losing nothing does not meet the best truth is assumed
 _BISECTIONS = 20  # of an interval at most 1 long: to PRECISION
@@ -132,6 +131,12 @@ class Plan:
     @property
     def seconds(self) -> float:
         return sum(step.seconds for step in self.steps)
+
+    def _repr_html_(self) -> str:
+        """Returns what notebooks show."""
+        from fsd_calib.report.notebook import plan_html
+
+        return plan_html(self)
 
     @property
     def device_seconds(self) -> float:

@@ -61,19 +61,21 @@ class Prepared:
     Args:
         sds: the `sd` configurations (draft length and draft) that are fastest in replay, the fastest first.
         fixed: the setting to certify where none is searched.
+        seconds: what the preparation took.
     """
 
     session: Session
     goal: Goal
     space: Space
     facts: RunFacts
-    forecast: Forecast
+    forecast: DraftForecasts
     sds: tuple[Configuration, ...]
     timer: Timer
     plan: Plan
     config: RunConfig
     early_stop: EarlyStopInfo | None
     fixed: Configuration | None = None
+    seconds: float = 0.0
 
     @property
     def alone(self) -> Configuration:
@@ -205,7 +207,7 @@ def _forecast(
     costs: Mapping[str | None, CostModel],
     early: EarlyStop | None,
     shaped: Shaped,
-) -> Forecast:
+) -> DraftForecasts:
     """The forecast for all drafts, each from its own traces and costs."""
     stops = early.replayed if early else None
     return DraftForecasts({

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -13,13 +14,13 @@ from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.stages import best_so_far, decided, stages_of
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
-from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.measuring.speed import Interval, Speeds
 from fsd_calib.outlook import Outlook
+from fsd_calib.report.record import Step
 from fsd_calib.search.agreement import agreed
 from fsd_calib.search.history import FinishedTrial
 from fsd_calib.search.max_accuracy import MaxAccuracy
@@ -29,7 +30,6 @@ from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retentio
 from fsd_calib.search.search import freeze, record_recounts, search
 from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
-from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SD = 300  # problems of a part on which the tokens per round of `sd` are counted
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
@@ -39,22 +39,31 @@ HOPELESS, _EVEN = 0.02, 0.5  # probabilities of passing: below the first a test 
 
 @dataclass
 class Meter:
-    """Counts what was decoded and reused, step by step, and tells the outlook which stage the calibration is in."""
+    """Times each stage, counts what was decoded and reused in it, and tells the outlook where the calibration is."""
 
     ready: Prepared
     outlook: Outlook
-    steps: list[Work] = field(default_factory=list)
+    stage: str = "baseline"
+    steps: list[Step] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
 
-    def mark(self, stage: str) -> None:
-        """Ends a step, and begins the stage of that name."""
+    def begin(self, stage: str) -> None:
+        """Ends the current stage and begins another."""
+        self.end()
+        self.stage = stage
         self.outlook.begin(stage)
-        before = sum(self.steps, Work())
-        total = self.ready.session.decode.work
-        self.steps.append(Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields}))
+
+    def end(self) -> None:
+        """Ends the current stage."""
+        before = sum((step.work for step in self.steps if step.work is not None), Work())
+        total, now = self.ready.session.decode.work, time.monotonic()
+        work = Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields})
+        self.steps.append(Step(name=self.stage, seconds=now - self.began, work=work))
+        self.began = now
 
 
-def find(ready: Prepared, outlook: Outlook) -> ThresholdProfile:
-    """Returns the profile, after the long work. The certification part is decoded only after candidates are frozen."""
+def find(ready: Prepared, outlook: Outlook) -> Findings:
+    """Returns what the long work found. The certification part is decoded only after candidates are frozen."""
     outlook.expect(stages_of(ready.plan), ready.session.decode.count)
     outlook.begin("baseline")
     meter = Meter(ready, outlook)
@@ -65,10 +74,10 @@ def find(ready: Prepared, outlook: Outlook) -> ThresholdProfile:
     if wanted is not None:
         timed = _time(ready)
         if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
-            meter.mark("timing")
+            meter.begin("timing")
             return _export(ready, Decision("lossless-suffices"), baseline, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
-    meter.mark("search")
+    meter.begin("search")
     objective = _objective(ready, baseline, alone)
     if ready.fixed is not None:
         return _certify_fixed(ready, ready.fixed, objective, baseline, meter)
@@ -76,24 +85,24 @@ def find(ready: Prepared, outlook: Outlook) -> ThresholdProfile:
     frozen, trials = _search(ready, objective, alone, lossless, outlook)
     if isinstance(objective, MaxAccuracy) and not frozen:
         front, more = _search(ready, ParetoFront(), alone, lossless, outlook)
-        frozen, trials = front[-1:], trials + more
-    meter.mark("certification")
+        frozen, trials = front[-1:], [*trials, *more]
+    meter.begin("certification")
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
     outlook.best = decided(decision.outcome, decision.chosen)
-    meter.mark("timing")
+    meter.begin("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
 def _certify_fixed(
     ready: Prepared, fixed: Configuration, objective: Objective, baseline: Baseline, meter: Meter
-) -> ThresholdProfile:
-    """Returns the profile of one setting, found elsewhere, that is tested without a search."""
+) -> Findings:
+    """Returns what was found of one setting, chosen elsewhere, that is tested without a search."""
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
-    meter.mark("certification")
+    meter.begin("certification")
     decision = _decide(ready, objective, [fixed], baseline)
     meter.outlook.best = decided(decision.outcome, decision.chosen)
-    meter.mark("timing")
+    meter.begin("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
@@ -106,7 +115,7 @@ class Decision:
         opened: the certification part; None: nothing was tested.
         evidence: by tested configuration; of the target alone it is evidence on lossless decoding.
         study: name of the study that was searched; None: there was no search.
-        trials: how many the search took.
+        trials: of the search.
     """
 
     outcome: Outcome
@@ -114,11 +123,11 @@ class Decision:
     opened: HoldoutAttempt | None = None
     evidence: dict[Configuration, Evidence] = field(default_factory=dict)
     study: str | None = None
-    trials: int = 0
+    trials: Sequence[FinishedTrial] = ()
 
 
-def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> ThresholdProfile:
-    """Returns the profile, with the outcome that follows from the timing."""
+def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
+    """Returns the findings, with the outcome that follows from the timing."""
     sd = _agreed_sd(ready, decision.study, timed.speeds)
     outcome, chosen = _timed_outcome(ready, decision, timed.speeds, sd), decision.chosen
     if chosen is None or (outcome == "lossless-suffices" and ready.alone in decision.evidence):
@@ -128,11 +137,10 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     for configuration in (ready.alone, chosen):
         ready.session.tuning.measure(configuration)
     single = ready.timer.time_single([ready.alone, sd, chosen], decision.opened)
-    return to_profile(
-        Findings(
-            ready, outcome, chosen, sd, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
-            decision.trials,
-        )
+    meter.end()
+    return Findings(
+        ready, outcome, chosen, sd, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
+        decision.trials,
     )  # fmt: skip
 
 
@@ -192,8 +200,8 @@ def _chance(ready: Prepared) -> Chance:
 
 def _search(
     ready: Prepared, objective: Objective, alone: Measurement, lossless: float, outlook: Outlook
-) -> tuple[list[Configuration], int]:
-    """Returns the frozen candidates, the safest first, and the number of trials. Each attempt and goal has a study.
+) -> tuple[list[Configuration], Sequence[FinishedTrial]]:
+    """Returns the frozen candidates, the safest first, and the trials. Each attempt and goal has a study.
 
     Args:
         lossless: forecast tokens/s of lossless decoding.
@@ -216,7 +224,7 @@ def _search(
     for configuration in frozen:  # whether a test is worth it is judged by the whole part
         session.measure(configuration)
     record_recounts(searched, session, alone, ready.forecast, ready.config.study_storage, name)
-    return frozen, len(searched.trials)
+    return frozen, searched.trials
 
 
 def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Configuration]) -> list[Configuration]:

@@ -211,13 +211,14 @@ def _acceptance(fuzzy: Measurement) -> AcceptanceInfo | None:
 
 
 def _effort(findings: Findings) -> Effort:
-    baseline, search, certification = [*findings.steps, Work(), Work()][:3]
-    return Effort(baseline=baseline, search=search, certification=certification, trials=findings.trials)
+    work = {step.name: step.work or Work() for step in findings.steps}
+    counted = {name: work.get(name, Work()) for name in ("baseline", "search", "certification")}
+    return Effort(**counted, trials=len(findings.trials))
 
 
 def _curve(findings: Findings) -> Iterator[CurvePoint]:
     """Every configuration on every part it was decoded on, compared with the target on the same problems."""
-    for part in [findings.ready.session.tuning] + ([findings.opened] if findings.opened else []):
+    for part in findings.parts:
         for measured in sorted(part.measured(), key=_order):
             fuzzy = measured.configuration.threshold is not None
             yield _point(findings, measured, findings.evidence.get(measured.configuration) if fuzzy else None)

@@ -19,6 +19,7 @@ from fsd_calib.certification.outcomes import Counts, Floats, Paired
 from fsd_calib.certification.score_test import p_values
 from fsd_decoding.errors import UsageError
 
+PRECISION = 1e-6  # of shares that a plan finds by bisection
 _MOST = 10_000_000  # problems; a larger number is not realistic
 _POINTS = 150  # values of losses, and of gains, that are summed over
 _SPREAD = ndtri((np.arange(9) + 0.5) / 9)  # a normal law in nine equally likely points

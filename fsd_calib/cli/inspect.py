@@ -230,7 +230,7 @@ def _own_kind(followed: ThresholdProfile | None, target: str | None) -> Kind | N
 
 def _write_page(path: Path, texts: Sequence[InspectedText], prompt: str, decoder: SpeculativeDecoder) -> Path:
     from fsd_calib.inspection.html import texts_page
-    from fsd_collectors.report.plot import write
+    from fsd_collectors.pages.files import write
 
     target, draft = ("/".join(Path(model.name_or_path).parts[-2:]) for model in (decoder.target, decoder.draft))
     models = f"{target} with draft {draft} on {decoder.device} in {decoder.dtype}".replace("torch.", "")

@@ -151,6 +151,10 @@ class CachedDecoder:
         for engine in self._engines.values():
             engine.call_rounds(compile)
 
+    def engine_of(self, configuration: Configuration) -> Engine:
+        """Returns the engine that decodes a configuration."""
+        return self._engines[configuration.draft]
+
     def key(self, configuration: Configuration, seed: int | None = None) -> CacheKey:
         """Returns the cache key of a configuration under a seed; None: the first one."""
         return self._engines[configuration.draft].key(configuration, self._seeds[0] if seed is None else seed)

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from fsd_calib.report.curve import curve_tables, front_table
+from fsd_calib.report.run_folder import PAGE
 from fsd_calib.report.summary import notes, profile_table
 from fsd_calib.report.tables import sheets
 from fsd_calib.report.verdict import effort_line, unbound, verdict
@@ -25,7 +26,7 @@ def print_report(profile: ThresholdProfile, path: Path | None = None, console: C
     Where no single point was granted, the front of measured points follows the verdict.
 
     Args:
-        path: of the saved profile; its usage is printed last. None: no usage is printed.
+        path: of the saved profile; its usage is printed last, and where its page is. None: neither is printed.
     """
     console = console or LiteralConsole()
     front = front_table(profile, console.width) if profile.outcome in _WITH_FRONT else None
@@ -35,6 +36,8 @@ def print_report(profile: ThresholdProfile, path: Path | None = None, console: C
     if path is not None:
         # Not wrapped: these lines are there to be copied.
         console.print(literal(usage(profile, path)), soft_wrap=True)
+        if (page := path.with_name(PAGE)).exists():
+            console.print(literal(f"\nreport, to open in a browser: {page}"), soft_wrap=True)
 
 
 def _caution(profile: ThresholdProfile) -> RenderableType | None:

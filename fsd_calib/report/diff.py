@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rich import box
@@ -47,6 +47,14 @@ def differences(first: ThresholdProfile, second: ThresholdProfile) -> list[Profi
             ProfileDifference(section, name, *_shown(a.get(name, NONE), b.get(name, NONE))) for name in unequal
         ]
     return differing
+
+
+def shared_settings(profiles: Sequence[ThresholdProfile]) -> dict[str, tuple[str, ...]]:
+    """Returns, by dotted path, the settings and facts of models in which any two of the profiles differ."""
+    of_each = [_sections(profile)["settings"] | _sections(profile)["models"] for profile in profiles]
+    names = dict.fromkeys(name for fields in of_each for name in fields)
+    values = {name: [fields.get(name, NONE) for fields in of_each] for name in names}
+    return {name: tuple(map(_brief, each)) for name, each in values.items() if any(v != each[0] for v in each)}
 
 
 def difference_table(differing: list[ProfileDifference], names: tuple[str, str], width: int) -> Table:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fsd_calib.calibration.memory import NAMES, MemoryPlan
-from fsd_calib.calibration.plan import PRECISION, Plan, Prospect
+from fsd_calib.certification.power import PRECISION
 from fsd_calib.formatting import (
     NONE,
     ROUNDS,
@@ -23,6 +23,11 @@ from fsd_calib.formatting import (
     requirement,
 )
 from fsd_collectors.report.terminal import TITLE, LiteralConsole, literal
+from fsd_decoding.memory import NAMES
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.memory import MemoryPlan
+    from fsd_calib.calibration.plan import Plan, Prospect
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -63,15 +68,19 @@ def pilot_summary(plan: Plan) -> str:
 def prospect_table(plan: Plan) -> Table:
     """Returns for each supposed truth the chance to certify, the problems needed, and the bound that can be shown."""
     table = Table(title=literal(_title(plan), TITLE), box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column(f"true {_measure(plan)}")
-    headings = [f"shown by {plan.certification:,} problems"]
-    if plan.claim.wanted is not None:
-        headings = ["chance to certify", "problems for 80%", *headings]
+    first, *headings = prospect_headings(plan)
+    table.add_column(first)
     for heading in headings:
         table.add_column(heading, justify="right")
     for prospect in plan.prospects:
-        table.add_row(*map(literal, _row(prospect)))
+        table.add_row(*map(literal, prospect_cells(prospect)))
     return table
+
+
+def prospect_headings(plan: Plan) -> list[str]:
+    """Returns the headings of `prospect_cells`."""
+    wanted = [] if plan.claim.wanted is None else ["chance to certify", "problems for 80%"]
+    return [f"true {_measure(plan)}", *wanted, f"shown by {plan.certification:,} problems"]
 
 
 def _title(plan: Plan) -> str:
@@ -81,7 +90,8 @@ def _title(plan: Plan) -> str:
     return f"{measure} of at least {exact(share)}: what can be shown"
 
 
-def _row(prospect: Prospect) -> list[str]:
+def prospect_cells(prospect: Prospect) -> list[str]:
+    """Returns a supposed truth with what follows from it."""
     cells = [f"≥ {bound(prospect.bound, PRECISION)}"]
     if prospect.chance is not None:
         needed = NONE if prospect.needed is None else f"{prospect.needed:,}"

@@ -27,12 +27,17 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
 def sheets(profile: ThresholdProfile) -> list[Table]:
-    """Returns a table for each of these that the profile holds."""
+    """Returns a table for each of `details`."""
+    return [_sheet(title, lines) for title, lines in details(profile).items()]
+
+
+def details(profile: ThresholdProfile) -> dict[str, dict[str, str]]:
+    """Returns names and values, by title, of what the profile holds of these."""
     contents = {
         "settings": _settings(profile), "models": _models(profile), "certificate": _certificate(profile),
         "costs": _costs(profile), "texts": _texts(profile), "effort": _effort(profile),
     }  # fmt: skip
-    return [_sheet(title, lines) for title, lines in contents.items() if lines]
+    return {title: lines for title, lines in contents.items() if lines}
 
 
 def _sheet(title: str, lines: Mapping[str, str]) -> Table:

@@ -6,7 +6,7 @@ Accuracy is not forecast: a replay of the target's own text says nothing about i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
@@ -53,6 +53,14 @@ class Forecast(Protocol):
         ...
 
 
+class Counts(NamedTuple):
+    """What a replay of the target's text counts at one setting, interpolated in T."""
+
+    tokens: int
+    rounds: float
+    drafted: float
+
+
 class ReplayForecast:
     """A forecast by one sweep over a grid of shares, for all arms of a space that has a single draft.
 
@@ -96,10 +104,14 @@ class ReplayForecast:
         return float(np.interp(logit_share, self._grid, self._scales[arm.policy, arm.divergence]))
 
     def tokens_per_second(self, configuration: Configuration) -> float:
+        return float(self._costs.tokens_per_second(*self.counts(configuration)))
+
+    def counts(self, configuration: Configuration) -> Counts:
+        """Returns what the replay counted at a configuration with a threshold."""
         thresholds, *counts = self._counts[configuration.arm]
         assert configuration.threshold is not None
-        rounds, drafted = (np.interp(configuration.threshold, thresholds, count) for count in counts)
-        return float(self._costs.tokens_per_second(self._tokens, rounds, drafted))
+        rounds, drafted = (float(np.interp(configuration.threshold, thresholds, count)) for count in counts)
+        return Counts(self._tokens, rounds, drafted)
 
     def measured(self, measurement: Measurement) -> float:
         return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, measurement.drafted))
@@ -109,7 +121,7 @@ class DraftForecasts:
     """Forecasts of several drafts as one: by the name of a configuration's draft; the first serves configurations that
     do not draft."""
 
-    def __init__(self, by_draft: Mapping[str | None, Forecast]) -> None:
+    def __init__(self, by_draft: Mapping[str | None, ReplayForecast]) -> None:
         self._by_draft, self._default = by_draft, next(iter(by_draft.values()))
         self.lowest, self.highest = self._default.lowest, self._default.highest
 
@@ -119,10 +131,14 @@ class DraftForecasts:
     def tokens_per_second(self, configuration: Configuration) -> float:
         return self._for(configuration).tokens_per_second(configuration)
 
+    def counts(self, configuration: Configuration) -> Counts:
+        """See `ReplayForecast.counts`."""
+        return self._for(configuration).counts(configuration)
+
     def measured(self, measurement: Measurement) -> float:
         return self._for(measurement.configuration).measured(measurement)
 
-    def _for(self, configuration: Configuration) -> Forecast:
+    def _for(self, configuration: Configuration) -> ReplayForecast:
         return self._by_draft.get(configuration.draft, self._default)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,6 +56,11 @@ class FinishedTrial:
     @property
     def feasible(self) -> bool:
         return self.shortfall <= 0
+
+    @property
+    def share(self) -> float:
+        """The share of drafted tokens that its T accepts along the target's text."""
+        return 1 / (1 + math.exp(-self.logit_share))
 
     @property
     def arm(self) -> Configuration:

@@ -66,17 +66,17 @@ class Telemetry(RoundLog):
         Its size does not grow with the run, as long runs are drawn in 300 steps. Returns the path.
 
         Raises:
-            UsageError: no round was recorded, the file cannot be written, or matplotlib is not installed.
+            UsageError: no round was recorded, or the file cannot be written.
         """
-        from fsd_calib.telemetry.figures import draw_run
+        from fsd_calib.telemetry.charts import run_section
         from fsd_calib.telemetry.tables import remarks, summary_table
-        from fsd_collectors.report.page import page
-        from fsd_collectors.report.panels import require_drawing
-        from fsd_collectors.report.plot import write
+        from fsd_collectors.pages.blocks import Page, Section, Text
+        from fsd_collectors.pages.files import write
+        from fsd_collectors.pages.shell import html
 
-        require_drawing()
         table = self.frame()
         if table.empty:
             raise UsageError("the telemetry recorded no round; pass it to generate(observer=…) before you save it")
-        summary, figure = summary_table(table, self.setups), draw_run(table, self.setups)
-        return write(Path(path), page(title, [summary], [figure], remarks(self.setups)).encode())
+        notes = (Text(line, "note") for line in remarks(self.setups))
+        whole = Section("summary", "The whole run", "Totals and means.", (summary_table(table, self.setups), *notes))
+        return write(Path(path), html(Page(title, (whole, run_section(table, self.setups)))).encode())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fsd_collectors.report.tables import Sheet, number, percent, unit_of
+from fsd_collectors.pages.sheet import Sheet
+from fsd_collectors.report.tables import number, percent, unit_of
 from fsd_decoding.observers.round_log import FACT_PREFIX, DecodingSetup
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def summary_table(table: pd.DataFrame, setups: Sequence[DecodingSetup]) -> Sheet
         **{name: f"{number(table[column].mean())}; last {number(table[column].iloc[-1])}"
            for column, name in facts_of(table).items()},
     }  # fmt: skip
-    return Sheet("The whole run", (), tuple(facts.items()))
+    return Sheet("", (), tuple(facts.items()))
 
 
 def remarks(setups: Sequence[DecodingSetup]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +17,12 @@ from hypothesis.extra.numpy import arrays
 from rich.console import Console
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.report.figures import pictures
+from fsd_collectors.pages.pictures import svg
+from fsd_collectors.pages.sheet import Sheet
+from fsd_collectors.report.charts import charts
 from fsd_collectors.report.histogram import BINS, RELATIVE_ERROR, Histogram
-from fsd_collectors.report.panels import LIGHT, png
 from fsd_collectors.report.summary import ENTROPIES, DivergenceSummary, summarise
-from fsd_collectors.report.tables import ACCEPTED, Sheet, print_sheets, sheets
+from fsd_collectors.report.tables import ACCEPTED, print_sheets, sheets
 from fsd_decoding.errors import UsageError
 from support.traces.rows import ON_POLICY, manifest
 
@@ -242,14 +244,14 @@ def test_no_rows_are_described_with_dashes_and_refused_as_pictures() -> None:
     assert line(text, "js", "D", "≤", "T") == ["–", "–", "–"]
     assert line(text, "js", "x", "=", "y", "or", "D", "≤", "T") == ["–", "–", "–"]
     with pytest.raises(UsageError, match="0 token rows"):
-        pictures(summarise(traces), None)
+        charts(summarise(traces), None)
 
 
 def test_no_divergences_are_described_and_refused_as_pictures() -> None:
     traces = random_traces(20, manifest=manifest(divergences=[]))
     assert line(report_of(traces), "same_argmax")[-1] == "0"
     with pytest.raises(UsageError, match="of 0 divergences"):
-        pictures(summarise(traces), None)
+        charts(summarise(traces), None)
 
 
 # Pictures of odd traces
@@ -265,7 +267,7 @@ def test_no_divergences_are_described_and_refused_as_pictures() -> None:
     ],
     ids=["zero", "infinite", "constant", "all agree"],
 )
-@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")  # some matplotlib calls pyparsing by old names
 def test_degenerate_traces_can_be_drawn(changed: Rows) -> None:
-    for picture in pictures(summarise(random_traces(20, tokens=changed)), None):
-        assert png(picture.draw(LIGHT)).startswith(b"\x89PNG")
+    for chart in charts(summarise(random_traces(20, tokens=changed)), None):
+        json.dumps(chart.spec, allow_nan=False)
+        assert svg(chart).startswith(b"<svg")

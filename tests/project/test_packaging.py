@@ -22,8 +22,8 @@ from fsd_calib.vllm_plugin.plugin import register
 from support.paths import ROOT
 from support.sources import package_folders
 
-HEAVY = {"torch", "transformers", "optuna", "lightgbm", "matplotlib", "pandas", "datasets"}
-APPS = ["calibrate", "collect", "generate", "inspect", "profile", "tasks", "traces", "train"]
+HEAVY = {"torch", "transformers", "optuna", "lightgbm", "vl_convert", "jinja2", "pandas", "datasets"}
+APPS = ["calibrate", "collect", "generate", "inspect", "profile", "report", "tasks", "traces", "train"]
 
 
 @pytest.mark.parametrize("app", APPS)
@@ -50,6 +50,7 @@ COMMANDS = [
     "fsd-generate",
     "fsd-inspect",
     "fsd-profile",
+    "fsd-report",
     "fsd-tasks",
     "fsd-traces",
     "fsd-train-predictor",
@@ -154,7 +155,8 @@ def test_wheel_holds_all_sources_and_the_pair(wheel: zipfile.ZipFile) -> None:
         path.relative_to(package.parent).as_posix()
         for package in package_folders().values()
         for path in package.rglob("*")
-        if path.is_file() and (path.suffix in {".py", ".typed"} or {"pair", "schemas"} & set(path.parts))
+        if path.is_file()
+        and (path.suffix in {".py", ".typed"} or {"pair", "schemas"} & set(path.parts) or path.stem == "page")
     }
     assert wanted <= set(wheel.namelist())
     assert {f"{package}/py.typed" for package in package_folders()} <= set(wheel.namelist())

@@ -1,17 +1,18 @@
-"""`plot`: writes a run's pictures into a folder, as PNG files and an HTML page."""
+"""`plot`: writes a run's charts into a folder, as PNG files and an HTML page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsd_collectors.report.figures import LENGTHS, pictures, thresholds
-from fsd_collectors.report.page import Drawn, page
-from fsd_collectors.report.panels import DARK, LIGHT, png, require_drawing
+from fsd_collectors.pages.blocks import Block, Page, Section, Text
+from fsd_collectors.pages.charts import Chart
+from fsd_collectors.pages.files import write
+from fsd_collectors.pages.pictures import png
+from fsd_collectors.pages.shell import html
+from fsd_collectors.report.charts import LENGTHS, charts, thresholds
 from fsd_collectors.report.summary import Summary, TraceSource, summarise
 from fsd_collectors.report.tables import sheets
-from fsd_collectors.store.folder import atomic_write
-from fsd_decoding.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,27 +22,52 @@ _NO_ROUNDS = (
     "Tokens per round against T are not drawn: these traces are {}, collected under one rule and T; only traces "
     "along the target (fsd-collect without --rule) can be replayed at another T."
 )
+_SECTIONS = {
+    "separation": (
+        "Which divergence tells agreement from disagreement",
+        "The further a curve bends to the lower right, the fewer tokens are accepted where the models disagree, at the "
+        "same share where they agree.",
+    ),
+    "substitutions": (
+        "Tokens that are not the target's own",
+        "At the same share of tokens accepted, the lower curve changes fewer of them; what a changed token costs in "
+        "quality is not shown here.",
+    ),
+    "rounds": (
+        "Tokens per round",
+        "More is faster: each L has curves of one colour, one for each divergence, above its lossless level (dotted), "
+        "replayed along the target's own text, which fuzzy acceptance would change.",
+    ),
+}
 
 
 def plot(traces: TraceSource, folder: Path) -> list[Path]:
-    """Writes the pictures and the page into `folder` and returns the paths of the files.
+    """Writes the charts and the page into `folder` and returns the paths of the files.
 
     Raises:
-        UsageError: the traces hold no rows, the folder cannot be written, or matplotlib is not installed.
+        UsageError: the traces hold no rows, or the folder cannot be written.
     """
-    require_drawing()
-    summary = summarise(traces)
-    drawn = pictures(summary, _swept(traces, summary))
-    files = {f"{picture.name}.png": png(picture.draw(LIGHT)) for picture in drawn}
-    shown = [
-        Drawn(light, png(picture.draw(DARK)), picture.alt, picture.caption)
-        for picture, light in zip(drawn, files.values(), strict=True)
-    ]
-    manifest = traces.manifest
+    page = traces_page(traces)
+    pictures = [write(folder / f"{chart.name}.png", png(chart)) for chart in page.charts]
+    return [*pictures, write(folder / PAGE, html(page).encode())]
+
+
+def traces_page(traces: TraceSource) -> Page:
+    """Returns the page of traces: charts first, then the tables of `fsd-traces describe`."""
+    manifest, summary = traces.manifest, summarise(traces)
+    drawn = [_section(chart) for chart in charts(summary, _swept(traces, summary))]
+    notes: tuple[Block, ...] = ()
+    if manifest.way != "along-target":
+        notes = (Text(_NO_ROUNDS.format(manifest.way), "note"),)
+    tables = Section("tables", "In figures", "The tables that fsd-traces describe prints.",
+                     (*notes, *sheets(manifest, summary)))  # fmt: skip
     title = f"Traces of {manifest.task.name}, {manifest.way}"
-    remarks = () if manifest.way == "along-target" else (_NO_ROUNDS.format(manifest.way),)
-    files[PAGE] = page(title, sheets(manifest, summary), shown, remarks).encode()
-    return [write(folder / name, content) for name, content in files.items()]
+    return Page(title, (*drawn, tables), f"{manifest.target.id} with draft {manifest.draft.id}")
+
+
+def _section(chart: Chart) -> Section:
+    title, explanation = _SECTIONS[chart.name]
+    return Section(chart.name, title, explanation, (chart,))
 
 
 def _swept(traces: TraceSource, summary: Summary) -> pd.DataFrame | None:
@@ -57,16 +83,3 @@ def _swept(traces: TraceSource, summary: Summary) -> pd.DataFrame | None:
         thresholds=thresholds(summary),
         draft_lengths=LENGTHS,
     )
-
-
-def write(path: Path, content: bytes) -> Path:
-    """Writes a file, with its folders, and returns its path. Raises UsageError where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise UsageError(
-            f"{str(path)!r} cannot be written: {error.strerror or error}; free space or choose another folder"
-        ) from error
-    return path

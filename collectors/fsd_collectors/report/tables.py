@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING
 
 from fsd_collectors.manifest import Manifest
+from fsd_collectors.pages.sheet import Sheet
 from fsd_collectors.report.histogram import RELATIVE_ERROR
 from fsd_collectors.report.summary import ENTROPIES, DivergenceSummary, PartSummary, Summary
 from fsd_collectors.schema import token_columns
@@ -32,17 +32,6 @@ _MEANINGS = {
     "target_entropy": "entropy of p, in nats",
     "draft_entropy": "entropy of q, in nats",
 }
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table whose first `names` columns label a row and whose others are figures; without headings, plain facts."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    names: int = 1
 
 
 def sheets(manifest: Manifest, summary: Summary) -> tuple[Sheet, ...]:

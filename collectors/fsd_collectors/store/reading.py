@@ -21,6 +21,7 @@ from fsd_collectors.store.shard_file import CHECKED, FILES, FORMAT, check_conten
 from fsd_collectors.store.tables import schemas
 from fsd_decoding.argument_checks import check_path
 from fsd_decoding.errors import UsageError
+from fsd_decoding.notebook import html_of
 
 _NULLABLE = {pa.bool_(): pd.BooleanDtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype()}
 
@@ -59,6 +60,10 @@ class Traces:
     def complete(self) -> bool:
         """Whether all portions are finished."""
         return sum(shard.problems for shard in self.shards) == self.manifest.task.problems
+
+    def _repr_html_(self) -> str | None:
+        """Returns what notebooks show."""
+        return html_of("traces", self)
 
     @property
     def tokens(self) -> ds.Dataset:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from pydantic import PrivateAttr, ValidationError
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.notebook import html_of
 from fsd_decoding.profile.content import MET, ProfileContent
 from fsd_decoding.profile.digest import digest_of, edited_message
 from fsd_decoding.profile.io import file_of, first_problem, read, upgrade, write_atomically
@@ -52,6 +53,10 @@ class ThresholdProfile(ProfileContent):
     def edited(self) -> bool:
         """Whether the content is not what its digest was made from. Without a digest that is not known: False."""
         return self.digest is not None and self.digest != self._own_digest()
+
+    def _repr_html_(self) -> str | None:
+        """Returns what notebooks show."""
+        return html_of("profile", self)
 
     def sealed(self) -> Self:
         """Returns a copy with the digest of its content, by which the caller says that a calibration found it so."""

@@ -33,6 +33,7 @@ from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import context_length, vocabulary_size
+from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
 from fsd_decoding.workers.model_workers import ModelWorkers
@@ -64,14 +65,20 @@ class OwnEngine(Engine):
         self.decoding, self.tokenizer = decoder.decoding, decoder.tokenizer
 
     def decode(
-        self, request: DecodingRequest, on_finish: OnFinish | None = None, begin: Begin | None = None
-    ) -> list[Result]:
-        """See `Engine.decode`, and `SpeculativeDecoder.generate` for the errors."""
+        self, request: DecodingRequest, on_finish: OnFinish | None = None, begin: Begin | None = None,
+        observer: Observer | None = None,
+    ) -> list[Result]:  # fmt: skip
+        """See `Engine.decode`, and `SpeculativeDecoder.generate` for the errors.
+
+        Args:
+            observer: Receives every round.
+        """
         configuration, prompts = request.configuration, request.prompts
         return self._decoder_for(configuration, request.seed).generate(
             [prompt.prompt for prompt in prompts], self.limits.max_new_tokens, rule=configuration.rule,
             threshold=configuration.moved, draft_length=configuration.draft_length, batch_size=request.batch_size,
             ids=[prompt.id for prompt in prompts], stop=self.limits.stop, on_finish=on_finish, begin=begin,
+            observer=observer,
         )  # fmt: skip
 
     def key(self, configuration: Configuration, seed: int) -> CacheKey:

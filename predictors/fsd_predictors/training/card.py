@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fsd_collectors.manifest import Manifest
-from fsd_collectors.report.panels import can_draw
-from fsd_collectors.report.tables import Sheet, model_line, number, sampling_line
+from fsd_collectors.pages.markdown import table
+from fsd_collectors.pages.sheet import Sheet
+from fsd_collectors.report.tables import model_line, number, sampling_line
 from fsd_predictors.facts import Facts, Quality
 from fsd_predictors.training.evaluation import Evaluation, StepQuality
 from fsd_predictors.training.importances import Importance
@@ -24,7 +25,7 @@ _FORECASTS = {
 def card(
     facts: Facts, manifest: Manifest, evaluation: Evaluation, importances: Mapping[str, Importance]
 ) -> dict[str, bytes]:
-    """Returns the card's files by name: Markdown and, where matplotlib is installed, a picture.
+    """Returns the card's files by name: Markdown and a picture.
 
     Args:
         manifest: manifest of the traces the predictor was trained on.
@@ -36,26 +37,22 @@ def card(
     ]  # fmt: skip
     text = _TEXT.format(
         kind=facts.kind, rule=facts.rule, divergences=", ".join(facts.divergences), falling=facts.falling,
-        picture=_DRAWN if can_draw() else _NOT_DRAWN, sheets="\n".join(map(_markdown, sheets)),
+        picture=PICTURE, sheets="\n".join(map(_markdown, sheets)),
     )  # fmt: skip
-    if not can_draw():
-        return {"card.md": text.encode()}
     curves = {_FORECASTS[forecast]: each for forecast, each in evaluation.curves.items()}
     return {"card.md": text.encode(), PICTURE: reliability(curves)}
 
 
-_DRAWN = f"""![Share accepted against forecast]({PICTURE})
-
-A curve along the dashed line means calibrated forecasts. Each point is a fifteenth of the rows. For S, the tokens
-drafted after a rejected one are taken from the target's text: traces along the target do not hold the draft's own
-continuation."""
-_NOT_DRAWN = "The reliability curves were not drawn: that needs matplotlib (`pip install 'fsd-calib[report]'`)."
 _TEXT = """# Predictor of acceptance: {kind}, for {rule} by {divergences}
 
 Forecasts, while a draft is being written, which of its tokens will be accepted, so that drafting can stop in time.
 The figures below are of problems that were used neither to fit nor to calibrate it.
 
-{picture}
+![Share accepted against forecast]({picture})
+
+A curve along the dashed line means calibrated forecasts. Each point is a fifteenth of the rows. For S, the tokens
+drafted after a rejected one are taken from the target's text: traces along the target do not hold the draft's own
+continuation.
 
 Forecasts that fall as T rises, of 10,000 random rows for each model: {falling}.
 
@@ -135,15 +132,8 @@ def _parameters(facts: Facts) -> Sheet:
 
 
 def _markdown(sheet: Sheet) -> str:
-    headings = sheet.headings or ("", "")
-    sides = [":--" if place < sheet.names or not sheet.headings else "--:" for place in range(len(headings))]
-    lines = [_line(row) for row in (headings, sides, *sheet.rows)]
     note = f"\n{sheet.note}\n" if sheet.note else ""
-    return f"## {sheet.title}\n\n" + "\n".join(lines) + f"\n{note}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"## {sheet.title}\n\n{table(sheet)}\n{note}"
 
 
 def _auc(value: float | None) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsd_collectors.report.panels import LIGHT, png
+import numpy as np
+
+from fsd_collectors.pages.charts import Chart, Spec, by_series, quantitative
+from fsd_collectors.pages.pictures import png
+from fsd_collectors.pages.themes import SERIES, SHAPES
 from fsd_predictors.features.features import Array
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_SIZE = (9.2, 3.5)  # inches
+_SIDE = 220  # pixels of a panel
 _LOWEST, _HIGHEST = 0.005, 0.9995  # ends of the logit scale; most forecasts are near 1
 _TICKS = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
@@ -27,45 +28,36 @@ class Curve:
 
 
 def reliability(panels: Mapping[str, Sequence[Curve]]) -> bytes:
-    """Returns a PNG with one panel for each heading; curves of the same label share a colour."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
+    """Returns a PNG with one panel for each heading; curves of the same label share a colour and a shape."""
     labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
-    shades = matplotlib.colormaps["viridis"]
-    low, high = LIGHT.lengths
-    colours = {label: shades(low + (high - low) * i / max(1, len(labels) - 1)) for i, label in enumerate(labels)}
-    with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=_SIZE, layout="constrained")
-        row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (heading, curves) in zip(row, panels.items(), strict=True):
-            _panel(axes, heading, curves, colours)
-        row[0].set_ylabel("share accepted")
-        handles, texts = row[0].get_legend_handles_labels()
-        figure.legend(handles, texts, loc="outside lower center", ncols=len(labels) + 1, frameon=False)
-        return png(figure)
+    looks = by_series("color", "label", labels, SERIES) | by_series("shape", "label", labels, SHAPES)
+    row = [_panel(heading, curves, looks) for heading, curves in panels.items()]
+    return png(Chart("reliability", "", {"hconcat": row, "spacing": 28}))
 
 
-def _panel(axes: Axes, heading: str, curves: Sequence[Curve], colours: Mapping[str, Any]) -> None:
-    axes.plot([_LOWEST, _HIGHEST], [_LOWEST, _HIGHEST], color=LIGHT.ink, lw=0.9, ls="--", label="as forecast")
-    for curve in curves:
-        axes.plot(
-            curve.forecast.clip(_LOWEST, _HIGHEST), curve.accepted.clip(_LOWEST, _HIGHEST), marker="o", ms=3.5,
-            color=colours[curve.label], label=curve.label,
-        )  # fmt: skip
-    for scale, limits in ((axes.set_xscale, axes.set_xlim), (axes.set_yscale, axes.set_ylim)):
-        scale("logit")
-        limits(_LOWEST, _HIGHEST)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(_TICKS, [f"{tick:.3g}" for tick in _TICKS])
-        axis.set_ticks([], minor=True)
-    axes.set_title(heading, loc="left", fontweight="bold")
-    axes.set_xlabel("forecast")
+def _panel(heading: str, curves: Sequence[Curve], looks: Spec) -> Spec:
+    values: list[dict[str, Any]] = [
+        {"label": curve.label, "forecast": _logit(f), "accepted": _logit(a)}
+        for curve in curves for f, a in zip(curve.forecast, curve.accepted, strict=True)
+    ]  # fmt: skip
+    x, y = _axis("forecast", "forecast"), _axis("accepted", "share accepted")
+    ends = [{"forecast": _logit(end), "accepted": _logit(end)} for end in (_LOWEST, _HIGHEST)]
+    layers: list[Spec] = [
+        {"data": {"values": ends}, "mark": {"type": "line", "color": "@ink", "strokeDash": [5, 4], "strokeWidth": 1},
+         "encoding": {"x": x, "y": y}},
+        {"mark": {"type": "line", "strokeWidth": 1.3}, "encoding": {"x": x, "y": y, "color": looks["color"]}},
+        {"mark": {"type": "point", "filled": True, "size": 32}, "encoding": {"x": x, "y": y, **looks}},
+    ]  # fmt: skip
+    return {"title": heading, "width": _SIDE, "height": _SIDE, "data": {"values": values}, "layer": layers}
 
 
-_SETTINGS: dict[Any, Any] = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), LIGHT.ink),
-    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), LIGHT.faint),
-    "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
-    "grid.linewidth": 0.6, "font.size": 8.5, "axes.titlesize": 9.5, "lines.linewidth": 1.3,
-}  # fmt: skip
+def _axis(field: str, title: str) -> Spec:
+    """The encoding of a probability that is drawn on a logit scale."""
+    domain = [_logit(_LOWEST), _logit(_HIGHEST)]
+    axis = {"values": [_logit(tick) for tick in _TICKS], "labelExpr": "format(1 / (1 + exp(-datum.value)), '.3~g')"}
+    return quantitative(field, title, scale={"domain": domain, "nice": False}, axis=axis)
+
+
+def _logit(share: float) -> float:
+    clipped = float(np.clip(share, _LOWEST, _HIGHEST))
+    return float(np.log(clipped / (1 - clipped)))

@@ -12,8 +12,9 @@ from scipy.stats import beta
 from fsd_calib import calibrate
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.goal import Goal
-from fsd_calib.calibration.numerical_floor import Floor, judge
+from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.certification.floor import Floor
 from fsd_calib.progress import Silent
 from fsd_calib.report.plan import pilot_summary
 from fsd_decoding.config import DecodingConfig

@@ -1,0 +1,111 @@
+"""What a page is made of: sections, each with a title, a sentence that explains it, and blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fsd_collectors.pages.charts import Chart
+from fsd_collectors.pages.sheet import Sheet
+
+Tone = Literal["good", "bad", ""]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `style` is "note" for what is less important."""
+
+    text: str
+    style: Literal["", "note"] = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome: a word or two, one sentence, and the sentences of evidence for it."""
+
+    badge: str
+    lead: str
+    lines: tuple[str, ...] = ()
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """A token of a text.
+
+    Attributes:
+        source: Why it was emitted: a class of `page.css`.
+        hover: What hovering says of it.
+    """
+
+    text: str
+    source: str
+    hover: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a text, and whether the text beside it has something else there."""
+
+    text: str
+    differs: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A text beside another, in pieces; or token by token, where that is known."""
+
+    label: str
+    pieces: tuple[Piece, ...] = ()
+    tokens: tuple[ShownToken, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """Two texts from one prompt, side by side; on a phone one below the other."""
+
+    kind: str
+    summary: str
+    prompt: str
+    reference: str
+    sides: tuple[Answer, Answer]
+    tone: Tone = ""
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the looks of tokens mean: classes of `page.css` with words; hovering over a token tells more."""
+
+    entries: tuple[tuple[str, str], ...]
+
+
+Block = Chart | Sheet | Text | Verdict | TextPair | Legend
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page; `name` is its anchor."""
+
+    name: str
+    title: str
+    explanation: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        return tuple(block for block in self.blocks if isinstance(block, Chart))
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page."""
+
+    title: str
+    sections: tuple[Section, ...]
+    subtitle: str = ""
+    footer: str = field(default="Made by fsd-calib. This file is complete: it loads nothing from anywhere.")
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        return tuple(chart for section in self.sections for chart in section.charts)

@@ -1,0 +1,71 @@
+"""A page as HTML within a notebook's cell: without scripts, charts as pictures, on a light card whatever the theme."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+
+from fsd_collectors.pages.blocks import Block, Section, Text, Verdict
+from fsd_collectors.pages.charts import Chart
+from fsd_collectors.pages.pictures import svg
+from fsd_collectors.pages.sheet import Sheet
+from fsd_collectors.pages.themes import FONT, LIGHT
+from fsd_decoding.terminal import visible
+
+_CARD = (
+    f"background: {LIGHT.paper}; color: {LIGHT.ink}; font: 14px/1.5 {FONT}; padding: 1rem 1.2rem; "
+    f"border-radius: .4rem; border: 1px solid {LIGHT.faint}; max-width: 54rem; overflow-x: auto"
+)
+_CELL = f"padding: .2rem .8rem .2rem 0; border-bottom: 1px solid {LIGHT.faint}; white-space: pre; background: none"
+
+
+def fragment(title: str, sections: Sequence[Section]) -> str:
+    """Returns the sections; those blocks that need a whole page, such as texts side by side, are left out."""
+    parts = [f"<h3 style='margin: 0 0 .4rem; color: inherit'>{_text(title)}</h3>"]
+    for section in sections:
+        if section.title != title:
+            parts.append(f"<h4 style='margin: 1rem 0 .2rem; color: inherit'>{_text(section.title)}</h4>")
+        parts += [_block(block) for block in section.blocks]
+    return f'<div style="{_CARD}">{"".join(parts)}</div>'
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Verdict():
+            colour = {"good": LIGHT.good, "bad": LIGHT.bad}.get(block.tone, LIGHT.quiet)
+            return f"<p><strong style='color: {colour}'>{_text(block.badge)}.</strong> {_text(block.lead)}</p>"
+        case Text():
+            quiet = f" style='color: {LIGHT.quiet}'" if block.style else ""
+            return f"<p{quiet}>{_text(block.text)}</p>"
+        case Sheet():
+            return _table(block)
+        case Chart():
+            picture = base64.b64encode(svg(block)).decode()
+            source = f"data:image/svg+xml;base64,{picture}"
+            return f'<img alt="{_text(block.alt)}" src="{source}" style="max-width: 100%">'
+    return ""
+
+
+def _table(sheet: Sheet) -> str:
+    rows = [sheet.headings, *sheet.rows] if sheet.headings else list(sheet.rows)
+    lines = []
+    for number, row in enumerate(rows):
+        tag = "th" if sheet.headings and number == 0 else "td"
+        cells = (
+            f'<{tag} style="{_CELL}; text-align: {_side(sheet, place)}">{_text(cell)}</{tag}>'
+            for place, cell in enumerate(row)
+        )
+        lines.append(f"<tr style='background: none'>{''.join(cells)}</tr>")
+    note = f"<p style='color: {LIGHT.quiet}'>{_text(sheet.note)}</p>" if sheet.note else ""
+    heading = f"<p style='margin: .8rem 0 .2rem'><strong>{_text(sheet.title)}</strong></p>" if sheet.title else ""
+    style = "border-collapse: collapse; color: inherit; font-variant-numeric: tabular-nums"
+    return f'{heading}<table style="{style}">{"".join(lines)}</table>{note}'
+
+
+def _side(sheet: Sheet, place: int) -> str:
+    return "left" if place < sheet.names or not sheet.headings else "right"
+
+
+def _text(text: str) -> str:
+    return escape(visible(text))

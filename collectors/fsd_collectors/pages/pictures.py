@@ -1,0 +1,34 @@
+"""Charts as PNG and SVG, drawn by vl-convert without a browser, in the light theme unless told otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsd_collectors.pages.charts import Chart
+from fsd_collectors.pages.themes import LIGHT, Theme, coloured, literal_texts, settings
+
+WIDTH = 760  # pixels of a chart's plot, without its axes
+_SCALE = 2.0  # pixels of a PNG for each of the chart's
+_PADDING = 12
+
+
+def svg(chart: Chart, theme: Theme = LIGHT) -> bytes:
+    """Returns the chart as SVG."""
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(_whole(chart, theme)).encode()
+
+
+def png(chart: Chart, theme: Theme = LIGHT) -> bytes:
+    """Returns the chart as PNG."""
+    import vl_convert
+
+    return bytes(vl_convert.vegalite_to_png(_whole(chart, theme), scale=_SCALE))
+
+
+def _whole(chart: Chart, theme: Theme) -> dict[str, Any]:
+    """The specification with theme, paper and width."""
+    spec = coloured(literal_texts(chart.spec), theme)
+    config = settings(theme) | {"background": theme.paper, "padding": _PADDING}
+    width = {} if "hconcat" in spec else {"width": WIDTH}
+    return {**width, **spec, "config": config | spec.get("config", {})}

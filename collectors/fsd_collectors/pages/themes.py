@@ -1,0 +1,104 @@
+"""The light and the dark theme of pages and charts: colours by role, and the settings of charts that follow from them.
+
+Charts name their colours by role ("@first"), so that one specification serves both themes. Each colour of a mark stands
+out from its paper by a contrast of at least 3:1, and texts by 4.5:1; the first ones are of Okabe and Ito's palette,
+which colour-blind readers can tell apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fsd_decoding.terminal import visible
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+SERIES = ("@first", "@second", "@third", "@fourth", "@fifth", "@sixth", "@seventh")
+"""Colours of series, in the order in which to take them."""
+SHAPES = ("circle", "triangle-up", "diamond", "square", "triangle-down", "cross", "triangle-right")
+"""Shapes of the same series, so that colour is not all that tells them apart."""
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4])
+"""Dashes of the same series, where they are lines."""
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours by role.
+
+    Attributes:
+        ink, quiet, faint: Of texts, of explanations and labels, of lines that must not distract.
+        good, bad: Of outcomes that went well or badly.
+        fuzzy: Behind tokens that were accepted only because of their divergence.
+    """
+
+    paper: str
+    card: str
+    ink: str
+    quiet: str
+    faint: str
+    good: str
+    bad: str
+    fuzzy: str
+    first: str
+    second: str
+    third: str
+    fourth: str
+    fifth: str
+    sixth: str
+    seventh: str
+
+
+LIGHT = Theme(
+    paper="#ffffff", card="#f6f8fa", ink="#1f2328", quiet="#57606a", faint="#d9dde2", good="#1a7f37", bad="#b3261e",
+    fuzzy="#ffe3b8", first="#0072b2", second="#d55e00", third="#00795c", fourth="#a4478c", fifth="#6b5b00",
+    sixth="#4b4bb5", seventh="#5f6368",
+)  # fmt: skip
+DARK = Theme(
+    paper="#14171c", card="#1c2128", ink="#e4e7eb", quiet="#a9b2bd", faint="#3a4048", good="#57c878", bad="#ff8a80",
+    fuzzy="#5c4210", first="#56b4e9", second="#f0843c", third="#3cc8a0", fourth="#e08fcb", fifth="#e3d25b",
+    sixth="#a5a5ff", seventh="#b8bec6",
+)  # fmt: skip
+THEMES = {"light": LIGHT, "dark": DARK}
+
+
+def variables(theme: Theme) -> str:
+    """Returns the theme as variables of CSS."""
+    return "; ".join(f"--{role}: {colour}" for role, colour in asdict(theme).items())
+
+
+def settings(theme: Theme) -> dict[str, Any]:
+    """Returns Vega-Lite's `config` of a theme."""
+    axis = {
+        "labelColor": theme.quiet, "titleColor": theme.ink, "domainColor": theme.faint, "tickColor": theme.faint,
+        "gridColor": theme.faint, "gridOpacity": 0.7, "labelFontSize": 12, "titleFontSize": 12.5,
+        "titleFontWeight": "normal", "titlePadding": 8, "labelOverlap": True, "labelFlush": False, "tickCount": 6,
+    }  # fmt: skip
+    legend = {
+        "labelColor": theme.ink, "titleColor": theme.quiet, "labelFontSize": 12, "titleFontSize": 12,
+        "titleFontWeight": "normal", "orient": "top", "direction": "horizontal", "columns": 6, "labelLimit": 260,
+        "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1,
+        "symbolBaseFillColor": theme.ink, "symbolBaseStrokeColor": theme.ink, "columnPadding": 18, "offset": 12,
+    }  # fmt: skip
+    return {
+        "background": None, "font": FONT, "axis": axis, "legend": legend, "view": {"stroke": None},
+        "title": {"color": theme.ink, "fontSize": 13, "fontWeight": 600, "anchor": "start"},
+        "text": {"color": theme.ink, "fontSize": 12}, "header": {"labelColor": theme.ink, "titleColor": theme.ink},
+        "rule": {"color": theme.ink}, "line": {"strokeWidth": 2}, "point": {"size": 70, "filled": True},
+    }  # fmt: skip
+
+
+def coloured(spec: Any, theme: Theme) -> Any:
+    """Returns a specification with a theme's colours in the place of their roles."""
+    colours = asdict(theme)
+    return json.loads(re.sub(r'"@([a-z]+)"', lambda role: json.dumps(colours[role[1]]), json.dumps(spec)))
+
+
+def literal_texts(spec: Any) -> Any:
+    """Returns a specification whose texts show control characters as escapes, which data from elsewhere may hold."""
+    if isinstance(spec, str):
+        return visible(spec)
+    if isinstance(spec, dict):
+        return {name: literal_texts(value) for name, value in spec.items()}
+    return [literal_texts(value) for value in spec] if isinstance(spec, list | tuple) else spec

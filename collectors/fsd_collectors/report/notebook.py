@@ -1,0 +1,27 @@
+"""What notebooks show of traces."""
+
+from __future__ import annotations
+
+from fsd_collectors.pages.blocks import Block, Section, Text
+from fsd_collectors.pages.fragment import fragment
+from fsd_collectors.report.charts import separation, substitutions
+from fsd_collectors.report.summary import summarise
+from fsd_collectors.report.tables import sheets
+from fsd_collectors.store.reading import Traces
+
+_MOST = 2_000_000  # rows, which take some seconds to read
+
+
+def traces_html(traces: Traces) -> str:
+    """Returns the tables of `fsd-traces describe` and two charts; of very large traces only how to see them."""
+    manifest = traces.manifest
+    title = f"Traces of {manifest.task.name}, {manifest.way}"
+    rows = sum(shard.file("tokens").rows for shard in traces.shards)
+    if rows > _MOST:
+        large = Text(f"{rows:,} token rows, too many to show in passing: fsd-traces plot {traces.path} draws them.")
+        return fragment(title, [Section("large", title, "", (large,))])
+    summary = summarise(traces)
+    blocks: tuple[Block, ...] = sheets(manifest, summary)
+    if summary.counted and summary.divergences:
+        blocks = (separation(summary), substitutions(summary), *blocks)
+    return fragment(title, [Section("traces", title, "", blocks)])

@@ -1,0 +1,79 @@
+"""`fsd-report`: the page of a calibration, its charts as pictures, or a comparison of several calibrations.
+
+Heavy imports are inside functions, so that `--help` prints at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsd_calib.cli.console import leave, reply, say
+from fsd_calib.cli.options import VersionOption
+from fsd_decoding.errors import UsageError
+
+NAME = "fsd-report"
+_FORMATS = ("html", "png", "svg", "md")
+_EPILOG = """
+Examples: fsd-report fsd-profile/arithmetic · fsd-report fsd-profile/arithmetic --format png · fsd-report runs/a runs/b
+
+Exit codes: 0 written · 2 bad input · 130 interrupted
+"""
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=_EPILOG)
+def command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Folders of calibrations, or their profile.json.", show_default=False),
+    ],
+    format: Annotated[
+        str,
+        typer.Option(
+            help="html: one interactive page that needs no network. png, svg: a file for each chart. md: Markdown, "
+            "with its charts as SVG."
+        ),
+    ] = "html",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file, or with png and svg the folder, to write. By default report.html, report.md or pictures in "
+            "RUN; of several runs comparison.html, comparison.md or comparison here."
+        ),
+    ] = None,
+    version: VersionOption = False,
+) -> None:
+    """Writes the report of a calibration: verdict, accuracy against speed, the certificate, what the search tried,
+    where time went, and the problems whose texts differ. With several calibrations, compares them.
+
+    A calibration has written the page already, as report.html; this command writes it again, in another format, or
+    from a profile alone.
+    """
+    if format not in _FORMATS:
+        raise UsageError(f"--format is {format!r}; it must be one of {', '.join(_FORMATS)}")
+
+    from fsd_calib.report.comparison import comparison_page
+    from fsd_calib.report.output import PICTURES, write_as
+    from fsd_calib.report.page import run_page
+    from fsd_calib.report.run_folder import load_run
+    from fsd_decoding.profile.io import file_of
+
+    loaded = [load_run(path) for path in runs]
+    for path, run in zip(runs, loaded, strict=True):
+        if run.lacks:
+            say(NAME, f"warning: {path}: {run.lacks}, so trials, problems and times are not shown")
+    alone = len(loaded) == 1
+    page = run_page(loaded[0]) if alone else comparison_page(loaded)
+    folder, stem = (file_of(runs[0]).parent, "report") if alone else (Path(), "comparison")
+    picture_folder = PICTURES if alone else stem
+    default = folder / (f"{stem}.{format}" if format in ("html", "md") else picture_folder)
+    for written in write_as(format, page, out or default):  # type: ignore[arg-type]
+        reply(str(written))
+
+
+def main() -> None:
+    leave(app, NAME)

@@ -1,0 +1,1 @@
+"""The charts of a run, each with the data that it shows."""

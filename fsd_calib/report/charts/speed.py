@@ -1,0 +1,110 @@
+"""Chart: retention against speed, of every setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fsd_calib.formatting import interval, pace
+from fsd_calib.report.charts.marks import hover, hovering, intervals, kept, levels, retention_axis, ring, series
+from fsd_calib.report.rows import SD, TARGET, Row, series_of
+from fsd_calib.report.summary import sd_draft_length
+from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+_HEIGHT = 380
+
+
+def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row]) -> Chart:
+    """Returns the chart: settings that were timed with the clock's speed, the others with the forecast."""
+    timed = list(_timed(profile, found))
+    forecast = [row for row in found if row.source == "tuning" and row.threshold is not None and row.forecast]
+    values = [_value(row) for row in forecast] + timed
+    names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
+    shown = [*forecast, *(row for row in found if row.chosen or row.rule == "sd")]
+    most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
+    scale = {"domain": [0, 1.08 * most], "nice": False}  # with room for a label
+    x, y = quantitative("speed", f"{profile.speed.unit}, one stream", scale=scale), retention_axis(shown, profile)
+    looks = series(names, found)
+    spec = layered(values, [*levels(profile, left=True), *_layers(x, y, looks)], _HEIGHT)
+    return Chart("speed", _alt(profile, timed, forecast), spec)
+
+
+def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
+    colour = looks["color"]
+    return [
+        {
+            "transform": [{"filter": "datum.front"}],
+            "mark": {"type": "line", "color": "@quiet", "strokeDash": [6, 4], "strokeWidth": 1.5},
+            "encoding": {"x": x, "y": y, "order": {"field": "speed", "type": "quantitative"}},
+        },
+        intervals(x, y, colour, 0.4),
+        {
+            "transform": [{"filter": "isValid(datum.slow)"}],
+            "mark": {"type": "rule", "strokeWidth": 2},
+            "encoding": {"x": x | {"field": "slow"}, "x2": {"field": "fast"}, "y": y, "color": colour},
+        },
+        ring(x, y),
+        {
+            "transform": [{"filter": "!datum.timed"}],
+            "mark": {"type": "point", "filled": False, "strokeWidth": 2, "size": 75, "fill": "@paper"},
+            "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()},
+        },
+        {
+            "transform": [{"filter": "datum.timed"}],
+            "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
+            "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()},
+        },
+        {
+            "transform": [{"filter": "isValid(datum.label)"}],
+            "mark": {"type": "text", "align": "left", "baseline": "top", "dx": 11, "dy": 9, "fontWeight": 600},
+            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+        },
+    ]  # fmt: skip
+
+
+def _value(row: Row) -> dict[str, Any]:
+    return {**kept(row), **hover(row), "speed": row.forecast, "front": row.front, "timed": False, "chosen": False}
+
+
+def _timed(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """The target, `sd` and the chosen setting, by the clock where they were timed."""
+    speed = profile.speed
+    for which, label, row in main_settings(profile, found):
+        value = getattr(speed, which)
+        ends = None if speed.intervals is None else getattr(speed.intervals, which)
+        words = (
+            f"{pace(value)}{'' if ends is None else f' ({interval(ends)})'}, {'timed' if speed.timed else 'forecast'}"
+        )
+        between = {} if ends is None else {"slow": ends[0], "fast": ends[1]}
+        yield {
+            **kept(row), **hover(row, words), **between, "speed": value, "front": False, "timed": bool(speed.timed),
+            "label": label,
+        }  # fmt: skip
+
+
+def main_settings(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[tuple[str, str, Row]]:
+    """Yields field, label and row of the settings of the profile's speeds, each on the certification part where it was
+    decoded there."""
+
+    def one(rule: str, length: int | None = None) -> Row | None:
+        same = [row for row in found if row.rule == rule and length in (None, row.draft_length)]
+        return max(same, key=lambda row: (row.source == "certification", row.problems), default=None)
+
+    chosen = [row for row in found if row.chosen]
+    best = max(chosen, key=lambda row: row.source == "certification", default=None)
+    own = "chosen" if profile.threshold is not None else "estimate"
+    for which, label, row in (
+        ("target", "target", one("target")), ("sd", "sd", one("sd", sd_draft_length(profile))), ("chosen", own, best)
+    ):  # fmt: skip
+        if row is not None:
+            yield which, label, row
+
+
+def _alt(profile: ThresholdProfile, timed: Sequence[dict[str, Any]], forecast: Sequence[Row]) -> str:
+    main = (f"{value['label']}: retention {value['retention']}, {value['tokens/s']}" for value in timed)
+    return (
+        f"Points of retention against {profile.speed.unit}: {'; '.join(main)}; and {len(forecast)} settings of the "
+        f"search by their forecast speed, with a dashed line through those that no other beats. Series: "
+        f"{TARGET}, {SD}, and the fuzzy settings by divergence."
+    )

@@ -1,0 +1,115 @@
+"""The page that compares several runs: their main figures, a chart of retention against speed, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fsd_calib.formatting import NONE, bound, interval, pace, percent, threshold
+from fsd_calib.report.charts.marks import levels, retention_axis
+from fsd_calib.report.charts.speed import main_settings
+from fsd_calib.report.diff import shared_settings
+from fsd_calib.report.rows import own_threshold, rows
+from fsd_calib.report.run_folder import Run
+from fsd_collectors.pages.blocks import Block, Page, Section, Text
+from fsd_collectors.pages.charts import Chart, Spec, by_series, layered, quantitative
+from fsd_collectors.pages.sheet import Sheet
+from fsd_collectors.pages.themes import SERIES
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+
+def comparison_page(runs: Sequence[Run]) -> Page:
+    """Returns the page; runs of the same name are numbered."""
+    names = _distinct([run.name for run in runs])
+    sections = (_glance(names, runs), _speeds(names, runs), _differing(names, runs))
+    return Page(f"Comparison of {len(runs)} calibrations", sections, ", ".join(names))
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)
+    ]
+
+
+def _glance(names: Sequence[str], runs: Sequence[Run]) -> Section:
+    headings = ("run", "outcome", "T", "divergence", "L", "retention", "at least", "tokens\n/round", "tokens/s",
+                "times\nthe target", "times\nsd")  # fmt: skip
+    table = Sheet("", headings, tuple(map(_line, names, runs)), names=2, sortable=True)
+    doubts = [Text(doubt, "note") for doubt in _doubts(runs)]
+    return Section(
+        "glance", "At a glance",
+        "What each calibration chose, or would have chosen; retention and bound are of the certification part.",
+        (table, *doubts),
+    )  # fmt: skip
+
+
+def _line(name: str, run: Run) -> tuple[str, ...]:
+    p = run.profile
+    c, speed = p.certificate, p.speed
+    value = own_threshold(p)
+    ends = "forecast" if speed.intervals is None else interval(speed.intervals.chosen)
+    outcome = p.outcome if p.bound else f"{p.outcome}, but edited"
+    return (
+        name, outcome, threshold(value), p.divergence if value is not None else NONE, str(p.effective_draft_length),
+        percent(c.retention), bound(c.lower_bound), pace(p.tokens_per_round.chosen, 2), f"{pace(speed.chosen)}\n{ends}",
+        f"{speed.chosen / speed.target:.2f}×", f"{speed.chosen / speed.sd:.2f}×",
+    )  # fmt: skip
+
+
+def _doubts(runs: Sequence[Run]) -> list[str]:
+    """What makes a comparison of the runs unfair."""
+    first = runs[0].profile
+    same: dict[str, Callable[[ThresholdProfile], object]] = {
+        "tasks or problems": lambda p: (p.task, p.data.fingerprint), "targets": lambda p: p.target.fingerprint,
+        "devices": lambda p: (p.device, p.dtype, p.engine_name), "batch sizes of timing": lambda p: p.speed.batch,
+        "ways to know speed (timing, forecast)": lambda p: bool(p.speed.timed),
+    }  # fmt: skip
+    differ = [what for what, of in same.items() if any(of(run.profile) != of(first) for run in runs)]
+    return [f"The runs have different {', '.join(differ)}, so their figures are not of one thing."] if differ else []
+
+
+def _speeds(names: Sequence[str], runs: Sequence[Run]) -> Section:
+    values: list[dict[str, Any]] = []
+    shown = []
+    for name, run in zip(names, runs, strict=True):
+        for which, label, row in main_settings(run.profile, rows(run)):
+            shown.append(row)
+            speed = getattr(run.profile.speed, which)
+            values.append({
+                "run": name, "setting": row.name, "mark": label, "kept": 100 * row.retention, "speed": speed,
+                "retention": percent(row.retention), "tokens/s": pace(speed),
+                **({} if row.low is None or row.high is None else {"low": 100 * row.low, "high": 100 * row.high}),
+            })  # fmt: skip
+    most = max(value["speed"] for value in values)
+    x = quantitative("speed", "tokens/s, one stream", scale={"domain": [0, 1.08 * most], "nice": False})
+    y = retention_axis(shown, runs[0].profile)
+    colour = by_series("color", "run", names, SERIES)
+    marks = ("target", "sd", "chosen", "estimate")
+    shape = by_series("shape", "mark", [m for m in marks if any(v["mark"] == m for v in values)],
+                      ["square", "diamond", "circle", "triangle-up"])  # fmt: skip
+    tooltip = [{"field": field, "type": "nominal"} for field in ("run", "mark", "setting", "retention", "tokens/s")]
+    same_wish = len({(run.profile.certificate.wanted, run.profile.certificate.acc) for run in runs}) == 1
+    layers: list[Spec] = [
+        *(levels(runs[0].profile, left=True) if same_wish else ()),
+        {"transform": [{"filter": "isValid(datum.low)"}], "mark": {"type": "rule", "opacity": 0.5, "strokeWidth": 1.5},
+         "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, **colour}},
+        {"mark": {"type": "point", "filled": True, "size": 130, "opacity": 0.9},
+         "encoding": {"x": x, "y": y, **colour, **shape, "tooltip": tooltip}},
+    ]  # fmt: skip
+    alt = "; ".join(f"{v['run']}, {v['mark']}: {v['retention']} at {v['tokens/s']} tokens/s" for v in values)
+    return Section(
+        "speed", "Accuracy against speed",
+        "Each run in a colour of its own; the shape says whether a mark is the target alone, sd, or what was chosen.",
+        (Chart("speed", f"Retention against tokens/s: {alt}.", layered(values, layers)),),
+    )  # fmt: skip
+
+
+def _differing(names: Sequence[str], runs: Sequence[Run]) -> Section:
+    differing = shared_settings([run.profile for run in runs])
+    rows_shown = tuple((name, *cells) for name, cells in differing.items())
+    block: Block = Sheet("", ("", *names), rows_shown, names=len(names) + 1) if rows_shown else Text(
+        "Nothing differs in settings and models."
+    )  # fmt: skip
+    return Section(
+        "differing", "What differs", "Settings and models of which the profiles record different values.", (block,)
+    )

@@ -1,0 +1,40 @@
+"""What notebooks show of a profile and of a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsd_calib.formatting import duration
+from fsd_calib.report.page import run_page
+from fsd_calib.report.plan import device_time, outlook, pilot_summary, prospect_cells, prospect_headings, rounds_line
+from fsd_calib.report.run_folder import Run
+from fsd_collectors.pages.blocks import Section, Text
+from fsd_collectors.pages.fragment import fragment
+from fsd_collectors.pages.sheet import Sheet
+
+if TYPE_CHECKING:
+    from fsd_calib.calibration.plan import Plan
+    from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+_SHOWN = ("verdict", "speed", "threshold")  # sections of the page that need no record
+
+
+def profile_html(profile: ThresholdProfile) -> str:
+    """Returns verdict, figures and the charts of retention; `fsd-report` has the rest."""
+    page = run_page(Run("", profile))
+    return fragment(page.title, [section for section in page.sections if section.name in _SHOWN])
+
+
+def plan_html(plan: Plan) -> str:
+    """Returns what the problems can show and how long the calibration is expected to take."""
+    blocks: list[Text | Sheet] = [Text(pilot_summary(plan))]
+    if plan.claim.guarantee == "population":
+        cells = tuple(tuple(prospect_cells(prospect)) for prospect in plan.prospects)
+        blocks.append(Sheet("What can be shown", tuple(prospect_headings(plan)), cells))
+    blocks.append(Text(outlook(plan)))
+    if plan.steps:
+        steps = [(step.name, f"{step.decodings:,}", duration(step.seconds)) for step in plan.steps]
+        total = ("total", f"{sum(step.decodings for step in plan.steps):,}", duration(plan.seconds))
+        blocks.append(Sheet("Estimated time", ("step", "decodings", "time"), (*steps, total)))
+        blocks += [Text(device_time(plan), "note"), Text(rounds_line(plan), "note")]
+    return fragment("Plan of a calibration", [Section("plan", "Plan of a calibration", "", tuple(blocks))])

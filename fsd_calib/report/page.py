@@ -1,0 +1,140 @@
+"""The page of a run: its sections, in the order of questions that a reader has."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from fsd_calib.formatting import exact, pace
+from fsd_calib.report import rows as measured
+from fsd_calib.report.charts.acceptance import accepted_by_length, tokens_by_length
+from fsd_calib.report.charts.effort import decodings_by_step, seconds_by_step
+from fsd_calib.report.charts.retention import retention_by_share, retention_by_threshold
+from fsd_calib.report.charts.search import trials
+from fsd_calib.report.charts.speed import retention_and_speed
+from fsd_calib.report.differing import differing_section
+from fsd_calib.report.facts import provenance_section, rung_sheet, scale_sheet, settings_section
+from fsd_calib.report.opening import verdict_section
+from fsd_calib.report.rows import Row
+from fsd_calib.report.run_folder import Run
+from fsd_calib.report.timing import busy_note, timing_note
+from fsd_collectors.pages.blocks import Block, Page, Section, Text
+
+
+def run_page(run: Run) -> Page:
+    """Returns the page of a run; what its record would hold and it lacks is named."""
+    profile = run.profile
+    found = measured.rows(run)
+    sections = (
+        verdict_section(profile), _speed(run, found), _threshold(run, found), _search(run, found), _lengths(run, found),
+        _shares(run, found), _effort(run), settings_section(found, profile), differing_section(run),
+        provenance_section(run),
+    )  # fmt: skip
+    models = f"{_short(profile.target.id)} with draft {_short(profile.draft.id)}"
+    subtitle = f"{models} on {profile.device} in {profile.dtype}, {profile.created:%Y-%m-%d %H:%M %Z}"
+    return Page(f"Calibration of {profile.task}", tuple(filter(None, sections)), subtitle)
+
+
+def lacking(run: Run, what: str) -> Text:
+    """Returns the paragraph in the place of what needs the record of the run."""
+    return Text(f"{what} not shown: {run.lacks}.", "note")
+
+
+def _speed(run: Run, found: list[Row]) -> Section:
+    profile = run.profile
+    speed = profile.speed
+    marks = (
+        f"Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts. "
+        f"Lines through marks are {exact(profile.certificate.confidence)} intervals; the dashed line joins the "
+        "settings that no other beats in both. The axis of retention does not begin at 0. The draft alone is not a "
+        "point: calibrations do not decode or time it by itself."
+    )
+    if speed.timed and speed.forecast is not None:
+        marks += (
+            f" For the chosen setting the cost model forecasts {pace(speed.forecast.chosen)} {speed.unit}, and timing "
+            f"showed {pace(speed.chosen)}: judge hollow marks by each other."
+        )
+    timing = [Text(line[0].upper() + line[1:] + ".", "note") for line in (timing_note(speed), busy_note(speed)) if line]
+    return Section(
+        "speed", "Accuracy against speed",
+        "Further up keeps more of the target's accuracy, further right is faster.",
+        (retention_and_speed(profile, found), Text(marks, "note"), *timing),
+    )  # fmt: skip
+
+
+def _threshold(run: Run, found: list[Row]) -> Section | None:
+    chart = retention_by_threshold(run.profile, found)
+    if chart is None:
+        return None
+    marks = (
+        "Hollow marks are of the tuning part, on which T was chosen; filled ones of the certification part, where the "
+        "thick line reaches down to what the certificate shows."
+    )
+    return Section(
+        "threshold", "Retention against the threshold T",
+        "A larger T accepts more drafted tokens that the target would not have written itself.",
+        (chart, Text(marks, "note")),
+    )  # fmt: skip
+
+
+def _search(run: Run, found: list[Row]) -> Section:
+    blocks: list[Block] = []
+    if run.record is None:
+        blocks.append(lacking(run, "The trials of the search and the frozen settings are"))
+    else:
+        chart = trials(run.profile, run.record, found)
+        marks = "Filled marks: the search expects them to meet the goal; hollow ones: it does not."
+        blocks += [chart, Text(marks, "note")] if chart else [Text("Nothing was searched.", "note")]
+        blocks.append(rung_sheet(run.profile, run.record))
+    return Section(
+        "search", "What each trial and each rung showed",
+        "The search tries settings on the tuning part; some are then frozen as rungs, the likeliest to pass first, and "
+        "tested on problems that it never saw, until one fails.",
+        tuple(blocks),
+    )  # fmt: skip
+
+
+def _lengths(run: Run, found: list[Row]) -> Section:
+    accepted = accepted_by_length(found, run.record)
+    second = accepted or lacking(run, "The share of drafted tokens that were accepted is")
+    marks = Text(
+        "Marks were decoded on the tuning part; the grey line replays the chosen T at the other lengths, and the "
+        "dotted one is the most that there can be, L + 1.", "note",
+    )  # fmt: skip
+    return Section(
+        "lengths", "Draft length L",
+        "A longer draft can make more tokens per round, but the later a token is drafted the more rarely it counts.",
+        (tokens_by_length(found, run.record), second, marks),
+    )  # fmt: skip
+
+
+def _shares(run: Run, found: list[Row]) -> Section:
+    if run.record is None:
+        blocks: tuple[Block, ...] = (lacking(run, "What T means in shares of tokens is"),)
+    else:
+        chart = retention_by_share(run.profile, run.record, found)
+        blocks = (*((chart,) if chart else ()), scale_sheet(run.record))
+    return Section(
+        "shares", "Divergences on one scale",
+        "Thresholds of different divergences have no common unit, but the share of drafted tokens that they accept "
+        "has: at the same share, the higher mark lost less accuracy.",
+        blocks,
+    )  # fmt: skip
+
+
+def _effort(run: Run) -> Section:
+    if run.record is None:
+        blocks: tuple[Block, ...] = (lacking(run, "Where the time went is"),)
+    else:
+        counted = any(step.work is not None for step in run.record.steps)
+        blocks = (seconds_by_step(run.record.steps), *((decodings_by_step(run.record.steps),) if counted else ()))
+    return Section(
+        "effort", "Where time and decodings went",
+        "Each decoding is kept in a cache with the interval of T in which its text stays the same, so that most of a "
+        "search is not decoded anew.",
+        blocks,
+    )  # fmt: skip
+
+
+def _short(model: str) -> str:
+    """A hub id as it is, of a path the last two parts."""
+    return "/".join(PurePath(model).parts[-2:]) if PurePath(model).is_absolute() else model

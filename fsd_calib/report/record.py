@@ -1,0 +1,226 @@
+"""The record of a run: what a profile does not hold and pages show, saved beside it as run.json.
+
+It may be deleted: pages then say what is missing. It holds texts of problems, so it is as confidential as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fsd_decoding.profile.costs import Work
+from fsd_decoding.profile.curve import Source
+from fsd_decoding.profile.parts import Amount, Confidence, Count, Counts, Natural, Part, Positive, Ratio, Share
+from fsd_decoding.profile.policy import PolicyInfo
+
+VERSION: Final = 1
+FILE_NAME: Final = "run.json"
+
+
+class Setting(Part):
+    """A configuration of the decoder."""
+
+    rule: str
+    """Its acceptance rule."""
+    divergence: str
+    """The divergence that its threshold is compared with."""
+    draft_length: Natural
+    """Number of tokens drafted in a round."""
+    threshold: Amount | None
+    """Its T. null: the rule has none."""
+    policy: PolicyInfo | None = None
+    """Scales T from round to round. null: T is constant."""
+    draft: str | None = None
+    """The id of its draft model, where several were searched."""
+
+
+class Measured(Setting):
+    """A setting with what was counted of it on one part."""
+
+    source: Source
+    """The part."""
+    counts: Counts
+    """Of (problem, seed) pairs, beside the target's own outcomes."""
+    interval: tuple[Amount, Amount] | None
+    """Approximate two-sided interval of its retention. null: the target solved nothing."""
+    problems: Natural
+    """Number of problems."""
+    tokens: Count
+    """Emitted, in all texts."""
+    rounds: Natural
+    """That they took."""
+    drafted: Count
+    """Drafted tokens."""
+    accepted: Count
+    """Accepted drafted tokens."""
+    forecast: Amount
+    """Tokens/s of one stream by the cost model."""
+
+
+class Trial(Setting):
+    """A trial of the search, in the order in which they finished."""
+
+    share: Share
+    """Share of the tokens drafted along the target's text that its T accepts."""
+    problems: Natural
+    """Number of tuning problems after which the trial was settled."""
+    retention: Ratio
+    """On those problems."""
+    speed: Amount
+    """Tokens/s of one stream by the cost model, from the rounds on those problems."""
+    feasible: bool
+    """Whether the search expects it to meet the goal."""
+
+
+class Rung(Setting):
+    """A frozen configuration, in the order of the test."""
+
+    counts: Counts | None
+    """On the certification part. null: it was not tested."""
+    lower_bound: Ratio | None
+    """Of its retention. null: it was not tested."""
+    accuracy_bound: Share | None
+    """Lower bound of its accuracy. null: it was not tested."""
+    p_value: Share | None
+    """Of the hypothesis that it does not keep what was requested. null: it was not tested, or nothing was requested."""
+
+
+class Step(Part):
+    """A step of the calibration."""
+
+    name: str
+    """Its name."""
+    seconds: Amount
+    """By the clock, in the process that wrote the record: what an earlier one did is not in it."""
+    work: Work | None = None
+    """What was decoded and reused in it. null: not counted."""
+
+
+class Scale(Part):
+    """What thresholds of a divergence mean on the tuning part, along the target's text."""
+
+    divergence: str
+    """The divergence."""
+    policy: PolicyInfo | None = None
+    """Scales T. null: T is constant."""
+    draft: str | None = None
+    """The id of the draft model, where several were searched."""
+    shares: tuple[Share, ...]
+    """Shares of drafted tokens accepted by D <= T alone."""
+    thresholds: tuple[Amount, ...]
+    """T at which each share is accepted."""
+
+
+class Replayed(Part):
+    """What a draft length gives at one T, counted by replay of the target's text."""
+
+    rule: str
+    """The acceptance rule: `sd`, or the chosen setting's."""
+    draft_length: Natural
+    """Number of tokens drafted in a round."""
+    tokens_per_round: Positive
+    """Tokens per round."""
+    accepted: Share
+    """Share of the drafted tokens that were accepted."""
+
+
+class Token(Part):
+    """A token of a text."""
+
+    text: str
+    """Its part of the text."""
+    source: Literal["exact", "fuzzy", "fallback", "bonus", "target"]
+    """Which decision emitted it, see `fsd_decoding.observers.token_sources.TokenSource`."""
+    says: str
+    """Its source, divergence, T and the token that it displaced, in a line."""
+
+
+class Answer(Part):
+    """A text, and whether it was right."""
+
+    text: str
+    """The text, cut where it is very long."""
+    correct: bool
+    """Whether it was right."""
+    tokens: Count
+    """Number of its tokens."""
+
+
+class Differing(Part):
+    """A problem whose text differs between the target and the chosen setting."""
+
+    problem: Count
+    """Its id."""
+    question: str
+    """The question, cut where it is very long."""
+    prompt: str
+    """The prompt that asked it, likewise."""
+    reference: str
+    """The reference answer."""
+    target: Answer
+    """The target's own text."""
+    chosen: Answer
+    """The chosen setting's text."""
+    sources: tuple[Token, ...] = ()
+    """The tokens of the chosen setting's text. Empty: it was not decoded once more to tell them."""
+
+
+class Differences(Part):
+    """Problems whose texts differ, with the first seed."""
+
+    source: Source
+    """The part that was compared."""
+    problems: Count
+    """Number of problems that were compared."""
+    texts: Count
+    """Number of texts that differ."""
+    shown: tuple[Differing, ...]
+    """Some of them: those whose outcome differs first."""
+    untold: str | None = None
+    """Why no text has its tokens. null: some have, or none differ."""
+
+
+class GoalInfo(Part):
+    """What was requested, by the names of `Goal`."""
+
+    min_acc: Amount | None
+    min_speed: Amount | None
+    pareto: bool
+    acc: Literal["retention", "absolute"]
+    confidence: Confidence
+    guarantee: Literal["population", "dataset", "none"]
+    test: Literal["score", "betting"]
+    serve_batch: Natural
+
+
+class RunRecord(Part):
+    """The record of a run."""
+
+    version: Literal[1] = VERSION
+    """Version of this schema."""
+    profile: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """The digest of the profile that the run wrote."""
+    goal: GoalInfo
+    """What was requested."""
+    measured: tuple[Measured, ...]
+    """Every setting on every part that it was decoded on."""
+    trials: tuple[Trial, ...]
+    """Those of the search."""
+    rungs: tuple[Rung, ...]
+    """The frozen configurations."""
+    steps: tuple[Step, ...]
+    """In their order."""
+    scales: tuple[Scale, ...]
+    """By divergence, policy and draft."""
+    replayed: tuple[Replayed, ...]
+    """At the chosen T, by draft length."""
+    differences: Differences
+    """What the chosen setting changed."""
+
+    @model_validator(mode="after")
+    def _scales_have_a_threshold_for_each_share(self) -> Self:
+        for scale in self.scales:
+            if len(scale.shares) != len(scale.thresholds):
+                raise ValueError(f"scale of {scale.divergence}: {len(scale.shares)} shares, {len(scale.thresholds)} T")
+        return self

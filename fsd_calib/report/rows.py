@@ -1,0 +1,143 @@
+"""The measured settings of a run as rows, from its record or, where there is none, from the profile's curve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from fsd_calib.report.record import Measured, Setting
+from fsd_calib.report.run_folder import Run
+from fsd_decoding.profile.curve import CurvePoint, Source
+from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
+
+TARGET, SD, COUPLED = "target alone", "sd (lossless)", "coupled (lossless)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting on one part.
+
+    Attributes:
+        series: What it belongs to in charts: the target, `sd`, or a divergence.
+        low, high: Ends of the interval of its retention; None: not known.
+        lower_bound: Of its retention, by the certificate; None: it was not tested.
+        accepted: Share of drafted tokens; None: not known, or nothing was drafted.
+        forecast: Tokens/s of one stream; None: not known.
+        chosen: Whether it is the profile's setting, or its estimate.
+        front: Whether no other row of its part beats it in retention and forecast.
+    """
+
+    series: str
+    rule: str
+    divergence: str
+    draft_length: int
+    threshold: float | None
+    policy: PolicyInfo | None
+    draft: str | None
+    source: Source
+    problems: int
+    accuracy: float
+    retention: float
+    low: float | None
+    high: float | None
+    lower_bound: float | None
+    tokens_per_round: float
+    accepted: float | None
+    forecast: float | None
+    chosen: bool
+    front: bool = False
+
+    @property
+    def name(self) -> str:
+        """The setting in words."""
+        return setting_name(self)
+
+
+def setting_name(setting: Setting | Row | CurvePoint) -> str:
+    """Returns a setting in words, such as "fsd-coupled, js ≤ 0.31, L = 5"."""
+    if setting.rule == "target":
+        return TARGET
+    bound = "" if setting.threshold is None else f", {setting.divergence} ≤ {setting.threshold:.4g}"
+    by = "" if setting.policy is None else f" by {setting.policy}"
+    drafting = "" if setting.draft is None else f", {PurePath(setting.draft).name}"
+    return f"{setting.rule}{bound}{by}, L = {setting.draft_length}{drafting}"
+
+
+def rows(run: Run) -> list[Row]:
+    """Returns the rows of both parts; those on the front of the tuning part are marked."""
+    profile, record = run.profile, run.record
+    found = list(_of_curve(profile) if record is None else _of_record(profile, record.measured))
+    return _with_front(found)
+
+
+def own_threshold(profile: ThresholdProfile) -> float | None:
+    """Returns the profile's T, else that of its estimate; None: it has neither."""
+    return profile.estimate.threshold if profile.estimate is not None else profile.threshold
+
+
+def series_of(found: Sequence[Row]) -> list[str]:
+    """Returns the series of rows in the order of legends: the target, `sd`, then the divergences."""
+    names = dict.fromkeys(row.series for row in found)
+    fixed = [name for name in (TARGET, SD, COUPLED) if name in names]
+    return fixed + sorted(name for name in names if name not in fixed)
+
+
+def _of_record(profile: ThresholdProfile, measured: tuple[Measured, ...]) -> Iterator[Row]:
+    bounds = {(p.source, *_key(profile, p)): p.lower_bound for p in profile.curve}
+    for m in measured:
+        c = m.counts
+        solved, right = c.both_right + c.gained, c.both_right + c.lost
+        low, high = m.interval or (None, None)
+        yield Row(
+            _series(m), m.rule, m.divergence, m.draft_length, m.threshold, m.policy, m.draft, m.source, m.problems,
+            solved / c.total, solved / right if right else 0.0, low, high, bounds.get((m.source, *_key(profile, m))),
+            m.tokens / m.rounds, m.accepted / m.drafted if m.drafted else None, m.forecast, _is_chosen(profile, m),
+        )  # fmt: skip
+
+
+def _of_curve(profile: ThresholdProfile) -> Iterator[Row]:
+    for p in profile.curve:
+        yield Row(
+            _series(p), p.rule, p.divergence, p.draft_length, p.threshold, p.policy, p.draft, p.source, p.problems,
+            p.accuracy, p.retention, None, None, p.lower_bound, p.tokens_per_round, None, p.forecast,
+            _is_chosen(profile, p),
+        )  # fmt: skip
+
+
+def _series(setting: Setting | CurvePoint) -> str:
+    if setting.rule == "target":
+        return TARGET
+    if setting.threshold is None:
+        return SD if setting.rule == "sd" else f"{setting.rule} (lossless)"
+    by = "" if setting.policy is None else f" by {setting.policy.name}"
+    return f"{setting.divergence}{by}"
+
+
+def _key(profile: ThresholdProfile, setting: Setting | CurvePoint) -> tuple[object, ...]:
+    """The setting with the draft's id in full, which the record and the curve leave out differently."""
+    policy, draft = setting.policy and setting.policy.identity, setting.draft or profile.draft.id
+    return setting.rule, setting.divergence, setting.draft_length, setting.threshold, policy, draft
+
+
+def _is_chosen(profile: ThresholdProfile, setting: Setting | CurvePoint) -> bool:
+    estimate, threshold = profile.estimate, own_threshold(profile)
+    policy = profile.policy and profile.policy.identity
+    draft = (estimate and estimate.draft) or profile.draft.id
+    chosen = (profile.rule, profile.divergence, profile.draft_length, threshold, policy, draft)
+    return threshold is not None and _key(profile, setting) == chosen
+
+
+def _with_front(found: list[Row]) -> list[Row]:
+    best, front = 0.0, set[int]()
+    whole = max((row.problems for row in found if row.source == "tuning"), default=0)
+    lossy = [
+        (i, row) for i, row in enumerate(found)
+        if row.source == "tuning" and row.threshold is not None and 2 * row.problems >= whole
+    ]  # fmt: skip
+    for i, row in sorted(lossy, key=lambda each: (-each[1].retention, -(each[1].forecast or 0.0))):
+        if (row.forecast or 0.0) > best:
+            best = row.forecast or 0.0
+            front.add(i)
+    return [replace(row, front=i in front) for i, row in enumerate(found)]
