@@ -89,6 +89,7 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
     meter.begin("certification")
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
+    outlook.best = decided(decision.outcome, decision.chosen)
     meter.begin("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
@@ -100,6 +101,7 @@ def _certify_fixed(
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
     meter.begin("certification")
     decision = _decide(ready, objective, [fixed], baseline)
+    meter.outlook.best = decided(decision.outcome, decision.chosen)
     meter.begin("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
