@@ -125,7 +125,7 @@ def check(words: list[str], snippet: Snippet) -> None:
     """Fails where a command could not be meant so, whatever it needs."""
     if "|" in words:  # the command that reads what the others say
         words = words[len(words) - words[::-1].index("|") :]
-    name, rest = Path(words[0]).name, [word for word in words[1:] if word != "…"]
+    name, rest = Path(words[0]).name, words[1:]
     if name in _PROJECT["scripts"]:
         _check_options(name, rest)
     elif name == "sh":
