@@ -11,7 +11,7 @@ from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
 from fsd_calib.calibration.prepare import Prepared
-from fsd_calib.calibration.stages import best_so_far, stages_of
+from fsd_calib.calibration.stages import best_so_far, decided, stages_of
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
