@@ -22,7 +22,11 @@ class Progress(Protocol):
     """
 
     def step(self, title: str, total: int) -> AbstractContextManager[Advance]:
-        """Returns a context for a step, which yields a function that adds to the work done."""
+        """Returns a context for a step, which yields a function that adds to the work done.
+
+        Args:
+            total: the whole work; 0: nobody knows it, and nothing is added.
+        """
         ...
 
     def note(self, line: str) -> None:

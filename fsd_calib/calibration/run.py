@@ -11,7 +11,7 @@ from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
 from fsd_calib.calibration.prepare import Prepared
-from fsd_calib.calibration.stages import best_so_far, stages_of
+from fsd_calib.calibration.stages import best_so_far, decided, stages_of
 from fsd_calib.calibration.study_name import study_name
 from fsd_calib.calibration.timing import Timed
 from fsd_calib.certification.certificate import Evidence
@@ -89,6 +89,7 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
     meter.begin("certification")
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
+    outlook.best = decided(decision.outcome, decision.chosen)
     meter.begin("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
@@ -100,6 +101,7 @@ def _certify_fixed(
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
     meter.begin("certification")
     decision = _decide(ready, objective, [fixed], baseline)
+    meter.outlook.best = decided(decision.outcome, decision.chosen)
     meter.begin("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,12 +17,23 @@ from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_file import DecodingSection, GoalSection, RunFile, RunSection
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL, ModelOptions
 from fsd_decoding.profile.io import write_atomically
 
 NAME = "run.yaml"
 _PATHS = ("data", "out", "cache", "state")
 _HEADER = "# What fsd-calibrate was asked for; fsd-calibrate --config with this file repeats it (docs/commands.md).\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists in one line."""
+
+    def represent_list(self, data: Any) -> yaml.SequenceNode:
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+
+_Dumper.add_representer(list, _Dumper.represent_list)
 
 
 class _UnnamedError(Exception):
@@ -49,7 +61,7 @@ def save_run(calibration: Asked, certify: Path | None = None, engines: Sequence[
     """Saves what was asked for in the output folder, where there is one.
 
     What holds loaded models, a `Task` or other objects cannot be named in a file: nothing is saved then, and what
-    another calibration saved there is removed.
+    another calibration saved there is removed. A file that cannot be written is a warning.
 
     Args:
         certify: the profile that holds the setting to certify; None: one was searched.
@@ -63,8 +75,11 @@ def save_run(calibration: Asked, certify: Path | None = None, engines: Sequence[
     except _UnnamedError:
         (folder / NAME).unlink(missing_ok=True)
         return
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
-    write_atomically(folder / NAME, _HEADER + _note(calibration.config) + text, "run file")
+    text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    try:
+        write_atomically(folder / NAME, _HEADER + _note(calibration.config) + text, "run file")
+    except UsageError as error:  # what took hours is done, and its profile is saved
+        warnings.warn(str(error), stacklevel=2)
 
 
 def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -> dict[str, Any]:
@@ -85,7 +100,8 @@ def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -
 def _decoding(decoding: DecodingConfig) -> dict[str, Any]:
     given = _known(decoding, DecodingSection)
     sampling = decoding.sampling
-    given["sampling"] = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    given["sampling"] = {name: value for name, value in drawn.items() if value is not None}
     for name in ("rule", "divergence", "draft_length", "threshold_policy"):
         if name in given:
             given[name] = _one_or_several(given[name])

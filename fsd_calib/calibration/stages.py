@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fsd_calib.calibration.plan import Plan
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.formatting import percent
 from fsd_calib.outlook import Stage
 from fsd_calib.search.history import FinishedTrial
+from fsd_decoding.profile.content import Outcome
 
 _GRAPHS, _SEARCH, _TIMING = "graphs", "search", "timing"
 
@@ -42,3 +44,8 @@ def best_so_far(trials: Sequence[FinishedTrial], lossless: float, front: bool) -
     best = max(feasible, key=lambda trial: trial.value)
     faster = best.tokens_per_second / lossless
     return f"best: retention {percent(best.retention)}, about {faster:.2f}x lossless, {best.configuration}"
+
+
+def decided(outcome: Outcome, chosen: Configuration | None) -> str:
+    """Returns what the test decided, before the clock may change it: a choice may turn out to be too slow."""
+    return f"{outcome}, before timing{'' if chosen is None else f': {chosen}'}"

@@ -35,7 +35,7 @@ def attempt_level(confidence: float, number: int) -> float:
 
     So all attempts on one problem together keep the promised confidence. Unlike in Tian and Ramdas's online fallback
     procedure (2021), an attempt that passes does not hand its level on to a later one: that procedure is valid for
-    hypotheses fixed beforehand, not where a user chooses the next goal by the last result (docs/calibration.md has the
+    hypotheses fixed beforehand, not where a user chooses the next goal by the last result (docs/benchmarks.md has the
     figures).
     """
     return (1 - confidence) * 6 / (math.pi**2 * number**2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, quiet_libraries, reply, say
+from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, say
 from fsd_calib.cli.goal_options import GOAL, GoalOptions
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models
@@ -82,18 +82,20 @@ def command(
         None if config is None else _read(config),
     )  # fmt: skip
     task_kind(asked.task)  # raises UsageError if it is unknown
-    if files.show_prompt:
-        reply(asked.first_prompt)
-        return
-    asked.check()
-    check_writable(asked.folder, _EARLIER)
-    asked.check_settings()
-    quiet_libraries()
-    calibration = asked.calibration(progress)
+    if not files.show_prompt:
+        asked.check()
+        check_writable(asked.folder, _EARLIER)
+    load_libraries(progress)
 
     from fsd_calib.calibration.saved_run import save_run
     from fsd_calib.cli import in_turn
+    from fsd_calib.cli.asked_calibration import calibration_of, first_prompt
 
+    if files.show_prompt:
+        prompt = first_prompt(asked)
+        reply_json(NAME, {"prompt": prompt}) if output.as_json else reply(prompt)
+        return
+    calibration = calibration_of(asked, progress)
     with interruptible(lambda: _kept(calibration.config)):
         if goals.plan:
             plans = in_turn.planned(calibration, asked.engines, silent=output.as_json)

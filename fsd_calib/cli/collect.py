@@ -5,17 +5,17 @@ Heavy imports are inside functions, so that `--help` prints at once.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fsd_calib.cli.choices import DIVERGENCES, RULES
-from fsd_calib.cli.completion import one_of, tasks
-from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, quiet_libraries, reply
-from fsd_calib.cli.groups import OptionGroup, grouped
+from fsd_calib.cli.completion import tasks
+from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
+from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models
+from fsd_calib.cli.on_policy_options import PolicyOptions
 from fsd_calib.cli.options import DATA, DECODING, PairOptions, ProcessOptions, given_or_default, options_given
 from fsd_calib.cli.output_options import OutputOptions, reply_json
 from fsd_calib.cli.task_options import TASK_NAMES, DrawingOptions, ProblemOptions, folder_name, named_task
@@ -33,39 +33,8 @@ Examples: fsd-collect --task arithmetic --out traces · fsd-collect --task arith
 
 Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
 """
-_POLICY = "On-policy only"
 
 app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class PolicyOptions(OptionGroup):
-    """The rule that texts are decoded with, in place of the target's own."""
-
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Collect on-policy, with this acceptance rule: {', '.join(RULES[:-1])} or {RULES[-1]}. By default, "
-            "traces are collected along the target.",
-            rich_help_panel=_POLICY,
-            autocompletion=one_of(RULES),
-        ),
-    ] = None
-    threshold: Annotated[
-        float | None,
-        typer.Option(help="The rule's threshold. inf with --rule fsd accepts every token.", rich_help_panel=_POLICY),
-    ] = None
-    divergence: Annotated[
-        str | None,
-        typer.Option(
-            help="The divergence that the threshold bounds. By default js; all divergences are recorded either way.",
-            rich_help_panel=_POLICY,
-            autocompletion=one_of(DIVERGENCES),
-        ),
-    ] = None
-    draft_length: Annotated[
-        int | None, typer.Option(help="Tokens drafted per round. By default 5.", rich_help_panel=_POLICY)
-    ] = None
 
 
 @app.command(epilog=_EPILOG)
@@ -118,6 +87,7 @@ def command(
     width = _width(hidden)
     folder = out if out is not None else Path("fsd-traces") / folder_name(task)
     check_writable(folder, ())
+    load_libraries(progress)
 
     from fsd_calib.calibration.memory import capacity_of, plan_memory
     from fsd_calib.calibration.run_config import RunConfig
@@ -130,7 +100,6 @@ def command(
     from fsd_decoding.workers.model_workers import open_workers
     from fsd_decoding.workers.sources import Sources
 
-    quiet_libraries()
     device, dtype, on_policy = models.device, models.dtype, asdict(policies)
     if device is not None:
         check_device(device)

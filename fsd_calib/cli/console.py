@@ -11,10 +11,11 @@ import os
 import signal
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -22,6 +23,9 @@ from fsd_calib.cli.failures import explanation
 from fsd_decoding.errors import UsageError
 from fsd_decoding.interrupts import noticed
 from fsd_decoding.terminal import discard, leave_closed_pipe, visible
+
+if TYPE_CHECKING:
+    from fsd_calib.progress import Progress
 
 FOUND, BAD_INPUT, NOT_MET, INTERRUPTED = 0, 2, 3, 130
 
@@ -60,11 +64,29 @@ def quiet_libraries() -> None:
         set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
+def load_libraries(progress: Progress) -> None:
+    """Imports what takes seconds, so that these seconds are shown; see `quiet_libraries`."""
+    with progress.step("loading libraries", 0):
+        import torch
+        import transformers  # noqa: F401
+
+        torch.empty(0)
+        quiet_libraries()
+
+
 def say(name: str, message: str) -> None:
     """Prints the message as one line on stderr, whatever line breaks and control characters it has."""
     if sys.stderr is not None:  # None: it is closed, and print would take stdout
         with contextlib.suppress(OSError):  # stderr is on a full disk: the exit code remains
-            print(f"{name}: {visible(' '.join(message.split()))}", file=sys.stderr)
+            print(_fitting(f"{name}: {visible(' '.join(message.split()))}"), file=sys.stderr)
+
+
+def _fitting(line: str) -> str:
+    """Returns the line, on a terminal with breaks between words in place of the terminal's own within them."""
+    if not sys.stderr.isatty():
+        return line
+    width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def reply(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fsd_calib.cli.console import leave, quiet_libraries, reply, say
+from fsd_calib.cli.console import leave, load_libraries, reply, say
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, MaxNewTokensOption, RawOption
@@ -76,13 +76,13 @@ def command(
     stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr. On a
     terminal, control characters in a text are shown as escapes; a file or a pipe gets the texts exactly.
     """
-    output.begin()
+    progress = output.begin()
     wanted = gathered(prompts or [], file)
+    load_libraries(progress)
 
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-    quiet_libraries()
     followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     # The rule too, as an uncertified profile would run a lossless one.
     given: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
@@ -92,9 +92,10 @@ def command(
     )  # fmt: skip
     form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
     started = time.perf_counter()
-    results = decoder.generate(
-        [form.prompt(prompt) for prompt in wanted], max_new_tokens or form.max_new_tokens, stop=form.stop
-    )
+    asked, most = [form.prompt(prompt) for prompt in wanted], max_new_tokens or form.max_new_tokens
+    # Within another step, so that logs have no line for each of its ends: most runs take seconds.
+    with progress.step("generating", 0), progress.step("decoding", len(asked)) as advance:
+        results = decoder.generate(asked, most, stop=form.stop, on_finish=lambda place, result: advance(1))
     seconds = time.perf_counter() - started
     if output.as_json:
         reply_json(NAME, {"seconds": seconds, "texts": list(map(_for_programs, wanted, results))})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import one_of, tasks
-from fsd_calib.cli.console import leave, quiet_libraries, reply
+from fsd_calib.cli.console import leave, load_libraries, reply
 from fsd_calib.cli.groups import OptionGroup, grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import (
@@ -140,16 +139,16 @@ def command(
     (NO_COLOR, a pipe) marks stand around them. Control characters in a text are shown as escapes. Models, task and
     settings are those of the bundled pair or of a profile; what is given as an option goes first.
     """
-    output.begin()
+    progress = output.begin()
     thresholds = setting.threshold or []
     _check_shown(thresholds, html, table, output.as_json)
     _check_sources(profile, target, draft, task, raw)
     kind = None if task is None else task_kind(task)
+    load_libraries(progress)
 
     from fsd_calib.inspection.inspected import inspect_text
     from fsd_calib.inspection.terminal import print_texts
 
-    quiet_libraries()
     followed = _followed(profile, allow_edited)
     keywords = asdict(setting) | {
         "threshold": thresholds[0] if thresholds else None, "device": device, "dtype": dtype,
@@ -173,13 +172,8 @@ def main() -> None:
 
 
 def _for_programs(text: InspectedText) -> dict[str, Any]:
-    tokens = [asdict(token) | {"divergence": _finite(token.divergence)} for token in text.tokens]
+    tokens = list(map(asdict, text.tokens))
     return {"title": text.title, "setting": text.setting, "text": text.text, "rounds": text.rounds, "tokens": tokens}
-
-
-def _finite(divergence: float | None) -> float | None:
-    """None for an infinite one too, which JSON cannot hold."""
-    return divergence if divergence is not None and math.isfinite(divergence) else None
 
 
 def _check_shown(thresholds: Sequence[float], html: Path | None, table: bool, as_json: bool) -> None:

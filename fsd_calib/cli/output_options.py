@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -75,14 +77,24 @@ def reply_json(command: str, result: Any) -> None:
 
     Args:
         command: its name.
-        result: lists, dicts, strings and numbers; other values, such as paths, become strings.
+        result: lists, dicts, strings and numbers. Numbers that JSON cannot hold become null, and other values, such as
+            paths, strings.
     """
     import json
 
     from fsd_calib import __version__
 
-    envelope = {"json_version": JSON_VERSION, "command": command, "version": __version__, "result": result}
-    reply(json.dumps(envelope, indent=2, ensure_ascii=False, default=str))
+    envelope = {"json_version": JSON_VERSION, "command": command, "version": __version__, "result": _finite(result)}
+    reply(json.dumps(envelope, indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The same, with None for what is infinite or no number."""
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _log(level: str) -> None:

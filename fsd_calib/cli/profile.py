@@ -105,7 +105,8 @@ def diff(first: _A, second: _B) -> None:
     if not differing:
         reply("no difference")
         return
-    LiteralConsole().print(difference_table(differing, (str(first), str(second))))
+    console = LiteralConsole()
+    console.print(difference_table(differing, (str(first), str(second)), console.width))
     raise typer.Exit(DIFFERENT)
 
 

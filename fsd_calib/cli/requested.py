@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import Loading
 
 if TYPE_CHECKING:
-    from fsd_calib.calibration.api import Calibration
     from fsd_calib.calibration.run_file import RunFile
-    from fsd_calib.progress import Progress
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
@@ -113,13 +111,13 @@ class Requested:
     @property
     def engines(self) -> tuple[str, ...]:
         """What decodes; several certify one setting in turn."""
-        return tuple(self._run("engine"))
+        return tuple(self.of_run("engine"))
 
     @property
     def folder(self) -> Path:
         """Where the profile is written."""
-        if self._run("out") is not None:
-            return Path(self._run("out"))
+        if self.of_run("out") is not None:
+            return Path(self.of_run("out"))
         # One engine's profile does not replace another's, nor a certified setting a searched one.
         of_engine = "-vllm" if self.engines == ("vllm",) else ""  # of several each has a folder of its own in it
         return Path("fsd-profile") / (folder_name(self.task) + of_engine + "-certified" * (self.certify is not None))
@@ -132,61 +130,35 @@ class Requested:
             self.given, None if section is None else SamplingOptions(section.temperature, section.top_k, section.top_p)
         )
 
-    @property
-    def first_prompt(self) -> str:
-        """The prompt of the first problem. Reads the tokenizer, and no weights."""
-        from fsd_calib.tasks.registry import load_task
-        from fsd_decoding.loading import load_tokenizer
+    def of_run(self, name: str) -> Any:
+        """Returns a field of `RunConfig`."""
+        return self._first(name, name, "run")
 
-        tokenizer = load_tokenizer(self.target_and_drafts[0], self.loaded.target)
-        data = self._run("data")
-        problems = load_task(self.task, self.seed, self._run("limit"), data and Path(data), tokenizer).problems
-        return problems[0].prompt
+    def of_decoding(self, name: str) -> Any:
+        """Returns a field of `DecodingConfig`."""
+        return self._first(name, "predictor" if name == "stop_policy" else name, "decoding")
+
+    @property
+    def timing(self) -> Any:
+        """Where speeds are timed. UsageError: two options contradict each other."""
+        return self.goals.way(self.given, self._of_file("run").get("timing"))
+
+    @property
+    def trials(self) -> dict[str, int]:
+        """The field of `RunConfig` that no option sets, if the file does."""
+        of_file = self._of_file("run")
+        return {"trials": of_file["trials"]} if "trials" in of_file else {}
 
     def check(self) -> None:
         """Raises UsageError where a number is below 1, or options contradict each other."""
         self.goal  # noqa: B018
         self.sampling  # noqa: B018
-        self.goals.way(self.given, None)
+        self.timing  # noqa: B018
         check_at_least_one({
             "--limit": self.problems.limit, "--batch-size": self.runs.batch_size, "--seeds": self.runs.seeds,
             "--workers": self.processes.workers,
         })  # fmt: skip
         self._options  # noqa: B018
-
-    def check_settings(self) -> None:
-        """Raises UsageError where a setting cannot be used here, before models are read. Imports torch."""
-        from fsd_decoding.divergence import check_name
-        from fsd_decoding.loading import as_dtype, check_device
-
-        for name in self._decoding("divergence") or ():
-            check_name(name)
-        as_dtype(self._run("dtype"))
-        if self._run("device") is not None:
-            check_device(self._run("device"))
-
-    def calibration(self, progress: Progress) -> Calibration:
-        """Returns the calibration. Imports torch."""
-        from fsd_calib.calibration.api import Calibration
-        from fsd_calib.calibration.recertify import decoding_of
-        from fsd_calib.calibration.run_config import RunConfig
-        from fsd_decoding.config import DecodingConfig
-        from fsd_decoding.sampling import Sampling
-
-        found, names = self.certified, ("rule", "divergence", "draft_length", "threshold_policy", "stop_policy")
-        decoding = replace(decoding_of(found), seed=self.seed) if found is not None else DecodingConfig(
-            **{name: self._decoding(name) for name in names}, sampling=Sampling(*self.sampling), seed=self.seed
-        )  # fmt: skip
-        of_run = {name: self._run(name) for name in _RUN}
-        if "trials" in self._of_file("run"):  # which no option sets
-            of_run["trials"] = self._of_file("run")["trials"]
-        config = RunConfig(
-            **of_run, model_kwargs=self.loaded.target, draft_model_kwargs=self.loaded.draft,
-            timing=self.goals.way(self.given, self._of_file("run").get("timing")), out=self.folder, progress=progress,
-            engine="vllm" if "vllm" in self.engines else self.engines[0],  # type: ignore[arg-type]
-        )  # fmt: skip
-        target, drafts = self.target_and_drafts
-        return Calibration(self.task, target, drafts, self.goal, decoding, config, fixed=found)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -199,26 +171,12 @@ class Requested:
             "ray": self.processes.ray, "device": models.device, "dtype": models.dtype,
         }  # fmt: skip
 
-    def _run(self, name: str) -> Any:
-        """A field of `RunConfig`."""
-        return self._first(name, name, "run")
-
-    def _decoding(self, name: str) -> Any:
-        """A field of `DecodingConfig`."""
-        return self._first(name, "predictor" if name == "stop_policy" else name, "decoding")
-
     def _first(self, name: str, option: str, section: str) -> Any:
         of_file = self._of_file(section)
         return self._options[option] if option in self.given or name not in of_file else of_file[name]
 
     def _of_file(self, section: str) -> dict[str, Any]:
         return {} if self.file is None else dict(getattr(self.file, section).given)
-
-
-_RUN = (
-    "batch_size", "device", "dtype", "limit", "data", "seeds", "compile", "cache", "state", "workers", "ray", "storage",
-    "engine_args",
-)  # fmt: skip
 
 
 def policies_named(present: Sequence[str] | None, former: Sequence[str] | None) -> list[str]:

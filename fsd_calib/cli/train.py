@@ -12,7 +12,7 @@ import typer
 
 from fsd_calib.cli.choices import DIVERGENCES, RULES_WITH_T
 from fsd_calib.cli.completion import one_of, several_of
-from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, reply
+from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.options import DATA, LimitOption, several
 from fsd_calib.cli.output_options import OutputOptions, reply_json
@@ -91,6 +91,7 @@ def command(
 
     loaded = load_traces(traces)
     check_writable(out, ())
+    load_libraries(progress)
 
     from fsd_decoding.loading import load_tokenizer
     from fsd_predictors.training.api import train

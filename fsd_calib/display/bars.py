@@ -30,6 +30,10 @@ class _Step:
     started: float = field(default_factory=time.monotonic)
 
     @property
+    def state(self) -> str:
+        return f"{self.title}: {self.done} of {self.total}" if self.total else self.title
+
+    @property
     def left_in_words(self) -> str:
         if self.total < _COUNTABLE or not self.done:
             return ""
@@ -88,8 +92,8 @@ class Bars:
         elif steps:
             first, *steps = steps
             gone = clock(time.monotonic() - first.started)
-            rows.append(_bar(first.title, first.done, first.total, gone, first.left_in_words))
-        rows += [_line(f"{one.title}: {one.done} of {one.total}", "dim") for one in steps[-1:]]
+            rows.append(_bar(first.title, first.done, first.total or None, gone, first.left_in_words))
+        rows += [_line(one.state, "dim") for one in steps[-1:]]
         return Group(*rows)
 
     @contextmanager

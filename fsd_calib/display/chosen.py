@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from fsd_calib.progress import Progress, Silent
 
+_WITHOUT_CURSOR = ("dumb", "unknown")  # terminals on which nothing can be drawn over
+
 
 def stderr_progress(quiet: bool = False) -> Progress:
-    """Returns bars where stderr is a terminal, else lines; nothing at all where `quiet`."""
+    """Returns bars where stderr is a terminal that can draw them, else lines; nothing at all where `quiet`."""
     if quiet:
         return Silent()
-    if sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in _WITHOUT_CURSOR:
         from fsd_calib.display.bars import Bars
 
         return Bars()

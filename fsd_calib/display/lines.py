@@ -43,7 +43,7 @@ class Lines:
     @contextmanager
     def step(self, title: str, total: int) -> Iterator[Advance]:
         self._announce()
-        milestone = self._outlook is None and self._depth == 0
+        milestone = self._outlook is None and self._depth == 0 and total > 0
         if milestone:
             self._say(f"{title}: 0 of {total}")
         started, done = time.monotonic(), 0

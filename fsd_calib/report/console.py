@@ -29,7 +29,7 @@ def print_report(profile: ThresholdProfile, path: Path | None = None, console: C
         path: of the saved profile; its usage is printed last, and where its page is. None: neither is printed.
     """
     console = console or LiteralConsole()
-    front = front_table(profile) if profile.outcome in _WITH_FRONT else None
+    front = front_table(profile, console.width) if profile.outcome in _WITH_FRONT else None
     effort = literal(effort_line(profile)) if profile.effort else None
     _print(console, _caution(profile), profile_table(profile), literal(notes(profile), "dim"),
            literal(verdict(profile)), front, effort)  # fmt: skip
@@ -52,7 +52,8 @@ def _caution(profile: ThresholdProfile) -> RenderableType | None:
 
 def print_details(profile: ThresholdProfile, console: Console | None = None) -> None:
     """Prints the rest of the profile: curve, settings, models, certificate, costs and effort."""
-    _print(console or LiteralConsole(), *curve_tables(profile), *sheets(profile))
+    console = console or LiteralConsole()
+    _print(console, *curve_tables(profile, console.width), *sheets(profile))
 
 
 def usage(profile: ThresholdProfile, path: Path) -> str:

@@ -9,16 +9,22 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.formatting import bound, pace, percent, threshold
-from fsd_collectors.report.terminal import TITLE, literal
+from fsd_collectors.report.terminal import TITLE, breakable, literal
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.selection import corrected
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
+_BESIDE = 62  # characters of the columns beside the first
 
-def curve_tables(profile: ThresholdProfile) -> list[Table]:
-    """Returns a table of all points for each part of the problems."""
+
+def curve_tables(profile: ThresholdProfile, width: int) -> list[Table]:
+    """Returns a table of all points for each part of the problems, at most `width` characters wide."""
     parts = [[p for p in profile.curve if p.source == source] for source in ("tuning", "certification")]
-    return [_table(f"the curve on the {points[0].source} part{_bounds(points)}", points) for points in parts if points]
+    return [
+        _table(f"the curve on the {points[0].source} part{_bounds(points)}", points, width)
+        for points in parts
+        if points
+    ]
 
 
 def _bounds(points: Sequence[CurvePoint]) -> str:
@@ -26,16 +32,20 @@ def _bounds(points: Sequence[CurvePoint]) -> str:
     return ", individual bounds" if individual else ""
 
 
-def front_table(profile: ThresholdProfile) -> Table | None:
+def front_table(profile: ThresholdProfile, width: int) -> Table | None:
     """Returns the points to choose among: those with simultaneous bounds, else the nondominated measured ones.
+
+    At most `width` characters wide.
 
     None: there are neither.
     """
     bounded = [p for p in profile.curve if p.simultaneous]
     if bounded:
-        return _table("the front, simultaneous bounds", sorted(bounded, key=lambda p: p.retention, reverse=True))
+        best_first = sorted(bounded, key=lambda p: p.retention, reverse=True)
+        return _table("the front, simultaneous bounds", best_first, width)
     measured = nondominated(corrected(profile.curve))
-    return _table("measured points that no other beats in retention and speed", measured) if measured else None
+    title = "measured points that no other beats in retention and speed"
+    return _table(title, measured, width) if measured else None
 
 
 def nondominated(points: Sequence[CurvePoint]) -> list[CurvePoint]:
@@ -54,18 +64,18 @@ def _speed(point: CurvePoint) -> float:
     return point.forecast or 0.0
 
 
-def _table(title: str, points: Iterable[CurvePoint]) -> Table:
+def _table(title: str, points: Iterable[CurvePoint], width: int) -> Table:
     table = Table(title=literal(title, TITLE), box=box.SIMPLE_HEAD, title_justify="left", padding=0)
     table.add_column("rule")
     headings = ("L", "T", "accuracy", "retention", "≥", "tokens\n/round", "forecast\ntokens/s", "problems")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for point in points:
-        table.add_row(*map(literal, _cells(point)))
+        table.add_row(*map(literal, _cells(point, width - _BESIDE)))
     return table
 
 
-def _arm(p: CurvePoint) -> Iterator[str]:
+def _arm(p: CurvePoint, width: int) -> Iterator[str]:
     """Rule, divergence, policy and draft: what distinguishes a row from others with the same L."""
     yield p.rule
     if p.threshold is not None:
@@ -73,12 +83,12 @@ def _arm(p: CurvePoint) -> Iterator[str]:
     if p.policy is not None:
         yield str(p.policy)
     if p.draft is not None:
-        yield f"with {PurePath(p.draft).name}"
+        yield f"with {breakable(PurePath(p.draft).name, width)}"
 
 
-def _cells(p: CurvePoint) -> tuple[str, ...]:
+def _cells(p: CurvePoint, width: int) -> tuple[str, ...]:
     return (
-        " ".join(_arm(p)), str(p.draft_length), threshold(p.threshold),
+        " ".join(_arm(p, width)), str(p.draft_length), threshold(p.threshold),
         percent(p.accuracy), percent(p.retention), bound(p.lower_bound), pace(p.tokens_per_round, 2),
         pace(p.forecast), f"{p.problems:,}",
     )  # fmt: skip

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from fsd_calib.formatting import NONE
-from fsd_collectors.report.terminal import literal
+from fsd_collectors.report.terminal import breakable, literal
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -57,17 +57,23 @@ def shared_settings(profiles: Sequence[ThresholdProfile]) -> dict[str, tuple[str
     return {name: tuple(map(_brief, each)) for name, each in values.items() if any(v != each[0] for v in each)}
 
 
-def difference_table(differing: list[ProfileDifference], names: tuple[str, str]) -> Table:
-    """Returns a table with a column for each profile. `names`: what the profiles are called there."""
+def difference_table(differing: list[ProfileDifference], names: tuple[str, str], width: int) -> Table:
+    """Returns a table with a column for each profile, at most `width` characters wide.
+
+    Args:
+        names: what the profiles are called there.
+    """
+    each = width // 3 - 2
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("", *names):
-        table.add_column(literal(heading), overflow="fold")
+        table.add_column(literal(breakable(heading, each)), overflow="fold")
     section = None
     for difference in differing:
         if difference.section != section:
             table.add_row(literal(difference.section, "bold"))
         section = difference.section
-        table.add_row(*map(literal, (f"  {difference.name}", difference.first, difference.second)))
+        name = breakable(f"  {difference.name}", each).replace("\n", "\n  ")
+        table.add_row(*map(literal, (name, difference.first, difference.second)))
     return table
 
 

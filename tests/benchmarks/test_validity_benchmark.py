@@ -103,7 +103,7 @@ def same_parts(one: Any, other: Any) -> None:
 
 
 def test_what_is_committed_is_above_its_level_only_where_the_docs_say() -> None:
-    """The largest figures, as docs/calibration.md states them."""
+    """The largest figures, as docs/benchmarks.md states them."""
     found = json.loads(RESULTS.read_text())
     assert len(found["one_seed"]["rows"]) > 1500
     assert found["one_seed"]["largest_over_level"] == [pytest.approx(x, abs=0.0006) for x in (1.063, 0.991, 0.988)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -21,7 +22,7 @@ import typer
 from fsd_calib.calibration.policy_families import CONSTANT, FAMILIES
 from fsd_calib.cli import choices
 from fsd_calib.cli.console import run
-from fsd_calib.cli.output_options import LEVELS, OutputOptions
+from fsd_calib.cli.output_options import LEVELS, OutputOptions, reply_json
 from fsd_calib.cli.prompts import gathered
 from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.divergence import DIVERGENCES
@@ -159,6 +160,12 @@ def test_a_malformed_file_of_prompts_is_one_line(
     generate = module("generate")
     assert run(generate.app, generate.NAME, ["--profile", "x", "--file", str(tmp_path / "p.jsonl")]) == 2
     assert complaint in error_line(capsys)
+
+
+def test_what_json_cannot_hold_becomes_null_or_text(capsys: pytest.CaptureFixture[str]) -> None:
+    reply_json("fsd-x", {"bounds": (0.5, math.inf), "folder": Path("a"), "named": {"é": math.nan}})
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert told["result"] == {"bounds": [0.5, None], "folder": "a", "named": {"é": None}}
 
 
 def test_a_result_for_programs_is_all_there_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

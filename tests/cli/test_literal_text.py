@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,21 @@ def test_a_result_is_exact_in_a_pipe_and_visible_on_a_terminal() -> None:
     shown = os.read(ours, 1000).decode()
     os.close(ours)
     assert shown.replace("\r\n", "\n").expandtabs() == "a\\x1b[31m\tb\nc\\r\n".expandtabs()
+
+
+def test_a_message_is_one_line_in_a_log_and_breaks_between_words_on_a_terminal() -> None:
+    words = " ".join(f"word{number:03}" for number in range(30))
+    command = [sys.executable, "-c", f"from fsd_calib.cli.console import say; say('fsd-x', {words!r})"]
+    piped = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, timeout=60, check=True).stderr
+    assert piped == f"fsd-x: {words}\n"
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    subprocess.run(command, env=environment(), stderr=theirs, timeout=60, check=True)
+    os.close(theirs)
+    lines = os.read(ours, 1000).decode().splitlines()
+    os.close(ours)
+    assert " ".join(lines) == piped.strip()
+    assert 60 < max(map(len, lines)) <= 80
 
 
 def test_texts_reach_a_terminal_by_these_ways_only() -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from support.paths import DOCS, ROOT
+from support.paths import DOCS, PAGES, ROOT, page_name
 from support.sources import import_graph, modules, package_folders
 
 ARCHITECTURE = DOCS / "architecture.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> None:
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()}
     ours = {*package_folders(), *(path.name for path in ROOT.iterdir())} - ignored
@@ -25,7 +24,7 @@ def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> No
     assert [path for path in named if not any((folder / path).exists() for folder in _roots())] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_module_that_a_page_names_exists(page: Path) -> None:
     dotted = [word for word in _code_words(page) if re.fullmatch(r"fsd_\w+(\.\w+)+", word)]
     assert [name for name in dotted if not _is_defined(name)] == []

@@ -1,35 +1,20 @@
-"""What the documentation shows runs as it stands, and its links lead somewhere."""
+"""What the documentation says of columns, commands and the public API is so, and its links lead somewhere."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import fsd_calib
+from command_pages import FOLDER, pages
+from fsd_calib import adaptive
 from fsd_collectors.schema import COMPLETIONS, ROUNDS, Column, token_columns
-from support.paths import DOCS, ROOT
-
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-
-
-RUNNABLE = sorted(page.name for page in DOCS.glob("*.md") if "```python" in page.read_text("utf-8"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in RUNNABLE if page != "vllm.md"])  # that one runs in tests/vllm
-def test_every_block_runs_after_the_one_before(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)  # pages write where a reader stands
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert blocks
-    names: dict[str, object] = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"{page}, block {number}", "exec"), names)
-    assert capsys.readouterr().out.strip()
+from support.paths import DOCS, PAGES, ROOT, page_name, public_names
 
 
 @pytest.mark.parametrize("columns", [token_columns([]), COMPLETIONS, ROUNDS], ids=["tokens", "completions", "rounds"])
@@ -39,7 +24,7 @@ def test_the_page_on_traces_says_what_a_column_holds(columns: Sequence[Column]) 
     assert [row for row in rows if row not in page] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     broken = []
     for link in _links(page):
@@ -60,7 +45,7 @@ def test_the_readme_links_wherever_it_is_shown() -> None:
 def _links(page: Path) -> list[str]:
     """Links into the repository, relative to the page's folder or to a heading of it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    files = re.compile(re.escape(project["urls"]["Repository"]) + r"/(?:blob|tree)/main/")
+    files = re.compile(re.escape(project["urls"]["Repository"]) + r"/(?:blob|raw|tree)/main/")
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
     return [files.sub("", link) for link in links if files.match(link) or not link.startswith("http")]
 
@@ -69,3 +54,25 @@ def _anchors(page: Path) -> set[str]:
     """Of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_on_commands_are_those_of_their_help() -> None:
+    written = {page.name: page.read_text(encoding="utf-8") for page in FOLDER.glob("*.md")}
+    assert written == pages(), "run: python tools/command_pages.py"
+
+
+def test_the_page_on_the_public_api_has_every_public_name() -> None:
+    """In its table, and with its docstring below."""
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    public = {f"fsd_calib.{name}" for name in fsd_calib.__all__} - {"fsd_calib.adaptive"}
+    listed = public_names()
+    assert public | {f"fsd_calib.adaptive.{name}" for name in adaptive.__all__} <= set(listed)
+    shown = re.findall(r"^::: ([\w.]+)$", page, flags=re.MULTILINE)
+    assert shown == [name.replace("fsd_calib.adaptive", "fsd_decoding.adaptive") for name in listed]
+    for name in listed:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(import_module(module), attribute)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120

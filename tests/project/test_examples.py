@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import sys
+from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from conformance.threshold_policies import EveryScalePolicy
 from support.paths import EXAMPLES
 
 EXAMPLE = EXAMPLES / "own_policy.py"
+NOTEBOOK = EXAMPLES / "calibrate_and_use.ipynb"
 SHOWN = runpy.run_path(str(EXAMPLE))
 
 
@@ -24,3 +30,17 @@ def test_the_own_policy_is_measured_beside_a_constant(capsys: pytest.CaptureFixt
     assert constant.startswith("T = 0.1: ")
     assert own.startswith("Unsure: ")
     assert all("tokens a round" in line and "of 4 right" in line for line in (constant, own))
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_calibration_to_texts(tmp_path: Path) -> None:
+    ran = nbformat.read(NOTEBOOK, as_version=4)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    NotebookClient(ran, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute(env=environment)
+    shown = "".join(output.get("text", "") for cell in ran.cells for output in cell.get("outputs", []))
+    assert "of 16 right" in shown
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []

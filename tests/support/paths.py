@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -9,6 +10,19 @@ BENCHMARKS = ROOT / "benchmarks"
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 FILES = Path(__file__).with_name("files")  # written by earlier versions
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 BENCHMARK_FILES = ROOT.parent / "shared" / "data"  # the real ones; not on every machine
 GSM8K = BENCHMARK_FILES / "gsm8k"
 HUMANEVAL = BENCHMARK_FILES / "humaneval" / "HumanEval.jsonl.gz"
+
+
+def page_name(page: Path) -> str:
+    """Names a page in the ids of tests."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def public_names() -> list[str]:
+    """What the page on the public API lists, by full names."""
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\| `([\w.]+)` \|", page, flags=re.MULTILINE)
+    return [re.sub(r"^adaptive\.", "fsd_calib.adaptive.", name) for name in names]

@@ -104,6 +104,6 @@ def test_what_the_page_on_vllm_shows_runs(
         exec(compile(block, "vllm.md", "exec"), _SHOWN)
     texts = capfd.readouterr().out
     assert texts.count("#### 19") == 4
-    (curl,) = re.findall(r"```sh\n(curl .*?)```", page, flags=re.DOTALL)
+    (curl,) = re.findall(r"```sh\n# needs a server\n(curl .*?)```", page, flags=re.DOTALL)
     ran = subprocess.run(["sh", "-c", curl.replace("TARGET", TARGET)], capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout)["usage"]["completion_tokens"] > 0

@@ -24,7 +24,7 @@ _TIMED = {"created", "speed", "effort", "digest"}  # what differs from run to ru
 _LOGS = ("-wal", "-journal")
 _ROUNDING = 1e-4  # of D, by what else is in a batch: at most 1.2e-4 sqrt(D) for js (fsd_calib/engines/cache_key.py)
 _ALONE = ("--device", "cpu", "--workers", "1")  # a kill hits the process that decodes
-PROBLEMS, COLLECTED = 80, 200
+PROBLEMS, COLLECTED = 80, 160
 
 
 class Job(Protocol):

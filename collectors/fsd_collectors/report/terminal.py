@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -32,6 +33,19 @@ class LiteralConsole(Console):
 
     def on_broken_pipe(self) -> NoReturn:
         leave_closed_pipe(self.file)
+
+
+def breakable(name: str, width: int) -> str:
+    """Returns a name, such as a path, with line breaks after `/`, `.`, `-` and `_`, where it is longer than `width`.
+
+    Tables otherwise cut it or break it anywhere.
+    """
+    lines = [""]
+    for piece in re.split(r"(?<=[/._-])(?=.)", name):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def literal(text: str, style: str = "") -> Text:

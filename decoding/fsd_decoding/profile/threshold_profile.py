@@ -1,6 +1,6 @@
 """The threshold profile: what a calibration measured, chose and certified, as one JSON file.
 
-`docs/calibration.md` describes how the numbers are measured and the bounds computed.
+`docs/calibration.md` describes how the numbers are measured, `docs/certificate.md` what the bounds claim.
 """
 
 from __future__ import annotations

@@ -66,12 +66,12 @@ def by_threshold(facts: Facts) -> Sheet:
     """Returns the table of the forecasts' quality by divergence and threshold."""
     return Sheet(
         "Quality by T",
-        ("forecast", "D", "T", "rows", "accepted", "AUC", "of q(x)", "of entropy", "calibration error"),
+        ("forecast", "D", "T", "rows", "accepted", "AUC", "of q(x)", "of entropy", "error"),
         tuple(_quality(each) for each in facts.reached),
         "AUC: share of pairs of an accepted and a rejected row that the forecast ranks correctly; beside it the AUC of "
         "q(x) and of q's entropy on the same rows (for S, of their product and sum), in the direction, high or low, "
-        "that is better. Calibration error: mean distance between forecast and share accepted, in 15 bins of equally "
-        "many rows. T below 0 is lossless.",
+        "that is better. Error: calibration error, the mean distance between forecast and share accepted, in 15 bins "
+        "of equally many rows. T below 0 is lossless.",
         names=2,
     )
 

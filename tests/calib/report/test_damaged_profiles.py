@@ -40,7 +40,7 @@ def fault(content: dict[str, Any], file: Path, whole: ThresholdProfile) -> str:
         loaded = ThresholdProfile.load(file, allow_edited=True)
         print_report(loaded, console=console)
         print_details(loaded, console=console)
-        console.print(difference_table(differences(whole, loaded), ("a", "b")))
+        console.print(difference_table(differences(whole, loaded), ("a", "b"), console.width))
         page = run_page(Run("x", loaded, lacks="y"))
         json.dumps([plain(chart.spec) for chart in page.charts], allow_nan=False)
         shown = markdown(page, lambda chart: chart.name)

@@ -1,0 +1,64 @@
+"""The calibration that `fsd-calibrate` is asked for, as the objects that Python takes. Importing this imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.recertify import decoding_of
+from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.cli.requested import Requested
+from fsd_calib.progress import Progress
+from fsd_calib.tasks.registry import load_task
+from fsd_decoding.config import DecodingConfig
+from fsd_decoding.divergence import check_name
+from fsd_decoding.loading import as_dtype, check_device, load_tokenizer
+from fsd_decoding.sampling import Sampling
+
+_DECODING = ("rule", "divergence", "draft_length", "threshold_policy", "stop_policy")
+_RUN = (
+    "batch_size", "device", "dtype", "limit", "data", "seeds", "compile", "cache", "state", "workers", "ray", "storage",
+    "engine_args",
+)  # fmt: skip
+
+
+def calibration_of(asked: Requested, progress: Progress) -> Calibration:
+    """Returns the calibration.
+
+    Raises:
+        UsageError: a setting is unknown or cannot be used here, or settings contradict each other.
+    """
+    for name in asked.of_decoding("divergence") or ():
+        check_name(name)
+    as_dtype(asked.of_run("dtype"))
+    if asked.of_run("device") is not None:
+        check_device(asked.of_run("device"))
+    target, drafts = asked.target_and_drafts
+    return Calibration(
+        asked.task, target, drafts, asked.goal, _decoding(asked), _run(asked, progress), fixed=asked.certified
+    )
+
+
+def first_prompt(asked: Requested) -> str:
+    """Returns the prompt of the first problem. Reads the tokenizer, and no weights."""
+    tokenizer = load_tokenizer(asked.target_and_drafts[0], asked.loaded.target)
+    data = asked.of_run("data")
+    problems = load_task(asked.task, asked.seed, asked.of_run("limit"), data and Path(data), tokenizer).problems
+    return problems[0].prompt
+
+
+def _decoding(asked: Requested) -> DecodingConfig:
+    if asked.certified is not None:
+        return replace(decoding_of(asked.certified), seed=asked.seed)
+    fields = {name: asked.of_decoding(name) for name in _DECODING}
+    return DecodingConfig(**fields, sampling=Sampling(*asked.sampling), seed=asked.seed)
+
+
+def _run(asked: Requested, progress: Progress) -> RunConfig:
+    fields = {name: asked.of_run(name) for name in _RUN} | asked.trials
+    return RunConfig(
+        **fields, model_kwargs=asked.loaded.target, draft_model_kwargs=asked.loaded.draft, timing=asked.timing,
+        out=asked.folder, progress=progress,
+        engine="vllm" if "vllm" in asked.engines else asked.engines[0],  # type: ignore[arg-type]
+    )  # fmt: skip
