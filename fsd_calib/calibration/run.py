@@ -39,7 +39,7 @@ HOPELESS, _EVEN = 0.02, 0.5  # probabilities of passing: below the first a test 
 
 @dataclass
 class Meter:
-    """Times each stage and counts what was decoded and reused in it; tells the outlook which stage it is."""
+    """Times each stage, counts what was decoded and reused in it, and tells the outlook where the calibration is."""
 
     ready: Prepared
     outlook: Outlook
@@ -47,14 +47,14 @@ class Meter:
     steps: list[Step] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
-    def mark(self, stage: str) -> None:
-        """Ends a stage, and begins the one of that name."""
+    def begin(self, stage: str) -> None:
+        """Ends the current stage and begins another."""
         self.end()
-        self.outlook.begin(stage)
         self.stage = stage
+        self.outlook.begin(stage)
 
     def end(self) -> None:
-        """Ends the last stage."""
+        """Ends the current stage."""
         before = sum((step.work for step in self.steps if step.work is not None), Work())
         total, now = self.ready.session.decode.work, time.monotonic()
         work = Work(**{n: getattr(total, n) - getattr(before, n) for n in Work.model_fields})
@@ -74,10 +74,10 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
     if wanted is not None:
         timed = _time(ready)
         if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
-            meter.mark("timing")
+            meter.begin("timing")
             return _export(ready, Decision("lossless-suffices"), baseline, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
-    meter.mark("search")
+    meter.begin("search")
     objective = _objective(ready, baseline, alone)
     if ready.fixed is not None:
         return _certify_fixed(ready, ready.fixed, objective, baseline, meter)
@@ -86,11 +86,11 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
     if isinstance(objective, MaxAccuracy) and not frozen:
         front, more = _search(ready, ParetoFront(), alone, lossless, outlook)
         frozen, trials = front[-1:], [*trials, *more]
-    meter.mark("certification")
+    meter.begin("certification")
     decision = _decide(ready, objective, frozen, baseline)
     decision.study, decision.trials = study_name(ready, objective), trials
     outlook.best = decided(decision.outcome, decision.chosen)
-    meter.mark("timing")
+    meter.begin("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 
@@ -99,10 +99,10 @@ def _certify_fixed(
 ) -> Findings:
     """Returns what was found of one setting, chosen elsewhere, that is tested without a search."""
     ready.session.tuning.measure(fixed)  # whether a test is worth an attempt
-    meter.mark("certification")
+    meter.begin("certification")
     decision = _decide(ready, objective, [fixed], baseline)
     meter.outlook.best = decided(decision.outcome, decision.chosen)
-    meter.mark("timing")
+    meter.begin("timing")
     return _export(ready, decision, baseline, _time(ready, decision.chosen, decision.opened), meter)
 
 

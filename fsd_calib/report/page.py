@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-
 from fsd_calib.formatting import exact, pace
 from fsd_calib.report import rows as measured
 from fsd_calib.report.charts.acceptance import accepted_by_length, tokens_by_length
@@ -18,6 +16,10 @@ from fsd_calib.report.rows import Row
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.timing import busy_note, timing_note
 from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
+from fsd_collectors.report.tables import short_name
+
+_TIMED = "Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts."
+_FORECAST = "All marks are hollow, since no setting was timed: their speeds are forecasts by the cost model."
 
 
 def run_page(run: Run) -> Page:
@@ -29,7 +31,7 @@ def run_page(run: Run) -> Page:
         _shares(run, found), _effort(run), settings_section(found, profile), differing_section(run),
         provenance_section(run),
     )  # fmt: skip
-    models = f"{_short(profile.target.id)} with draft {_short(profile.draft.id)}"
+    models = f"{short_name(profile.target.id)} with draft {short_name(profile.draft.id)}"
     subtitle = f"{models} on {profile.device} in {profile.dtype}, {profile.created:%Y-%m-%d %H:%M %Z}"
     return Page(f"Calibration of {profile.task}", tuple(filter(None, sections)), subtitle)
 
@@ -43,10 +45,9 @@ def _speed(run: Run, found: list[Row]) -> Section:
     profile = run.profile
     speed = profile.speed
     marks = (
-        f"Filled marks were timed; hollow ones are settings of the search at the speed that the cost model forecasts. "
-        f"Lines through marks are {exact(profile.certificate.confidence)} intervals; the dashed line joins the "
-        "settings that no other beats in both. The axis of retention does not begin at 0. The draft alone is not a "
-        "point: calibrations do not decode or time it by itself."
+        f"{_TIMED if speed.timed else _FORECAST} Lines through marks are {exact(profile.certificate.confidence)} "
+        "intervals, where they are known; the dashed line joins the settings that no other beats in both. The axis of "
+        "retention does not begin at 0. The draft alone is not a point: calibrations do not decode it by itself."
     )
     if speed.timed and speed.forecast is not None:
         marks += (
@@ -134,8 +135,3 @@ def _effort(run: Run) -> Section:
         "search is not decoded anew.",
         blocks,
     )  # fmt: skip
-
-
-def _short(model: str) -> str:
-    """A hub id as it is, of a path the last two parts."""
-    return "/".join(PurePath(model).parts[-2:]) if PurePath(model).is_absolute() else model

@@ -57,11 +57,19 @@ class Measured(Setting):
     forecast: Amount
     """Tokens/s of one stream by the cost model."""
 
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        if self.counts.total < self.problems:
+            raise ValueError(f"{self.problems} problems have {self.counts.total} outcomes")
+        if self.accepted > self.drafted:
+            raise ValueError(f"{self.accepted} of {self.drafted} drafted tokens were accepted")
+        return self
+
 
 class Trial(Setting):
     """A trial of the search, in the order in which they finished."""
 
-    share: Share
+    share: Annotated[float, Field(ge=0, lt=1)]
     """Share of the tokens drafted along the target's text that its T accepts."""
     problems: Natural
     """Number of tuning problems after which the trial was settled."""

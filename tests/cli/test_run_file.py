@@ -84,11 +84,14 @@ def test_a_file_may_say_little_and_what_no_option_says(asked: list[Calibration],
 def test_a_setting_to_certify_may_be_named_in_a_file(asked: list[Calibration], tmp_path: Path) -> None:
     profile({"task": "arithmetic", "divergence": "js", "threshold": 0.05}).save(tmp_path / "found.json")
     options = ["--certify", "found.json", "--min-acc", "0.5", "--limit", "400", "--out", "out"]
-    assert calibrated(*options) == 0
-    assert calibrated("--config", "out/run.yaml") == 0
-    first, again = asked
+    for engines in ([], ["--engine", "fsd-calib,vllm", "--engine-args", '{"max_model_len": 512}']):
+        assert calibrated(*options, *engines) == 0
+        assert calibrated("--config", "out/run.yaml") == 0
+    first, again, of_two, of_two_again = asked
     assert again.fixed == first.fixed
     assert (again.goal, again.decoding) == (first.goal, first.decoding)
+    assert yaml.safe_load((tmp_path / "out" / "run.yaml").read_text())["run"]["engine"] == ["fsd-calib", "vllm"]
+    assert (of_two_again.config.engine, of_two_again.config.engine_args) == ("vllm", of_two.config.engine_args)
     assert calibrated("--config", "out/run.yaml", "--rule", "fsd") == 2
 
 

@@ -74,7 +74,7 @@ def test_public_names_are_listed_and_importable() -> None:
 def test_readme_tests_everything_and_ci_takes_its_commands_from_there() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in readme if re.match(r"sh install\.sh \w+ && ", line)] == [
-        "sh install.sh dev && .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder",
+        'sh install.sh dev && .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"',
         "sh install.sh vllm && .venv-vllm/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/vllm",
     ]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -53,25 +53,27 @@ def main() -> None:
     from fsd_calib.report import plan as plan_report
 
     recorder, meters = Recorder(float(began)), list[Meter]()
-    print_plan, mark = plan_report.print_plan, Meter.mark
+    print_plan, end = plan_report.print_plan, Meter.end
 
     def note_plan(plan: Any, *others: Any) -> None:
         recorder.planned(plan)
         print_plan(plan, *others)
 
-    def note_mark(meter: Meter, stage: str) -> None:
-        mark(meter, stage)
-        meters.append(meter)
-        recorder.ended()
+    def note_end(meter: Meter) -> None:
+        name = meter.stage
+        end(meter)
+        if name in _STEPS:
+            meters.append(meter)
+            recorder.ended()
 
     sys.argv = ["fsd-calibrate", *arguments]
     try:
-        with patch.object(plan_report, "print_plan", note_plan), patch.object(Meter, "mark", note_mark):
+        with patch.object(plan_report, "print_plan", note_plan), patch.object(Meter, "end", note_end):
             calibrate.main()
     finally:
         if len(meters) == len(_STEPS):
             Path(file).write_text(
-                json.dumps(recorder.results([step.work for step in meters[-1].steps if step.name in _STEPS]))
+                json.dumps(recorder.results([s.work for s in meters[-1].steps if s.work and s.name in _STEPS]))
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fsd_collectors.pages.charts import Chart
-from fsd_collectors.pages.themes import LIGHT, Theme, coloured, literal_texts, settings
+from fsd_collectors.pages.themes import LIGHT, Theme, coloured, plain, settings
 
 WIDTH = 760  # pixels of a chart's plot, without its axes
 _SCALE = 2.0  # pixels of a PNG for each of the chart's
@@ -28,7 +28,7 @@ def png(chart: Chart, theme: Theme = LIGHT) -> bytes:
 
 def _whole(chart: Chart, theme: Theme) -> dict[str, Any]:
     """The specification with theme, paper and width."""
-    spec = coloured(literal_texts(chart.spec), theme)
+    spec = coloured(plain(chart.spec), theme)
     config = settings(theme) | {"background": theme.paper, "padding": _PADDING}
     width = {} if "hconcat" in spec else {"width": WIDTH}
     return {**width, **spec, "config": config | spec.get("config", {})}

@@ -14,7 +14,7 @@ from typing import Any
 
 from fsd_collectors.pages.blocks import Page
 from fsd_collectors.pages.script import chart_script
-from fsd_collectors.pages.themes import DARK, LIGHT, THEMES, literal_texts, settings, variables
+from fsd_collectors.pages.themes import DARK, LIGHT, THEMES, plain, settings, variables
 from fsd_decoding.terminal import visible
 
 _FOLDER = Path(__file__).parent
@@ -38,7 +38,7 @@ def html(page: Page) -> str:
         "css": (_FOLDER / "page.css").read_text(encoding="utf-8"),
         "js": (_FOLDER / "page.js").read_text(encoding="utf-8"),
         "vega": chart_script() if page.charts else "",
-        "charts": _json({chart.name: literal_texts(chart.spec) for chart in page.charts}),
+        "charts": _json({chart.name: plain(chart.spec) for chart in page.charts}),
         "themes": _json({name: {"colours": asdict(t), "settings": settings(t)} for name, t in THEMES.items()}),
         "light": variables(LIGHT), "dark": variables(DARK), "policy": _POLICY,
     }  # fmt: skip

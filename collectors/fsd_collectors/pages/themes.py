@@ -8,6 +8,7 @@ which colour-blind readers can tell apart.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -95,10 +96,13 @@ def coloured(spec: Any, theme: Theme) -> Any:
     return json.loads(re.sub(r'"@([a-z]+)"', lambda role: json.dumps(colours[role[1]]), json.dumps(spec)))
 
 
-def literal_texts(spec: Any) -> Any:
-    """Returns a specification whose texts show control characters as escapes, which data from elsewhere may hold."""
+def plain(spec: Any) -> Any:
+    """Returns a specification that JSON can hold and a reader can see, whatever data it is of: control characters are
+    escapes, and numbers that are not finite are null, which is not drawn."""
     if isinstance(spec, str):
         return visible(spec)
+    if isinstance(spec, float) and not math.isfinite(spec):
+        return None
     if isinstance(spec, dict):
-        return {name: literal_texts(value) for name, value in spec.items()}
-    return [literal_texts(value) for value in spec] if isinstance(spec, list | tuple) else spec
+        return {name: plain(value) for name, value in spec.items()}
+    return [plain(value) for value in spec] if isinstance(spec, list | tuple) else spec

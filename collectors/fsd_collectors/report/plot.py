@@ -12,7 +12,7 @@ from fsd_collectors.pages.pictures import png
 from fsd_collectors.pages.shell import html
 from fsd_collectors.report.charts import LENGTHS, charts, thresholds
 from fsd_collectors.report.summary import Summary, TraceSource, summarise
-from fsd_collectors.report.tables import sheets
+from fsd_collectors.report.tables import sheets, short_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,7 @@ def traces_page(traces: TraceSource) -> Page:
     tables = Section("tables", "In figures", "The tables that fsd-traces describe prints.",
                      (*notes, *sheets(manifest, summary)))  # fmt: skip
     title = f"Traces of {manifest.task.name}, {manifest.way}"
-    return Page(title, (*drawn, tables), f"{manifest.target.id} with draft {manifest.draft.id}")
+    return Page(title, (*drawn, tables), f"{short_name(manifest.target.id)} with draft {short_name(manifest.draft.id)}")
 
 
 def _section(chart: Chart) -> Section:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from decimal import ROUND_CEILING, Context
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from fsd_collectors.manifest import Manifest
@@ -55,6 +56,11 @@ def model_line(model: ModelInfo) -> str:
     revision = f" at {model.revision[:12]}" if model.revision else ""
     quantised = f" quantised as {model.quantization}" if model.quantization else ""
     return f"{model.id}{revision}, {model.dtype}{quantised}, {model.vocab_size:,} logits"
+
+
+def short_name(model: str) -> str:
+    """Returns a hub id as it is, of a path the last two parts."""
+    return "/".join(PurePath(model).parts[-2:]) if PurePath(model).is_absolute() else model
 
 
 def sampling_line(manifest: Manifest) -> str:

@@ -48,7 +48,7 @@ def series(names: Sequence[str], found: Sequence[Row]) -> Spec:
         names: Those that the chart shows.
         found: All rows of the run, so that a series looks the same in every chart.
     """
-    looks = _looks(series_of(found))
+    looks = _looks(list(dict.fromkeys([*series_of(found), *names])))
     colours, shapes = zip(*(looks[name] for name in names), strict=True)
     return by_series("color", "series", names, colours) | by_series("shape", "series", names, shapes)
 

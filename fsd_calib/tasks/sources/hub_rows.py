@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fsd_calib.tasks.sources.rows import Row
@@ -44,7 +46,8 @@ class HubData:
 
         try:
             folder = fetch_data(self.id, self.files)  # `datasets` would wait for minutes for a hub that does not answer
-            splits = load_dataset(self.id if folder is None else str(folder), self.configuration)
+            with _without_bars():
+                splits = load_dataset(self.id if folder is None else str(folder), self.configuration)
             found = {split: splits[split] for split in self.parts}
         except Exception as error:  # network, hub, cache or disk: the way out is the same
             raise UsageError(
@@ -54,3 +57,18 @@ class HubData:
         for split, part in self.parts.items():
             for number, row in enumerate(found[split], start=1):
                 yield Row(f"{self.id}, {split}, row {number}", row), part
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Inside, `datasets` shows no bars of its own, unless its variable asks for them; those of downloads stay."""
+    from datasets.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled() or "HF_DATASETS_DISABLE_PROGRESS_BARS" in os.environ:
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -5,9 +5,7 @@ Each value of each variant is replaced by each of the extreme ones in turn.
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,44 +13,23 @@ import pytest
 
 from fsd_calib.report.console import print_details, print_report
 from fsd_calib.report.diff import difference_table, differences
+from fsd_calib.report.page import run_page
+from fsd_calib.report.run_folder import Run
+from fsd_collectors.pages.markdown import markdown
+from fsd_collectors.pages.themes import plain
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile.parts import LARGEST
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.terminal import visible
+from support.calibration.damage import ACTING, NUMBERS, edited, leaves
 from support.calibration.profiles import FRONT, SD_SUFFICES, UNCERTIFIED, UNTESTED, profile
 from support.calibration.reports import HARM, paper, text_of
 
-NUMBERS = (10**400, LARGEST, 0, 1e308, 5e-324)
-ACTING = ("\x1b[2J\u202etok", "a\nb\r\x9b5m")
 SINGLE = {"speed.single": {"target": 20.0, "sd": 51.0, "chosen": 61.5, "timed": 5},
           "speed.load": 0.5, "speed.cores": 2}  # fmt: skip
 VARIANTS = {
     "certified": HARM | SINGLE, "not certified": UNCERTIFIED, "plain sd": SD_SUFFICES, "untested": UNTESTED,
     "front": FRONT,
 }  # fmt: skip
-Steps = tuple[str | int, ...]
-
-
-def leaves(value: Any, path: Steps = ()) -> Iterator[tuple[Steps, Any]]:
-    """Yields numbers and strings with their paths; of a list, the first and the last item's."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from leaves(inner, (*path, key))
-    elif isinstance(value, list):
-        for i in sorted({0, len(value) - 1} if value else ()):
-            yield from leaves(value[i], (*path, i))
-    elif isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        yield path, value
-
-
-def edited(content: dict[str, Any], path: Steps, value: Any) -> dict[str, Any]:
-    content = copy.deepcopy(content)
-    *folders, last = path
-    place: Any = content
-    for step in folders:
-        place = place[step]
-    place[last] = value
-    return content
 
 
 def fault(content: dict[str, Any], file: Path, whole: ThresholdProfile) -> str:
@@ -64,11 +41,14 @@ def fault(content: dict[str, Any], file: Path, whole: ThresholdProfile) -> str:
         print_report(loaded, console=console)
         print_details(loaded, console=console)
         console.print(difference_table(differences(whole, loaded), ("a", "b"), console.width))
+        page = run_page(Run("x", loaded, lacks="y"))
+        json.dumps([plain(chart.spec) for chart in page.charts], allow_nan=False)
+        shown = markdown(page, lambda chart: chart.name)
     except UsageError as refused:
         return "" if str(refused).isprintable() else f"refused by {str(refused)!r}"
     except Exception as error:
         return repr(error)
-    text = text_of(console)
+    text = text_of(console) + shown
     return "" if text == visible(text) else "control characters are shown"
 
 

@@ -20,10 +20,15 @@ from fsd_calib.report.page import run_page
 from fsd_calib.report.record import RunRecord
 from fsd_calib.report.run_folder import Run, load_run
 from fsd_calib.tasks import Task
+from fsd_collectors.pages.markdown import markdown
 from fsd_collectors.pages.shell import html
+from fsd_collectors.pages.themes import plain
 from fsd_collectors.report.plot import plot
 from fsd_collectors.store.reading import load_traces
+from fsd_decoding.errors import UsageError
+from fsd_decoding.terminal import visible
 from support.browsers import PHONE, Looked, chromium
+from support.calibration.damage import ACTING, NUMBERS, edited, leaves
 from support.calibration.profiles import profile
 from support.calibration.reports import OUTCOMES
 from support.models.tiny_calibration import far_apart, task
@@ -136,6 +141,28 @@ def test_a_record_of_another_profile_is_not_shown(folder: Path, tmp_path: Path) 
     found = load_run(tmp_path)
     assert found.record is None
     assert "another profile" in found.lacks
+
+
+def test_a_record_with_values_that_no_calibration_writes_is_refused_or_shown(folder: Path, tmp_path: Path) -> None:
+    """Of each list the first and the last item, and of differing problems two."""
+    shutil.copy(folder / "profile.json", tmp_path)
+    content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    content["differences"]["shown"] = content["differences"]["shown"][:2]
+    shown, refusals = 0, ""
+    for path, value in leaves(content):
+        for extreme in (ACTING if isinstance(value, str) else NUMBERS) if path != ("profile",) else ():
+            (tmp_path / "run.json").write_text(json.dumps(edited(content, path, extreme)), encoding="utf-8")
+            try:
+                page = run_page(load_run(tmp_path))
+            except UsageError as refused:
+                refusals += str(refused)
+                continue
+            json.dumps([plain(chart.spec) for chart in page.charts], allow_nan=False)
+            text = markdown(page, lambda chart: chart.name)
+            assert text == visible(text)
+            shown += 1
+    assert shown > 20
+    assert refusals.isprintable()
 
 
 @pytest.mark.parametrize("damage", ["{", '{"version": 2}', "[]", '{"version": 1, "goal": {}}', "\udcff"])

@@ -30,6 +30,7 @@ def run_in_process(code: str, tmp_path: Path, **changes: str) -> str:
         timeout=120,
     )
     assert process.returncode == 0, process.stderr
+    assert "Generating" not in process.stderr  # a bar that `datasets` shows for each split
     return process.stdout
 
 
