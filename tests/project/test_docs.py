@@ -58,7 +58,7 @@ def _anchors(page: Path) -> set[str]:
 
 def test_the_pages_on_commands_are_those_of_their_help() -> None:
     written = {page.name: page.read_text(encoding="utf-8") for page in FOLDER.glob("*.md")}
-    assert written == pages(), "run: python tools/command_pages.py"
+    assert written == pages(), "run: python docs/tools/command_pages.py"
 
 
 def test_the_page_on_the_public_api_has_every_public_name() -> None:

@@ -1,4 +1,4 @@
-"""Writes one page for every command, from what its `--help` is made of: python tools/command_pages.py
+"""Writes one page for every command, from what its `--help` is made of: python docs/tools/command_pages.py
 
 Pages are in `docs/commands`. A test compares them with the commands, so run this after changing an option. Like
 `--help`, it imports nothing heavy.
@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "commands"
 _OTHERS = "Options"  # the panel of options that name none
 _EVERYWHERE = {"--help", "--install-completion", "--show-completion"}
