@@ -67,6 +67,7 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
         f"fsd-generate --profile {shlex.quote(str(path))} 'your prompt'\n\n"
         "from fsd_calib import SpeculativeDecoder\n"
         f"decoder = SpeculativeDecoder.from_pretrained({models}, profile={str(path)!r}{graphs})\n"
+        "# prompts as the task writes them, see fsd_calib.load_task: the certificate covers only such\n"
         "results = decoder.generate(['your prompt'])"
     )
 

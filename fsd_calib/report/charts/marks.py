@@ -91,8 +91,8 @@ def level(at: float, label: str, dash: Sequence[int] = (5, 4), left: bool = Fals
             "mark": {
                 "type": "text",
                 "align": align,
-                "baseline": "bottom",
-                "dy": -3,
+                "baseline": "top",  # 98 % is too close to the target's line for a label above it
+                "dy": 4,
                 "color": "@quiet",
                 "fontSize": 11.5,
             },

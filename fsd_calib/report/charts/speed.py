@@ -57,7 +57,7 @@ def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
         },
         {
             "transform": [{"filter": "isValid(datum.label)"}],
-            "mark": {"type": "text", "align": "left", "baseline": "top", "dx": 11, "dy": 9, "fontWeight": 600},
+            "mark": {"type": "text", "align": "left", "baseline": "bottom", "dx": 9, "dy": -9, "fontWeight": 600},
             "encoding": {"x": x, "y": y, "text": {"field": "label"}},
         },
     ]  # fmt: skip
