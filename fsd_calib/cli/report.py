@@ -5,6 +5,7 @@ Heavy imports are inside functions, so that `--help` prints at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -68,6 +69,8 @@ def command(
     for path, run in zip(runs, loaded, strict=True):
         if run.lacks:
             say(NAME, f"warning: {path}: {run.lacks}, so trials, problems and times are not shown")
+    if out is not None:
+        _check_keeps_inputs(out, runs)
     alone = len(loaded) == 1
     page = run_page(loaded[0]) if alone else comparison_page(loaded)
     folder, stem = (file_of(runs[0]).parent, "report") if alone else (Path(), "comparison")
@@ -75,6 +78,17 @@ def command(
     default = folder / (f"{stem}.{format}" if format in ("html", "md") else picture_folder)
     for written in write_as(format, page, out or default):  # type: ignore[arg-type]
         reply(str(written))
+
+
+def _check_keeps_inputs(out: Path, runs: Sequence[Path]) -> None:
+    """Raises UsageError where the page would take the place of a profile or a record that it is made of."""
+    from fsd_calib.report.record import FILE_NAME
+    from fsd_decoding.profile.io import file_of
+
+    profiles = [file_of(path) for path in runs]
+    inputs = [*profiles, *(file.with_name(FILE_NAME) for file in profiles)]
+    if out.resolve() in [file.resolve() for file in inputs]:
+        raise UsageError(f"--out is {str(out)!r}, which the report is made of; name another file")
 
 
 def main() -> None:

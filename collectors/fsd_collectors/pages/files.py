@@ -9,7 +9,15 @@ from fsd_decoding.errors import UsageError
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Writes a file, with its folders, and returns its path. Raises UsageError where it cannot be written."""
+    """Writes a file, with its folders, and returns its path.
+
+    Raises:
+        UsageError: It cannot be written, or something that is no file has its name.
+    """
+    if path.is_dir():
+        raise UsageError(f"{str(path)!r} is a folder; name a file in it, such as {str(path / 'report.html')!r}")
+    if path.exists() and not path.is_file():  # a device or a pipe, which the file would replace
+        raise UsageError(f"{str(path)!r} is a device or a pipe, and a page is written to a file; name another")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
