@@ -7,8 +7,14 @@
   const narrow = matchMedia("(max-width: 640px)");
   const theme = () => root.dataset.theme || (dark.matches ? "dark" : "light");
 
+  // As in themes.py: data and the names of series stay as they are. A copy, since drawing changes data.
+  const ofData = ["values", "domain", "sort"];
   function coloured(spec, colours) {
-    return JSON.parse(JSON.stringify(spec).replace(/"@([a-z]+)"/g, (_, role) => JSON.stringify(colours[role])));
+    if (typeof spec === "string") return spec.startsWith("@") ? colours[spec.slice(1)] : spec;
+    if (Array.isArray(spec)) return spec.map((part) => coloured(part, colours));
+    if (spec === null || typeof spec !== "object") return spec;
+    const of = (name, part) => ofData.includes(name) ? structuredClone(part) : coloured(part, colours);
+    return Object.fromEntries(Object.entries(spec).map(([name, part]) => [name, of(name, part)]));
   }
 
   // A legend beside the plot would leave no room for it on a phone, and one of four columns would be cut off.

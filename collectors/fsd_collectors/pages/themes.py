@@ -7,9 +7,7 @@ which colour-blind readers can tell apart.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,6 +59,7 @@ DARK = Theme(
     fuzzy="#5c4210", first="#56b4e9", second="#f0843c", third="#3cc8a0", fourth="#e08fcb", fifth="#e3d25b",
     sixth="#a5a5ff", seventh="#b8bec6",
 )  # fmt: skip
+_OF_DATA = ("values", "domain", "sort")  # parts of a specification whose texts are not ours
 THEMES = {"light": LIGHT, "dark": DARK}
 
 
@@ -74,13 +73,15 @@ def settings(theme: Theme) -> dict[str, Any]:
     axis = {
         "labelColor": theme.quiet, "titleColor": theme.ink, "domainColor": theme.faint, "tickColor": theme.faint,
         "gridColor": theme.faint, "gridOpacity": 0.7, "labelFontSize": 12, "titleFontSize": 12.5,
-        "titleFontWeight": "normal", "titlePadding": 8, "labelOverlap": True, "labelFlush": False, "tickCount": 6,
+        "titleFontWeight": "normal", "titlePadding": 8, "labelOverlap": True, "labelSeparation": 6, "labelFlush": False,
+        "tickCount": 6,
     }  # fmt: skip
     legend = {
         "labelColor": theme.ink, "titleColor": theme.quiet, "labelFontSize": 12, "titleFontSize": 12,
         "titleFontWeight": "normal", "orient": "top", "direction": "horizontal", "columns": 6, "labelLimit": 260,
         "symbolStrokeWidth": 2, "symbolSize": 90, "symbolOpacity": 1,
         "symbolBaseFillColor": theme.ink, "symbolBaseStrokeColor": theme.ink, "columnPadding": 18, "offset": 12,
+        "layout": {"top": {"anchor": "start", "direction": "horizontal", "margin": 24}},
     }  # fmt: skip
     return {
         "background": None, "font": FONT, "axis": axis, "legend": legend, "view": {"stroke": None},
@@ -91,9 +92,15 @@ def settings(theme: Theme) -> dict[str, Any]:
 
 
 def coloured(spec: Any, theme: Theme) -> Any:
-    """Returns a specification with a theme's colours in the place of their roles."""
-    colours = asdict(theme)
-    return json.loads(re.sub(r'"@([a-z]+)"', lambda role: json.dumps(colours[role[1]]), json.dumps(spec)))
+    """Returns a specification with a theme's colours in the place of their roles.
+
+    Data and the names of series stay as they are: a run may be called "@first". `page.js` does the same.
+    """
+    if isinstance(spec, str):
+        return getattr(theme, spec[1:]) if spec.startswith("@") else spec
+    if isinstance(spec, dict):
+        return {name: value if name in _OF_DATA else coloured(value, theme) for name, value in spec.items()}
+    return [coloured(value, theme) for value in spec] if isinstance(spec, list | tuple) else spec
 
 
 def plain(spec: Any) -> Any:
