@@ -11,6 +11,7 @@ from fsd_calib.report.charts.speed import main_settings
 from fsd_calib.report.diff import shared_settings
 from fsd_calib.report.rows import own_threshold, rows
 from fsd_calib.report.run_folder import Run
+from fsd_calib.report.timing import pace_axis
 from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
 from fsd_collectors.pages.charts import Chart, Spec, by_series, layered, quantitative
 from fsd_collectors.pages.sheet import Sheet
@@ -47,10 +48,11 @@ def _line(name: str, run: Run) -> tuple[str, ...]:
     p = run.profile
     c, speed = p.certificate, p.speed
     value = own_threshold(p)
+    length = p.effective_draft_length if value is None else p.draft_length
     ends = "forecast" if speed.intervals is None else interval(speed.intervals.chosen)
     outcome = p.outcome if p.bound else f"{p.outcome}, but edited"
     return (
-        name, outcome, threshold(value), p.divergence if value is not None else NONE, str(p.effective_draft_length),
+        name, outcome, threshold(value), p.divergence if value is not None else NONE, str(length),
         percent(c.retention), bound(c.lower_bound), pace(p.tokens_per_round.chosen, 2), f"{pace(speed.chosen)}\n{ends}",
         f"{speed.chosen / speed.target:.2f}×", f"{speed.chosen / speed.sd:.2f}×",
     )  # fmt: skip
@@ -81,7 +83,8 @@ def _speeds(names: Sequence[str], runs: Sequence[Run]) -> Section:
                 **({} if row.low is None or row.high is None else {"low": 100 * row.low, "high": 100 * row.high}),
             })  # fmt: skip
     most = max(value["speed"] for value in values)
-    x = quantitative("speed", "tokens/s, one stream", scale={"domain": [0, 1.08 * most], "nice": False})
+    title = pace_axis("tokens/s", [run.profile.speed.batch for run in runs])
+    x = quantitative("speed", title, scale={"domain": [0, 1.08 * most], "nice": False})
     y = retention_axis(shown, runs[0].profile)
     colour = by_series("color", "run", names, SERIES)
     marks = ("target", "sd", "chosen", "estimate")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fsd_calib.formatting import exact, interval
 from fsd_decoding.profile.costs import Speed, SpeedFigures
 
@@ -27,6 +29,13 @@ def busy_note(speed: Speed) -> str:
         return ""
     cores = f"{speed.cores} core{'s' * (speed.cores != 1)}"
     return f"the machine was busy when timing began (load {speed.load:.1f} on {cores}): speeds may be low"
+
+
+def pace_axis(unit: str, batches: Iterable[int]) -> str:
+    """Returns the title of an axis of speeds that are of one stream among as many as each batch has."""
+    several = sorted(set(batches))
+    streams = "one stream" if several == [1] else f"each of {' or '.join(map(str, several))} streams"
+    return f"{unit}, {streams}"
 
 
 def gain(speed: Speed) -> str:

@@ -17,7 +17,8 @@ def seconds_by_step(steps: Sequence[Step]) -> Chart:
     values = [{"step": step.name, "seconds": step.seconds, "time": _time(step.seconds)} for step in steps]
     y = _step(steps)
     most = max((step.seconds for step in steps), default=0.0) or 1.0
-    x = quantitative("seconds", "seconds", scale={"domain": [0, 1.1 * most], "nice": False})  # with room for a label
+    scale = {"domain": [0, 1.25 * most], "nice": False}  # with room for a label, on a phone too
+    x = quantitative("seconds", "seconds", scale=scale)
     bars: Spec = {
         "mark": {"type": "bar", "color": "@first", "cornerRadiusEnd": 2},
         "encoding": {"x": x, "y": y, "tooltip": [{"field": "step"}, {"field": "time"}]},

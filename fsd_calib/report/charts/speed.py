@@ -7,12 +7,14 @@ from typing import Any
 
 from fsd_calib.formatting import interval, pace
 from fsd_calib.report.charts.marks import hover, hovering, intervals, kept, levels, retention_axis, ring, series
+from fsd_calib.report.figures import sd_draft_length
 from fsd_calib.report.rows import SD, TARGET, Row, series_of
-from fsd_calib.report.summary import sd_draft_length
+from fsd_calib.report.timing import pace_axis
 from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _HEIGHT = 380
+_RIGHT = 0.7  # of the fastest: on a phone there is no room for a label beyond
 
 
 def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row]) -> Chart:
@@ -23,14 +25,15 @@ def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row]) -> Char
     names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
     shown = [*forecast, *(row for row in found if row.chosen or row.rule == "sd")]
     most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
-    scale = {"domain": [0, 1.08 * most], "nice": False}  # with room for a label
-    x, y = quantitative("speed", f"{profile.speed.unit}, one stream", scale=scale), retention_axis(shown, profile)
+    scale = {"domain": [0, 1.08 * most], "nice": False}
+    x = quantitative("speed", pace_axis(profile.speed.unit, [profile.speed.batch]), scale=scale)
+    y = retention_axis(shown, profile)
     looks = series(names, found)
-    spec = layered(values, [*levels(profile, left=True), *_layers(x, y, looks)], _HEIGHT)
+    spec = layered(values, [*levels(profile, left=True), *_layers(x, y, looks, most)], _HEIGHT)
     return Chart("speed", _alt(profile, timed, forecast), spec)
 
 
-def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
+def _layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
     colour = looks["color"]
     return [
         {
@@ -55,11 +58,22 @@ def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
             "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
             "encoding": {"x": x, "y": y, **looks, "tooltip": hovering()},
         },
-        {
-            "transform": [{"filter": "isValid(datum.label)"}],
-            "mark": {"type": "text", "align": "left", "baseline": "bottom", "dx": 9, "dy": -9, "fontWeight": 600},
-            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-        },
+        *_labels(x, y, most),
+    ]  # fmt: skip
+
+
+def _labels(x: Spec, y: Spec, most: float) -> list[Spec]:
+    """Returns the layers of labels: in the right part to the left of the mark, and that of `sd` below it."""
+    above, below = {"baseline": "bottom", "dy": -9}, {"baseline": "top", "dy": 8}
+    to_left, to_right = {"align": "right", "dx": -9}, {"align": "left", "dx": 9}
+    sd, right = "datum.label === 'sd'", f"datum.speed > {_RIGHT * most}"
+    places = {f"{sd} && !({right})": below | to_right, f"{sd} && {right}": below | to_left,
+              f"!({sd}) && !({right})": above | to_right, f"!({sd}) && {right}": above | to_left}  # fmt: skip
+    return [
+        {"transform": [{"filter": f"isValid(datum.label) && {where}"}],
+         "mark": {"type": "text", "fontWeight": 600, **place},
+         "encoding": {"x": x, "y": y, "text": {"field": "label"}}}
+        for where, place in places.items()
     ]  # fmt: skip
 
 
