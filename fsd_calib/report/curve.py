@@ -39,13 +39,16 @@ def front_table(profile: ThresholdProfile, width: int) -> Table | None:
 
     None: there are neither.
     """
+    points = front(profile)
+    simultaneous = any(point.simultaneous for point in points)
+    measured = "measured points that no other beats in retention and speed"
+    return _table("the front, simultaneous bounds" if simultaneous else measured, points, width) if points else None
+
+
+def front(profile: ThresholdProfile) -> list[CurvePoint]:
+    """Returns the points with simultaneous bounds, else the nondominated measured ones, the highest retention first."""
     bounded = [p for p in profile.curve if p.simultaneous]
-    if bounded:
-        best_first = sorted(bounded, key=lambda p: p.retention, reverse=True)
-        return _table("the front, simultaneous bounds", best_first, width)
-    measured = nondominated(corrected(profile.curve))
-    title = "measured points that no other beats in retention and speed"
-    return _table(title, measured, width) if measured else None
+    return sorted(bounded, key=lambda p: p.retention, reverse=True) or nondominated(corrected(profile.curve))
 
 
 def nondominated(points: Sequence[CurvePoint]) -> list[CurvePoint]:

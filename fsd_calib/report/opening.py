@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from fsd_calib.formatting import NONE, bound, exact, interval, pace, percent, threshold
-from fsd_calib.report.evidence import LIKE
-from fsd_calib.report.rows import own_threshold
-from fsd_calib.report.summary import drafts, sd_draft_length
+from fsd_calib.formatting import bound, exact, interval, pace, percent, threshold
+from fsd_calib.report.curve import front
+from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front
+from fsd_calib.report.figures import drafts, main_figures
+from fsd_calib.report.rows import setting_name
 from fsd_calib.report.verdict import unbound, verdict
 from fsd_collectors.pages.blocks import Section, Tone, Verdict
 from fsd_collectors.pages.sheet import Sheet
+from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _BADGES: dict[str, tuple[str, Tone]] = {
@@ -24,21 +26,35 @@ def verdict_section(profile: ThresholdProfile) -> Section:
     if not profile.bound:
         badge, tone = unbound(profile)[0].upper() + unbound(profile)[1:], "bad"
     opened = Verdict(badge, plain_sentence(profile), tuple(verdict(profile).splitlines()), tone)
-    return Section("verdict", "What was found", "", (opened, main_figures(profile)))
+    points = (front_sheet(profile),) if profile.outcome == "front" and front(profile) else ()
+    return Section("verdict", "What was found", "", (opened, figures_sheet(profile), *points))
 
 
 def plain_sentence(profile: ThresholdProfile) -> str:
     """Returns in one sentence what was asked, what was found, whether it is certified, and what that does not cover."""
-    covers = f"this holds {LIKE[profile.certificate.guarantee]} and this grader, and says nothing about other tasks"
-    if not profile.certificate.certified or not profile.bound:
-        covers = "nothing is certified"
-    return f"Asked {_asked(profile)}; found {_found(profile)}; {covers}."
+    return f"Asked {_asked(profile)}; found {_found(profile)}; {_covered(profile)}."
+
+
+def _covered(profile: ThresholdProfile) -> str:
+    c = profile.certificate
+    where = f"{LIKE[c.guarantee]} and this grader"
+    if not profile.bound:
+        return "nothing is certified"
+    if c.certified:
+        return f"this holds {where}, and says nothing about other tasks"
+    if profile.outcome == "front" and is_bounded_front(profile):
+        return f"their bounds hold together {where}, and say nothing about other tasks"
+    if profile.outcome == "lossless-suffices" and c.lossless:
+        return f"that lossless decoding reaches what was asked holds {where}, and no fuzzy setting is certified"
+    return "nothing is certified"
 
 
 def _asked(profile: ThresholdProfile) -> str:
     c, speed = profile.certificate, profile.speed
     if c.wanted is not None and c.acc == "absolute":
         return f"for the fastest setting with at least {exact(c.wanted)} accuracy"
+    if c.wanted is not None and by_agreement(profile):
+        return f"for the fastest setting that keeps to the target's own text for at least {exact(c.wanted)} of prompts"
     if c.wanted is not None:
         return f"for the fastest setting that keeps at least {exact(c.wanted)} of the target's accuracy"
     if speed.wanted is not None:
@@ -49,47 +65,67 @@ def _asked(profile: ThresholdProfile) -> str:
 def _found(profile: ThresholdProfile) -> str:
     speed = profile.speed
     if profile.threshold is not None:
-        kept = percent(profile.certificate.retention if profile.certificate.retention is not None else None)
-        low = profile.certificate.lower_bound
-        keeps = "" if kept == NONE else f", which kept {kept}" + ("" if low is None else f" (at least {bound(low)})")
-        faster = f"{speed.chosen / speed.target:.1f} times as fast as the target alone"
-        return (
-            f"{profile.rule} at T = {threshold(profile.threshold)} on {profile.divergence} with "
-            f"{drafts(profile)}{keeps} and is {faster}"
-        )
+        setting = f"{profile.rule} at T = {threshold(profile.threshold)} on {profile.divergence} with {drafts(profile)}"
+        return f"{setting}, which {' and '.join(filter(None, (_keeps(profile), _runs(speed))))}"
     if profile.outcome == "front":
-        return "the points below, to choose from"
+        fuzzy = any(point.threshold is not None for point in front(profile))
+        return "the points below, to choose from" if fuzzy else "no fuzzy setting that is expected to be faster than sd"
     if profile.outcome == "lossless-suffices":
-        return f"that plain sd suffices, which makes {pace(speed.sd)} {speed.unit} without any loss"
+        makes = "makes" if speed.timed else "is forecast to make"
+        return f"that plain sd suffices, which {makes} {pace(speed.sd)} {speed.unit} without any loss"
     return "no setting that was shown to do so, so decoders of this profile decode losslessly"
 
 
-def main_figures(profile: ThresholdProfile) -> Sheet:
+def _keeps(profile: ThresholdProfile) -> str:
+    """What the chosen setting kept of what was asked; empty where it was not tested."""
+    c = profile.certificate
+    absolute = c.acc == "absolute" and c.wanted is not None
+    kept, low = (c.accuracy, c.accuracy_lower_bound) if absolute else (c.retention, c.lower_bound)
+    if kept is None:
+        return ""
+    verb, what = ("reached", " accuracy") if absolute else ("kept", "")
+    return f"{verb} {percent(kept)}{what}" + ("" if low is None else f" (at least {bound(low)})")
+
+
+def _runs(speed: Speed) -> str:
+    """How fast the chosen setting is, by the clock or by the forecast."""
+    times = f"{speed.chosen / speed.target:.1f} times"
+    if speed.wanted is None:
+        return f"{'is' if speed.timed else 'is forecast to be'} {times} as fast as the target alone"
+    makes = "makes" if speed.timed else "is forecast to make"
+    return f"{makes} {pace(speed.chosen)} {speed.unit}, {times} the target's"
+
+
+def figures_sheet(profile: ThresholdProfile) -> Sheet:
     """Returns the target, `sd` and the chosen setting side by side."""
-    c, speed = profile.certificate, profile.speed
-    estimate = profile.estimate
-    fuzzy = profile.threshold is not None or estimate is not None
-    rows = [
-        ("target alone", percent(profile.accuracy.target), NONE, NONE, *_speed(profile, "target")),
-        (f"sd (lossless), L = {sd_draft_length(profile)}", NONE, NONE, pace(profile.tokens_per_round.sd, 2),
-         *_speed(profile, "sd")),
-    ]  # fmt: skip
-    if fuzzy:
-        retention = c.retention if c.retention is not None or estimate is None else estimate.retention
-        low = "" if c.lower_bound is None else f"\n≥ {bound(c.lower_bound)}"
-        label = "" if profile.threshold is not None else "estimate, not certified: "
-        rows.append((
-            f"{label}{profile.rule}, T = {threshold(own_threshold(profile))}, {drafts(profile)}",
-            percent(profile.accuracy.chosen), percent(retention) + low, pace(profile.tokens_per_round.chosen, 2),
-            *_speed(profile, "chosen"),
-        ))  # fmt: skip
-    marked = frozenset({2}) if profile.threshold is not None else frozenset[int]()
-    headings = ("", "accuracy", "retention", "tokens/round", speed.unit, "times the target")
-    return Sheet("", headings, tuple(rows), marked=marked)
+    speed, figures = profile.speed, main_figures(profile)
+    rows = tuple(
+        (row.label, _bounded(row.accuracy, row.accuracy_bound), _bounded(row.retention, row.retention_bound),
+         pace(row.tokens_per_round, 2), *_speed(speed, row.which))
+        for row in figures
+    )  # fmt: skip
+    marked = frozenset(i for i, row in enumerate(figures) if row.which == "chosen" and profile.threshold is not None)
+    timed = speed.unit if speed.timed else f"{speed.unit}\n(forecast)"
+    headings = ("", "accuracy", "retention", "tokens\n/round", timed, "times\nthe target")
+    return Sheet("", headings, rows, marked=marked)
 
 
-def _speed(profile: ThresholdProfile, which: str) -> tuple[str, str]:
-    speed = profile.speed
+def front_sheet(profile: ThresholdProfile) -> Sheet:
+    """Returns the points to choose among, the highest retention first."""
+    rows = tuple(
+        (setting_name(point), percent(point.accuracy), _bounded(point.retention, point.lower_bound),
+         pace(point.tokens_per_round, 2), pace(point.forecast))
+        for point in front(profile)
+    )  # fmt: skip
+    headings = ("setting", "accuracy", "retention", "tokens\n/round", f"{profile.speed.unit}\n(forecast)")
+    return Sheet("The front, to choose from", headings, rows)
+
+
+def _bounded(share: float | None, low: float | None) -> str:
+    return percent(share) if low is None else f"{percent(share)}\n≥ {bound(low)}"
+
+
+def _speed(speed: Speed, which: str) -> tuple[str, str]:
     value = getattr(speed, which)
     ends = "" if speed.intervals is None else f"\n{interval(getattr(speed.intervals, which))}"
     return pace(value) + ends, f"{value / speed.target:.2f}×"

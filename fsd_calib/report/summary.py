@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-from typing import NamedTuple
-
 from rich import box
 from rich.table import Table
 
 from fsd_calib.formatting import NONE, ROUNDS, bound, confidence, interval, pace, percent
+from fsd_calib.report.figures import Figures, main_figures, point_of, sd_draft_length, source_of
 from fsd_calib.report.timing import FORECAST, busy_note, timing_note
 from fsd_collectors.report.terminal import TITLE, literal
 from fsd_decoding.profile.costs import Speed, SpeedFigures
-from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _PART, _TIMED, _FORECAST = "¹", "²", "³"
-_NO_CHOICE = ("lossless-suffices", "front")  # unless there is an estimate
-_NOT_CHOSEN = {"too-slow": "too slow", "lossless-suffices": "not shown faster"}
-
-
-class _Row(NamedTuple):
-    """A row of the table. A cell has up to two lines: a number, and its bound or interval below."""
-
-    label: str
-    accuracy: str = NONE
-    retention: str = NONE
-    tokens_per_round: str = NONE
-    paces: tuple[str, ...] = ()  # as many as `_pace_headings` gives
 
 
 def profile_table(profile: ThresholdProfile) -> Table:
@@ -39,8 +24,8 @@ def profile_table(profile: ThresholdProfile) -> Table:
     headings = ("accuracy", "retention", *_pace_headings(profile.speed))
     for heading in headings:
         table.add_column(literal(heading), justify="right", no_wrap=True)
-    for row in _rows(profile):
-        table.add_row(*map(literal, (*row[:-1], *row.paces)))
+    for row in main_figures(profile):
+        table.add_row(*map(literal, _cells(row, profile.speed)))
     return table
 
 
@@ -70,38 +55,12 @@ def _rounds(profile: ThresholdProfile) -> str:
     return called + (f", by {profile.engine}" if profile.engine else "")
 
 
-def drafts(profile: ThresholdProfile) -> str:
-    """Returns the draft length of the fuzzy rule: exact, or the longest where drafts end early."""
-    return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}"
-
-
-def draft_among(profile: ThresholdProfile, other: str | None) -> str:
-    """Returns the draft's name where several were tried. `other`: the id of one that is not the profile's own."""
-    return f", draft {PurePath(other or profile.draft.id).name}" if profile.other_drafts else ""
-
-
-def sd_draft_length(profile: ThresholdProfile) -> int:
-    """Returns the draft length at which `sd` was measured."""
-    return profile.draft_length if profile.sd_draft_length is None else profile.sd_draft_length
-
-
 def was_selected(profile: ThresholdProfile) -> bool:
     """Returns whether the certified setting may have been chosen among several by their test results.
 
     Where none passed, the certificate is of the first one, which is no choice.
     """
     return profile.outcome != "not-certified" and profile.certificate.frozen != 1
-
-
-def _rows(profile: ThresholdProfile) -> list[_Row]:
-    lossless = [_target_row(profile), _sd_row(profile)]
-    return [*lossless, _chosen_row(profile)] if _is_fuzzy(profile) else lossless
-
-
-def _is_fuzzy(profile: ThresholdProfile) -> bool:
-    """Returns whether a fuzzy setting was chosen, estimated or tested."""
-    lossless = profile.outcome in _NO_CHOICE or profile.certificate.lossless
-    return profile.estimate is not None or not lossless
 
 
 def _uncorrected(profile: ThresholdProfile) -> str:
@@ -124,12 +83,13 @@ def _is_forecast_beside(speed: Speed) -> bool:
 
 
 def _has_bounds(profile: ThresholdProfile) -> bool:
-    return any("≥" in cell for row in _rows(profile) for cell in row)
+    rows = main_figures(profile)
+    return any(low is not None for row in rows for low in (row.accuracy_bound, row.retention_bound))
 
 
 def _part(profile: ThresholdProfile) -> str:
-    alone, counted = _point(profile, "target", 1), profile.certificate.problems
-    if _source(profile) == "tuning":
+    alone, counted = point_of(profile, "target", 1), profile.certificate.problems
+    if source_of(profile) == "tuning":
         return f"tuning part: {alone.problems if alone else profile.data.tuning} problems, on which choices were made"
     problems = counted or (alone.problems if alone else profile.data.certification)
     return f"certification part: {problems} problems, unseen by the search{_sd_problems(profile, problems)}"
@@ -137,68 +97,16 @@ def _part(profile: ThresholdProfile) -> str:
 
 def _sd_problems(profile: ThresholdProfile, problems: int) -> str:
     """Of `sd`, which may be decoded on fewer problems: enough for its tokens per round."""
-    point = _point(profile, "sd", sd_draft_length(profile))
+    point = point_of(profile, "sd", sd_draft_length(profile))
     return f" (sd on {point.problems})" if point and point.problems != problems else ""
 
 
-def _source(profile: ThresholdProfile) -> str:
-    """The part that figures are from: certification, as soon as anything was decoded there."""
-    return max((point.source for point in profile.curve), default="tuning", key=lambda part: part == "certification")
-
-
-def _target_row(profile: ThresholdProfile) -> _Row:
-    certificate, speed = profile.certificate, profile.speed
-    paces = _paces(speed, "target")
-    if certificate.lossless:
-        return _Row("target alone", _bounded(certificate.accuracy, certificate.accuracy_lower_bound), paces=paces)
-    point = None if certificate.problems else _point(profile, "target", 1)  # on as many problems as `_part` says
-    accuracy = point.accuracy if point else profile.accuracy.target
-    return _Row("target alone", _marked(percent(accuracy), _PART), paces=paces)
-
-
-def _sd_row(profile: ThresholdProfile) -> _Row:
-    """`sd` loses nothing, but its accuracy is shown where it was measured on the same problems as the target."""
-    point, alone = _point(profile, "sd", sd_draft_length(profile)), _point(profile, "target", 1)
-    if point and alone and point.problems != alone.problems:
-        point = None
-    return _Row(
-        f"sd (lossless)\nL = {sd_draft_length(profile)}{draft_among(profile, profile.sd_draft)}",
-        accuracy=_marked(percent(point.accuracy if point else None), _PART),
-        retention=_marked(percent(point.retention if point else None), _PART),
-        tokens_per_round=_marked(pace(profile.tokens_per_round.sd, 2), _PART),
-        paces=_paces(profile.speed, "sd"),
-    )
-
-
-def _chosen_row(profile: ThresholdProfile) -> _Row:
-    certificate, estimate = profile.certificate, profile.estimate
-    point = estimate or _point(profile, profile.rule, profile.draft_length)
-    measured = point.retention if point and certificate.retention is None else certificate.retention
-    return _Row(
-        _configuration(profile),
-        accuracy=_bounded(profile.accuracy.chosen, certificate.accuracy_lower_bound),
-        retention=_bounded(measured, certificate.lower_bound),
-        tokens_per_round=_marked(pace(profile.tokens_per_round.chosen, 2), _PART),
-        paces=_paces(profile.speed, "chosen"),
-    )
-
-
-def _point(profile: ThresholdProfile, rule: str, draft_length: int) -> CurvePoint | None:
-    """The point of a rule at the profile's threshold, where the rule has one, preferably at this draft length."""
-    setting = (None, None) if rule in ("sd", "target") else (profile.threshold, profile.policy)
-    points = [p for p in profile.curve if (p.rule, p.source) == (rule, _source(profile))]
-    points = [p for p in points if (p.threshold, p.policy) == setting]
-    return min(points, key=lambda p: p.draft_length != draft_length, default=None)
-
-
-def _configuration(profile: ThresholdProfile) -> str:
-    if profile.threshold is not None:
-        return f"{profile.rule}\nT = {profile.threshold:.4g}, {drafts(profile)}{draft_among(profile, None)}"
-    if profile.estimate is not None:
-        label = _NOT_CHOSEN.get(profile.outcome, "not certified")
-        among = draft_among(profile, profile.estimate.draft)
-        return f"{label}\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}{among}"
-    return f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}"
+def _cells(row: Figures, speed: Speed) -> tuple[str, ...]:
+    """The cells of a row, of up to two lines each: a number, and its bound or interval below."""
+    return (
+        row.label, _bounded(row.accuracy, row.accuracy_bound), _bounded(row.retention, row.retention_bound),
+        _marked(pace(row.tokens_per_round, 2), _PART), *_paces(speed, row.which),
+    )  # fmt: skip
 
 
 def _bounded(share: float | None, low: float | None) -> str:

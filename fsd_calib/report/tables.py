@@ -20,7 +20,8 @@ from fsd_calib.formatting import (
     threshold,
     tokens,
 )
-from fsd_calib.report.summary import drafts, was_selected
+from fsd_calib.report.figures import drafts
+from fsd_calib.report.summary import was_selected
 from fsd_collectors.report.terminal import literal
 from fsd_decoding.profile.parts import Certificate, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

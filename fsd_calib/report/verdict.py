@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsd_calib.formatting import bound, exact, interval, percent, tokens
 from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front, rounding, scope, shown
-from fsd_calib.report.summary import draft_among, drafts, sd_draft_length
+from fsd_calib.report.figures import draft_among, drafts, sd_draft_length
 from fsd_calib.report.timing import gain, interval_scope, over_sd
 from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -195,13 +196,32 @@ def test_markdown_has_the_verdict_the_tables_and_its_pictures(folder: Path, tmp_
 
 
 def test_several_runs_are_compared(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
+    """Under names that are those of colours, or nearly."""
+    others = tmp_path / "@first", tmp_path / "@other"
+    for other in others:
+        shutil.copytree(folder, other)
     out = tmp_path / "comparison.html"
-    assert report(folder, other, "--out", out) == 0
+    assert report(folder, *others, "--out", out) == 0
     page = out.read_text(encoding="utf-8")
-    assert "Comparison of 2 calibrations" in page
+    assert "Comparison of 3 calibrations" in page
     assert "Nothing differs in settings and models" in page
+    assert report(*others, "--format", "svg", "--out", tmp_path) == 0
+    assert "@other" in (tmp_path / "speed.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["profile.json", "run.json", "pipe", "."])
+def test_a_page_takes_the_place_of_nothing_else(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    shutil.copy(folder / "profile.json", tmp_path)
+    shutil.copy(folder / "run.json", tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    before = (tmp_path / "profile.json").read_bytes()
+    assert report(tmp_path, "--out", tmp_path / name) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "profile.json", "run.json"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "profile.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], ["nowhere", "--format", "pdf"], []])
@@ -326,7 +346,7 @@ def test_on_a_dark_phone_nothing_is_wider_than_the_screen(browser: Browser, fold
     phone = Looked(browser, folder / "report.html", "dark", PHONE)
     assert phone.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     wide = "all => all.filter(s => s.getBoundingClientRect().right > innerWidth + 1).length"
-    assert phone.page.eval_on_selector_all(".chart svg", wide) == 0
+    assert phone.page.eval_on_selector_all(".chart svg, .chart svg text", wide) == 0
     assert phone.style("body", "backgroundColor") == "rgb(20, 23, 28)"
     assert phone.said == []
     phone.close()
@@ -337,7 +357,9 @@ def test_the_comparison_and_the_page_of_a_profile_alone_draw_too(
 ) -> None:
     shutil.copy(folder / "profile.json", tmp_path)
     assert report(tmp_path) == 0
-    assert report(folder, tmp_path, "--out", tmp_path / "comparison.html") == 0
+    named = tmp_path / "@other"
+    shutil.copytree(folder, named)
+    assert report(folder, named, "--out", tmp_path / "comparison.html") == 0
     for name in ("report.html", "comparison.html"):
         opened = Looked(browser, tmp_path / name)
         assert opened.page.locator(".chart svg").count() > 0

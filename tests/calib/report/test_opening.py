@@ -1,0 +1,52 @@
+"""The opening of a report: its sentence agrees with the verdict, and its tables with those of the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsd_calib.report.figures import main_figures
+from fsd_calib.report.opening import front_sheet, plain_sentence, verdict_section
+from support.calibration.profiles import FRONT, SD_SUFFICES, UNCERTIFIED, UNTESTED, profile
+
+FORECAST = {"speed.timed": 0, "speed.intervals": None}
+ABSOLUTE = {"certificate.acc": "absolute", "certificate.wanted": 0.9}
+LOSSLESS = {"certificate.lossless": True, "certificate.certified": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "which kept 99.8% (at least 98.9%) and is 3.1 times as fast as the target alone; this holds on problems"),
+        (FORECAST, "and is forecast to be 3.1 times as fast as the target alone"),
+        (SD_SUFFICES | FORECAST, "plain sd suffices, which is forecast to make 51.0 tokens/s"),
+        (ABSOLUTE, "with at least 90% accuracy; found fsd-coupled at T = 0.0625 on js with L = 5, which reached 93.1%"),
+        ({"certificate.wanted": None, "speed.wanted": 60.0}, "and makes 61.5 tokens/s, 3.1 times the target's"),
+        (UNTESTED, "with L = 5, which is 3.1 times as fast as the target alone; nothing is certified"),
+        ({"task": "agreement:my.jsonl"}, "keeps to the target's own text for at least 98% of prompts"),
+        (FRONT, "found the points below, to choose from; their bounds hold together on problems like these"),
+        (
+            FRONT | {"curve": FRONT["curve"][:1]},
+            "found no fuzzy setting that is expected to be faster than sd; nothing",
+        ),
+        (SD_SUFFICES | ABSOLUTE | LOSSLESS, "that lossless decoding reaches what was asked holds on problems like"),
+        (UNCERTIFIED | LOSSLESS, "nothing is certified"),
+    ],
+)
+def test_the_sentence_says_what_the_verdict_says(changes: dict[str, Any], says: str) -> None:
+    assert says in plain_sentence(profile(changes))
+
+
+def test_figures_of_the_target_are_not_shown_as_those_of_an_estimate() -> None:
+    estimate = {"threshold": 0.25, "retention": 0.86, "lower_bound": None}
+    figures = main_figures(profile(UNCERTIFIED | LOSSLESS | {"estimate": estimate}))
+    (chosen,) = [row for row in figures if row.which == "chosen"]
+    assert (chosen.retention, chosen.retention_bound, chosen.accuracy_bound) == (0.86, None, None)
+
+
+def test_a_front_lists_its_points_with_their_bounds() -> None:
+    assert [row[2] for row in front_sheet(profile(FRONT)).rows] == [
+        "100.0%\n≥ 98.5%", "99.0%\n≥ 97.0%", "90.0%\n≥ 86.0%",
+    ]  # fmt: skip
+    assert front_sheet(profile(FRONT)) in verdict_section(profile(FRONT)).blocks
