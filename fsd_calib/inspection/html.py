@@ -17,6 +17,7 @@ from fsd_calib.inspection.words import (
     token_cells,
     token_line,
 )
+from fsd_collectors.pages.themes import DARK, LIGHT, variables
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
 from fsd_decoding.terminal import visible
 
@@ -46,10 +47,8 @@ _PAGE = """<!DOCTYPE html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{{ title }}</title>
 <style>
-:root { --paper: #ffffff; --card: #f6f8fa; --ink: #1f2328; --quiet: #57606a; --faint: #d9dde2; --bad: #b3261e;
-        --fuzzy: #ffe3b8; --first: #0072b2; --second: #d55e00; --third: #00795c }
-@media (prefers-color-scheme: dark) { :root { --paper: #14171c; --card: #1c2128; --ink: #e4e7eb; --quiet: #a9b2bd;
-        --faint: #3a4048; --bad: #ff8a80; --fuzzy: #5c4210; --first: #56b4e9; --second: #f0843c; --third: #3cc8a0 } }
+:root { {{ light }} }
+@media (prefers-color-scheme: dark) { :root { {{ dark }} } }
 * { box-sizing: border-box }
 body { background: var(--paper); color: var(--ink); margin: 0 auto; max-width: 60rem; padding: 1.5rem 1.25rem 5rem;
        font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif }
@@ -187,6 +186,8 @@ def texts_page(texts: Sequence[InspectedText], prompt: str, models: str) -> str:
         headings=HEADINGS,
         numbers=NUMBERS,
         style=Markup(TOKEN_STYLE),
+        light=Markup(variables(LIGHT)),
+        dark=Markup(variables(DARK)),
     )
 
 

@@ -21,7 +21,7 @@ class InspectedText:
 
     Args:
         title: what tells it from another text: its T, or its rule if that has none.
-        setting: rule, divergence, T and draft length in one line.
+        setting: rule, divergence, draft length and sampling in one line.
         tokens: all tokens, that of the end of text included.
         rounds: number of rounds.
     """
@@ -79,6 +79,10 @@ def _setting(decoder: SpeculativeDecoder) -> str:
         parts.append("T is on its own scale and bounds no D")
     if rule.drafts:
         parts += [f"D is {decoder.divergence}", f"L = {decoder.draft_length}"]
+    sampling = decoder.sampling
+    if sampling.temperature:
+        parts += [f"temperature {sampling.temperature:g}", f"seed {decoder.seed}"]
+        parts += [f"top-{name} {value:g}" for name, value in (("k", sampling.top_k), ("p", sampling.top_p)) if value]
     ending, _ = decoder.policies()
     if ending is not None:
         parts.append(f"drafts ended early by {type(ending).__name__}")

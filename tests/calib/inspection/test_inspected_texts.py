@@ -69,6 +69,8 @@ def test_settings_without_a_constant_threshold_are_named(decoder: SpeculativeDec
     assert titles == ["T moved by Schedule", "Rule coupled", "Rule target"]
     ended = inspect_text(decoder.with_config(stop_policy=Unsure()), [5], 4)
     assert ended.setting == "coupled, D is js, L = 4, drafts ended early by Unsure"
+    sampled = inspect_text(decoder.with_config(temperature=0.7, top_k=3, seed=5), [5], 4)
+    assert sampled.setting == "coupled, D is js, L = 4, temperature 0.7, seed 5, top-k 3"
 
 
 def test_texts_part_at_their_first_unequal_token(strict: InspectedText, loose: InspectedText) -> None:
