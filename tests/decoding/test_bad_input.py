@@ -33,6 +33,7 @@ BAD_CALLS: list[tuple[str, dict[str, object]]] = [
     ("prompts is 'w5'", {"prompts": "w5"}),
     ("prompt 1 is empty; it must hold at least one token", {"prompts": [[5], []]}),
     ("prompt 0 is empty", {"prompts": [""]}),
+    (r"prompt 'w5 .udcff' holds what is not UTF-8; give it in UTF-8", {"prompts": ["w5 \udcff"]}),
     (r"prompt 1 is \[5.5\]; it must be a text or a list of token ids", {"prompts": [[5], [5.5]]}),
     ("prompt 0 is None", {"prompts": [None]}),
     ("prompt 1 has 128 tokens, the models' context is 128; shorten the prompt", {"prompts": [[5], [5] * 128]}),
