@@ -17,25 +17,10 @@ from fsd_calib.inspection.words import (
     token_cells,
     token_line,
 )
+from fsd_collectors.pages.shell import token_style
 from fsd_collectors.pages.themes import DARK, LIGHT, variables
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
 from fsd_decoding.terminal import visible
-
-TOKEN_STYLE = """
-.fuzzy { background: var(--fuzzy); border-bottom: 2px solid var(--second); border-radius: .15rem }
-.fallback { border-bottom: 2px dashed var(--quiet) }
-.bonus { border-bottom: 2px dotted var(--third) }
-.target { border-bottom: 2px solid var(--faint) }
-.token.empty::before { content: "·"; color: var(--quiet) }
-.parts::before { content: "▶"; color: var(--bad); padding: 0 .15em; font-size: .8em }
-.token:hover, .token:focus { outline: 1px solid var(--first); outline-offset: 1px }
-.token:hover::after, .token:focus::after { content: attr(data-says); position: fixed; z-index: 1; left: 0; right: 0;
-  bottom: 0; padding: .6rem 1.25rem; background: var(--card); color: var(--ink); border-top: 1px solid var(--faint);
-  font: .9rem/1.4 system-ui, sans-serif; white-space: normal; overflow-wrap: anywhere }
-.token:focus:not(:hover)::after { z-index: 0 }
-"""
-"""Style of `token_spans`, for pages with the variables --ink, --quiet, --faint, --card, --bad, --fuzzy, --first,
---second and --third. What is known of a token is shown at the bottom of the screen while it is hovered or focused."""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -136,7 +121,7 @@ thead th { color: var(--quiet); font-weight: 600 } .number { text-align: right }
 def token_spans(tokens: Sequence[SourcedToken], parts: int | None = None) -> str:
     """Returns the tokens of a text as HTML, one span each, whose joined text is the text's.
 
-    Give the page `TOKEN_STYLE` too. All texts are escaped, and their control characters are visible.
+    Give the page `token_style()` too. All texts are escaped, and their control characters are visible.
 
     Args:
         tokens: of one text.
@@ -185,7 +170,7 @@ def texts_page(texts: Sequence[InspectedText], prompt: str, models: str) -> str:
         prompt=visible(prompt),
         headings=HEADINGS,
         numbers=NUMBERS,
-        style=Markup(TOKEN_STYLE),
+        style=Markup(token_style()),
         light=Markup(variables(LIGHT)),
         dark=Markup(variables(DARK)),
     )

@@ -35,7 +35,7 @@ def html(page: Page) -> str:
         undefined=StrictUndefined, finalize=shown,
     )  # fmt: skip
     ours = {  # not from data, or made safe for where it stands
-        "css": (_FOLDER / "page.css").read_text(encoding="utf-8"),
+        "css": (_FOLDER / "page.css").read_text(encoding="utf-8") + token_style(),
         "js": (_FOLDER / "page.js").read_text(encoding="utf-8"),
         "vega": chart_script() if page.charts else "",
         "charts": _json({chart.name: plain(chart.spec) for chart in page.charts}),
@@ -44,6 +44,11 @@ def html(page: Page) -> str:
     }  # fmt: skip
     safe = {name: Markup(text) for name, text in ours.items()}
     return environment.get_template("page.html").render(page=page, **safe)
+
+
+def token_style() -> str:
+    """Returns the CSS of tokens by their source, for pages with the variables of a theme."""
+    return (_FOLDER / "tokens.css").read_text(encoding="utf-8")
 
 
 def _json(content: Mapping[str, Any]) -> str:
