@@ -44,7 +44,7 @@ def differing_section(run: Run) -> Section:
 
 def _pair(number: int, each: Differing) -> TextPair:
     kind, tone = _outcome(each.target.correct, each.chosen.correct)
-    question = " ".join(each.question.split())
+    question = " ".join((each.question or each.prompt).split())
     summary = question if len(question) <= _SUMMARY else f"{question[:_SUMMARY]} …"
     target, chosen = _pieces(each.target.text, each.chosen.text)
     tokens = tuple(ShownToken(token.text, token.source, token.says) for token in each.sources)

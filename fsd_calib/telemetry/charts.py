@@ -13,7 +13,7 @@ import numpy as np
 
 from fsd_calib.telemetry.tables import divergences_line, facts_of, unit
 from fsd_collectors.pages.blocks import Paragraph, Section
-from fsd_collectors.pages.charts import Chart, Spec, by_series, layered, quantitative
+from fsd_collectors.pages.charts import LINES, Chart, Spec, by_series, layered, quantitative
 from fsd_decoding.observers.round_log import DecodingSetup
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 300  # points a curve
 _HEIGHT = 170
 _MIN_WINDOW = 32  # rounds that speeds are averaged over, at least
-_KEYS = {"line": "mean", "dashes": "drafted", "dots": "largest accepted only because D ≤ T"}
+_KEYS = {"line": "mean", "dashes": "drafted", "dots": "largest fuzzy one"}
 _LOOKS = {"line": ("@first", [1, 0]), "dashes": ("@quiet", [5, 3]), "dots": ("@second", [1, 0])}
 
 
@@ -46,7 +46,8 @@ def run_section(table: pd.DataFrame, setups: Sequence[DecodingSetup]) -> Section
     step = f"Each step is the mean of up to {rounds} rounds; bands and dots show the extremes among them. "
     notes = (
         f"{step if rounds > 1 else ''}Speeds are averaged over {max(_MIN_WINDOW, rounds)} rounds. Divergences are "
-        f"{divergences_line(setups)}, of drafted tokens up to the first rejected one."
+        f"{divergences_line(setups)}, of drafted tokens up to the first rejected one; a fuzzy one was accepted only "
+        "because D ≤ T."
     )
     return Section(
         "rounds", "Round by round", "What was decided and how fast, over the seconds since the first round began.",
@@ -102,7 +103,7 @@ def _chart(panel: _Panel, steps: pd.DataFrame) -> Chart:
     kinds = [kind for kind in _KEYS if getattr(panel, kind) is not None]
     values = [value for kind in kinds for value in _values(steps, getattr(panel, kind), kind)]
     names = [_KEYS[kind] for kind in kinds]
-    legend: dict[str, Any] = {} if len(kinds) > 1 else {"legend": None}
+    legend: dict[str, Any] = {"legend": LINES if "dots" not in kinds else {}} if len(kinds) > 1 else {"legend": None}
     looks = by_series("color", "kind", names, [_LOOKS[kind][0] for kind in kinds], **legend)
     dashes = by_series("strokeDash", "kind", names, [_LOOKS[kind][1] for kind in kinds], **legend)
     last = float(steps.seconds.iloc[-1]) or 1.0

@@ -8,6 +8,8 @@ from typing import Any
 
 Spec = dict[str, Any]
 Values = Sequence[Mapping[str, Any]]
+LINES: Spec = {"symbolType": "stroke", "symbolSize": 350, "symbolStrokeWidth": 2}
+"""The legend of series that are lines."""
 
 
 @dataclass(frozen=True)

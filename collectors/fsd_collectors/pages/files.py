@@ -15,7 +15,7 @@ def write(path: Path, content: bytes) -> Path:
         UsageError: It cannot be written, or something that is no file has its name.
     """
     if path.is_dir():
-        raise UsageError(f"{str(path)!r} is a folder; name a file in it, such as {str(path / 'report.html')!r}")
+        raise UsageError(f"{str(path)!r} is a folder; name a file in it, such as {str(path / 'page.html')!r}")
     if path.exists() and not path.is_file():  # a device or a pipe, which the file would replace
         raise UsageError(f"{str(path)!r} is a device or a pipe, and a page is written to a file; name another")
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsd_collectors.pages.charts import Chart, Spec, by_series, layered, quantitative
+from fsd_collectors.pages.charts import LINES, Chart, Spec, by_series, layered, quantitative
 from fsd_collectors.pages.themes import DASHES, SERIES
 from fsd_collectors.report.histogram import BINS, Histogram
 from fsd_collectors.report.summary import DivergenceSummary, Summary
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 LENGTHS = (2, 3, 5, 8, 12)  # draft lengths that are drawn
 THRESHOLDS = 48  # thresholds of each divergence, evenly spaced on its log scale
-_LINES = {"symbolType": "stroke", "symbolSize": 350, "symbolStrokeWidth": 2}  # in a legend
 _POINTS = 60  # of a curve
 _DECADES = 9  # of the scale of thresholds, at most
 
@@ -98,7 +97,7 @@ def rounds(summary: Summary, swept: pd.DataFrame) -> Chart:
     levels = [{"L": f"L = {length}", "y": float(lossless[length])} for length in lengths]
     x, y = _percent("x", "% of drafted tokens with D ≤ T"), quantitative("y", "tokens per round (fsd-coupled)")
     looks = by_series("color", "L", names, SERIES)
-    dashes = by_series("strokeDash", "divergence", list(summary.divergences), DASHES, legend=_LINES)
+    dashes = by_series("strokeDash", "divergence", list(summary.divergences), DASHES, legend=LINES)
     tooltip = [{"field": name, "type": "nominal"} for name in ("L", "divergence", "T", "tokens/round")]
     layers: list[Spec] = [
         {"data": {"values": levels}, "mark": {"type": "rule", "strokeDash": [2, 3], "strokeWidth": 1.5},
@@ -125,8 +124,8 @@ def _round_point(summary: Summary, row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _curves(values: Sequence[dict[str, Any]], x: Spec, y: Spec, names: Sequence[str]) -> Spec:
-    looks = by_series("color", "divergence", names, SERIES, legend=_LINES)
-    looks |= by_series("strokeDash", "divergence", names, DASHES, legend=_LINES)
+    looks = by_series("color", "divergence", names, SERIES, legend=LINES)
+    looks |= by_series("strokeDash", "divergence", names, DASHES, legend=LINES)
     tooltip = [{"field": name, "type": "nominal"} for name in ("divergence", "T", "accepted", "of these")]
     nearest = {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"}
     layers: list[Spec] = [
