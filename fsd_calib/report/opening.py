@@ -13,6 +13,7 @@ from fsd_collectors.pages.sheet import Sheet
 from fsd_decoding.profile.costs import Speed
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
+_EQUALS = "\u00a0=\u00a0"  # on a phone lines break elsewhere
 _BADGES: dict[str, tuple[str, Tone]] = {
     "certified": ("Certified", "good"), "not-certified": ("Not certified", "bad"), "too-slow": ("Too slow", "bad"),
     "lossless-suffices": ("Lossless decoding suffices", "good"), "untested": ("Untested", "bad"),
@@ -100,7 +101,7 @@ def figures_sheet(profile: ThresholdProfile) -> Sheet:
     """Returns the target, `sd` and the chosen setting side by side."""
     speed, figures = profile.speed, main_figures(profile)
     rows = tuple(
-        (row.label, _bounded(row.accuracy, row.accuracy_bound), _bounded(row.retention, row.retention_bound),
+        (row.label.replace(" = ", _EQUALS), _bounded(row.accuracy, row.accuracy_bound), _bounded(row.retention, row.retention_bound),
          pace(row.tokens_per_round, 2), *_speed(speed, row.which))
         for row in figures
     )  # fmt: skip

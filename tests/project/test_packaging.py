@@ -156,7 +156,7 @@ def test_wheel_holds_all_sources_and_the_pair(wheel: zipfile.ZipFile) -> None:
         for package in package_folders().values()
         for path in package.rglob("*")
         if path.is_file()
-        and (path.suffix in {".py", ".typed"} or {"pair", "schemas"} & set(path.parts) or path.stem == "page")
+        and (path.suffix in {".py", ".typed", ".css"} or {"pair", "schemas"} & set(path.parts) or path.stem == "page")
     }
     assert wanted <= set(wheel.namelist())
     assert {f"{package}/py.typed" for package in package_folders()} <= set(wheel.namelist())

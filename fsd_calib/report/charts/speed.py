@@ -63,15 +63,13 @@ def _layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
 
 
 def _labels(x: Spec, y: Spec, most: float) -> list[Spec]:
-    """Returns the layers of labels: in the right part to the left of the mark, and that of `sd` below it."""
-    above, below = {"baseline": "bottom", "dy": -9}, {"baseline": "top", "dy": 8}
-    to_left, to_right = {"align": "right", "dx": -9}, {"align": "left", "dx": 9}
-    sd, right = "datum.label === 'sd'", f"datum.speed > {_RIGHT * most}"
-    places = {f"{sd} && !({right})": below | to_right, f"{sd} && {right}": below | to_left,
-              f"!({sd}) && !({right})": above | to_right, f"!({sd}) && {right}": above | to_left}  # fmt: skip
+    """Returns the layers of labels: above the lossless marks, which can be close, and beside the chosen one."""
+    lossless, right = "datum.label === 'target' || datum.label === 'sd'", f"datum.speed > {_RIGHT * most}"
+    places = {lossless: {"align": "center", "dx": 0}, f"!({lossless}) && {right}": {"align": "right", "dx": -9},
+              f"!({lossless}) && !({right})": {"align": "left", "dx": 9}}  # fmt: skip
     return [
-        {"transform": [{"filter": f"isValid(datum.label) && {where}"}],
-         "mark": {"type": "text", "fontWeight": 600, **place},
+        {"transform": [{"filter": f"isValid(datum.label) && ({where})"}],
+         "mark": {"type": "text", "baseline": "bottom", "dy": -10, "fontWeight": 600, **place},
          "encoding": {"x": x, "y": y, "text": {"field": "label"}}}
         for where, place in places.items()
     ]  # fmt: skip
