@@ -101,8 +101,8 @@ def figures_sheet(profile: ThresholdProfile) -> Sheet:
     """Returns the target, `sd` and the chosen setting side by side."""
     speed, figures = profile.speed, main_figures(profile)
     rows = tuple(
-        (row.label.replace(" = ", _EQUALS), _bounded(row.accuracy, row.accuracy_bound), _bounded(row.retention, row.retention_bound),
-         pace(row.tokens_per_round, 2), *_speed(speed, row.which))
+        (row.label.replace(" = ", _EQUALS), _bounded(row.accuracy, row.accuracy_bound),
+         _bounded(row.retention, row.retention_bound), pace(row.tokens_per_round, 2), *_speed(speed, row.which))
         for row in figures
     )  # fmt: skip
     marked = frozenset(i for i, row in enumerate(figures) if row.which == "chosen" and profile.threshold is not None)
