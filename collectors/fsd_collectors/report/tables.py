@@ -95,11 +95,11 @@ def unit_of(name: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Formats a number with three digits, from 1,000 with all before the point; None and NaN become a dash."""
+    """Formats a number with three digits, from 1000 with all before the point; None and NaN become a dash."""
     if value is None or value != value:
         return _NONE
     if 999.5 <= abs(value) < 1e9:
-        return f"{value:,.0f}"
+        return f"{value:.0f}"
     return f"{value:.3g}".replace("inf", "∞")
 
 
