@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsd_calib.cli.console import leave, load_libraries, reply, say
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, MaxNewTokensOption, RawOption
@@ -29,7 +30,7 @@ Example: fsd-generate --profile profile.json "Ana has 3 hens, and each lays 5 eg
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = Family()
 
 
 @app.command(epilog=_EPILOG)

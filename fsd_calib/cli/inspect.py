@@ -12,6 +12,7 @@ import typer
 from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import one_of, tasks
 from fsd_calib.cli.console import leave, load_libraries, reply
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import OptionGroup, grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import (
@@ -47,7 +48,7 @@ Examples: fsd-inspect "Ana has 3 hens, and each lays 5 eggs a week. How many egg
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = Family()
 
 
 @dataclass(frozen=True)

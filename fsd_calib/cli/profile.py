@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import AllowEditedOption, VersionOption
 from fsd_decoding.errors import UsageError
 
@@ -31,9 +32,7 @@ _Profiles = Annotated[
     list[Path], typer.Argument(metavar="PATH…", help="Profile files, or their folders.", show_default=False)
 ]
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
+app = Family(
     no_args_is_help=True,
     help="Shows, validates, compares and serves the profiles that fsd-calibrate writes.",
     epilog=_EPILOG,

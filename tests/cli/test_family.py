@@ -85,6 +85,7 @@ def test_help_breaks_no_word_at_80_columns(
     assert run(module(name).app, module(name).NAME, ["--help"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
+    assert "<bool>" not in text  # a flag takes no value
     shown = re.sub(r"[│\s]+", " ", text)
     for one in options(name).values():
         words = [] if getattr(one, "hidden", False) else (one.help or "").split()
