@@ -49,7 +49,7 @@ def command(
         Path | None,
         typer.Option(
             help="Take what is not given here from this file in YAML, such as the run.yaml that is saved beside each "
-            "profile.",
+            "profile, or from the one in this folder.",
             rich_help_panel=GOAL,
         ),
     ] = None,
