@@ -134,8 +134,8 @@ def test_the_level_reaches_libraries_here_and_in_processes_that_are_started(caps
 
 
 def test_prompts_come_from_arguments_standard_input_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "piped").write_text("one\n\n  two \n")
-    with (tmp_path / "piped").open() as piped:
+    (tmp_path / "piped").write_bytes(b"one\r\n\r\n  two \n")
+    with (tmp_path / "piped").open(newline="\n") as piped:  # as Python opens standard input
         monkeypatch.setattr(sys, "stdin", piped)
         assert gathered(["first", "-", "last"], None) == ["first", "one", "  two ", "last"]
     lines = tmp_path / "prompts.jsonl"
