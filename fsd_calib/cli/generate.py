@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 NAME = "fsd-generate"
 _EPILOG = """
-Example: fsd-generate --profile profile.json "Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there now?"
+Example: fsd-generate --profile profile.json "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many
+pies does Mia have now?"
 
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 NAME = "fsd-inspect"
 _BUNDLED = "arithmetic"  # the task of the bundled pair
 _EPILOG = """
-Examples: fsd-inspect "Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there now?" · fsd-inspect
---profile profile.json --threshold 0.1 --threshold 0.4 --html texts.html "…"
+Examples: fsd-inspect "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many pies does Mia have now?" ·
+fsd-inspect --profile profile.json --threshold 0.1 --threshold 0.4 --html texts.html "…"
 
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
