@@ -74,7 +74,7 @@ def _usage(command: Any) -> str:
 
 
 def _argument(parameter: Any) -> str:
-    name = str(parameter.metavar or parameter.name.upper()).rstrip("…")
+    name = str(parameter.metavar or parameter.name.upper())
     shown = name if parameter.nargs == 1 else f"{name}…"
     return shown if parameter.required else f"[{shown}]"
 

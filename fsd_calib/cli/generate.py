@@ -42,6 +42,7 @@ def command(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="PROMPT",
             help="One or more prompts, each in quotes; - reads them from standard input, one a line.",
             show_default=False,
         ),

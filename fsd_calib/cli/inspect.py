@@ -95,7 +95,7 @@ class SettingOptions(OptionGroup):
 @loads_models_of_profile
 @grouped
 def command(
-    prompt: Annotated[str, typer.Argument(help="The prompt, in quotes.", show_default=False)],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt, in quotes.", show_default=False)],
     profile: Annotated[
         Path | None, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")
     ] = None,

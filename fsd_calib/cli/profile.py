@@ -29,7 +29,7 @@ _Profile = Annotated[
 _A = Annotated[Path, typer.Argument(metavar="A", help="The first profile.json, or its folder.", show_default=False)]
 _B = Annotated[Path, typer.Argument(metavar="B", help="The second profile.json, or its folder.", show_default=False)]
 _Profiles = Annotated[
-    list[Path], typer.Argument(metavar="PATH…", help="Profile files, or their folders.", show_default=False)
+    list[Path], typer.Argument(metavar="PATH", help="Profile files, or their folders.", show_default=False)
 ]
 
 app = Family(

@@ -31,7 +31,7 @@ app = Family()
 def command(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Folders of calibrations, or their profile.json.", show_default=False),
+        typer.Argument(metavar="RUN", help="Folders of calibrations, or their profile.json.", show_default=False),
     ],
     format: Annotated[
         str,
