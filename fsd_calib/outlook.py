@@ -84,7 +84,9 @@ class Outlook:
         left = self.left
         if left is None:
             return "time left not known yet"
-        return f"more than {clock(left)} left" if self.overdue else f"about {clock(left)} left"
+        if not self.overdue:
+            return f"about {clock(left)} left"
+        return f"more than {clock(left)} left" if left else "longer than planned"
 
     @property
     def summary(self) -> str:

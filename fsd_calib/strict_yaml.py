@@ -18,6 +18,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+_SHOWN = 5  # faults of one file
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -59,7 +60,9 @@ def read_yaml(path: Path, model: type[_Model], what: str, described: str) -> _Mo
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise UsageError(f"{what} {path}: {'; '.join(_broken_rules(error, model))}") from None
+        broken = list(_broken_rules(error, model))
+        more = [f"and {len(broken) - _SHOWN} more; see {described}"] if len(broken) > _SHOWN else []
+        raise UsageError(f"{what} {path}: {'; '.join([*broken[:_SHOWN], *more])}") from None
 
 
 def _broken_rules(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:

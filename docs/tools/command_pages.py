@@ -59,7 +59,7 @@ def _body(name: str, command: Any, level: int) -> Iterator[str]:
     yield f"```text\n{name} {_usage(command)}\n```"
     for panel, rows in _panels(command, context).items():
         yield f"{'#' * level} {panel}"
-        yield "\n".join(["| name | default | what it says |", "| --- | --- | --- |", *rows])
+        yield "\n".join(["| name | meaning |", "| --- | --- |", *rows])
     for inner_name, inner in commands.items():
         yield f"{'#' * level} {name} {inner_name}"
         yield from _body(f"{name} {inner_name}", inner, level + 1)
@@ -74,7 +74,7 @@ def _usage(command: Any) -> str:
 
 
 def _argument(parameter: Any) -> str:
-    name = str(parameter.metavar or parameter.name.upper()).rstrip("…")
+    name = str(parameter.metavar or parameter.name.upper())
     shown = name if parameter.nargs == 1 else f"{name}…"
     return shown if parameter.required else f"[{shown}]"
 
@@ -95,16 +95,17 @@ def _row(parameter: Any, is_argument: bool) -> str:
     names = [_argument(parameter)] if is_argument else [*parameter.opts, *parameter.secondary_opts]
     value = "" if is_argument or parameter.is_flag else " …"
     shown = ", ".join(f"`{name}{value}`" for name in names)
-    return f"| {shown} | {_default(parameter)} | {_cell(_text(parameter.help))} |"
+    return f"| {shown} | {_cell(_text(parameter.help))}{_default(parameter)} |"
 
 
 def _default(parameter: Any) -> str:
+    """What goes behind a parameter's help; nothing where that says it."""
     if parameter.required:
-        return "required"
+        return " Required."
     default = parameter.default
     if default is None or default is False or callable(default) or default == () or not _is_plain(default):
         return ""
-    return f"`{default}`"
+    return f" Default: `{default}`."
 
 
 def _is_plain(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a goal is finer than the numerical floor."""
+"""The numerical floor: a note on it, and whether a goal is finer than it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,26 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import NumericalChurn
 
 
+def note(churn: NumericalChurn | None, progress: Progress) -> None:
+    """Notes how often rounding alone flips an outcome.
+
+    Args:
+        churn: None: it cannot be told from noise.
+    """
+    if churn is None:
+        progress.note(
+            "how many outcomes rounding alone flips is not known: sampled lossless texts have noise of their own in "
+            "this engine"
+        )
+        return
+    progress.note(
+        f"rounding alone (the lossless rule compared with the target) flipped {churn.outcomes_flipped} of "
+        f"{churn.problems} outcomes, so it flips {_floor(churn).bound_in_words}; it changed {churn.texts_changed} texts"
+    )
+
+
 def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: Progress) -> None:
-    """Notes the floor, then checks that the goal is not finer than it.
+    """Checks that the goal is not finer than the floor, and notes where it may be.
 
     Args:
         accuracy: of the target, on the problems that `churn` was counted on.
@@ -21,16 +39,8 @@ def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: P
         UsageError: a certificate is requested, and the losses it allows are below even the least that the floor may be.
     """
     if churn is None:
-        progress.note(
-            "how many outcomes rounding alone flips is not known: sampled lossless texts have noise of their own in "
-            "this engine"
-        )
         return
-    floor, room = Floor.of(churn.outcomes_flipped, churn.problems), _room(goal, accuracy)
-    progress.note(
-        f"rounding alone (the lossless rule compared with the target) flipped {churn.outcomes_flipped} of "
-        f"{churn.problems} outcomes, so it flips {floor.bound_in_words}; it changed {churn.texts_changed} texts"
-    )
+    floor, room = _floor(churn), _room(goal, accuracy)
     if room is None or floor.share <= room:
         return
     if floor.least <= room or goal.guarantee == "none":
@@ -43,6 +53,10 @@ def judge(goal: Goal, accuracy: float, churn: NumericalChurn | None, progress: P
         f"{churn.problems}, at least {at_least(floor.least)} ({confidence(DELTA)} confidence); use --dtype float32 if "
         "the models run in another one, or a lower --min-acc, or --guarantee none, which claims nothing"
     )
+
+
+def _floor(churn: NumericalChurn) -> Floor:
+    return Floor.of(churn.outcomes_flipped, churn.problems)
 
 
 def _room(goal: Goal, accuracy: float) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from fsd_calib.calibration.baseline import COMPARED, Baseline, measure_baseline
 from fsd_calib.calibration.findings import Findings
-from fsd_calib.calibration.numerical_floor import judge
+from fsd_calib.calibration.numerical_floor import judge, note
 from fsd_calib.calibration.pass_probability import chance_of, claim_of, pass_model_of
 from fsd_calib.calibration.prepare import Prepared
 from fsd_calib.calibration.stages import best_so_far, decided, stages_of
@@ -68,6 +68,7 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
     outlook.begin("baseline")
     meter = Meter(ready, outlook)
     baseline = measure_baseline(ready.session, ready.lossless, COMPARED)
+    note(baseline.numerical_churn, ready.session.progress)
     if baseline.alone.problems > ready.plan.pilot.problems:  # otherwise it was judged already
         judge(ready.goal, baseline.alone.accuracy, baseline.numerical_churn, ready.session.progress)
     wanted = ready.goal.min_speed

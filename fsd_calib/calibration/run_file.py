@@ -14,6 +14,7 @@ from fsd_calib.calibration.goal import MAX_MIN_ACC, Acc, Guarantee, Test
 from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
 from fsd_calib.strict_yaml import Strict, read_yaml
 
+NAME = "run.yaml"
 _Count = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -124,7 +125,11 @@ class RunFile(_Section):
 def read_run_file(path: Path) -> RunFile:
     """Returns what a file says.
 
+    Args:
+        path: of the file, or of the folder that holds it under its usual name.
+
     Raises:
         UsageError: It cannot be read, is no YAML, or breaks a rule.
     """
+    path = path / NAME if path.is_dir() else path
     return read_yaml(path, RunFile, "run file", "docs/commands.md")

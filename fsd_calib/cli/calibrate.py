@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import NOT_MET, check_writable, interruptible, leave, load_libraries, reply, say
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.goal_options import GOAL, GoalOptions
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models
@@ -35,7 +36,7 @@ then holds an uncertified estimate, and decoders run losslessly) · 130 interrup
 """
 _EARLIER = ("profile.json", "run.yaml", "study.log")  # files of an earlier run, which this one continues
 
-app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = Family()
 
 
 @app.command(epilog=_EPILOG)
@@ -48,7 +49,7 @@ def command(
         Path | None,
         typer.Option(
             help="Take what is not given here from this file in YAML, such as the run.yaml that is saved beside each "
-            "profile.",
+            "profile, or from the one in this folder.",
             rich_help_panel=GOAL,
         ),
     ] = None,

@@ -13,6 +13,7 @@ import typer
 
 from fsd_calib.cli.completion import tasks
 from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models
 from fsd_calib.cli.on_policy_options import PolicyOptions
@@ -34,7 +35,7 @@ Examples: fsd-collect --task arithmetic --out traces · fsd-collect --task arith
 Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
 """
 
-app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = Family()
 
 
 @app.command(epilog=_EPILOG)

@@ -138,7 +138,8 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
         return BAD_INPUT
     except typer.TyperException as error:
         message = error.format_message().rstrip(".") or "a command is missing"  # the help was printed then
-        say(name, f"error: {message} (see {name} --help)")
+        context = getattr(error, "ctx", None)  # knows which of a group's commands it was
+        say(name, f"error: {message} (see {context.command_path if context else name} --help)")
         return error.exit_code
     except RunInterruptedError as reason:
         say(name, f"interrupted; {reason}")

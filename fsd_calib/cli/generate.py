@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsd_calib.cli.console import leave, load_libraries, reply, say
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import MODELS, AllowEditedOption, DeviceOption, DtypeOption, MaxNewTokensOption, RawOption
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
 NAME = "fsd-generate"
 _EPILOG = """
-Example: fsd-generate --profile profile.json "Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there now?"
+Example: fsd-generate --profile profile.json "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many
+pies does Mia have now?"
 
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = Family()
 
 
 @app.command(epilog=_EPILOG)
@@ -40,6 +42,7 @@ def command(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="PROMPT",
             help="One or more prompts, each in quotes; - reads them from standard input, one a line.",
             show_default=False,
         ),

@@ -12,6 +12,7 @@ import typer
 from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import one_of, tasks
 from fsd_calib.cli.console import leave, load_libraries, reply
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import OptionGroup, grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
 from fsd_calib.cli.options import (
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
 NAME = "fsd-inspect"
 _BUNDLED = "arithmetic"  # the task of the bundled pair
 _EPILOG = """
-Examples: fsd-inspect "Ana has 3 hens, and each lays 5 eggs a week. How many eggs are there now?" · fsd-inspect
---profile profile.json --threshold 0.1 --threshold 0.4 --html texts.html "…"
+Examples: fsd-inspect "Mia bakes 4 trays of 6 pies a tray. Mia sells 10 of them. How many pies does Mia have now?" ·
+fsd-inspect --profile profile.json --threshold 0.1 --threshold 0.4 --html texts.html "…"
 
 Exit codes: 0 done · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = Family()
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class SettingOptions(OptionGroup):
 @loads_models_of_profile
 @grouped
 def command(
-    prompt: Annotated[str, typer.Argument(help="The prompt, in quotes.", show_default=False)],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt, in quotes.", show_default=False)],
     profile: Annotated[
         Path | None, typer.Option(help="The profile.json that fsd-calibrate wrote, or its folder.")
     ] = None,

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import AllowEditedOption, VersionOption
 from fsd_decoding.errors import UsageError
 
@@ -28,12 +29,10 @@ _Profile = Annotated[
 _A = Annotated[Path, typer.Argument(metavar="A", help="The first profile.json, or its folder.", show_default=False)]
 _B = Annotated[Path, typer.Argument(metavar="B", help="The second profile.json, or its folder.", show_default=False)]
 _Profiles = Annotated[
-    list[Path], typer.Argument(metavar="PATH…", help="Profile files, or their folders.", show_default=False)
+    list[Path], typer.Argument(metavar="PATH", help="Profile files, or their folders.", show_default=False)
 ]
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
+app = Family(
     no_args_is_help=True,
     help="Shows, validates, compares and serves the profiles that fsd-calibrate writes.",
     epilog=_EPILOG,

@@ -35,7 +35,8 @@ def gathered(arguments: Sequence[str], file: Path | None) -> list[str]:
 
 def _read_stdin() -> str:
     try:
-        return "" if sys.stdin is None else sys.stdin.read()
+        # Unlike that of files, its text keeps the line ends of Windows, which would be part of the prompts.
+        return "" if sys.stdin is None else sys.stdin.read().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"standard input is not text ({error}); give prompts as UTF-8, one a line") from error
 

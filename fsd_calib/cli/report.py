@@ -13,6 +13,7 @@ import typer
 
 from fsd_calib.cli.completion import one_of
 from fsd_calib.cli.console import leave, reply, say
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import VersionOption
 from fsd_decoding.errors import UsageError
 
@@ -24,14 +25,14 @@ Examples: fsd-report fsd-profile/arithmetic · fsd-report fsd-profile/arithmetic
 Exit codes: 0 written · 2 bad input · 130 interrupted
 """
 
-app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = Family()
 
 
 @app.command(epilog=_EPILOG)
 def command(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Folders of calibrations, or their profile.json.", show_default=False),
+        typer.Argument(metavar="RUN", help="Folders of calibrations, or their profile.json.", show_default=False),
     ],
     format: Annotated[
         str,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsd_calib.cli.console import NOT_MET, leave, quiet_libraries, reply, say
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import DataOption, LimitOption, VersionOption
 from fsd_calib.cli.task_options import SubjectsOption, named_task
 from fsd_calib.tasks.registry import described_tasks, load_task
@@ -34,9 +35,7 @@ _Target = Annotated[
     typer.Option(help="Show prompts for this model: hub id or local path. By default for one without a chat template."),
 ]
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
+app = Family(
     no_args_is_help=True,
     help="Lists the tasks, shows what one asks and how it grades, and checks its grader.",
     epilog=_EPILOG,

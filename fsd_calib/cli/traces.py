@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fsd_calib.cli.console import BAD_INPUT, leave, reply, say
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.options import VersionOption
 
 NAME = "fsd-traces"
@@ -21,9 +22,7 @@ Exit codes: 0 done (verify: the traces are intact) · 2 bad input or damaged tra
 """
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that fsd-collect wrote.", show_default=False)]
 
-app = typer.Typer(
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
+app = Family(
     no_args_is_help=True,
     help="Verifies, describes and plots the traces that fsd-collect writes.",
     epilog=_EPILOG,

@@ -13,6 +13,7 @@ import typer
 from fsd_calib.cli.choices import DIVERGENCES, RULES_WITH_T
 from fsd_calib.cli.completion import one_of, several_of
 from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
+from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.options import DATA, LimitOption, several
 from fsd_calib.cli.output_options import OutputOptions, reply_json
@@ -29,7 +30,7 @@ Exit codes: 0 done · 2 bad input · 130 interrupted
 _MODEL = "Predictor"
 _KINDS = ("boosted", "logistic", "head")
 
-app = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = Family()
 
 
 @app.command(epilog=_EPILOG)

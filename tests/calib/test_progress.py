@@ -99,6 +99,9 @@ def test_a_stage_without_decodings_goes_by_the_clock() -> None:
     outlook.begin("timing")
     clock.time = 60.0
     assert outlook.left == pytest.approx(30)
+    clock.time = 95.0  # 5 s more than planned, and nothing comes after it
+    assert outlook.left_in_words == "longer than planned"
+    clock.time = 60.0
     assert outlook.summary == "done in 1:00 (preparing 0:10, search 0:30, timing 0:20)"
 
 

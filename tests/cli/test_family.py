@@ -85,6 +85,7 @@ def test_help_breaks_no_word_at_80_columns(
     assert run(module(name).app, module(name).NAME, ["--help"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
+    assert "<bool>" not in text  # a flag takes no value
     shown = re.sub(r"[│\s]+", " ", text)
     for one in options(name).values():
         words = [] if getattr(one, "hidden", False) else (one.help or "").split()
@@ -133,8 +134,8 @@ def test_the_level_reaches_libraries_here_and_in_processes_that_are_started(caps
 
 
 def test_prompts_come_from_arguments_standard_input_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "piped").write_text("one\n\n  two \n")
-    with (tmp_path / "piped").open() as piped:
+    (tmp_path / "piped").write_bytes(b"one\r\n\r\n  two \n")
+    with (tmp_path / "piped").open(newline="\n") as piped:  # as Python opens standard input
         monkeypatch.setattr(sys, "stdin", piped)
         assert gathered(["first", "-", "last"], None) == ["first", "one", "  two ", "last"]
     lines = tmp_path / "prompts.jsonl"

@@ -16,6 +16,7 @@ from fsd_calib.cli import profile as profile_app
 from fsd_calib.cli.console import run
 from fsd_calib.report.diff import differences
 from support.calibration.profiles import FRONT, UNCERTIFIED, profile, values
+from support.messages import error_line
 from support.paths import FILES
 
 OLD = FILES / "profile-1.json"
@@ -215,3 +216,8 @@ def test_profiles_are_shown_without_what_decodes(command: str, tmp_path: Path) -
     profile().save(tmp_path / "profile.json")
     _, loaded = loaded_by(command, *[str(tmp_path / "profile.json")] * (2 if command == "diff" else 1))
     assert {"torch", "transformers", "optuna"}.isdisjoint(loaded)
+
+
+def test_a_wrong_call_leads_to_the_help_of_the_command_in_question(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app("diff", "a.json") == 2
+    assert error_line(capsys) == "fsd-profile: error: Missing argument 'B' (see fsd-profile diff --help)"

@@ -36,6 +36,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         tags = _LOADING.findall(page.read_text(encoding="utf-8"))
         assert tags
         assert [tag for tag in tags if _ELSEWHERE.search(tag)] == []
+        assert not re.search(r'data-md-component="?source', page.read_text(encoding="utf-8"))  # it asks GitHub's API
 
 
 def test_diagrams_are_drawn_and_links_to_the_source_lead_to_the_repository(site: Path) -> None:
