@@ -61,7 +61,7 @@ install_vllm() {
 
 env=.venv base=install_torch
 case "${1-}" in
-    "") what=".[report]" ;;
+    "") what="." ;;
     test | dev) what=".[$1]" ;;
     vllm) what=".[vllm-test]" env=.venv-vllm base=install_vllm ;;
     *) fail "unknown extra '$1': give none, 'test', 'dev' or 'vllm'" ;;
