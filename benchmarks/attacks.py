@@ -1,7 +1,8 @@
-"""Kills, flipped bits, damaged files and full disks: `python benchmarks/attacks.py` (about 15 minutes on two cores).
+"""Kills, flipped bits, damaged files and full disks: `python benchmarks/attacks.py`; at most some 15 minutes.
 
 40 SIGKILLs of calibrations, collections and trainings, 400 flipped bits of a profile, 200 damaged files of traces,
 caches, studies, ledgers and predictors, and disks of five sizes, under the commands themselves, on the bundled pair.
+Commands are forked from a process that has imported what they import, so that a kill hits their work.
 Nothing may be read silently as something else, end in a traceback, or be lost. The exit code is 1 if anything is.
 
 `--only kills --case 3 --scratch DIR` repeats one case, on the same files if DIR is that of the first run.
