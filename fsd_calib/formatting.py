@@ -82,6 +82,11 @@ def pace(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:.{digits}f}"
 
 
+def pace_between(value: float, low_high: tuple[float, float] | None) -> str:
+    """Returns tokens per second with their interval, where there is one."""
+    return pace(value) + ("" if low_high is None else f" ({interval(low_high)})")
+
+
 def interval(low_high: tuple[float, float], digits: int = 1) -> str:
     low, high = low_high
     return f"{low:.{digits}f}–{high:.{digits}f}"

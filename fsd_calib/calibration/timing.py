@@ -17,7 +17,7 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.engines.own.source import source_of
 from fsd_calib.measuring.interleaved import MachineLoad, machine_load, measure_speeds, pieces
-from fsd_calib.measuring.speed import ForecastSpeeds, Speeds
+from fsd_calib.measuring.speed import ForecastSpeeds, Interval, Speeds
 from fsd_calib.measuring.timing_job import TimingJob, time_in_fresh_processes
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.tasks.base import Problem
@@ -163,6 +163,13 @@ class Timer:
         _, problems = self._problems(self.goal.serve_batch, opened)
         return self._speeds(configurations, problems[: self._single_count], 1)
 
+    def time_here(self, configuration: Configuration, opened: HoldoutAttempt | None) -> Interval | None:
+        """Times a configuration in this process, on the problems that `time` takes; None: nothing is to be timed."""
+        if self.request.way == "none":
+            return None
+        _, problems = self._problems(self.goal.serve_batch, opened)
+        return self._speeds_here([configuration], problems, self.goal.serve_batch).of(configuration)
+
     def fastest(self, configurations: Sequence[Configuration]) -> Configuration:
         """Returns the fastest configuration by the clock.
 
@@ -225,6 +232,12 @@ class Timer:
             return time_in_fresh_processes(
                 self._job(configurations, problems, streams), _PROCESSES, _models(session), session.progress
             )
+        return self._speeds_here(configurations, problems, streams)
+
+    def _speeds_here(
+        self, configurations: Sequence[Configuration], problems: Sequence[Problem], streams: int
+    ) -> Speeds[Configuration]:
+        session = self.session
 
         def emitted(configuration: Configuration, piece: Sequence[Problem]) -> int:
             return session.decode.emitted(configuration, piece, streams)

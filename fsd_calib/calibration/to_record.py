@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from fsd_calib.calibration.draft_alone import measure_draft_alone
 from fsd_calib.calibration.findings import Findings
 from fsd_calib.calibration.told_sources import sources_of
 from fsd_calib.certification.retention_interval import retention_interval
@@ -43,6 +44,7 @@ def to_record(findings: Findings, profile: ThresholdProfile) -> RunRecord:
         profile=profile.digest,
         goal=GoalInfo(**asdict(findings.ready.goal)),
         measured=tuple(_measured(findings)),
+        draft_alone=measure_draft_alone(findings),
         trials=tuple(_trials(findings)),
         rungs=tuple(_rungs(findings)),
         steps=(Step(name="preparation", seconds=findings.ready.seconds), *findings.steps),

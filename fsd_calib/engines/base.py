@@ -192,6 +192,11 @@ class Engine(ABC):
         return None
 
     @property
+    def runs_draft_alone(self) -> bool:
+        """Whether `Configuration.draft_alone` can be decoded."""
+        return False
+
+    @property
     @abstractmethod
     def device(self) -> str:
         """The device that the target is on, as torch names it."""

@@ -8,6 +8,9 @@ from pathlib import PurePath
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.policy import PolicyInfo, brief, moved
 
+DRAFT_ALONE = "draft"
+"""In place of a rule: the draft writes the text by itself. Only some engines can, see `Engine.runs_draft_alone`."""
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -30,6 +33,11 @@ class Configuration:
     def alone(cls, divergence: str) -> Configuration:
         """The target without a draft. `divergence`: the engine's, which changes no text."""
         return cls("target", divergence, 1)
+
+    @classmethod
+    def draft_alone(cls, divergence: str, draft: str | None) -> Configuration:
+        """The draft without a target. `divergence`: the engine's, which changes no text."""
+        return cls(DRAFT_ALONE, divergence, 1, draft=draft)
 
     def at(self, threshold: float) -> Configuration:
         """Returns the configuration with this threshold."""
@@ -66,6 +74,8 @@ class Configuration:
     def __str__(self) -> str:
         if self.rule == "target":
             return self.rule
+        if self.rule == DRAFT_ALONE:
+            return "draft alone" if self.draft is None else f"{PurePath(self.draft).name} alone"
         by = "" if self.policy is None else f" by {brief(self.policy)}"
         bound = "" if self.threshold is None else f" {self.divergence} <= {self.threshold:.4g}{by}"
         drafting = "" if self.draft is None else f" with {PurePath(self.draft).name}"

@@ -68,7 +68,7 @@ def settings_section(found: Sequence[Row], profile: ThresholdProfile) -> Section
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.series if row.threshold is None else f"{row.rule}, {row.series}", row.source, threshold(row.threshold),
-        str(row.draft_length) if row.rule != "target" else NONE, percent(row.retention), bound(row.lower_bound),
+        str(row.draft_length) if row.drafts else NONE, percent(row.retention), bound(row.lower_bound),
         percent(row.accuracy), pace(row.tokens_per_round, 2), percent(row.accepted), pace(row.forecast),
         f"{row.problems:,}",
     )  # fmt: skip

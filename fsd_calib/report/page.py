@@ -47,7 +47,7 @@ def _speed(run: Run, found: list[Row]) -> Section:
     marks = (
         f"{_TIMED if speed.timed else _FORECAST} Lines through marks are {exact(profile.certificate.confidence)} "
         "intervals, where they are known; the dashed line joins the settings that no other beats in both. The axis of "
-        "retention does not begin at 0. The draft alone is not a point: calibrations do not decode it by itself."
+        f"retention does not begin at 0. {_of_draft(run)}"
     )
     if speed.timed and speed.forecast is not None:
         marks += (
@@ -59,8 +59,21 @@ def _speed(run: Run, found: list[Row]) -> Section:
     return Section(
         "speed", "Accuracy against speed",
         "Further up keeps more of the target's accuracy, further right is faster.",
-        (retention_and_speed(profile, found), Paragraph(marks, "note"), *timing),
+        (retention_and_speed(profile, found, run.record), Paragraph(marks, "note"), *timing),
     )  # fmt: skip
+
+
+def _of_draft(run: Run) -> str:
+    """What the chart shows of the draft alone, or why it does not."""
+    alone = None if run.record is None else run.record.draft_alone
+    if alone is None:
+        return f"The draft alone is not a mark: {run.lacks or 'it was not measured'}."
+    if alone.speed is None:
+        return "The draft alone is not a mark, since it was not timed; its accuracy is in the table of all settings."
+    return (
+        f"The draft alone was measured on {alone.problems:,} tuning problems; where it lies beyond the chart, its mark "
+        "is at the edge, with an arrow."
+    )
 
 
 def _threshold(run: Run, found: list[Row]) -> Section | None:

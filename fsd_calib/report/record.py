@@ -66,6 +66,25 @@ class Measured(Setting):
         return self
 
 
+class DraftAlone(Part):
+    """The draft by itself, on tuning problems."""
+
+    draft: str | None
+    """Its id, where several were searched."""
+    counts: Counts
+    """Of (problem, seed) pairs, beside the target's own outcomes."""
+    interval: tuple[Amount, Amount] | None
+    """Approximate two-sided interval of its retention. null: the target solved nothing."""
+    problems: Natural
+    """Number of problems."""
+    tokens: Natural
+    """Emitted, in all texts."""
+    speed: Amount | None
+    """Timed tokens/s of one stream, as the profile's speeds were. null: nothing was timed."""
+    speed_interval: tuple[Amount, Amount] | None
+    """Its interval. null: nothing was timed."""
+
+
 class Trial(Setting):
     """A trial of the search, in the order in which they finished."""
 
@@ -213,6 +232,8 @@ class RunRecord(Part):
     """What was requested."""
     measured: tuple[Measured, ...]
     """Every setting on every part that it was decoded on."""
+    draft_alone: DraftAlone | None = None
+    """null: it was not measured."""
     trials: tuple[Trial, ...]
     """Those of the search."""
     rungs: tuple[Rung, ...]

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from fsd_calib.report.record import Measured, Setting
+from fsd_calib.engines.configuration import DRAFT_ALONE
+from fsd_calib.report.record import DraftAlone, Measured, Setting
 from fsd_calib.report.run_folder import Run
 from fsd_decoding.profile.curve import CurvePoint, Source
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-TARGET, SD, COUPLED = "target alone", "sd (lossless)", "coupled (lossless)"
+TARGET, DRAFT, SD, COUPLED = "target alone", "draft alone", "sd (lossless)", "coupled (lossless)"
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Row:
     """A setting on one part.
 
     Attributes:
-        series: What it belongs to in charts: the target, `sd`, or a divergence.
+        series: What it belongs to in charts: the target or the draft alone, `sd`, or a divergence.
+        rule: "draft" for the draft alone.
         low, high: Ends of the interval of its retention; None: not known.
         lower_bound: Of its retention, by the certificate; None: it was not tested.
         accepted: Share of drafted tokens; None: not known, or nothing was drafted.
@@ -54,11 +56,18 @@ class Row:
         """The setting in words."""
         return setting_name(self)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether one model drafts for another."""
+        return self.rule not in ("target", DRAFT_ALONE)
+
 
 def setting_name(setting: Setting | Row | CurvePoint) -> str:
     """Returns a setting in words, such as "fsd-coupled, js ≤ 0.31, L = 5"."""
     if setting.rule == "target":
         return TARGET
+    if setting.rule == DRAFT_ALONE:
+        return DRAFT if setting.draft is None else f"{PurePath(setting.draft).name} alone"
     bound = "" if setting.threshold is None else f", {setting.divergence} ≤ {setting.threshold:.4g}"
     by = "" if setting.policy is None else f" by {setting.policy}"
     drafting = "" if setting.draft is None else f", {PurePath(setting.draft).name}"
@@ -69,6 +78,8 @@ def rows(run: Run) -> list[Row]:
     """Returns the rows of both parts; those on the front of the tuning part are marked."""
     profile, record = run.profile, run.record
     found = list(_of_curve(profile) if record is None else _of_record(profile, record.measured))
+    if record is not None and record.draft_alone is not None:
+        found.append(_of_draft(profile, record.draft_alone))
     return _with_front(found)
 
 
@@ -78,9 +89,9 @@ def own_threshold(profile: ThresholdProfile) -> float | None:
 
 
 def series_of(found: Sequence[Row]) -> list[str]:
-    """Returns the series of rows in the order of legends: the target, `sd`, then the divergences."""
+    """Returns the series of rows in the order of legends: target and draft alone, `sd`, then the divergences."""
     names = dict.fromkeys(row.series for row in found)
-    fixed = [name for name in (TARGET, SD, COUPLED) if name in names]
+    fixed = [name for name in (TARGET, DRAFT, SD, COUPLED) if name in names]
     return fixed + sorted(name for name in names if name not in fixed)
 
 
@@ -95,6 +106,15 @@ def _of_record(profile: ThresholdProfile, measured: tuple[Measured, ...]) -> Ite
             solved / c.total, solved / right if right else 0.0, low, high, bounds.get((m.source, *_key(profile, m))),
             m.tokens / m.rounds, m.accepted / m.drafted if m.drafted else None, m.forecast, _is_chosen(profile, m),
         )  # fmt: skip
+
+
+def _of_draft(profile: ThresholdProfile, alone: DraftAlone) -> Row:
+    solved, right = alone.counts.both_right + alone.counts.gained, alone.counts.both_right + alone.counts.lost
+    low, high = alone.interval or (None, None)
+    return Row(
+        DRAFT, DRAFT_ALONE, profile.divergence, 1, None, None, alone.draft, "tuning", alone.problems,
+        solved / alone.counts.total, solved / right if right else 0.0, low, high, None, 1.0, None, None, False,
+    )  # fmt: skip
 
 
 def _of_curve(profile: ThresholdProfile) -> Iterator[Row]:

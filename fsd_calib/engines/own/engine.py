@@ -14,7 +14,7 @@ import transformers
 
 from fsd_calib.engines.base import Begin, DecodingRequest, Engine, KeyedPrompt, OnFinish, Pair, WantedTraces, short_name
 from fsd_calib.engines.cache_key import CacheKey, GenerationLimits, key_of
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.configuration import DRAFT_ALONE, Configuration
 from fsd_calib.engines.own.round_costs import measure_costs
 from fsd_calib.progress import Progress
 from fsd_collectors.collection.hidden_states import HiddenStates
@@ -74,6 +74,9 @@ class OwnEngine(Engine):
             observer: Receives every round.
         """
         configuration, prompts = request.configuration, request.prompts
+        if configuration.rule == DRAFT_ALONE:
+            alone = request._replace(configuration=configuration.under("target"))
+            return self._draft_alone.decode(alone, on_finish, begin, observer)
         return self._decoder_for(configuration, request.seed).generate(
             [prompt.prompt for prompt in prompts], self.limits.max_new_tokens, rule=configuration.rule,
             threshold=configuration.moved, draft_length=configuration.draft_length, batch_size=request.batch_size,
@@ -82,6 +85,8 @@ class OwnEngine(Engine):
         )  # fmt: skip
 
     def key(self, configuration: Configuration, seed: int) -> CacheKey:
+        if configuration.rule == DRAFT_ALONE:
+            return self._draft_alone.key(configuration.under("target"), seed)
         rule = rule_named(configuration.rule)
         run_by = self._run_by if rule.drafts else self._run_by | {"draft": None}
         return key_of(
@@ -151,6 +156,19 @@ class OwnEngine(Engine):
         copied = copy.copy(self)
         copied._policies = policies
         return copied
+
+    @property
+    def runs_draft_alone(self) -> bool:
+        return not isinstance(self.decoder.draft, DraftSource)
+
+    @cached_property
+    def _draft_alone(self) -> OwnEngine:
+        """The engine with the draft as its target."""
+        draft, decoding = self.decoder.draft, replace(self.decoding, stop_policy=None)
+        decoder = SpeculativeDecoder(
+            draft, draft, self.tokenizer, decoding, compile=self.decoder.compile, lean=self.decoder.lean
+        )
+        return OwnEngine(decoder, self.limits)
 
     def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:
         """A decoder with another seed, divergence and stop policy; models and compiled graphs are shared."""

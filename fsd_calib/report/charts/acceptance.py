@@ -44,7 +44,7 @@ def accepted_by_length(found: Sequence[Row], record: RunRecord | None) -> Chart 
 
 def _drafting(found: Sequence[Row]) -> list[Row]:
     """Rows that draft, on the tuning part, where all settings are."""
-    return [row for row in found if row.rule != "target" and row.source == "tuning"]
+    return [row for row in found if row.drafts and row.source == "tuning"]
 
 
 def _length(longest: int) -> Spec:

@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import Any
 
 from fsd_calib.formatting import NONE, bound, pace, percent, threshold
-from fsd_calib.report.rows import COUPLED, SD, TARGET, Row, series_of
+from fsd_calib.report.rows import COUPLED, DRAFT, SD, TARGET, Row, series_of
 from fsd_collectors.pages.charts import Spec, by_series
 from fsd_collectors.pages.themes import SERIES, SHAPES
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -25,9 +25,9 @@ def hover(row: Row, speed: str | None = None) -> dict[str, str]:
         retention += f" ({percent(row.low)} to {percent(row.high)})"
     if row.lower_bound is not None:
         retention += f", certificate ≥ {bound(row.lower_bound)}"
-    drafts = row.rule != "target"
     return {
-        "setting": row.rule, "T": threshold(row.threshold), "L": str(row.draft_length) if drafts else NONE,
+        "setting": row.rule if row.drafts else row.series,
+        "T": threshold(row.threshold), "L": str(row.draft_length) if row.drafts else NONE,
         "divergence": row.divergence if row.threshold is not None else NONE,
         "policy": "constant T" if row.policy is None else str(row.policy),
         "retention": retention, "accuracy": percent(row.accuracy), "tokens/round": pace(row.tokens_per_round, 2),
@@ -55,9 +55,14 @@ def series(names: Sequence[str], found: Sequence[Row]) -> Spec:
 
 def _looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and shape of every series of a run."""
-    looks = {TARGET: ("@ink", "square"), SD: ("@second", "diamond"), COUPLED: ("@seventh", "cross")}
+    looks = {
+        TARGET: ("@ink", "square"),
+        DRAFT: ("@quiet", "triangle-down"),
+        SD: ("@second", "diamond"),
+        COUPLED: ("@seventh", "cross"),
+    }
     colours = [colour for colour in SERIES if colour not in ("@second", "@seventh")]
-    shapes = [shape for shape in SHAPES if shape not in ("square", "diamond", "cross")]
+    shapes = [shape for shape in SHAPES if shape not in ("square", "triangle-down", "diamond", "cross")]
     free = cycle(zip(colours, cycle(shapes), strict=False))
     return looks | dict(zip((name for name in names if name not in looks), free, strict=False))
 

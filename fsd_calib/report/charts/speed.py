@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fsd_calib.formatting import interval, pace
+from fsd_calib.formatting import pace_between
+from fsd_calib.report.charts.draft_alone import Room, draft_alone
 from fsd_calib.report.charts.marks import hover, hovering, intervals, kept, levels, retention_axis, ring, series
 from fsd_calib.report.figures import sd_draft_length
+from fsd_calib.report.record import RunRecord
 from fsd_calib.report.rows import SD, TARGET, Row, series_of
 from fsd_calib.report.timing import pace_axis
 from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
@@ -17,20 +19,24 @@ _HEIGHT = 380
 _RIGHT = 0.7  # of the fastest: on a phone there is no room for a label beyond
 
 
-def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row]) -> Chart:
+def retention_and_speed(profile: ThresholdProfile, found: Sequence[Row], record: RunRecord | None = None) -> Chart:
     """Returns the chart: settings that were timed with the clock's speed, the others with the forecast."""
     timed = list(_timed(profile, found))
     forecast = [row for row in found if row.source == "tuning" and row.threshold is not None and row.forecast]
     values = [_value(row) for row in forecast] + timed
-    names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
     shown = [*forecast, *(row for row in found if row.chosen or row.rule == "sd")]
+    y = retention_axis(shown, profile)
     most = max((value.get("fast", value["speed"]) for value in values), default=1.0)
+    draft = draft_alone(found, record, Room(most, *y["scale"]["domain"]))
+    if draft is not None:
+        values.append(draft)
+        most = max(most, draft["speed"])
+    names = [name for name in series_of(found) if any(value["series"] == name for value in values)]
     scale = {"domain": [0, 1.08 * most], "nice": False}
     x = quantitative("speed", pace_axis(profile.speed.unit, [profile.speed.batch]), scale=scale)
-    y = retention_axis(shown, profile)
     looks = series(names, found)
     spec = layered(values, [*levels(profile, left=True), *_layers(x, y, looks, most)], _HEIGHT)
-    return Chart("speed", _alt(profile, timed, forecast), spec)
+    return Chart("speed", _alt(profile, [*timed, *([draft] if draft else [])], forecast), spec)
 
 
 def _layers(x: Spec, y: Spec, looks: Spec, most: float) -> list[Spec]:
@@ -85,13 +91,11 @@ def _timed(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[dict[str
     for which, label, row in main_settings(profile, found):
         value = getattr(speed, which)
         ends = None if speed.intervals is None else getattr(speed.intervals, which)
-        words = (
-            f"{pace(value)}{'' if ends is None else f' ({interval(ends)})'}, {'timed' if speed.timed else 'forecast'}"
-        )
+        words = f"{pace_between(value, ends)}, {'timed' if speed.timed else 'forecast'}"
         between = {} if ends is None else {"slow": ends[0], "fast": ends[1]}
         yield {
             **kept(row), **hover(row, words), **between, "speed": value, "front": False, "timed": bool(speed.timed),
-            "label": label,
+            "label": label, "name": label,
         }  # fmt: skip
 
 
@@ -114,7 +118,7 @@ def main_settings(profile: ThresholdProfile, found: Sequence[Row]) -> Iterator[t
 
 
 def _alt(profile: ThresholdProfile, timed: Sequence[dict[str, Any]], forecast: Sequence[Row]) -> str:
-    main = (f"{value['label']}: retention {value['retention']}, {value['tokens/s']}" for value in timed)
+    main = (f"{value['name']}: retention {value['retention']}, {value['tokens/s']}" for value in timed)
     return (
         f"Points of retention against {profile.speed.unit}: {'; '.join(main)}; and {len(forecast)} settings of the "
         f"search by their forecast speed, with a dashed line through those that no other beats. Series: "

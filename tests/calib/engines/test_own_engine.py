@@ -7,8 +7,12 @@ from typing import cast
 import pytest
 
 from conformance.engines import EngineConformance
+from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
+from fsd_calib.engines.configuration import Configuration
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.tasks.base import Task
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.ngram import NGram
 from support.models.tiny_pair import tiny_decoder
 from support.models.tiny_task import tiny_task
 
@@ -25,3 +29,22 @@ def engine(task: Task) -> OwnEngine:
 
 class TestOwnEngine(EngineConformance):
     """On the tiny pair in float64."""
+
+
+def test_the_draft_alone_writes_what_it_would_write_as_a_target(engine: OwnEngine, task: Task) -> None:
+    own = engine.decoder
+    as_target = OwnEngine(SpeculativeDecoder(own.draft, NGram(), own.tokenizer, own.decoding), task)
+    prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in task.problems]
+    alone, target = Configuration.draft_alone("js", None), Configuration.alone("js")
+
+    def texts(engine: OwnEngine, configuration: Configuration) -> list[str]:
+        return [result.text for result in engine.decode(DecodingRequest(configuration, 0, prompts, 7))]
+
+    assert engine.runs_draft_alone
+    assert texts(engine, alone) == texts(as_target, target) != texts(engine, target)
+    assert engine.key(alone, 0) != engine.key(target, 0)
+
+
+def test_a_draft_that_is_no_model_writes_nothing_alone(engine: OwnEngine, task: Task) -> None:
+    own = engine.decoder
+    assert not OwnEngine(SpeculativeDecoder(own.target, NGram(), own.tokenizer, own.decoding), task).runs_draft_alone

@@ -17,8 +17,10 @@ import torch
 from fsd_calib import Telemetry, ThresholdProfile, calibrate
 from fsd_calib.cli import report as report_app
 from fsd_calib.cli.console import run
+from fsd_calib.report.charts.draft_alone import Room, draft_alone
 from fsd_calib.report.page import run_page
 from fsd_calib.report.record import RunRecord
+from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run, load_run
 from fsd_calib.tasks import Task
 from fsd_collectors.pages.markdown import markdown
@@ -112,6 +114,47 @@ def test_tokens_make_up_the_text_and_fuzzy_ones_tell_their_divergence(record: Ru
     fuzzy = [token.says for each in told for token in each.sources if token.source == "fuzzy"]
     assert fuzzy
     assert all(re.search(r"D = \S+ ≤ T = ", says) for says in fuzzy)
+
+
+def test_the_draft_alone_is_measured_beside_the_target_and_timed(folder: Path, record: RunRecord) -> None:
+    alone = record.draft_alone
+    assert alone is not None
+    baseline = next(m for m in record.measured if m.rule == "target" and m.source == "tuning")
+    assert alone.problems == alone.counts.total == baseline.problems
+    right = baseline.counts.both_right + baseline.counts.lost
+    assert alone.counts.both_right + alone.counts.lost == right
+    assert alone.speed_interval is not None
+    assert alone.speed_interval[0] <= (alone.speed or 0.0) <= alone.speed_interval[1]
+    assert "draft" not in {point.rule for point in ThresholdProfile.load(folder).curve}
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"<t[dh][^>]*>draft alone<", page)
+    assert f"The draft alone was measured on {alone.problems} tuning problems" in page
+
+
+def test_the_draft_alone_that_was_not_timed_is_in_the_table_only(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "profile.json", tmp_path)
+    content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    content["draft_alone"] |= {"speed": None, "speed_interval": None}
+    (tmp_path / "run.json").write_text(json.dumps(content), encoding="utf-8")
+    page = html(run_page(load_run(tmp_path)))
+    assert "The draft alone is not a mark, since it was not timed" in page
+    assert re.search(r"<t[dh][^>]*>draft alone<", page)
+
+
+@pytest.mark.parametrize(
+    ("room", "label"),
+    [(Room(1e9, 0.0, 200.0), "draft"), (Room(1e9, 199.0, 200.0), r"draft \S+% ↓"),
+     (Room(1e-3, 0.0, 200.0), r"draft \S+% →"), (Room(1e-3, 199.0, 200.0), r"draft \S+% ↘")],
+)  # fmt: skip
+def test_the_draft_alone_is_at_the_edge_where_it_lies_beyond(folder: Path, room: Room, label: str) -> None:
+    run = load_run(folder)
+    assert run.record is not None
+    mark = draft_alone(rows(run), run.record, room)
+    assert mark is not None
+    assert re.fullmatch(label, mark["label"])
+    assert room.low <= mark["kept"] <= room.high
+    assert mark["speed"] <= 2 * room.fastest
+    assert "low" not in mark or room.low <= mark["low"]
 
 
 def test_what_was_lost_comes_first(record: RunRecord) -> None:
