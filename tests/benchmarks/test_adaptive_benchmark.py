@@ -40,6 +40,7 @@ def test_what_it_may_lose_it_gives_up_where_that_saves_most() -> None:
     assert oracle([SAFE, FAST], 2).seconds.tolist() == [2, 3, 1, 2]
 
 
+@pytest.mark.slow
 def test_intervals_of_a_difference_hold_about_as_often_as_they_say() -> None:
     # Each holds the truth, 0, in some 93 % of cases: of 100, fewer than 78 do with probability below 1e-6.
     random, alone = np.random.default_rng(3), np.ones(300, bool)

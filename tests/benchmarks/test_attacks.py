@@ -160,6 +160,7 @@ def dies(folder: Path, asked: Asked) -> Content:
     return {"asked": asked["what"]}
 
 
+@pytest.mark.slow
 def test_a_reader_that_takes_the_process_down_is_a_fault_and_the_next_reading_goes_on(tmp_path: Path) -> None:
     with ReaderProcess({"what": 7}) as reader:
         subject = Subject("anything", dies)

@@ -54,6 +54,7 @@ def test_every_claim_is_judged_by_our_speed_over_a_peers(times: float, wanted: b
     assert reached(claims) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [lambda folder: pairs.bundled(2, 12), partial(pairs.random, prompts=2, max_new_tokens=12)]
 )

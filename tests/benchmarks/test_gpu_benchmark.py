@@ -26,6 +26,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_training_imports_no_package_that_the_script_does_not_need() -> None:
     """A dry run leaves out training, which is a program of its own."""
     program = f"{BLOCKING}; import fsd_data.train"

@@ -91,6 +91,7 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path, capsys:
     assert "cannot be written: Not a directory; choose another folder" in error_line(capsys)
 
 
+@pytest.mark.slow
 def test_both_ways_on_the_bundled_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert collect(*SMALL, "--out", str(tmp_path / "along")) == 0
     captured = capsys.readouterr()

@@ -152,6 +152,7 @@ def test_an_edited_profile_is_refused_unless_allowed(
     assert settings(pasted(), "--additional-config") == {"fsd": expected}
 
 
+@pytest.mark.slow
 def test_it_needs_no_vllm(tmp_path: Path) -> None:
     profile({"engine": {"name": "vllm", "version": "0.32.0"}}).save(tmp_path / "profile.json")
     code = "import sys; sys.modules['vllm'] = None\nfrom fsd_calib.cli.profile import main; main()"

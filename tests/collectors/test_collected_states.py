@@ -53,6 +53,7 @@ def test_hidden_states_are_those_that_q_was_computed_from(way: str, pair: tuple[
     assert 250 < 12 * (matrix**2).sum() < 540
 
 
+@pytest.mark.slow
 def test_hidden_states_need_a_model_in_eager_mode(pair: tuple[Any, Any]) -> None:
     assert HiddenStates(pair[1], 3, 2**70).width == 3  # whatever a seed may be
     with pytest.raises(UsageError, match=r"NGram\(\) has no hidden state; leave it out"):

@@ -69,6 +69,7 @@ def listed(path: Path) -> int:
     return len(load_traces(path).shards) if (path / "manifest.json").exists() else 0
 
 
+@pytest.mark.slow
 def test_killed_at_twenty_random_moments_and_resumed_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     start = time.monotonic()
     whole = write(tmp_path / "whole", MANY)

@@ -150,6 +150,7 @@ def by_name(faults: dict[str, Fault]) -> Fault:
     return fault
 
 
+@pytest.mark.slow
 def test_a_definite_answer_is_reported_soon_with_the_way_out(tmp_path: Path) -> None:
     repositories = {f"acme/{name}": TARGET for name in CODES}
     with running_hub(repositories, by_name({name: fault for name, (fault, _) in CODES.items()})) as hub:
@@ -176,6 +177,7 @@ PASSING: dict[str, tuple[Fault, str]] = {
 }
 
 
+@pytest.mark.slow
 def test_what_may_pass_is_tried_a_few_times(tmp_path: Path) -> None:
     repositories = {f"acme/{name}": TARGET for name in PASSING}
     with running_hub(repositories, by_name({name: fault for name, (fault, _) in PASSING.items()})) as hub:
@@ -185,6 +187,7 @@ def test_what_may_pass_is_tried_a_few_times(tmp_path: Path) -> None:
         assert re.search(said, message), message
 
 
+@pytest.mark.slow
 def test_an_error_that_passes_is_not_reported(tmp_path: Path) -> None:
     seen: list[str] = []
 
@@ -197,6 +200,7 @@ def test_an_error_that_passes_is_not_reported(tmp_path: Path) -> None:
     assert loaded == ["acme/target"] * 3
 
 
+@pytest.mark.slow
 def test_a_hub_that_nobody_answers_at(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -219,6 +223,7 @@ def test_a_hub_that_never_answers(tmp_path: Path) -> None:
     assert seconds < DEFINITE
 
 
+@pytest.mark.slow
 def test_an_empty_cache_under_hf_hub_offline(tmp_path: Path) -> None:
     with running_hub(PAIR) as hub:
         ((message, _),) = run(LOAD, hub.address, tmp_path, "acme/target", HF_HUB_OFFLINE="1")
@@ -236,6 +241,7 @@ def test_what_was_fetched_is_read_without_the_hub(tmp_path: Path) -> None:
         assert loaded == first[0][0] == ["acme/target"] * 3
 
 
+@pytest.mark.slow
 def test_weights_in_several_files_are_fetched(tmp_path: Path) -> None:
     folder = tmp_path / "sharded"
     load_model(TARGET, "cpu", None).save_pretrained(folder, max_shard_size="3MB")
@@ -248,6 +254,7 @@ def test_weights_in_several_files_are_fetched(tmp_path: Path) -> None:
     assert loaded == ["acme/sharded"] * 3
 
 
+@pytest.mark.slow
 def test_a_tokenizer_and_a_configuration_are_loaded_without_weights(tmp_path: Path) -> None:
     with running_hub({"acme/small": TARGET}) as hub:
         ((loaded, _),) = run(LOAD, hub.address, tmp_path, "acme/small")
@@ -294,6 +301,7 @@ def loaded_from(hub: Hub, home: Path) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_revision_is_the_models_own_and_its_tokenizer_and_configuration_follow(tmp_path: Path) -> None:
     other = tmp_path / "other"
     load_model(DRAFT, "cpu", None).save_pretrained(other)

@@ -137,6 +137,7 @@ def mutated(text: str, random: Random) -> str:
     return re.sub(r"tree_sizes=.*", f"tree_sizes={sizes}", changed) if random.random() < 0.5 else changed
 
 
+@pytest.mark.slow
 def test_mutated_text_never_ends_the_process(parts: Parts, tmp_path: Path) -> None:
     """Many are refused; the others differ in a number that does not matter to the structure."""
     random, refused = Random(0), 0

@@ -78,6 +78,7 @@ def test_every_forecast_is_evaluated_at_every_threshold(trained: tuple[Path, Pre
     assert [each.accepted for each in of_a] == sorted(each.accepted for each in of_a)
 
 
+@pytest.mark.slow
 def test_the_same_settings_make_the_same_predictor(training_traces: Traces, tmp_path: Path) -> None:
     made = [
         train(training_traces, tmp_path / str(n), trials=2, seed=seed, tokenizer=TOKENIZER).fingerprint

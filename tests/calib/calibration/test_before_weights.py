@@ -54,6 +54,7 @@ def refusal(folder: Path, target: str = TARGET, draft: str = DRAFT, **keywords: 
     return str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_hopeless_goal_asks_the_hub_for_no_weights(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)

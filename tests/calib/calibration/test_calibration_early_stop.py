@@ -143,6 +143,7 @@ def test_auto_trains_once_on_problems_that_nothing_else_is_measured_on(tmp_path:
         run(tmp_path, "auto", _PROBLEMS, rule=("fsd-sd", "fsd-coupled"))
 
 
+@pytest.mark.slow
 def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predictor: Path, tmp_path: Path) -> None:
     facts = Predictor.load(predictor).facts
     assert len(facts.trained_ids) == sum(facts.problems.model_dump().values())
@@ -155,6 +156,7 @@ def test_problems_that_a_given_predictor_was_trained_on_certify_nothing(predicto
     assert "tuned on before" not in planned(tmp_path, predictor, problems, "none")  # nothing is to be certified
 
 
+@pytest.mark.slow
 def test_an_earlier_predictor_is_the_same_and_warns_that_its_problems_are_not_known(
     predictor: Path, tmp_path: Path
 ) -> None:

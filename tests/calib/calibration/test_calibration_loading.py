@@ -65,6 +65,7 @@ def test_a_quantised_model_has_keys_of_its_own(models: tuple[Path, Path]) -> Non
     assert len({key(models, dtype="float32", device="cpu", **way).hash for way in ways}) == 3
 
 
+@pytest.mark.slow
 def test_fresh_processes_load_models_in_the_same_way(models: tuple[Path, Path]) -> None:
     """Keys of what was chosen tell that they do; without the options they refuse the job."""
     loading = Loading.of(EAGER, {"attn": "sdpa"})

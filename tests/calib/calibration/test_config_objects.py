@@ -30,6 +30,7 @@ def test_no_keyword_belongs_to_two_objects() -> None:
     assert set(names) - {"processors", "_warpers"} | {"predictor", "policy"} == set(get_type_hints(CalibrationKeywords))
 
 
+@pytest.mark.slow
 def test_objects_and_keywords_are_the_same_attempt(tmp_path: Path) -> None:
     models = tiny_calibration.far_apart()
     task, tokenizer = tiny_calibration.task(160), word_tokenizer()

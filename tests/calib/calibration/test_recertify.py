@@ -63,6 +63,7 @@ def test_it_is_an_attempt_like_any_other_and_the_plan_says_at_which_level(tmp_pa
     assert other.run().certificate.attempt == 2
 
 
+@pytest.mark.slow
 def test_engines_in_turn_have_one_attempt_and_a_folder_each(tmp_path: Path) -> None:
     """Our own engine twice, since it is the one that is here; tests/vllm has both engines."""
     calibration, made = certification(tmp_path, profile(FOUND)), list[ThresholdProfile]()

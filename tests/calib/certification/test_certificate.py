@@ -88,6 +88,7 @@ def test_the_absolute_bound_is_clopper_and_pearsons() -> None:
 TESTS: list[tuple[Guarantee, Test]] = [("population", "score"), ("population", "betting"), ("dataset", "score")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acc", ["retention", "absolute"])
 @pytest.mark.parametrize(("guarantee", "test"), TESTS)
 @settings(max_examples=40)
@@ -197,6 +198,7 @@ def test_a_candidate_that_may_still_pass_is_not_given_up(sample: Outcomes, wante
     assert not is_futile(paired(sample), Claim(wanted, problems=sample.problems + rest), DELTA)
 
 
+@pytest.mark.slow
 def test_giving_up_costs_hardly_any_power() -> None:
     """300 candidates at the limit, checked 7 times each.
 

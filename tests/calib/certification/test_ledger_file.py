@@ -108,6 +108,7 @@ def test_attempts_of_two_processes_at_once_have_different_numbers(tmp_path: Path
     assert sorted(found) == list(range(1, 121))
 
 
+@pytest.mark.slow
 def test_no_attempt_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
     path, rng, announced = tmp_path / "ledger", random.Random(0), dict[str, int]()
     for run in range(5):

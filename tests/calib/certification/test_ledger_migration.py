@@ -186,6 +186,7 @@ def test_a_take_over_waits_for_a_writer(tmp_path: Path) -> None:
         assert number(ledger, 0) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_take_over_loses_and_doubles_nothing(tmp_path: Path) -> None:
     cut = 0
     write(tmp_path / "sound", MANY)

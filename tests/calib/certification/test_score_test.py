@@ -104,6 +104,7 @@ def test_the_bound_is_where_the_p_value_crosses(outcomes: Outcomes, delta: float
         assert p_value(outcomes, bound * (1 - 1e-7)) <= delta
 
 
+@pytest.mark.slow
 @given(tables, levels, levels)
 def test_a_stricter_level_gives_a_lower_bound(outcomes: Outcomes, one: float, other: float) -> None:
     low, high = sorted([one, other])

@@ -36,6 +36,7 @@ def attempt(number: int) -> float:
     return DELTA * 6 / (math.pi * number) ** 2
 
 
+@pytest.mark.slow
 def test_the_simulated_sequence_matches_certify_sequence() -> None:
     world, rng = World("linear", 500, 0.03), np.random.default_rng(3)
     order = freeze(world.draw(40, rng), DELTA)

@@ -52,6 +52,7 @@ def fault(content: dict[str, Any], file: Path, whole: ThresholdProfile) -> str:
     return "" if text == visible(text) else "control characters are shown"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_damaged_values_are_refused_or_shown(name: str, tmp_path: Path) -> None:
     whole = profile(VARIANTS[name])

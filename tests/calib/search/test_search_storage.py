@@ -234,6 +234,7 @@ def test_a_killed_search_resumes_and_repeats_only_unfinished_trials(
     assert len(began) + len(again.calls) <= len(alone.trials) + 3
 
 
+@pytest.mark.slow
 def test_a_trial_of_a_killed_process_is_failed_and_repeated(tmp_path: Path, alone: SearchResult) -> None:
     storage = place("journal", tmp_path)
     process = start(storage, 60)

@@ -55,6 +55,7 @@ def test_a_silent_trial_is_ignored_but_not_failed(monkeypatch: pytest.MonkeyPatc
     assert {t.state for t in study.trials} == {TrialState.RUNNING}
 
 
+@pytest.mark.slow
 def test_a_trial_with_heartbeats_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Through a journal, as another machine would see it."""
     monkeypatch.setattr(workers, "_SILENT", 1.0)

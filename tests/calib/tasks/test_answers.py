@@ -211,6 +211,7 @@ def test_two_integers_are_the_same_answer_only_when_equal(a: int, b: int) -> Non
     assert same_answer(f"#### {a:,}", f"#### {a}.00")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("train", 7473), ("test", 1319)])
 def test_every_gold_answer_of_gsm8k_is_right_and_every_altered_one_wrong(name: str, count: int) -> None:
     path = GSM8K / f"{name}.jsonl"

@@ -76,6 +76,7 @@ print(export_counters(profile()))
 """
 
 
+@pytest.mark.slow
 def test_processes_of_one_server_share_a_folder_and_other_programs_do_not() -> None:
     folder = export_counters(profile())
     with get_context("spawn").Pool(1) as pool:

@@ -57,6 +57,7 @@ def test_the_requested_speed_is_made_after_the_settling_time_when_costs_double_h
         assert lived.speed(part) == pytest.approx(REQUESTED, rel=0.05)
 
 
+@pytest.mark.slow
 @given(factor=st.sampled_from([0.5, 2.0]), rounds=st.integers(8, 100), requested=st.floats(2.2, 2.6))
 def test_without_chance_a_step_in_costs_is_within_five_percent_exactly_after_the_stated_rounds(
     factor: float, rounds: int, requested: float

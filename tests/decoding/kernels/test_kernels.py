@@ -197,6 +197,7 @@ def test_rows_may_be_strided() -> None:
         assert torch.equal(actual[name], expected[name].transpose(0, 1)[1:4])
 
 
+@pytest.mark.slow
 def test_the_widest_vocabularies() -> None:
     target, draft = logits(6, torch.bfloat16, 1, 1, 262_144)
     actual, expected = compare_logits(target, draft), reference(target.double(), draft.double())

@@ -36,8 +36,8 @@ PAIRS: dict[str, tuple[Any, Any]] = {
         FAMILIES["qwen3"],
     ),
 }
-WAYS: list[tuple[str, bool | Literal["capture"]]] = [(case, way) for case in PAIRS for way in (False, "capture")]
-WAYS += [(list(PAIRS)[-1], True)]  # of all four the one with most operations
+WAYS: list[Any] = [(case, way) for case in PAIRS for way in (False, "capture")]
+WAYS += [pytest.param(list(PAIRS)[-1], True, marks=pytest.mark.slow)]  # of all four the one with most operations
 PROMPTS = ragged_prompts(12)
 SETTINGS: list[dict[str, Any]] = [
     {"rule": "target"}, {"rule": "sd", "temperature": 0.8}, {"rule": "fsd-coupled", "threshold": 0.2}
