@@ -12,6 +12,7 @@ from fsd_decoding.config_keywords import override
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import SETTINGS, Sampling
+from fsd_decoding.trees.shape import TreeShape
 
 StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
 """A stop policy, or a function with the return values of `StopPolicy.goes_on`."""
@@ -32,7 +33,7 @@ class DecodingConfig:
         divergence: the divergence that T bounds, a name in `divergence.DIVERGENCES`, such as `js` or `js@50`.
             None: `js`.
         threshold: T; negative is lossless. None: 0.1. A `ThresholdPolicy` here is the same as in `threshold_policy`.
-        draft_length: L, tokens drafted per round. None: 5.
+        draft_length: L, tokens drafted per round, or the depth of trees. None: 5.
         sampling: how tokens are drawn; greedy by default.
         seed: seed of the sampling noise.
         stop_policy: ends drafts early, before L tokens. For `calibrate`, the folder of an acceptance predictor, or
@@ -40,6 +41,7 @@ class DecodingConfig:
         threshold_policy: moves T while a text is decoded. For `calibrate`, also the name of a family such as "entropy".
         on: the logits that the divergence is computed on: "raw", or "processed" by temperature, top-k and so on.
         within_support: reject tokens to which the target's processed distribution gives no probability.
+        tree: the shape of the trees that are drafted, such as `TreeShape(top_k=4, nodes=16)`. None: chains.
     """
 
     rule: str | Sequence[str] = "fsd-coupled"
@@ -52,6 +54,7 @@ class DecodingConfig:
     threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None = None
     on: Logits = "raw"
     within_support: bool = False
+    tree: TreeShape | None = None
 
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
         """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
@@ -114,6 +117,7 @@ class DecodingKeywords(TypedDict, total=False):
     threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None
     on: Logits
     within_support: bool
+    tree: TreeShape | None
     temperature: float
     top_k: int | None
     top_p: float | None

@@ -15,6 +15,8 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.trees.support import check_tree
 
 _DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # defaults for fields that are None
 
@@ -30,6 +32,7 @@ class ResolvedConfig:
     draft_length: int
     stop_policy: StopPolicy | None
     threshold_policy: ThresholdPolicy | None
+    tree: TreeShape | None
 
 
 def resolve(config: DecodingConfig) -> ResolvedConfig:
@@ -48,7 +51,10 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
     stopping = None if config.stop_policy is None else as_policy(cast(StopPolicyLike, config.stop_policy))
     check_settings([draft_length], [threshold])
     check_whole("seed", config.seed)
-    return ResolvedConfig(rule, criterion, config.sampling, threshold, cast(int, draft_length), stopping, policy)
+    length = cast(int, draft_length)
+    resolved = ResolvedConfig(rule, criterion, config.sampling, threshold, length, stopping, policy, config.tree)
+    check_tree(resolved)
+    return resolved
 
 
 def configured(

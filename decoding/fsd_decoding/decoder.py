@@ -23,9 +23,10 @@ from fsd_decoding.config_resolution import (
     threshold_and_policy,
 )
 from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.engine.engine import Engine, Settings
+from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, attach_finished
+from fsd_decoding.engine.settings import Settings
 from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.kernels.dispatch import probe_triton
@@ -51,6 +52,7 @@ from fsd_decoding.profile.settings import config_of, profile_config
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.requests import Prompt, requests_for
 from fsd_decoding.text import StopStrings, TextStream
+from fsd_decoding.trees.support import check_drafter, check_tree
 
 
 class SpeculativeDecoder:
@@ -192,7 +194,7 @@ class SpeculativeDecoder:
         resolved = resolve(config)
         self.decoding, self.rule, self.criterion = config, resolved.rule.name, resolved.criterion
         self.threshold, self.draft_length = resolved.threshold, resolved.draft_length
-        self.sampling, self.seed = config.sampling, config.seed
+        self.sampling, self.seed, self.tree = config.sampling, config.seed, resolved.tree
         self.stop_policy, self.threshold_policy = resolved.stop_policy, resolved.threshold_policy
         self._made = None if self.coverage is None else self.setting  # attributes may be assigned later
 
@@ -346,7 +348,7 @@ class SpeculativeDecoder:
         """Returns the engine settings for one call.
 
         Raises:
-            UsageError: a stop string is empty; see also `policies`.
+            UsageError: a stop string is empty; see also `policies` and `check_tree`.
         """
         call = call or CallOverrides()
         if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(s and isinstance(s, str) for s in stop):
@@ -355,7 +357,10 @@ class SpeculativeDecoder:
         stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
         rule, sampling = rule_named(call.rule or self.rule), call.sampling(self.sampling)
         policies = self.policies(call)
-        return Settings(rule, self.criterion, sampling, self.eos, self.seed, stops, *policies, observer)
+        tree = self.tree if rule.drafts else None
+        settings = Settings(rule, self.criterion, sampling, self.eos, self.seed, stops, *policies, observer, tree)
+        check_tree(settings)
+        return settings
 
     def policies(self, call: CallOverrides | None = None) -> tuple[StopPolicy | None, ThresholdPolicy | None]:
         """Returns the stop policy and the threshold policy of a call.
@@ -410,11 +415,14 @@ class SpeculativeDecoder:
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:
         """Returns an engine for these requests, with caches for `batch_size` at a time. It can run only once."""
         probe_triton(self.device)
-        longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
-        longest += max(r.draft_length for r in requests) + 1  # every row may draft up to the longest
+        deepest = max(r.draft_length for r in requests)  # every row may draft as many
+        longest = max(len(r.prompt) + r.max_new_tokens for r in requests) + 1
+        longest += deepest if settings.tree is None else settings.tree.scratch(deepest)
         models = Models(self.target, self.draft, self._vocabulary, self.lean)
         graphs = not settings.sampling.processors  # custom processors cannot run in graphs
         caches = self._pool.acquire(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
+        if settings.tree is not None:
+            check_drafter(settings.tree, self.draft, caches.drafter, self._vocabulary)
         return Engine(caches, settings)
 
     @property

@@ -126,7 +126,7 @@ def gumbel(keys: Tensor, positions: Tensor, stream: Stream, vocabulary: int, dty
     return v.neg_().log1p_().neg_().log_().neg_()
 
 
-def uniform(keys: Tensor, positions: Tensor, stream: Stream, dtype: torch.dtype) -> Tensor:
-    """Returns one uniform number in (0, 1) per position: (B, N)."""
-    token = torch.zeros(1, dtype=torch.int64, device=keys.device)
+def uniform(keys: Tensor, positions: Tensor, stream: Stream, dtype: torch.dtype, number: int = 0) -> Tensor:
+    """Returns a uniform number in (0, 1) per position: (B, N). `number`: which of several."""
+    token = torch.full((1,), number, dtype=torch.int64, device=keys.device)
     return unit(bits(keys, positions, stream, token), dtype).squeeze(-1)

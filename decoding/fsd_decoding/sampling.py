@@ -139,6 +139,29 @@ class Sampling:
         scan = self.scan(logits, keys, positions)
         return self.draw(self.warp(logits, tokens, positions), keys, positions, race) if scan is None else scan.choice
 
+    def ranked(
+        self, logits: Tensor, tokens: Tensor, keys: Tensor, positions: Tensor, race: Tensor | None, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the first tokens of the race, from raw logits (B, N, V): they are drawn without replacement.
+
+        Args:
+            tokens, keys, positions, race: as for `choose`, whose token is the first.
+            count: k, their number.
+
+        Returns:
+            The tokens, and their log-probabilities after processing, -inf for those that cannot be drawn: (B, N, k)
+            each.
+        """
+        first = self.choose(logits, tokens, keys, positions, race).unsqueeze(-1)
+        log_q = torch.log_softmax(self.warp(logits, tokens, positions), -1)
+        if count == 1:
+            return first, log_q.gather(-1, first)
+        ranking = log_q
+        if not self.greedy:
+            ranking = log_q + self._noise(log_q, keys, positions, race)
+        chosen = ranking.scatter(-1, first, torch.inf).topk(count, -1).indices
+        return chosen, log_q.gather(-1, chosen)
+
     def race(self, keys: Tensor, positions: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor | None:
         """Returns the noise of the race at positions (B, N), for `draw`: (B, N, V). None where `draw` takes none.
 
@@ -176,9 +199,13 @@ class Sampling:
         """
         if self.greedy:
             return argmax(warped)
+        return argmax(torch.log_softmax(warped, -1) + self._noise(warped, keys, positions, race))
+
+    def _noise(self, warped: Tensor, keys: Tensor, positions: Tensor, race: Tensor | None) -> Tensor:
+        """The noise of the race among `warped` (B, N, V), computed where it is not given."""
         if race is None or race.dtype != warped.dtype:
-            race = noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
-        return argmax(torch.log_softmax(warped, -1) + race)
+            return noise.gumbel(keys, positions, noise.Stream.TOKEN, warped.shape[-1], warped.dtype)
+        return race
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:

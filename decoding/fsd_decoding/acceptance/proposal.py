@@ -18,6 +18,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.kernels.dispatch import kernels_support
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import lazy
+from fsd_decoding.trees.tree import Tree
 
 if TYPE_CHECKING:
     from fsd_decoding.kernels.scan import Scan
@@ -49,7 +50,11 @@ class Criterion:
 
 @dataclass
 class Proposal:
-    """One round as a rule receives it: B rows, L drafted tokens each, verified at L + 1 positions."""
+    """One round as a rule receives it: B rows, L drafted tokens each, verified at L + 1 positions.
+
+    With trees, whose nodes are breadth first, "position" n is node n of N instead: `drafted` are the first children of
+    nodes 0 … N - 1, and mean nothing where there are none.
+    """
 
     target_logits: Tensor  # (B, L + 1, V) raw
     draft_logits: Tensor  # (B, L, V) raw
@@ -63,6 +68,7 @@ class Proposal:
     adapted: Tensor | None = None  # (B, 1) or (B, L) T of a threshold policy, which replaces `thresholds`
     scales: Tensor | None = None  # (B, 1) or (B, L) factors of a scale policy, by which T is multiplied
     race: Tensor | None = None  # (B, L + 1, V) noise of the token race, where it was computed for the draft
+    tree: Tree | None = None  # what was drafted; None: a chain
 
     @lazy
     def warped_target(self) -> Tensor:
@@ -137,12 +143,25 @@ class Proposal:
         """The effective bounds on D, scales included: (B, 1) or (B, L)."""
         return self._unscaled_bounds if self.scales is None else self._unscaled_bounds * self.scales
 
-    def has_valid_bounds(self, proposed: Tensor) -> Tensor:
-        """Whether no T is NaN and no scale negative, where a token was `proposed` (B, L): (B,) bool."""
+    def health(self, drafted: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether all logits are finite, and whether no T is NaN and no scale negative: (B,) bool each.
+
+        Args:
+            drafted: (B,) how many of a chain's tokens count; the rest is padding.
+        """
+        if self.tree is None:
+            unread = unjudged = torch.arange(self.drafted.shape[1], device=drafted.device) >= drafted[:, None]
+        else:
+            unread, unjudged = self.tree.depths == 0, ~self.tree.internal
+        target, draft = self.finite
+        finite = target[:, 0] & ((target[:, 1:] | unread) & (draft | unjudged)).all(1)
+        return finite, self._has_valid_bounds(unjudged)
+
+    def _has_valid_bounds(self, unjudged: Tensor) -> Tensor:
         if self.scales is None and self.adapted is None:
             return torch.ones_like(self.thresholds, dtype=torch.bool)
         valid = self.scales >= 0 if self.scales is not None else ~self._unscaled_bounds.isnan()
-        return (valid | ~proposed).all(1)
+        return (valid | unjudged).all(1)
 
     @property
     def _unscaled_bounds(self) -> Tensor:
@@ -152,10 +171,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rule's decisions on every drafted token of a round; the engine cuts them at the first rejection."""
+    """A rule's decisions on every drafted token of a round, without regard to earlier rejections; see `walk.py`."""
 
     accepted: Tensor  # (B, L) bool
-    fallback: Tensor  # (B, L) token emitted in place of the first rejected one
+    fallback: Tensor  # (B, L) token emitted in place of a rejected one; in a tree it may be another child's
     score: Tensor | None = None  # (B, L) compared with T: accepted where score <= T
     by_score: Tensor | None = None  # (B, L) bool: decided by the score; the other decisions do not depend on T
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from fsd_decoding import noise
 from fsd_decoding.acceptance.proposal import Proposal, Verdict
+from fsd_decoding.acceptance.residuals import accepted_by_chance, judge_siblings, residual
 from fsd_decoding.errors import UsageError
+from fsd_decoding.sampling import Sampling
 
 
 class Rule:
@@ -25,12 +26,14 @@ class Rule:
         lossless: name of the rule to run when no threshold may be trusted; a lossless rule names itself.
         drafts: whether the rule needs a draft model.
         bounds_divergence: whether its threshold bounds the divergence D.
+        judges_trees: whether it can judge trees of drafted tokens.
     """
 
     name: str
     lossless: str
     drafts = True
     bounds_divergence = False
+    judges_trees = False
 
     @property
     def fuzzy(self) -> bool:
@@ -44,6 +47,10 @@ class Rule:
     def initial_interval(self, threshold: float) -> tuple[float, float]:
         """The interval [lo, hi) of thresholds that give the same text, before any decision narrows it."""
         return -math.inf, math.inf
+
+    def fixes_trees(self, sampling: Sampling) -> bool:
+        """Whether the tokens drawn may not decide which others are proposed beside them; see `trees.growth.Growth`."""
+        return False
 
     def judge(self, proposal: Proposal) -> Verdict:
         """Decides every drafted token of a round, without regard to earlier rejections in it."""
@@ -65,6 +72,7 @@ class Coupled(Rule):
     """Drafter-invariant speculative decoding by Gumbel coupling (arXiv 2408.07978): accepts x = y, else emits y."""
 
     name = lossless = "coupled"
+    judges_trees = True
 
     def judge(self, proposal: Proposal) -> Verdict:
         y = proposal.target_choice[:, :-1]
@@ -74,25 +82,32 @@ class Coupled(Rule):
 class Speculative(Rule):
     """Speculative sampling (Leviathan et al. 2023): accepts when u <= p(x)/q(x), else emits a sample of (p - q)+.
 
-    Greedy decoding is its limit at temperature 0: it accepts x = y, else emits y.
+    Greedy decoding is its limit at temperature 0: it accepts x = y, else emits y. In a tree a rejected child's siblings
+    follow, see `residuals.py`.
     """
 
     name = lossless = "sd"
+    judges_trees = True
+
+    def fixes_trees(self, sampling: Sampling) -> bool:
+        return not sampling.greedy
 
     def judge(self, proposal: Proposal) -> Verdict:
         if proposal.sampling.greedy:
             return Coupled().judge(proposal)
         p, q = _probabilities(proposal)
+        if proposal.tree is not None:
+            return judge_siblings(proposal, proposal.tree.children, p, q)
         p_x, q_x = proposal.of_drafted(p), proposal.of_drafted(q)
         accepted = accepted_by_chance(p_x, q_x, proposal.keys, proposal.positions[:, :-1])
-        return Verdict(accepted, _residual(p, q, proposal))
+        return Verdict(accepted, residual(p, q, proposal))
 
 
 class Fuzzy(Rule):
     """Fuzzy speculative decoding (arXiv 2502.20704, section 3): accepts when D <= T, whatever x is, else emits y."""
 
     name, lossless = "fsd", "coupled"
-    bounds_divergence = True
+    bounds_divergence = judges_trees = True
 
     def judge(self, proposal: Proposal) -> Verdict:
         return _by_score(proposal, proposal.scores)
@@ -101,18 +116,25 @@ class Fuzzy(Rule):
 class FuzzyOver(Rule):
     """Accepts what a lossless rule accepts, and also every token with D <= T; else emits the lossless rule's token.
 
-    It accepts every token that `fsd` accepts at the same T, so its rounds are never shorter.
+    It accepts every token that `fsd` accepts at the same T, so its rounds are never shorter. In a tree D decides only
+    where the lossless rule's token is no child's: elsewhere the round goes on without a loss.
     """
 
-    bounds_divergence = True
+    bounds_divergence = judges_trees = True
 
     def __init__(self, name: str, base: Rule) -> None:
         self.name, self.lossless, self._base = name, base.name, base
 
+    def fixes_trees(self, sampling: Sampling) -> bool:
+        return self._base.fixes_trees(sampling)
+
     def judge(self, proposal: Proposal) -> Verdict:
         base = self._base.judge(proposal)
-        fuzzy = proposal.within_threshold(proposal.scores)
-        return Verdict(base.accepted | fuzzy, base.fallback, proposal.scores, ~base.accepted)
+        fuzzy, by_score = proposal.within_threshold(proposal.scores), ~base.accepted
+        if proposal.tree is not None:
+            by_score &= ~proposal.tree.holds(base.fallback)
+            fuzzy &= by_score
+        return Verdict(base.accepted | fuzzy, base.fallback, proposal.scores, by_score)
 
 
 class Typical(Rule):
@@ -165,34 +187,12 @@ class Ensemble(Rule):
         accepted = accepted_by_chance(_mixture(p_x, q_x, share), q_x, proposal.keys, proposal.positions[:, :-1])
         if proposal.criterion.within_support:
             accepted &= p_x > 0
-        return Verdict(accepted, _residual(p, q, proposal))
+        return Verdict(accepted, residual(p, q, proposal))
 
 
 def _probabilities(proposal: Proposal) -> tuple[Tensor, Tensor]:
     """p and q at the drafted positions, after the logits processors: (B, L, V) each."""
     return torch.softmax(proposal.warped_target[:, :-1], -1), torch.softmax(proposal.warped_draft, -1)
-
-
-def accepted_by_chance(p_x: Tensor, q_x: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-    """Whether u <= p(x)/q(x), where u is the acceptance noise of `keys` at `positions`.
-
-    Args:
-        p_x, q_x: (B, L) probabilities of the drafted tokens.
-        keys: (B, 2) noise keys.
-        positions: (B, L) absolute positions.
-
-    Returns:
-        (B, L) bool.
-    """
-    return noise.uniform(keys, positions, noise.Stream.ACCEPT, p_x.dtype) * q_x <= p_x
-
-
-def _residual(p: Tensor, q: Tensor, proposal: Proposal) -> Tensor:
-    """A keyed sample of (p - q)+ at every drafted position, or y where p = q: (B, L)."""
-    rest = (p - q).clamp_min(0.0)
-    race = noise.gumbel(proposal.keys, proposal.positions[:, :-1], noise.Stream.RESIDUAL, p.shape[-1], p.dtype)
-    sampled = (rest.log() + race).argmax(-1)
-    return torch.where(rest.sum(-1) > 0, sampled, proposal.target_choice[:, :-1])
 
 
 def _mixture(p: Tensor, q: Tensor, share: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -42,6 +43,58 @@ class Drafter(Protocol):
             lengths: (B,) lengths of the rows at the beginning of the round.
             step: number of tokens drafted in this round so far.
             reach: an upper bound of `lengths + step`, known on the host.
+        """
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The nodes of one level of a tree that a drafter is asked to go on from, w in every row.
+
+    Args:
+        paths: (B, w, depth) the tokens that lead to each node, its own last.
+        parents: (B, w) the node before each, among those of the level before.
+        places: (w,) numbers of the nodes in a round, where a drafter may keep its states of them.
+        seen: (B, w, S) bool, the places of the nodes on each path, its own included.
+        width: the number of places per level.
+    """
+
+    paths: Tensor
+    parents: Tensor
+    places: Tensor
+    seen: Tensor
+    width: int
+
+    @property
+    def depth(self) -> int:
+        return self.paths.shape[2]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The nodes' own tokens: (B, w)."""
+        return self.paths[..., -1]
+
+
+class TreeDrafter(Drafter, Protocol):
+    """A drafter that can also go on from several tokens at once.
+
+    A round calls `logits` for step 0, `expand` once per further level, and `commit` at its end.
+    """
+
+    def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, reach: int) -> Tensor:
+        """Returns raw logits (B, w, V) of the tokens after the nodes of a frontier.
+
+        Args:
+            tokens, lengths: as in `logits`; drafted tokens are not among `tokens`.
+            frontier: the nodes.
+            reach: an upper bound of `lengths` and the places behind them, known on the host.
+        """
+
+    def commit(self, lengths: Tensor, places: Tensor) -> None:
+        """Makes the nodes that a round has passed part of the text.
+
+        Args:
+            lengths: (B,) lengths of the rows at the beginning of the round.
+            places: (B, n) places of the nodes at depths 1 … n; -1: none, or one that was not expanded.
         """
 
 

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from fsd_decoding.drafters.base import Frontier
+from fsd_decoding.models.branches import Branches, move_path
 from fsd_decoding.models.runner import ModelRunner
 
 
@@ -33,3 +35,13 @@ class ModelDrafter:
         last = lengths[:, None] + (step - 1)
         positions = torch.cat([(last - 1).clamp_min(0), last], 1) if step == 0 else last
         return self._runner.logits(tokens.gather(1, positions), positions, reach, keep=1)
+
+    def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, reach: int) -> Tensor:
+        drafted, scratch = frontier.tokens, frontier.seen.shape[2]
+        depths = torch.arange(scratch, device=lengths.device)[None] // frontier.width + 1
+        branches = Branches(lengths, lengths[:, None] + frontier.places, frontier.seen, depths)
+        positions = (lengths[:, None] + (frontier.depth - 1)).expand_as(drafted)
+        return self._runner.logits(drafted, positions, reach, keep=drafted.shape[1], branches=branches)
+
+    def commit(self, lengths: Tensor, places: Tensor) -> None:
+        move_path(self._runner.cache, lengths, places)

@@ -19,6 +19,7 @@ from fsd_decoding.drafters.base import Drafter
 from fsd_decoding.policies.stopping import Answer, DraftState, RowFacts, StopPolicy, as_bools
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tensors import to_device
+from fsd_decoding.trees.tree import Tree
 
 
 class Steps:
@@ -98,10 +99,16 @@ class StepsAhead(Steps):
 
 @dataclass(frozen=True)
 class Draft:
-    """The tokens drafted in a round, which are written behind the rows' texts in the batch."""
+    """The tokens drafted in a round. Those of a chain are written behind the rows' texts in the batch."""
 
-    logits: list[Tensor]  # L tensors (B, 1, V), raw
-    counts: Tensor  # (B,) tokens each row proposes; positions beyond are uninitialised padding
+    logits: list[Tensor]  # of a chain L tensors (B, 1, V), raw; of trees one (B, N, V)
+    counts: Tensor  # (B,) tokens each row proposes; a chain's positions beyond are uninitialised padding
+    tree: Tree | None = None
+
+    @property
+    def deepest(self) -> int:
+        """L, the most drafted tokens that can become text."""
+        return len(self.logits) if self.tree is None else self.tree.deepest
 
 
 def draft_steps(drafter: Drafter, batch: Batch, sampling: Sampling, draft_length: int, reach: int) -> list[Tensor]:

@@ -1,76 +1,36 @@
 """The decoding loop: draft, verify, accept, emit, refill.
 
-This is the host side: rows and rounds. The device side of a round is in `draft.py` and `verify.py`.
+This is the host side: rows and rounds. The device side of a round is in `chain_rounds.py`, or in `tree_rounds.py` where
+trees are drafted.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.acceptance.rules import Rule
+from fsd_decoding.acceptance.walk import as_chain
 from fsd_decoding.batch import Request
-from fsd_decoding.engine.draft import Draft, Steps, StepsAhead, draft_step, draft_steps, draft_until
+from fsd_decoding.engine.chain_rounds import ChainRounds
+from fsd_decoding.engine.draft import Draft
 from fsd_decoding.engine.kv_pool import PooledCaches
+from fsd_decoding.engine.row import FinishReason, Row
+from fsd_decoding.engine.settings import Settings
 from fsd_decoding.engine.threshold_control import ThresholdControl
-from fsd_decoding.engine.verify import Decided, JudgedRound, judge, judge_and_settle, propose, settle, verify
+from fsd_decoding.engine.tree_rounds import TreeRounds
+from fsd_decoding.engine.verify import Decided, JudgedRound, judge
 from fsd_decoding.errors import NumericalError, ThresholdError, UnfinishedError
-from fsd_decoding.graphs.callers import Eager, GraphKey
-from fsd_decoding.models.runner import PREFILL_CHUNK
-from fsd_decoding.observers.round_record import Observer, RoundRecord
-from fsd_decoding.policies.stopping import StopPolicy
-from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
-from fsd_decoding.sampling import Sampling
+from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.tensors import to_device
 
-FinishReason = Literal["eos", "stop", "length"]
 ENGINE_VERSION = 2
 """Incremented when a text, its rounds or its interval may differ from before; part of cache keys."""
-
-
-@dataclass
-class Row:
-    """A request being decoded, with its new tokens and counts, on the host."""
-
-    request: Request
-    lo: float  # every T in [lo, hi) gives the same text and number of rounds (docs/decoding.md)
-    hi: float
-    tokens: list[int] = field(default_factory=list)  # new ones, without EOS
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    bonus: int = 0  # tokens the target added to fully accepted drafts
-    finish_reason: FinishReason | None = None
-    memory: Any = None  # state that the stop policy keeps for this row
-
-    @property
-    def length(self) -> int:
-        return len(self.request.prompt) + len(self.tokens)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a stream of requests is decoded."""
-
-    rule: Rule
-    criterion: Criterion
-    sampling: Sampling
-    eos: frozenset[int]
-    seed: int
-    stops: Callable[[Request, list[int], int], int | None] | None = None
-    """(request, its new tokens, how many of them are from this round) -> the number of tokens up to the one that ends
-    the text, or None if the text goes on."""
-    stop_policy: StopPolicy | None = None
-    threshold_policy: ThresholdPolicy | None = None
-    observer: Observer | None = None
 
 
 class Engine:
@@ -81,13 +41,10 @@ class Engine:
         self._batch, self._target, self._call = caches.batch, caches.target, caches.call
         self._drafter = caches.drafter if settings.rule.drafts else None
         self._rows: list[Row | None] = [None] * caches.rows
-        models = self._target.identity, self._drafter.identity if self._drafter else None
-        self._kind = (*models, caches.rows, caches.slots)
+        self._rounds = (ChainRounds if settings.tree is None else TreeRounds)(caches, settings)
         self._threshold_control = (
             ThresholdControl(settings.threshold_policy, self._batch) if settings.threshold_policy else None
         )
-        # Length of the longest prompt if all rows are new: the first verification then also prefills the prompts.
-        self._pending_prompt_tokens = 0
 
     def run(self, requests: Iterable[Request]) -> Iterator[Row]:
         """Yields rows as they finish; a request is drawn when a row is free for it."""
@@ -132,9 +89,8 @@ class Engine:
         prompts = self._batch.tokens[rows]
         if self._drafter is not None:
             self._drafter.prefill(rows, prompts, longest - 1)
-        if longest <= PREFILL_CHUNK and len(new) == sum(row is not None for row in self._rows):
-            self._pending_prompt_tokens = longest
-        else:
+        all_new = len(new) == sum(row is not None for row in self._rows)
+        if not (all_new and self._rounds.take_prompts(longest)):
             self._target.prefill(rows, prompts, longest - 1)
         return True
 
@@ -168,40 +124,24 @@ class Engine:
 
     def _round(self) -> Decided:
         """Drafts, verifies and judges one round for all rows, with one copy to the host at its end."""
+        rounds = self._rounds
         most = max(row.request.draft_length for row in self._rows if row) if self._drafter else 0
-        reach = self._call.size(max(row.length for row in self._rows if row) + most)
+        reach = self._call.size(max(row.length for row in self._rows if row) + rounds.scratch(most))
         began = time.perf_counter()
-        self._batch.race = self._race(most)
-        draft = self._draft(most, reach)
+        self._batch.race = rounds.race(most)
+        draft = rounds.draft(self._rows, most, reach)
         drafted = time.perf_counter()
-        logits = self._verify(len(draft.logits), reach)
+        logits = rounds.verify(draft, reach)
         verified = time.perf_counter()
-        return Decided.of(self._judge(draft, logits, drafted - began, verified - drafted), len(draft.logits))
-
-    def _race(self, most: int) -> Tensor | None:
-        """The noise by which draft and target draw tokens, for all positions of a round at once.
-
-        Not in graphs, which own their memory, nor where a policy may end drafts early.
-        """
-        if not self._call.can_reshape or self._settings.stop_policy is not None:
-            return None
-        batch, target = self._batch, self._target
-        positions = batch.lengths[:, None] + torch.arange(most + 1, device=batch.lengths.device)
-        dtype = torch.float64 if target.model.dtype == torch.float64 else torch.float32  # that of logits
-        return self._settings.sampling.race(batch.keys, positions, target.vocabulary, dtype)
+        return Decided.of(self._judge(draft, logits, drafted - began, verified - drafted), draft.deepest)
 
     def _judge(self, draft: Draft, logits: Tensor, draft_seconds: float, verify_seconds: float) -> Tensor:
         """Accepts or rejects drafted tokens, for `Decided.of`; observers and the threshold policy get the outcome."""
-        settings, batch, control = self._settings, self._batch, self._threshold_control
-        proposing = (settings.criterion, settings.sampling)
+        settings, control = self._settings, self._threshold_control
         if settings.observer is None and control is None:
-            key = GraphKey(
-                (self._kind, len(draft.logits), settings.rule.name), (proposing, settings.stop_policy is None)
-            )
-            given = (settings.rule, *proposing, logits, draft.logits, draft.counts)
-            return self._call(key, judge_and_settle, batch, *given)
+            return self._rounds.judge_and_settle(draft, logits)
         own = logits if self._call.results_persist else logits.clone()  # observers may keep them
-        proposal = propose(batch, *proposing, own, draft.logits)
+        proposal = self._rounds.propose(draft, own)
         if control is not None:
             control.adapt(proposal, draft.counts)
         judged = judge(settings.rule, proposal, draft.counts)
@@ -209,43 +149,14 @@ class Engine:
             control.record_verdict(judged)
         if settings.observer is not None:
             settings.observer(self._record(judged, draft_seconds, verify_seconds))
-        return settle(judged, batch)
-
-    def _draft(self, most: int, reach: int) -> Draft:
-        batch, sampling, policy, drafter = (
-            self._batch,
-            self._settings.sampling,
-            self._settings.stop_policy,
-            self._drafter,
-        )
-        if drafter is None:
-            return Draft([], torch.zeros_like(batch.lengths))
-        if policy is None:
-            key = GraphKey((self._kind, most), (sampling, reach))
-            return Draft(self._call(key, draft_steps, drafter, batch, sampling, most, reach), batch.draft_lengths)
-        call = Eager() if policy.watches else self._call.uncompiled
-
-        def take(step: int) -> Tensor:
-            return call(
-                GraphKey((self._kind, step), (sampling, reach)), draft_step, drafter, batch, sampling, step, reach
-            )
-
-        return draft_until(policy, self._rows, batch, most, self._steps(policy, take, most))
-
-    def _steps(self, policy: StopPolicy, take: Callable[[int], Tensor], most: int) -> Steps:
-        if self._caches.side is None or policy.watches or not policy.looks:
-            return Steps(take, most)
-        return StepsAhead(take, most, self._caches.side)
-
-    def _verify(self, drafts: int, reach: int) -> Tensor:
-        if not self._pending_prompt_tokens:
-            return self._call(GraphKey((self._kind, drafts), reach), verify, self._target, self._batch, drafts, reach)
-        pending, self._pending_prompt_tokens = self._pending_prompt_tokens, 0
-        return verify(self._target, self._batch, drafts, reach, pending)
+        return self._rounds.settle(judged)
 
     def _record(self, judged: JudgedRound, draft_seconds: float, verify_seconds: float) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]
-        outcome = (judged.proposal, judged.verdict, judged.drafted.clone(), judged.accepted)
+        proposal, verdict, drafted = judged.proposal, judged.verdict, judged.drafted.clone()
+        if proposal.tree is not None:  # observers see the path alone
+            proposal, verdict, drafted = as_chain(proposal, verdict, judged.path)
+        outcome = (proposal, verdict, drafted, judged.accepted)
         who = (self._settings.rule, self._settings.threshold_policy)
         return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who)
 
@@ -280,19 +191,12 @@ class Engine:
         row.rounds += 1
         row.drafted += drafted
         row.accepted += min(accepted, kept)
-        row.bonus += 0 < drafted == accepted < kept
-        self._narrow(row, decided, i, kept)
+        row.bonus += decided.whole[i] and 0 < accepted < kept
+        spared, refused = decided.interval(i, kept)  # other decisions could not have changed the text
+        row.lo, row.hi = max(row.lo, spared), min(row.hi, refused)
         if self._settings.stop_policy is not None:
             row.memory = self._settings.stop_policy.remember(row.memory, decided.verified(i))
         return kept
-
-    def _narrow(self, row: Row, decided: Decided, i: int, kept: int) -> None:
-        """Narrows the interval by the decisions that led to kept tokens; others could not have changed the text."""
-        drafted, accepted = decided.drafted[i], decided.accepted[i]
-        if spared := decided.spared[i][: min(accepted, kept)]:
-            row.lo = max(row.lo, spared[-1])
-        if accepted < min(kept, drafted) and decided.refused[i]:
-            row.hi = min(row.hi, decided.refused[i][accepted])
 
     def _cut(self, row: Row, candidates: list[int]) -> tuple[int, FinishReason | None]:
         """Returns how many candidates the row keeps (an EOS counts as kept), and why it ends, if it does."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from fsd_decoding.engine.engine import FinishReason, Row
+from fsd_decoding.engine.row import FinishReason, Row
 from fsd_decoding.errors import OutOfMemoryError, UnfinishedError
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsd_decoding.acceptance.proposal import Criterion, Proposal, Verdict, emitted_tokens
+from fsd_decoding.acceptance.proposal import Criterion, Proposal, Verdict
 from fsd_decoding.acceptance.rules import Rule
+from fsd_decoding.acceptance.walk import Path, walk
 from fsd_decoding.batch import Batch
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.policies.stopping import Verified
@@ -26,7 +27,12 @@ class JudgedRound:
     proposal: Proposal
     verdict: Verdict
     drafted: Tensor  # (B,) number of proposed tokens
-    accepted: Tensor  # (B,) number of them before the first rejection
+    path: Path
+
+    @property
+    def accepted(self) -> Tensor:
+        """Number of drafted tokens that became text: (B,)."""
+        return self.path.accepted
 
 
 def verify(target: ModelRunner, batch: Batch, drafts: int, reach: int, unread: int = 1) -> Tensor:
@@ -74,11 +80,9 @@ def propose(
 
 
 def judge(rule: Rule, proposal: Proposal, drafted: Tensor) -> JudgedRound:
-    """Applies the rule; of the proposal's L tokens, each row's first `drafted` (B,) count."""
+    """Applies the rule to the proposal, of which `drafted` (B,) tokens of each row count."""
     verdict = rule.judge(proposal)
-    span = torch.arange(proposal.drafted.shape[1], device=drafted.device)
-    accepted = verdict.accepted & (span < drafted[:, None])
-    return JudgedRound(proposal, verdict, drafted, accepted.cumprod(1).sum(1))
+    return JudgedRound(proposal, verdict, drafted, walk(proposal, verdict, drafted))
 
 
 def settle(judged: JudgedRound, batch: Batch) -> Tensor:
@@ -87,19 +91,14 @@ def settle(judged: JudgedRound, batch: Batch) -> Tensor:
     Returns:
         (B, columns) float64.
     """
-    proposal, verdict = judged.proposal, judged.verdict
-    span = _span(batch, proposal.positions.shape[1])
-    emitted = emitted_tokens(proposal, verdict, judged.drafted, judged.accepted)
-    batch.tokens.scatter_(1, proposal.positions, emitted)  # positions beyond the new length are overwritten later
-    target, draft = proposal.finite
-    padding = span[:-1] >= judged.drafted[:, None]
-    finite_logits = target[:, 0] & (target[:, 1:] & draft | padding).all(1)
-    valid_bounds = proposal.has_valid_bounds(~padding)
-    parts = [emitted, torch.stack([judged.drafted, judged.accepted, finite_logits, valid_bounds], 1)]
-    if verdict.score is not None and verdict.by_score is not None:
-        score = verdict.score.double()
-        spared = torch.where(verdict.by_score & verdict.accepted, score, -torch.inf)
-        parts += [spared.cummax(1).values, torch.where(verdict.by_score & ~verdict.accepted, score, torch.inf)]
+    path, span = judged.path, _span(batch, judged.path.emitted.shape[1])
+    # Positions beyond the new length are overwritten later.
+    batch.tokens.scatter_(1, batch.lengths[:, None] + span, path.emitted)
+    finite_logits, valid_bounds = judged.proposal.health(judged.drafted)
+    facts = [judged.drafted, path.accepted, path.whole, finite_logits, valid_bounds]
+    parts = [path.emitted, torch.stack(facts, 1)]
+    if path.spared is not None and path.refused is not None:
+        parts += [path.spared, path.refused]
     return torch.cat([part.double() for part in parts], 1)  # token ids are exact in fp64
 
 
@@ -123,25 +122,39 @@ class Decided:
     emitted: list[list[int]]  # L + 1 each, of which the first `accepted + 1` are emitted
     drafted: list[int]
     accepted: list[int]
+    whole: list[bool]  # nothing was rejected
     finite_logits: list[bool]  # no logits of the row are NaN or +inf
     valid_bounds: list[bool]  # no T of the row is NaN, and no scale negative
     spared: list[list[float]]  # by position, the largest score up to it that accepted a token; -inf where none did
-    refused: list[list[float]]  # by position, the score that rejected the token; inf where none did
+    refused: list[list[float]]  # by position, the score that rejected a token; inf where none did
 
     @classmethod
     def of(cls, packed: Tensor, drafts: int) -> Decided:
-        """Unpacks the result of `settle`, by one copy to the host for the whole round."""
+        """Unpacks the result of `settle`, by one copy to the host for the whole round.
+
+        Args:
+            packed: (B, columns).
+            drafts: L, the most drafted tokens that can become text.
+        """
         rows = packed.tolist()
         n = drafts + 1
+        scores = n + 5
         return cls(
             emitted=[[int(t) for t in row[:n]] for row in rows],
             drafted=[int(row[n]) for row in rows],
             accepted=[int(row[n + 1]) for row in rows],
-            finite_logits=[bool(row[n + 2]) for row in rows],
-            valid_bounds=[bool(row[n + 3]) for row in rows],
-            spared=[row[n + 4 : n + 4 + drafts] for row in rows],
-            refused=[row[n + 4 + drafts :] for row in rows],
+            whole=[bool(row[n + 2]) for row in rows],
+            finite_logits=[bool(row[n + 3]) for row in rows],
+            valid_bounds=[bool(row[n + 4]) for row in rows],
+            spared=[row[scores : scores + drafts] for row in rows],
+            refused=[row[scores + drafts :] for row in rows],
         )
+
+    def interval(self, row: int, kept: int) -> tuple[float, float]:
+        """The largest score that accepted one of a row's first `kept` tokens, and the smallest that rejected one."""
+        decisions = min(kept, self.accepted[row] + (not self.whole[row]))  # a bonus token is no decision
+        spared, refused = self.spared[row][:decisions], self.refused[row][:decisions]
+        return spared[-1] if spared else -math.inf, min(refused, default=math.inf)
 
     def verified(self, row: int) -> Verified:
         """The outcome of a row's round, as passed to a stop policy."""

@@ -20,8 +20,9 @@ from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.batch import Request
 from fsd_decoding.config_resolution import configured
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.engine.engine import Row, Settings
 from fsd_decoding.engine.result import attach_finished
+from fsd_decoding.engine.row import Row
+from fsd_decoding.engine.settings import Settings
 from fsd_decoding.hf.caller import argument_of_generate, level_of_user
 from fsd_decoding.hf.checks import (
     check_clock,
@@ -36,6 +37,7 @@ from fsd_decoding.hf.stopping import StopsOfGenerate
 from fsd_decoding.profile.drift import watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.trees.support import check_tree
 
 
 @dataclass
@@ -136,9 +138,12 @@ def _runs(
 ) -> Iterator[tuple[Settings, list[Request]]]:
     """Yields all rows at once, or one by one if processors need to know the row and its padding."""
     seed = 0 if sampling.greedy else int(torch.randint(2**63 - 1, ()))
+    rule = rule_named(decoder.rule)
     settings = Settings(
-        rule_named(decoder.rule), decoder.criterion, sampling, frozenset(), seed, stops, *decoder.policies()
-    )
+        rule, decoder.criterion, sampling, frozenset(), seed, stops, *decoder.policies(),
+        tree=decoder.tree if rule.drafts else None,
+    )  # fmt: skip
+    check_tree(settings)
     if not sampling.processors:
         yield settings, requests
         return

@@ -1,7 +1,8 @@
 """Key-value cache whose slot index is the token's absolute position in its row.
 
 Feeding a position again overwrites its slot, which is how a row is rolled back: nothing is copied, shapes stay the
-same, and every row has its own length.
+same, and every row has its own length. Nodes of a tree share positions, so they are behind the text in any order, and
+those that become text are moved.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class SlotCache(Cache):
         self._stores: dict[Hashable, _Store] = {}
         self._reach = 0
 
-    def aim(self, rows: Tensor | None, positions: Tensor, reach: int) -> None:
+    def aim(self, rows: Tensor | None, slots: Tensor, reach: int) -> None:
         """Sets what the next forward pass writes and reads.
 
         Args:
             rows: (B,) rows to write; None is all.
-            positions: (B, Q) slots to write in each of them.
+            slots: (B, Q) slots to write in each of them.
             reach: number of slots to read.
         """
-        self._rows, self._positions, self._reach = rows, positions, reach
+        self._rows, self._aimed, self._reach = rows, slots, reach
         self._written: dict[tuple[int, torch.device], Tensor] = {}  # by number of heads, and where a layer is
 
     def update(
@@ -73,9 +74,22 @@ class SlotCache(Cache):
         """Where states of so many heads go in a flat store: (B, Q, heads)."""
         if (heads, device) not in self._written:
             rows = self._numbers if self._rows is None else self._rows
-            firsts = (rows[:, None] * heads + torch.arange(heads, device=rows.device)) * self.slots  # (B, heads)
-            self._written[heads, device] = (firsts[:, None] + self._positions[:, :, None]).to(device)
+            self._written[heads, device] = self._flat(rows, self._aimed, heads).to(device)
         return self._written[heads, device]
+
+    def _flat(self, rows: Tensor, slots: Tensor, heads: int) -> Tensor:
+        """The places of slots (B, Q) of rows (B,) in a flat store of so many heads: (B, Q, heads)."""
+        firsts = (rows[:, None] * heads + torch.arange(heads, device=rows.device)) * self.slots  # (B, heads)
+        return firsts[:, None] + slots[:, :, None]
+
+    def move(self, sources: Tensor, slots: Tensor) -> None:
+        """Copies what is in the slots `sources` (B, n) of all rows to `slots` (B, n), as if all at once."""
+        device = self._numbers.device
+        sources, slots = sources.to(device), slots.to(device)
+        for stored, flat in self._stores.values():
+            heads = stored.shape[1]
+            from_, to = (self._flat(self._numbers, each, heads).to(flat.device) for each in (sources, slots))
+            flat[to] = flat[from_]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order; others than the moved ones stay in place."""

@@ -1,4 +1,4 @@
-"""Attention masks of rows of different lengths, in which a slot is the position of its token."""
+"""Attention masks of rows of different lengths, in which a slot is the position of its token but in branches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.errors import UsageError
+from fsd_decoding.models.branches import Branches
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -30,14 +31,19 @@ class Masks:
         self._slots = torch.arange(slots, device=model.device)
         self._visible, self._hidden = torch.tensor([0.0, torch.finfo(model.dtype).min]).to(model.device, model.dtype)
 
-    def __call__(self, positions: Tensor, reach: int) -> dict[str, Tensor]:
+    def __call__(self, positions: Tensor, reach: int, branches: Branches | None = None) -> dict[str, Tensor]:
         """Returns the mask (B, 1, Q, reach) of each kind of attention, for queries at `positions` (B, Q)."""
-        slot, query = self._slots[:reach], positions[:, None, :, None]
+        slots, query = self._slots[:reach], positions[:, None, :, None]
+        unseen = slots > query if branches is None else ~branches.visible(slots).unsqueeze(1)
         masks = {}
         for kind, window in self._windows.items():
-            hidden = slot > query if window is None else (slot > query) | (slot <= query - window)
+            hidden = unseen if window is None else unseen | (self._positions(slots, branches) <= query - window)
             masks[kind] = torch.where(hidden, self._hidden, self._visible)
         return masks
+
+    def _positions(self, slots: Tensor, branches: Branches | None) -> Tensor:
+        """The positions of the tokens in slots (S,), which broadcast to (B, 1, Q, S)."""
+        return slots if branches is None else branches.positions(slots)[:, None, None]
 
 
 def mask_kinds(model: Any) -> Mapping[str, int | None]:

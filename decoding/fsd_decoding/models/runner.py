@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsd_decoding.models.branches import Branches
 from fsd_decoding.models.compatibility import check_model
 from fsd_decoding.models.kv_cache import SlotCache
 from fsd_decoding.models.lean_choice import forward_of
@@ -49,22 +50,34 @@ class ModelRunner:
         """
         return weakref.ref(self.model), self.model.dtype, self._forward.identity, self.vocabulary
 
-    def logits(self, tokens: Tensor, positions: Tensor, reach: int, keep: int, rows: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        reach: int,
+        keep: int,
+        rows: Tensor | None = None,
+        branches: Branches | None = None,
+    ) -> Tensor:
         """Runs the model on tokens at given positions.
 
         Args:
             tokens, positions: (B, Q).
-            reach: number of slots to attend to: more than any row's largest position, at most `slots`.
+            reach: number of slots to attend to: more than any row's largest slot, at most `slots`.
             keep: number of positions, from the end, to return logits of.
             rows: (B,) rows of the cache; None is all.
+            branches: where the tokens are nodes of trees; on the device of `tokens`. None: each token's slot is its
+                position, and it sees all slots up to its own.
 
         Returns:
             Logits (B, keep, V) in fp32 (fp64 for fp64 models), on the device of `tokens`.
         """
         home = tokens.device
         tokens, positions = tokens.to(self.device), positions.to(self.device)
-        self.cache.aim(None if rows is None else rows.to(self.device), positions, reach)
-        masks = self._masks(positions, reach)
+        branches = None if branches is None else branches.to(self.device)
+        slots = positions if branches is None else branches.slots
+        self.cache.aim(None if rows is None else rows.to(self.device), slots, reach)
+        masks = self._masks(positions, reach, branches)
         encoded = positions if self._last is None else positions.clamp_max(self._last)
         out = self._forward(tokens, encoded, masks, self.cache, keep)[..., : self.vocabulary]
         logits: Tensor = (out if out.dtype == torch.float64 else out.float()).to(home)

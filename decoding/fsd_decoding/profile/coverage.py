@@ -13,6 +13,7 @@ from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.policy import brief
 from fsd_decoding.sampling import SETTINGS, Sampling
+from fsd_decoding.trees.shape import TreeShape
 
 _LONGEST = 60  # characters of a value that are shown
 
@@ -30,6 +31,8 @@ class Settings(Protocol):
     def stop_policy(self) -> StopPolicy | None: ...
     @property
     def threshold_policy(self) -> ThresholdPolicy | None: ...
+    @property
+    def tree(self) -> TreeShape | None: ...
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,13 @@ class DecodingSetting:
     draft_length: int
     stop_policy: StopPolicy | None = None
     threshold_policy: ThresholdPolicy | None = None
+    tree: TreeShape | None = None
 
     @classmethod
     def of(cls, settings: Settings, threshold: float, draft_length: int) -> DecodingSetting:
         """Describes decoding by these settings with this T and L."""
         return cls(settings.rule, settings.criterion, settings.sampling, threshold, draft_length,
-                   settings.stop_policy, settings.threshold_policy)  # fmt: skip
+                   settings.stop_policy, settings.threshold_policy, settings.tree)  # fmt: skip
 
     @property
     def lossless(self) -> bool:
@@ -67,6 +71,7 @@ class DecodingSetting:
             "threshold_policy": _key(moving),
             "draft_length": self.draft_length if self.rule.drafts else None,
             "stop_policy": _key(self.stop_policy) if self.rule.drafts else None,
+            "tree": self.tree if self.rule.drafts else None,
             **{name: getattr(self.sampling, name) for name in (*SETTINGS, "processors")},
         }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fsd_decoding.batch import Request
-from fsd_decoding.engine.engine import Settings
+from fsd_decoding.engine.settings import Settings
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.parts import AcceptanceInfo
 

@@ -27,8 +27,8 @@ from fsd_collectors.replay.cost import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.config import DecodingConfig
-from fsd_decoding.engine.engine import FinishReason
 from fsd_decoding.engine.result import Result
+from fsd_decoding.engine.row import FinishReason
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
 from fsd_decoding.requests import requests_for

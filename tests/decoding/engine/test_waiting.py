@@ -15,16 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fsd_decoding.acceptance.proposal import Criterion
-from fsd_decoding.acceptance.rules import RULES
+from fsd_decoding.acceptance.rules import RULES, Rule
 from fsd_decoding.adaptive import EntropyScaled
 from fsd_decoding.batch import Request
 from fsd_decoding.engine import verify
 from fsd_decoding.engine.draft import Steps, StepsAhead
-from fsd_decoding.engine.engine import Engine, Settings
+from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
+from fsd_decoding.engine.settings import Settings
 from fsd_decoding.observers.recorder import Recorder
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.trees.shape import TreeShape
 from support.models.stop_policies import Unsure
 from support.models.tiny_models import VOCABULARY
 from support.models.tiny_pair import ragged_prompts, related, tiny_decoder
@@ -66,10 +68,18 @@ HOW: dict[str, dict[str, Any]] = {
     "a policy": {"stop_policy": Patient()},
     "moving T": {"threshold_policy": EntropyScaled(0.2, slope=2.0)},
     "a recorder": {"observer": Recorder(["js", "tv"])},
+    "trees": {"tree": TreeShape(2, 5)},
+    "trees and a recorder": {"tree": TreeShape(2, 5), "observer": Recorder(["js", "tv"])},
 }
 
 
-CASES = [(how, rule) for how in HOW for rule in RULES if how != "moving T" or RULES[rule].bounds_divergence]
+def fits(how: str, rule: Rule) -> bool:
+    if "trees" in how:
+        return rule.judges_trees
+    return how != "moving T" or rule.bounds_divergence
+
+
+CASES = [(how, rule) for how in HOW for rule in RULES if fits(how, RULES[rule])]
 SAMPLINGS = {
     "greedy": Sampling(),
     "sampled": Sampling(0.8),
@@ -87,7 +97,7 @@ def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypat
         rows = len(packed)
         next(looks)
         return verify.Decided(
-            emitted=[[7] * (drafts + 1)] * rows, drafted=[drafts] * rows, accepted=[drafts] * rows,
+            emitted=[[7] * (drafts + 1)] * rows, drafted=[drafts] * rows, accepted=[drafts] * rows, whole=[True] * rows,
             finite_logits=[True] * rows, valid_bounds=[True] * rows, spared=[[]] * rows, refused=[[]] * rows,
         )  # fmt: skip
 

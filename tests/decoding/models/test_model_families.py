@@ -21,6 +21,7 @@ from fsd_decoding.models.compatibility import CACHE_ARGUMENTS, cache_argument
 from fsd_decoding.models.lean_choice import choose
 from fsd_decoding.models.lean_forward import ARCHITECTURES
 from fsd_decoding.models.runner import ModelRunner
+from support.models.exact_softmax import use_exact_softmax
 from support.models.tiny_models import CONTEXT, FAMILIES, MIXED, SMALL, VOCABULARY, WINDOW, llama, random_model
 
 ROWS, ROUNDS, DRAFT = 3, 50, 5
@@ -85,13 +86,7 @@ CASES = FAMILIES | MORE
 
 @pytest.fixture(autouse=True)
 def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes softmaxes float64, which transformers' eager attention and routers take in fp32 for every dtype."""
-    softmax = torch.nn.functional.softmax
-
-    def exact(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        return softmax(scores, dim)
-
-    monkeypatch.setattr(torch.nn.functional, "softmax", exact)
+    use_exact_softmax(monkeypatch)
 
 
 class Ragged:

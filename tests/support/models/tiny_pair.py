@@ -13,13 +13,18 @@ from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 
 
 def related(seed: int, spread: float, **changes: Any) -> tuple[Any, Any]:
-    """Returns a target and a copy of it with relative Gaussian noise of size `spread` on every weight."""
+    """Returns a target and a disturbed copy of it."""
     target, draft = (llama(seed, **changes) for _ in range(2))
+    disturb(draft, seed, spread)
+    return target, draft
+
+
+def disturb(model: Any, seed: int, spread: float) -> None:
+    """Adds relative Gaussian noise of size `spread` to every weight."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in draft.parameters():
+        for weight in model.parameters():
             weight.mul_(1 + spread * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
-    return target, draft
 
 
 def saved(folder: Path) -> tuple[Path, Path]:

@@ -1,0 +1,1 @@
+"""Trees of drafted tokens, of which one forward pass of the target judges all paths."""

@@ -1,0 +1,34 @@
+"""How wide a tree of drafted tokens is, and how many of them the target reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsd_decoding.argument_checks import check_count
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """The shape of the trees that a decoder drafts; their depth is the draft length L.
+
+    A tree grows level by level as in EAGLE-2 (arXiv 2406.16858, section 4.1): of each level the `top_k` nodes with the
+    highest scores get `top_k` children each, and of all of these the `nodes` with the highest scores are drafted.
+
+    Args:
+        top_k: children of a node, and nodes of a level that get children.
+        nodes: the most tokens that are drafted per round, all of which the target reads in one forward pass.
+    """
+
+    top_k: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        check_count("top_k", self.top_k)
+        check_count("nodes", self.nodes)
+
+    def scratch(self, depth: int) -> int:
+        """Slots behind a text that a round needs to draft and verify trees of this depth."""
+        return max(self.nodes, self.top_k * (depth - 1))
+
+    def __str__(self) -> str:
+        return f"{self.nodes} nodes, top {self.top_k}"

@@ -1,0 +1,61 @@
+"""Settings that trees of drafted tokens cannot be combined with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fsd_decoding.acceptance.rules import RULES, Rule
+from fsd_decoding.drafters.base import Drafter
+from fsd_decoding.errors import UsageError
+from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.profile.coverage import Settings
+from fsd_decoding.trees.shape import TreeShape
+
+
+def check_tree(settings: Settings) -> None:
+    """Checks that the settings can be combined, where they have a tree and the rule drafts.
+
+    Raises:
+        UsageError: they cannot; the message says why, and what to do instead.
+    """
+    if settings.tree is not None and not isinstance(settings.tree, TreeShape):
+        raise UsageError(f"tree is {settings.tree!r:.60}; it must be a TreeShape, such as TreeShape(top_k=4, nodes=16)")
+    if settings.tree is not None and settings.rule.drafts:
+        for obstacle in _obstacles(settings):
+            raise UsageError(f"tree is given, {obstacle}; or leave tree out, which drafts chains")
+
+
+def check_drafter(tree: TreeShape, draft: Any, drafter: Drafter | None, vocabulary: int) -> None:
+    """Checks that a draft can draft trees of this shape.
+
+    Args:
+        tree: the shape.
+        draft: what the decoder was given as its draft.
+        drafter: what drafts for it.
+        vocabulary: V.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not hasattr(drafter, "expand"):
+        raise UsageError(f"tree is given, and {type(draft).__name__} drafts chains alone; leave tree out")
+    if tree.top_k > vocabulary:
+        raise UsageError(f"the tree's top_k is {tree.top_k}; it must be at most the vocabulary's size, {vocabulary}")
+
+
+def _obstacles(settings: Settings) -> Iterator[str]:
+    """What stands against trees, and the way out, as the rest of a sentence."""
+    rule, sampling, stop, moving = settings.rule, settings.sampling, settings.stop_policy, settings.threshold_policy
+    if not rule.judges_trees:
+        able = ", ".join(name for name, other in RULES.items() if other.judges_trees)
+        yield f"and rule {rule.name!r} judges chains alone; use one of {able}"
+    if stop is not None:
+        yield f"and {type(stop).__name__} ends chains early; leave the stop policy out"
+    if moving is not None and not isinstance(moving, ScalePolicy):
+        yield f"and {type(moving).__name__} moves T along a chain; give T as a number, or a policy that scales it"
+    if sampling.repetition_penalty != 1.0 or sampling.processors:
+        yield (
+            "and a repetition penalty or logits processors read the text before each token, of which a tree has "
+            "several; leave them out"
+        )

@@ -1,0 +1,189 @@
+"""Decoding over trees: equal to plain Python, to the target's own text at T < 0, and to chains where a tree is one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.engine.result import Result
+from fsd_decoding.trees.shape import TreeShape
+from support.models.tiny_models import EOS, FAMILIES, random_model, word_tokenizer
+from support.models.tiny_pair import disturb, ragged_prompts, related, tiny_decoder
+from support.plain_trees import PlainTrees
+
+NEW = 24
+TEMPERATURES = [0.0, 0.9]
+ONE, CHAIN, WIDE, DEEP, LARGE = (
+    TreeShape(1, 1), TreeShape(1, 9), TreeShape(6, 7), TreeShape(2, 6), TreeShape(4, 30)
+)  # fmt: skip
+SHAPES = [(ONE, 1), (CHAIN, 4), (WIDE, 2), (DEEP, 6), (LARGE, 4), (LARGE, 1)]
+TREE_RULES = ["coupled", "sd", "fsd", "fsd-sd", "fsd-coupled"]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> SpeculativeDecoder:
+    return tiny_decoder()
+
+
+def over(decoder: SpeculativeDecoder, tree: TreeShape, rule: str, threshold: float = 0.1) -> SpeculativeDecoder:
+    return decoder.with_config(tree=tree, rule=rule, threshold=threshold if rule.startswith("fsd") else None)
+
+
+# --- plain Python ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("rule", TREE_RULES)
+@pytest.mark.parametrize(("tree", "depth"), [(CHAIN, 3), (WIDE, 2), (DEEP, 4), (LARGE, 3)], ids=str)
+def test_it_equals_plain_python(
+    decoder: SpeculativeDecoder, tree: TreeShape, depth: int, rule: str, temperature: float
+) -> None:
+    """Text, rounds, counts and interval of each of six prompts, decoded in three rows."""
+    prompts, threshold = ragged_prompts(6), 0.08
+    plain = PlainTrees(decoder.target, decoder.draft, rule, threshold, tree, depth, temperature)
+    actual = over(decoder, tree, rule, threshold).generate(
+        prompts, 12, temperature, draft_length=depth, batch_size=3, ids=range(6)
+    )
+    for number, (prompt, result) in enumerate(zip(prompts, actual, strict=True)):
+        expected = plain.decode(prompt, number, 12, set(EOS))
+        assert result.interval == pytest.approx(expected.interval, abs=1e-9)
+        for name in ("tokens", "rounds", "drafted", "accepted", "bonus", "finish_reason"):
+            assert getattr(result, name) == getattr(expected, name), name
+
+
+# --- token for token ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(decoder: SpeculativeDecoder) -> dict[float, list[Result]]:
+    return {t: decoder.generate(ragged_prompts(60), NEW, t, rule="target") for t in TEMPERATURES}
+
+
+@pytest.mark.parametrize(("tree", "depth"), SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("rule", "temperature"),
+    [*product(("coupled", "fsd", "fsd-coupled"), TEMPERATURES), ("sd", 0.0), ("fsd-sd", 0.0)],
+)
+def test_lossless_trees_write_the_targets_own_text(
+    decoder: SpeculativeDecoder, alone: dict[float, list[Result]], rule: str, temperature: float, tree: TreeShape,
+    depth: int,
+) -> None:  # fmt: skip
+    actual = over(decoder, tree, rule, -1e-9).generate(
+        ragged_prompts(60), NEW, temperature, draft_length=depth, batch_size=20
+    )
+    assert [r.tokens for r in actual] == [r.tokens for r in alone[temperature]]
+    assert [r.finish_reason for r in actual] == [r.finish_reason for r in alone[temperature]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_of_models_reads_trees(family: str) -> None:
+    """The target's own text, where windows are shorter than texts, with a draft that is nearly the target."""
+    target, draft = (random_model(FAMILIES[family], seed=0) for _ in range(2))
+    disturb(draft, seed=0, spread=0.1)
+    decoder = SpeculativeDecoder(target, draft, word_tokenizer(), rule="coupled", tree=LARGE, draft_length=4)
+    prompts = ragged_prompts(6)
+    own = decoder.generate(prompts, NEW, 0.9, rule="target")
+    trees = decoder.generate(prompts, NEW, 0.9, batch_size=4)
+    assert [r.tokens for r in trees] == [r.tokens for r in own]
+    chains = decoder.with_config(tree=CHAIN).generate(prompts, NEW, 0.9)
+    assert sum(r.accepted for r in trees) >= sum(r.accepted for r in chains) > 20
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("rule", ["coupled", "sd", "fsd-sd", "fsd-coupled"])
+def test_a_tree_without_branches_is_the_chain(decoder: SpeculativeDecoder, rule: str, temperature: float) -> None:
+    prompts, lengths = ragged_prompts(40), [1 + i % 5 for i in range(40)]
+    chains, trees = (
+        each.generate(prompts, NEW, temperature, draft_length=lengths, batch_size=7)
+        for each in (decoder.with_config(rule=rule), over(decoder, CHAIN, rule))
+    )
+    for chain, tree in zip(chains, trees, strict=True):
+        assert_same(chain, tree)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_fsd_writes_the_chains_text_and_goes_on_where_the_target_draws_the_drafted_token(
+    decoder: SpeculativeDecoder, temperature: float
+) -> None:
+    """A chain ends at D > T even where the token emitted instead is the drafted one."""
+    chains, trees = (
+        each.generate(ragged_prompts(40), NEW, temperature, draft_length=4)
+        for each in (decoder.with_config(rule="fsd", threshold=-1.0), over(decoder, CHAIN, "fsd", -1.0))
+    )
+    assert [r.tokens for r in trees] == [r.tokens for r in chains]
+    assert sum(r.rounds for r in trees) < 0.8 * sum(r.rounds for r in chains)
+
+
+def assert_same(one: Result, other: Result) -> None:
+    """Compares every field; the ends of the interval may differ in rounding."""
+    assert one.interval == pytest.approx(other.interval, abs=1e-9)
+    assert dataclasses.replace(one, interval=other.interval) == other
+
+
+# --- the batch, graphs, streams ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("rule", TREE_RULES)
+def test_results_do_not_depend_on_the_batch(decoder: SpeculativeDecoder, rule: str, temperature: float) -> None:
+    """The result is the same alone, in a batch of 16, after refills, and in another order; depths differ by row."""
+    prompts, depths = ragged_prompts(40), [1 + i % 5 for i in range(40)]
+
+    def run(order: Sequence[int], batch_size: int) -> dict[int, Result]:
+        actual = over(decoder, DEEP, rule).generate(
+            [prompts[i] for i in order], NEW, temperature, draft_length=[depths[i] for i in order], ids=order,
+            batch_size=batch_size,
+        )  # fmt: skip
+        return dict(zip(order, actual, strict=True))
+
+    together = run(range(40), 16)
+    for order, batch_size in ((range(30, 40), 1), (range(39, -1, -1), 6)):
+        for i, result in run(order, batch_size).items():
+            assert_same(result, together[i])
+
+
+@pytest.mark.parametrize("rule", ["fsd", "fsd-coupled", "fsd-sd"])
+def test_every_threshold_in_the_interval_gives_the_same_text(decoder: SpeculativeDecoder, rule: str) -> None:
+    """And one outside gives another, but for `fsd`, where the drafted token may be the target's own."""
+    prompts = ragged_prompts(12)
+    for result, prompt, number in zip(
+        over(decoder, LARGE, rule, 0.08).generate(prompts, NEW, 0.9, draft_length=3), prompts, range(12), strict=True
+    ):
+        low, high = result.interval
+        assert low <= 0.08 < high
+        inside = [max(low, -1.0), math.nextafter(min(high, 2.0), -math.inf)]
+        outside = [math.nextafter(low, -math.inf)] * (low > -math.inf) + [high] * (high < math.inf)
+        for threshold in inside + outside * (rule != "fsd"):
+            (again,) = over(decoder, LARGE, rule, threshold).generate([prompt], NEW, 0.9, draft_length=3, ids=[number])
+            same = (again.tokens, again.rounds) == (result.tokens, result.rounds)
+            assert same == (threshold in inside)
+
+
+@pytest.mark.parametrize("rule", ["sd", "fsd-coupled"])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_graphs_give_the_same(rule: str, temperature: float) -> None:
+    pair = related(seed=1, spread=0.05)
+    eager, graphs = (
+        SpeculativeDecoder(*pair, word_tokenizer(), rule=rule, tree=DEEP, draft_length=3, compile=compile)
+        for compile in (False, "capture")
+    )
+    prompts = ragged_prompts(6)
+    for one, other in zip(*(each.generate(prompts, NEW, temperature, batch_size=4) for each in (eager, graphs)),
+                          strict=True):  # fmt: skip
+        assert_same(one, other)
+
+
+def test_a_stream_is_the_text_of_generate(decoder: SpeculativeDecoder) -> None:
+    trees = over(decoder, LARGE, "fsd-coupled")
+    prompt = ragged_prompts(1)[0]
+    assert "".join(trees.stream(prompt, NEW)) == trees.generate([prompt], NEW)[0].text
+
+
+def test_the_rule_target_drafts_nothing(decoder: SpeculativeDecoder) -> None:
+    (result,) = over(decoder, LARGE, "coupled").generate(ragged_prompts(1), NEW, rule="target")
+    assert result.drafted == 0
