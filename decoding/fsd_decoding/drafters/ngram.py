@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fsd_decoding.drafters.base import Frontier
+
 _CONTEXT = 2  # tokens of context of the longest counts, which are trigrams
 
 
@@ -51,6 +53,18 @@ class NGramDrafter:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Does nothing, as no state is kept per row."""
+
+    def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, reach: int) -> Tensor:
+        """Counts over the text and the tokens that lead to each node, as `logits` does in a chain of them."""
+        rows, width, depth = frontier.paths.shape
+        texts = tokens[:, :reach].repeat_interleave(width, 0)
+        lengths = lengths.repeat_interleave(width)
+        behind = lengths[:, None] + torch.arange(depth, device=lengths.device)
+        texts.scatter_(1, behind, frontier.paths.flatten(0, 1))
+        return self.logits(texts, lengths, depth, reach).view(rows, width, -1)
+
+    def commit(self, lengths: Tensor, places: Tensor) -> None:
+        """Does nothing, as no state is kept per node."""
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         """Returns log q in fp32 (B, 1, V); see `Drafter.logits`."""

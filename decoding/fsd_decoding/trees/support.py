@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fsd_decoding.acceptance.rules import RULES, Rule
+from fsd_decoding.acceptance.rules import RULES
 from fsd_decoding.drafters.base import Drafter
 from fsd_decoding.errors import UsageError
-from fsd_decoding.policies.threshold import ScalePolicy
+from fsd_decoding.policies.composed import Composed
+from fsd_decoding.policies.scale import Shape
+from fsd_decoding.policies.switch import Switch
+from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.coverage import Settings
 from fsd_decoding.trees.shape import TreeShape
 
@@ -52,10 +55,17 @@ def _obstacles(settings: Settings) -> Iterator[str]:
         yield f"and rule {rule.name!r} judges chains alone; use one of {able}"
     if stop is not None:
         yield f"and {type(stop).__name__} ends chains early; leave the stop policy out"
-    if moving is not None and not isinstance(moving, ScalePolicy):
-        yield f"and {type(moving).__name__} moves T along a chain; give T as a number, or a policy that scales it"
+    if moving is not None and not _scales_nodes(moving):
+        yield f"and {type(moving).__name__} moves T along a chain; give T as a number, or a scale of each token's own"
     if sampling.repetition_penalty != 1.0 or sampling.processors:
         yield (
             "and a repetition penalty or logits processors read the text before each token, of which a tree has "
             "several; leave them out"
         )
+
+
+def _scales_nodes(policy: ThresholdPolicy) -> bool:
+    """Whether a policy scales T for each token from that token's place and logits alone, so that nodes are as good."""
+    if isinstance(policy, Composed):
+        return not isinstance(policy, Switch) and all(map(_scales_nodes, policy.policies))
+    return isinstance(policy, Shape) and not policy.listens

@@ -6,10 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine.result import Result
 from fsd_decoding.trees.shape import TreeShape
 from support.models.tiny_models import EOS, FAMILIES, random_model, word_tokenizer
@@ -119,9 +121,26 @@ def test_fsd_writes_the_chains_text_and_goes_on_where_the_target_draws_the_draft
     assert sum(r.rounds for r in trees) < 0.8 * sum(r.rounds for r in chains)
 
 
-def assert_same(one: Result, other: Result) -> None:
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_trees_of_an_ngram_draft(decoder: SpeculativeDecoder, temperature: float) -> None:
+    """Lossless, wider than the chain where they branch, and the chain where they do not."""
+    chain = SpeculativeDecoder(decoder.target, NGram(), decoder.tokenizer, rule="fsd-coupled", draft_length=4)
+    repetitive = [prompt * 3 for prompt in ragged_prompts(20)]
+
+    def texts(**changes: Any) -> list[Result]:
+        return chain.with_config(**changes).generate(repetitive, NEW, temperature, batch_size=8)
+
+    lossless = {"rule": "coupled"}
+    own, drafted = texts(rule="target"), texts(tree=LARGE, **lossless)
+    assert [r.tokens for r in drafted] == [r.tokens for r in own]
+    assert sum(r.rounds for r in drafted) < sum(r.rounds for r in texts(**lossless))
+    for one, other in zip(texts(threshold=0.3), texts(threshold=0.3, tree=CHAIN), strict=True):
+        assert_same(one, other, rounding=1e-6)  # n-gram logits are fp32
+
+
+def assert_same(one: Result, other: Result, rounding: float = 1e-9) -> None:
     """Compares every field; the ends of the interval may differ in rounding."""
-    assert one.interval == pytest.approx(other.interval, abs=1e-9)
+    assert one.interval == pytest.approx(other.interval, abs=rounding)
     assert dataclasses.replace(one, interval=other.interval) == other
 
 
