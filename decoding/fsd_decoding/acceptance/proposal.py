@@ -149,13 +149,13 @@ class Proposal:
         Args:
             drafted: (B,) how many of a chain's tokens count; the rest is padding.
         """
-        if self.tree is None:
-            unread = unjudged = torch.arange(self.drafted.shape[1], device=drafted.device) >= drafted[:, None]
-        else:
-            unread, unjudged = self.tree.depths == 0, ~self.tree.internal
         target, draft = self.finite
-        finite = target[:, 0] & ((target[:, 1:] | unread) & (draft | unjudged)).all(1)
-        return finite, self._has_valid_bounds(unjudged)
+        if self.tree is None:
+            padding = torch.arange(self.drafted.shape[1], device=drafted.device) >= drafted[:, None]
+            return target[:, 0] & (target[:, 1:] & draft | padding).all(1), self._has_valid_bounds(padding)
+        unread, unjudged = self.tree.depths == 0, ~self.tree.internal
+        finite = (target[:, 1:] | unread) & (draft | unjudged)
+        return target[:, 0] & finite.all(1), self._has_valid_bounds(unjudged)
 
     def _has_valid_bounds(self, unjudged: Tensor) -> Tensor:
         if self.scales is None and self.adapted is None:

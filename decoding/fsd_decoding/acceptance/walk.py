@@ -21,6 +21,7 @@ class Path:
     """The tokens of a round, and the scores that decided on them."""
 
     emitted: Tensor  # (B, L + 1) of which the first `accepted + 1` of a row are emitted
+    positions: Tensor  # (B, L + 1) theirs
     accepted: Tensor  # (B,) number of drafted tokens in the text
     whole: Tensor  # (B,) bool: nothing was rejected, so the last token is a bonus
     spared: Tensor | None  # (B, L) largest score up to each position that accepted a token; -inf: none. None: no scores
@@ -38,11 +39,11 @@ def _along_chain(proposal: Proposal, verdict: Verdict, drafted: Tensor) -> Path:
     accepted = (verdict.accepted & (span < drafted[:, None])).cumprod(1).sum(1)
     emitted = emitted_tokens(proposal, verdict, drafted, accepted)
     if verdict.score is None or verdict.by_score is None:
-        return Path(emitted, accepted, accepted == drafted, None, None)
+        return Path(emitted, proposal.positions, accepted, accepted == drafted, None, None)
     score = verdict.score.double()
     spared = torch.where(verdict.by_score & verdict.accepted, score, -torch.inf).cummax(1).values
     refused = torch.where(verdict.by_score & ~verdict.accepted, score, torch.inf)
-    return Path(emitted, accepted, accepted == drafted, spared, refused)
+    return Path(emitted, proposal.positions, accepted, accepted == drafted, spared, refused)
 
 
 def _along_tree(proposal: Proposal, verdict: Verdict) -> Path:
@@ -57,14 +58,16 @@ def _along_tree(proposal: Proposal, verdict: Verdict) -> Path:
     goes_on = pad(internal, (0, 1))
     emitted = torch.where(goes_on, pad(chosen, (0, 1)), proposal.target_choice).gather(1, nodes)
     whole = ~goes_on.gather(1, nodes).gather(1, accepted.unsqueeze(1)).squeeze(1)
+    span = torch.arange(tree.deepest + 1, device=nodes.device)
+    positions = proposal.positions[:, :1] + span
     if verdict.score is None or verdict.by_score is None:
-        return Path(emitted, accepted, whole, None, None, nodes)
-    judged = torch.arange(tree.deepest, device=nodes.device) <= accepted.unsqueeze(1)  # (B, L)
+        return Path(emitted, positions, accepted, whole, None, None, nodes)
+    judged = span[:-1] <= accepted.unsqueeze(1)  # (B, L)
     by_score = judged & _at(verdict.by_score & internal, nodes)
     spares, score = _at(verdict.accepted, nodes), _at(verdict.score.double(), nodes)
     spared = torch.where(by_score & spares, score, -torch.inf).cummax(1).values
     refused = torch.where(by_score & ~spares, score, torch.inf).cummin(1).values
-    return Path(emitted, accepted, whole, spared, refused, nodes)
+    return Path(emitted, positions, accepted, whole, spared, refused, nodes)
 
 
 def _by_depth(tree: Tree, passed: Tensor) -> Tensor:
@@ -90,15 +93,14 @@ def as_chain(proposal: Proposal, verdict: Verdict, path: Path) -> tuple[Proposal
     tree, nodes = proposal.tree, path.nodes
     assert tree is not None
     assert nodes is not None
-    span = torch.arange(tree.deepest + 1, device=nodes.device)
-    passed = span[:-1] < path.accepted.unsqueeze(1)  # (B, L)
+    passed = torch.arange(tree.deepest, device=nodes.device) < path.accepted.unsqueeze(1)  # (B, L)
     rows = torch.arange(len(nodes), device=nodes.device).unsqueeze(1)
     chain = replace(
         proposal,
         target_logits=proposal.target_logits[rows, nodes],
         draft_logits=_at(proposal.draft_logits, nodes),
         drafted=torch.where(passed, path.emitted[:, :-1], _at(proposal.drafted, nodes)),
-        positions=proposal.positions[:, :1] + span,
+        positions=path.positions,
         scales=_each(proposal.scales, nodes),
         race=None,
         tree=None,

@@ -91,9 +91,8 @@ def settle(judged: JudgedRound, batch: Batch) -> Tensor:
     Returns:
         (B, columns) float64.
     """
-    path, span = judged.path, _span(batch, judged.path.emitted.shape[1])
-    # Positions beyond the new length are overwritten later.
-    batch.tokens.scatter_(1, batch.lengths[:, None] + span, path.emitted)
+    path = judged.path
+    batch.tokens.scatter_(1, path.positions, path.emitted)  # positions beyond the new length are overwritten later
     finite_logits, valid_bounds = judged.proposal.health(judged.drafted)
     facts = [judged.drafted, path.accepted, path.whole, finite_logits, valid_bounds]
     parts = [path.emitted, torch.stack(facts, 1)]
