@@ -84,12 +84,15 @@ class SlotCache(Cache):
 
     def move(self, sources: Tensor, slots: Tensor) -> None:
         """Copies what is in the slots `sources` (B, n) of all rows to `slots` (B, n), as if all at once."""
-        device = self._numbers.device
-        sources, slots = sources.to(device), slots.to(device)
+        both = torch.cat([sources, slots]).to(self._numbers.device)  # (2·B, n)
+        rows = self._numbers.repeat(2)
+        moves: dict[tuple[int, torch.device], Tensor] = {}  # by number of heads, and where a layer is
         for stored, flat in self._stores.values():
-            heads = stored.shape[1]
-            from_, to = (self._flat(self._numbers, each, heads).to(flat.device) for each in (sources, slots))
-            flat[to] = flat[from_]
+            kind = stored.shape[1], flat.device
+            if kind not in moves:
+                moves[kind] = self._flat(rows, both, stored.shape[1]).to(flat.device)
+            before, after = moves[kind].chunk(2)
+            flat[after] = flat[before]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drops all rows except these, which are renumbered in this order; others than the moved ones stay in place."""
