@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fsd_decoding.observers.token_sources import TokenSources
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
     from fsd_decoding.sampling import Sampling
+    from fsd_decoding.trees.shape import TreeShape
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "Telemetry",
     "ThresholdProfile",
     "TokenSources",
+    "TreeShape",
     "adaptive",
     "calibrate",
     "collect_traces",
@@ -66,6 +68,7 @@ __getattr__, __dir__ = lazy_exports(
         "Telemetry": "fsd_calib.telemetry.observer",
         "ThresholdProfile": "fsd_decoding.profile.threshold_profile",
         "TokenSources": "fsd_decoding.observers.token_sources",
+        "TreeShape": "fsd_decoding.trees.shape",
         "adaptive": "fsd_calib.adaptive",
         "calibrate": "fsd_calib.calibration.api",
         "collect_traces": "fsd_collectors.collection.run",

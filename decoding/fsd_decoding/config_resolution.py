@@ -15,8 +15,8 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ScalePolicy, ThresholdPolicy
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.tree_support import check_tree
 from fsd_decoding.trees.shape import TreeShape
-from fsd_decoding.trees.support import check_tree
 
 _DIVERGENCE, _THRESHOLD, _DRAFT_LENGTH = "js", 0.1, 5  # defaults for fields that are None
 

@@ -52,7 +52,7 @@ from fsd_decoding.profile.settings import config_of, profile_config
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.requests import Prompt, requests_for
 from fsd_decoding.text import StopStrings, TextStream
-from fsd_decoding.trees.support import check_drafter, check_tree
+from fsd_decoding.tree_support import check_drafter, check_tree
 
 
 class SpeculativeDecoder:

@@ -143,6 +143,8 @@ class Calibration:
                 "that moves T goes into threshold_policy)"
             )
         self._check_sampling()
+        if self.decoding.tree is not None:
+            raise UsageError("tree is given, and a calibration searches over chains; leave tree out")
         drafts = _drafts(self.draft)
         if len(drafts) > 1 and self.fixed is not None:
             raise UsageError(f"the profile's setting has one draft, and {len(drafts)} are given; give one of them")

@@ -37,7 +37,7 @@ from fsd_decoding.hf.stopping import StopsOfGenerate
 from fsd_decoding.profile.drift import watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.support import check_tree
+from fsd_decoding.tree_support import check_tree
 
 
 @dataclass

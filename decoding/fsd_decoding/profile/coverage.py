@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule
@@ -13,26 +13,10 @@ from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.policy import brief
 from fsd_decoding.sampling import SETTINGS, Sampling
+from fsd_decoding.settings import Settings
 from fsd_decoding.trees.shape import TreeShape
 
 _LONGEST = 60  # characters of a value that are shown
-
-
-class Settings(Protocol):
-    """What a setting has besides T and L: those of the engine, or a resolved configuration."""
-
-    @property
-    def rule(self) -> Rule: ...
-    @property
-    def criterion(self) -> Criterion: ...
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def stop_policy(self) -> StopPolicy | None: ...
-    @property
-    def threshold_policy(self) -> ThresholdPolicy | None: ...
-    @property
-    def tree(self) -> TreeShape | None: ...
 
 
 @dataclass(frozen=True)

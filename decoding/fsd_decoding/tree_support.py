@@ -12,7 +12,7 @@ from fsd_decoding.policies.composed import Composed
 from fsd_decoding.policies.scale import Shape
 from fsd_decoding.policies.switch import Switch
 from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.profile.coverage import Settings
+from fsd_decoding.settings import Settings
 from fsd_decoding.trees.shape import TreeShape
 
 
