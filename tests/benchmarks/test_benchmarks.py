@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsd_calib import TreeShape
 from lib.common.forked_programs import run
 from lib.common.timing import Run, ratio_of_repeats, speed_up, take_turns
+from lib.trees.drafts import Draft
+from lib.trees.simulation import SLOPES, simulate
 from support.paths import BENCHMARKS
 
 
@@ -111,3 +115,32 @@ def test_the_smoke_run_of_budgets_has_a_number_for_every_claim(tmp_path: Path) -
     assert all(0 <= claim["measured"] < math.inf for claim in claimed.values())
     assert all(one["excess"] <= 1e-12 for one in found["risk"])  # a guarantee, however short the run
     assert all(claim["reached"] for name, claim in claimed.items() if "costs doubled" in name)  # fixed seeds
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_ngram_orders_has_a_row_for_every_order_and_corpus(tmp_path: Path) -> None:
+    found = smoke("ngram_order.py", tmp_path)
+    assert [(row["corpus"], row["order"]) for row in found["rows"]] == list(product((0, 4), (2, 3, 4, 6, 8)))
+    for row in found["rows"]:
+        shares = [row["agreement"]["x_is_not_y"], *row["agreement"]["D_within"].values()]
+        assert all(0 <= share <= 1 for share in shares)
+        assert all(1 <= tokens <= 6 for tokens in row["tokens_per_round"].values())
+
+
+@pytest.mark.slow
+def test_the_smoke_run_of_trees_compares_the_best_of_both(tmp_path: Path) -> None:
+    found = smoke("trees.py", tmp_path)
+    assert {best["chain"] is None for best in found["best"].values()} == {False}
+    assert all(0 < part["share"] < 1 for part in found["overhead"].values())
+    lossless = [row for row in found["rows"] if row["T"] is None]
+    assert len({row["accuracy"] for row in lossless}) == 1  # texts too short for rounding to change one
+
+
+def test_trees_are_forecast_to_pay_where_a_draft_step_is_cheap_and_reading_is_free() -> None:
+    chain, tree = Draft(4), Draft(4, TreeShape(2, 8))
+    cells = simulate({chain: 3.0, tree: 3.6})
+    assert max(cell.ratio for cell in cells) == pytest.approx(1.2)
+    free = {cell.step: cell.ratio for cell in cells if cell.slope == 0}
+    dear = {cell.step: cell.ratio for cell in cells if cell.slope == max(SLOPES)}
+    assert all(free[step] > dear[step] for step in free)
+    assert simulate({chain: 3.0}) == []

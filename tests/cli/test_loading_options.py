@@ -65,6 +65,7 @@ def test_mistakes_are_told_in_one_line(
         assert complaint in error_line(capsys)
 
 
+@pytest.mark.slow
 def test_target_and_draft_are_loaded_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--attn", "eager", "--draft-attn", "sdpa", "--model-kwargs", '{"rms_norm_eps": 0.001}']
     assert run(collect.app, collect.NAME, [*SMALL, "--device", "cpu", "--out", str(tmp_path / "a"), *options]) == 0

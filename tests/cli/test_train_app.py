@@ -42,6 +42,7 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
         assert expected in text
 
 
+@pytest.mark.slow
 def test_a_predictor_and_its_card(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "predictor"
     assert train(*given, "--out", str(out), "--divergence", "js, tv") == 0

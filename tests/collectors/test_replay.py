@@ -84,6 +84,7 @@ def test_replay_equals_a_plain_loop_over_rounds(
     assert (result.completions, result.tokens) == (len(completions), sum(map(len, completions)))
 
 
+@pytest.mark.slow
 @given(texts, st.sampled_from([None, MARKED, NEVER]))
 def test_a_sweep_equals_single_replays(completions: list[list[Row]], stops: StopPolicy | None) -> None:
     traces = MemoryTraces(completions)

@@ -108,6 +108,7 @@ def collect_until(pipe: Connection, path: Path, step: int) -> None:
     write(path, FEW)
 
 
+@pytest.mark.slow
 def test_killed_between_any_two_steps_it_resumes(tmp_path: Path) -> None:
     whole, died = write(tmp_path / "whole", FEW), 0
     for step in range(200):
@@ -201,6 +202,7 @@ print(verify(path), notes(path))
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_read_only_one_leave_finished_portions_intact(tmp_path: Path) -> None:
     full, after_full, read_only, after_read_only, resumed = mounted(ON_A_SMALL_DISK, tmp_path)
     assert "cannot be written (No space left on device); its " in full

@@ -71,6 +71,7 @@ def test_a_manifest_that_cannot_be_used_is_named(
     assert said in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["manifest.json", "shards.jsonl"])
 def test_a_fifo_is_refused_at_once(folder: Path, name: str) -> None:
     """Nothing writes to it, so reading it would wait for ever."""

@@ -43,6 +43,9 @@ States = dict[tuple[int, ...], Any]  # by the text that they are behind
 INFOS = [HiddenInfo(width=WIDTH, seed=0), HiddenInfo(width=32, seed=None)]
 
 
+pytestmark = pytest.mark.slow  # training a head takes most of the time
+
+
 @pytest.fixture(scope="module")
 def decoder() -> SpeculativeDecoder:
     """Returns a decoder with the models of `tiny_traces`."""

@@ -156,6 +156,7 @@ def test_a_description_that_is_not_plain_json_is_refused(text: str, complaint: s
     assert usage_error(lambda: Predictor.load(tmp_path)).endswith(f"predictor.json is not JSON: {complaint}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["predictor.json", "accepting.txt"])
 def test_a_fifo_is_refused_at_once(name: str, tmp_path: Path) -> None:
     """Nothing writes to it, so reading it would wait for ever."""

@@ -52,14 +52,12 @@ class Frontier:
 
     Args:
         paths: (B, w, depth) the tokens that lead to each node, its own last.
-        parents: (B, w) the node before each, among those of the level before.
         places: (w,) numbers of the nodes in a round, where a drafter may keep its states of them.
         seen: (B, w, S) bool, the places of the nodes on each path, its own included.
         width: the number of places per level.
     """
 
     paths: Tensor
-    parents: Tensor
     places: Tensor
     seen: Tensor
     width: int

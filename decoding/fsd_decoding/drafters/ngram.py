@@ -1,4 +1,4 @@
-"""Drafting without a model, from smoothed trigram counts of the row's own text.
+"""Drafting without a model, from smoothed n-gram counts of the row's own text, and of a frozen corpus if there is one.
 
 q is a function of the text alone, so there is nothing to train, prefill or roll back.
 """
@@ -12,41 +12,72 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.drafters.base import Frontier
+from fsd_decoding.drafters.ngram_corpus import NGramCorpus, check_order, context_term
+from fsd_decoding.errors import UsageError
 
-_CONTEXT = 2  # tokens of context of the longest counts, which are trigrams
+_ORDER = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NGram:
-    """A `DraftSource` of trigram drafters, used as in `SpeculativeDecoder(target, NGram(), tokenizer)`."""
+    """A `DraftSource` of n-gram drafters, used as in `SpeculativeDecoder(target, NGram(), tokenizer)`.
+
+    Args:
+        order: n; the longest contexts have n - 1 tokens.
+        corpus: counts of texts, used beside those of a row's own text.
+
+    Raises:
+        UsageError: the order is not a whole number from 1 to 16.
+    """
+
+    order: int = _ORDER
+    corpus: NGramCorpus | None = None
+
+    def __post_init__(self) -> None:
+        check_order(self.order)
+
+    def __repr__(self) -> str:
+        """What tells drafts apart, in cache keys too: settings other than the usual ones, and the corpus by content."""
+        order = [] if self.order == _ORDER else [f"order={self.order}"]
+        corpus = [] if self.corpus is None else [f"corpus={self.corpus.fingerprint[:16]}"]
+        return f"NGram({', '.join(order + corpus)})"
 
     def drafter(self, rows: int, slots: int, vocabulary: int) -> NGramDrafter:
-        return NGramDrafter(vocabulary)
+        """Returns a drafter. UsageError: the corpus holds tokens that the vocabulary does not have."""
+        if self.corpus is not None and self.corpus.vocabulary > vocabulary:
+            raise UsageError(
+                f"the n-gram corpus holds token {self.corpus.vocabulary - 1}, and the models' vocabulary ends at "
+                f"{vocabulary - 1}; make it of texts of their tokenizer"
+            )
+        return NGramDrafter(vocabulary, self.order, self.corpus)
 
 
 class NGramDrafter:
-    """A `Drafter` from trigram, bigram and unigram counts over prompt and generated text, with Witten–Bell smoothing.
+    """A `Drafter` from counts of up to n tokens over prompt and generated text, with Witten–Bell smoothing.
 
-    For a context h, let h' be h without its oldest token, c(h, w) the number of times that token w followed h, c(h) the
-    sum of these over w, and n(h) the number of different tokens that followed h. Then (Witten and Bell 1991, in the
+    For a context h, let h' be h without its oldest token, c(h, w) the number of times that token w followed h, in the
+    text and in the corpus together, c(h) the sum of these over w, and n(h) the number of different tokens that followed
+    h. Then (Witten and Bell 1991, in the
     recursive form of Chen and Goodman, "An empirical study of smoothing techniques for language modeling", TR-10-98,
     section 2.5)
 
         q(w | h) = (c(h, w) + n(h) q(w | h')) / (c(h) + n(h)),
 
     where the distribution below the unigrams is uniform, 1 / V. q sums to one and is positive for every token. A step
-    costs O(B (slots + V)).
+    costs O(B n (slots + V)).
 
     Args:
         vocabulary: V.
+        order: n.
+        corpus: counts of other texts.
     """
 
-    def __init__(self, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: int, order: int = _ORDER, corpus: NGramCorpus | None = None) -> None:
+        self._vocabulary, self._order, self._corpus = vocabulary, order, corpus
 
     @property
     def identity(self) -> Hashable:
-        return NGramDrafter, self._vocabulary
+        return NGramDrafter, self._vocabulary, self._order, self._corpus
 
     def prefill(self, rows: Tensor, tokens: Tensor, until: int) -> None:
         """Does nothing, as counts are taken from the text at every step."""
@@ -71,12 +102,20 @@ class NGramDrafter:
         text, ends = tokens[:, :reach], lengths[:, None] + step  # (B, reach), (B, 1)
         follows = torch.arange(reach, device=text.device) < ends  # (B, reach): these tokens follow the context h
         q = torch.full((len(text), 1), 1.0 / self._vocabulary, device=text.device)
-        for back in range(_CONTEXT + 1):
+        context = torch.zeros_like(lengths)  # (B,) hash
+        for back in range(self._order):
             if back:
                 # Padding before the text equals no token, so contexts that reach beyond its start do not match.
                 before = torch.nn.functional.pad(text, (back, 0), value=-1)[:, :reach]
-                follows = follows & (before == text.gather(1, (ends - back).clamp_min(0)))
-            q = _witten_bell(text, follows, q, self._vocabulary)
+                oldest = text.gather(1, (ends - back).clamp_min(0))
+                follows = follows & (before == oldest)
+                if self._corpus is not None:
+                    context = context + context_term(oldest.squeeze(1), back)
+            if self._corpus is None:
+                q = _witten_bell(text, follows, q, self._vocabulary)
+            else:
+                followers, counts = self._corpus.followers(back, context)
+                q = _with_corpus(text, follows, q, self._vocabulary, followers, torch.where(ends >= back, counts, 0))
         return q.log_().unsqueeze(1)
 
 
@@ -98,3 +137,17 @@ def _witten_bell(text: Tensor, follows: Tensor, shorter: Tensor, vocabulary: int
     distinct = (weights / counts.gather(1, text).clamp_min(1)).sum(1, keepdim=True).round()
     distinct = distinct.clamp_min(1)  # where h has no counts
     return counts.addcmul_(distinct, shorter).div_(weights.sum(1, keepdim=True) + distinct)
+
+
+def _with_corpus(
+    text: Tensor, follows: Tensor, shorter: Tensor, vocabulary: int, followers: Tensor, counts: Tensor
+) -> Tensor:
+    """Returns what `_witten_bell` does, of the text's counts and those of a corpus together.
+
+    Args:
+        followers, counts: (B, n) tokens that follow the context in the corpus, and how often; 0: never.
+    """
+    pooled = shorter.new_zeros((len(text), vocabulary)).scatter_add_(1, text, follows.to(shorter.dtype))
+    pooled.scatter_add_(1, followers, counts.to(shorter.dtype))
+    total, distinct = pooled.sum(1, keepdim=True), (pooled > 0).sum(1, keepdim=True).clamp_min(1)
+    return pooled.addcmul_(distinct, shorter).div_(total + distinct)

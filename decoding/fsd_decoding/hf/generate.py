@@ -38,6 +38,7 @@ from fsd_decoding.profile.drift import watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_support import check_tree
+from fsd_decoding.trees.shape import TreeShape
 
 
 @dataclass
@@ -64,6 +65,7 @@ def fsd_generate(
     fsd_draft_length: int | None = None,
     fsd_tokenizer: Any = None,
     fsd_allow_edited: bool = False,
+    fsd_tree: TreeShape | None = None,
     streamer: Any = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
@@ -89,6 +91,7 @@ def fsd_generate(
         fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`.
         fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
         fsd_allow_edited: follow a profile that was changed after its calibration, without a certificate.
+        fsd_tree: draft trees of this shape.
 
     Returns:
         (B, prompt + new) token ids, including EOS, padded on the right; with `return_dict_in_generate`, an
@@ -104,7 +107,7 @@ def fsd_generate(
     check_inputs(input_ids, model_kwargs, streamer)
     sampling = sampling_for(logits_processor, bool(generation_config.do_sample))
     given = {"rule": fsd_rule, "divergence": fsd_divergence, "threshold": fsd_threshold,
-             "draft_length": fsd_draft_length}  # fmt: skip
+             "draft_length": fsd_draft_length, "tree": fsd_tree}  # fmt: skip
     decoder = _decoder(given, fsd_profile, model, draft_model, fsd_tokenizer, sampling, fsd_allow_edited)
     prompts = strip_padding(input_ids, model_kwargs.get("attention_mask"))
     requests = decoder.requests(prompts, (stopping_criteria.max_length or 0) - input_ids.shape[1])

@@ -46,6 +46,7 @@ def alone() -> SearchResult:
     return run_search(None, world())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
 def test_finished_trials_are_not_repeated(kind: str, tmp_path: Path, alone: SearchResult) -> None:
     storage = place(kind, tmp_path)
@@ -170,6 +171,7 @@ def test_slow_processes_of_one_study_end_with_the_same_trials(kind: str, tmp_pat
     end_with_the_same_trials(place(kind, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_trial_that_finishes_after_the_search_has_ended_does_not_count(
     kind: str, tmp_path: Path, alone: SearchResult
@@ -246,6 +248,7 @@ def test_a_trial_of_a_killed_process_is_failed_and_repeated(tmp_path: Path, alon
     assert states == ["FAIL"] + ["COMPLETE"] * len(alone.trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "garbled", "emptied of a line's end", "other bytes", "a digit"])
 def test_a_damaged_journal_is_renamed_and_begun_anew(damage: str, tmp_path: Path, alone: SearchResult) -> None:
     path = tmp_path / "study.log"
@@ -269,6 +272,7 @@ def test_a_damaged_journal_is_renamed_and_begun_anew(damage: str, tmp_path: Path
     assert run_search(str(path), world()) == alone
 
 
+@pytest.mark.slow
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     """Nothing writes to it, so reading it would wait for ever."""
     os.mkfifo(tmp_path / "ff")
@@ -291,6 +295,7 @@ def test_a_study_of_another_search_is_refused_by_name(other: Space, tmp_path: Pa
     assert "give another study name or storage" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("storage", "why"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from random import Random
 
@@ -17,6 +17,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.base import Drafter, DraftSource
 from fsd_decoding.drafters.model import ModelDrafter
 from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.drafters.ngram_corpus import NGramCorpus
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import ModelRunner
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -41,6 +42,10 @@ def ngram_drafter(rows: int, vocabulary: int = VOCABULARY) -> Drafter:
     return NGram().drafter(rows, SLOTS, vocabulary)
 
 
+def corpus_drafter(rows: int, vocabulary: int = VOCABULARY) -> Drafter:
+    return NGram(5, NGramCorpus.of(texts(seed=7).tolist(), 5)).drafter(rows, SLOTS, vocabulary)
+
+
 def texts(seed: int = 0, rows: int = len(LENGTHS)) -> Tensor:
     """(rows, SLOTS) tokens with repetitions."""
     return torch.randint(2, 9, (rows, SLOTS), generator=torch.Generator().manual_seed(seed))
@@ -62,7 +67,7 @@ def same(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("make", [model_drafter, ngram_drafter])
+@pytest.mark.parametrize("make", [model_drafter, ngram_drafter, corpus_drafter])
 class TestEveryDrafter:
     def test_gives_a_distribution_at_every_step(self, make: Callable[..., Drafter]) -> None:
         lengths = torch.tensor(LENGTHS)
@@ -132,27 +137,32 @@ class TestEveryDrafter:
         same(drafted(drafter, tokens[kept], lengths[kept]), whole[kept])
 
 
-def witten_bell(text: list[int], vocabulary: int) -> list[Fraction]:
+def witten_bell(text: list[int], vocabulary: int, order: int = 3, corpus: Sequence[list[int]] = ()) -> list[Fraction]:
     """q of the next token in exact fractions, from explicit tables of counts."""
     tables: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    for end in range(len(text)):
-        for start in range(max(0, end - 2), end + 1):
-            tables[tuple(text[start:end])][text[end]] += 1
+    for counted in (text, *corpus):
+        for end in range(len(counted)):
+            for start in range(max(0, end - order + 1), end + 1):
+                tables[tuple(counted[start:end])][counted[end]] += 1
     q = [Fraction(1, vocabulary)] * vocabulary
-    for back in range(min(2, len(text)) + 1):
+    for back in range(min(order - 1, len(text)) + 1):
         table = tables[tuple(text[len(text) - back :])]
         if table:
             q = [(table[w] + len(table) * q[w]) / Fraction(table.total() + len(table)) for w in range(vocabulary)]
     return q
 
 
-@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=14), min_size=1, max_size=4))
-def test_ngram_applies_witten_bell_smoothing_to_the_rows_own_text(rows: list[list[int]]) -> None:
-    """Rows differ in length and end in padding; the result is log q itself."""
+some_texts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=14), min_size=1, max_size=4)
+
+
+@given(some_texts, st.integers(1, 8), st.none() | some_texts)
+def test_ngram_applies_witten_bell_smoothing(rows: list[list[int]], order: int, corpus: list[list[int]] | None) -> None:
+    """To the row's own text and the corpus; rows differ in length and end in padding; the result is log q itself."""
     tokens = torch.tensor([row + [3] * (SLOTS - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
-    actual = ngram_drafter(len(rows), 5).logits(tokens, lengths, 0, int(lengths.max()))[:, 0].exp()
-    expected = torch.tensor([[float(x) for x in witten_bell(row, 5)] for row in rows])
+    source = NGram(order, None if corpus is None else NGramCorpus.of(corpus, order))
+    actual = source.drafter(len(rows), SLOTS, 5).logits(tokens, lengths, 0, int(lengths.max()))[:, 0].exp()
+    expected = torch.tensor([[float(x) for x in witten_bell(row, 5, order, corpus or ())] for row in rows])
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
     assert (actual > 0).all()
 

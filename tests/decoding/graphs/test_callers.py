@@ -38,6 +38,7 @@ def decode(decoder: SpeculativeDecoder, rule: str, temperature: float) -> list[R
     return decoder.generate(PROMPTS, NEW, temperature, rule=rule, threshold=0.2, draft_length=3, batch_size=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", ["target", "sd", "fsd", "fsd-coupled"])
 def test_captured_rounds_give_the_same_results(
@@ -64,6 +65,7 @@ def test_graphs_are_made_once(captured: SpeculativeDecoder) -> None:
     assert not torch._dynamo.utils.counters["stats"]  # nor did PyTorch compile anything
 
 
+@pytest.mark.slow
 def test_an_observer_sees_the_same_round(plain: SpeculativeDecoder, captured: SpeculativeDecoder) -> None:
     """To the last bit, while the batch keeps its size."""
     records: list[list[RoundRecord]] = [[], []]

@@ -42,6 +42,7 @@ def test_models_are_freed_with_their_decoder(graphs: str) -> None:
     assert [model() for model in models] == [None, None]
 
 
+@pytest.mark.slow
 def test_models_are_freed_where_their_decoder_goes_on_with_others(graphs: str) -> None:
     decoder = decoded(*related(seed=1, spread=0.05, layers=1))
     models = [weakref.ref(decoder.target), weakref.ref(decoder.draft)]
@@ -52,6 +53,7 @@ def test_models_are_freed_where_their_decoder_goes_on_with_others(graphs: str) -
     assert [model() for model in models] == [None, None]
 
 
+@pytest.mark.slow
 def test_graphs_beyond_the_bound_are_dropped_with_one_warning(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "MOST", 3)
     plain = tiny_decoder()

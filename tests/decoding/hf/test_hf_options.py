@@ -22,7 +22,9 @@ from transformers import (
 
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.generate import FsdGenerateOutput
+from fsd_decoding.trees.shape import TreeShape
 from support.models.hf_pair import (
     DRAFT,
     NEW,
@@ -63,6 +65,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two processors": {"logits_processor": LogitsProcessorList([Penalty()]), "repetition_penalty": 1.5},
     "processor and length": {"min_new_tokens": 5, "repetition_penalty": 1.3, "forced_eos_token_id": 7},
 }
+
+
+def test_trees_write_what_generate_gives() -> None:
+    tree = TreeShape(top_k=3, nodes=8)
+    assert same(fsd(batch(), fsd_tree=tree), plain_batch())
+    with pytest.raises(UsageError, match="tree is given, and a repetition penalty"):
+        fsd(batch(), fsd_tree=tree, repetition_penalty=1.5)
 
 
 def test_greedy_batches_are_what_generate_gives() -> None:

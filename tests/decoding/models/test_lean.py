@@ -36,8 +36,9 @@ PAIRS: dict[str, tuple[Any, Any]] = {
         FAMILIES["qwen3"],
     ),
 }
-WAYS: list[Any] = [(case, way) for case in PAIRS for way in (False, "capture")]
-WAYS += [pytest.param(list(PAIRS)[-1], True, marks=pytest.mark.slow)]  # of all four the one with most operations
+GRAPHS = [*((case, "capture") for case in PAIRS), (list(PAIRS)[-1], True)]  # compiled: the one with most operations
+WAYS: list[Any] = [(case, False) for case in PAIRS]
+WAYS += [pytest.param(*way, marks=pytest.mark.slow) for way in GRAPHS]
 PROMPTS = ragged_prompts(12)
 SETTINGS: list[dict[str, Any]] = [
     {"rule": "target"}, {"rule": "sd", "temperature": 0.8}, {"rule": "fsd-coupled", "threshold": 0.2}
@@ -199,6 +200,7 @@ def test_a_model_whose_logits_would_differ_is_run_by_its_modules(monkeypatch: py
     assert tokens(decoder) == tokens(SpeculativeDecoder(decoder.target, decoder.draft, word_tokenizer(), lean=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, "capture"])
 def test_weights_that_change_in_place_are_used(compile: bool | Literal["capture"]) -> None:
     target, draft = pair_of("qwen2, biases, tied embeddings")
@@ -322,6 +324,7 @@ def change_class(layer: Any) -> None:
 CHANGES = [wrap_linear, replace_activation, change_norm, change_scale, change_class]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, "capture"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_modules_that_change_after_decoding_are_used(

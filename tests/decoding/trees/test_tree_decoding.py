@@ -183,6 +183,7 @@ def test_every_threshold_in_the_interval_gives_the_same_text(decoder: Speculativ
             assert same == (threshold in inside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["sd", "fsd-coupled"])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_graphs_give_the_same(rule: str, temperature: float) -> None:

@@ -1,0 +1,176 @@
+"""Speed of trees against chains on the bundled pair: `python benchmarks/trees.py [--quick]`.
+
+Every chain and tree gets the largest T at which it keeps 98 % of the target's accuracy on tuning problems. On test
+problems all take turns, one at a time and eight at a time; the best tree is compared with the best chain, lossless and
+fuzzy. From the tokens per round, speeds are forecast for pairs whose drafts and targets cost something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsd_calib import SpeculativeDecoder, TreeShape
+from fsd_calib.tasks.base import Problem, Task
+from fsd_data import pair_paths
+from lib.common.machine import machine_facts
+from lib.common.problem_sets import problem_sets
+from lib.common.results import write_and_print
+from lib.common.timing import Run, Spread, rates, speed_up, take_turns
+from lib.trees.drafts import RETENTION, Draft, accuracy, decode, largest_threshold
+from lib.trees.overhead import overhead
+from lib.trees.simulation import simulate, simulated_table
+
+_CHAINS = [Draft(length) for length in (2, 3, 5, 8, 12)]
+_SHAPES = ((2, 3, 6), (3, 2, 6), (3, 3, 12), (5, 2, 10), (5, 3, 16), (8, 2, 12), (8, 2, 16))  # L, top_k, nodes
+_TREES = [Draft(length, TreeShape(top_k, nodes)) for length, top_k, nodes in _SHAPES]
+_GRID = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of T on `doubt`
+_MEASURED = TreeShape(3, 16), 5  # whose overhead is measured
+_BATCHES = (1, 8)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    drafts: list[Draft]
+    grid: Sequence[float]
+    tuning: int  # problems
+    test: int
+    repeats: int
+    overhead: int  # repeats of each part of a round
+
+
+_FULL = Plan([*_CHAINS, *_TREES], _GRID, 256, 24, 12, 200)
+_QUICK = Plan([_CHAINS[1], _TREES[1]], (0.4,), 4, 2, 2, 2)
+Kind = tuple[Draft, float | None]
+"""A draft with its T; None: lossless."""
+
+
+def kinds(base: SpeculativeDecoder, plan: Plan, tuning: Task) -> list[Kind]:
+    """Every draft, lossless and with the T that it is given on the tuning problems, if there is one."""
+    least = RETENTION * accuracy(tuning, decode(base.with_config(rule="target"), tuning, 64))
+    found: list[Kind] = []
+    for draft in plan.drafts:
+        threshold = largest_threshold(base, draft, tuning, plan.grid, least)
+        found += [(draft, None)] if threshold is None else [(draft, None), (draft, threshold)]
+    return found
+
+
+def timed(
+    base: SpeculativeDecoder, kinds: Sequence[Kind], task: Task, batch: int, repeats: int
+) -> dict[Kind, list[Run]]:
+    """Tokens and seconds of each repeat, taking turns at pieces of the problems."""
+    pieces = [task.problems[i : i + batch] for i in range(0, len(task.problems), batch)]
+
+    def contender(kind: Kind) -> Callable[[Sequence[Problem]], Run]:
+        decoder = kind[0].decoder(base, kind[1])
+
+        def run(piece: Sequence[Problem]) -> Run:
+            began = time.perf_counter()
+            results = decode(decoder, replace(task, problems=tuple(piece)), batch)
+            return Run(sum(result.emitted for result in results), time.perf_counter() - began)
+
+        return run
+
+    named = {str(number): contender(kind) for number, kind in enumerate(kinds)}
+    for run in named.values():
+        run(pieces[0])
+    runs = take_turns(named, pieces, repeats)
+    return {kind: runs[str(number)] for number, kind in enumerate(kinds)}
+
+
+def compared(runs: Mapping[Kind, list[Run]], fuzzy: bool) -> dict[str, Any]:
+    """The best tree against the best chain, by the median speed."""
+
+    def best(trees: bool) -> Kind | None:
+        able = [kind for kind in runs if (kind[1] is not None) == fuzzy and (kind[0].shape is not None) == trees]
+        return max(able, key=lambda kind: rates(runs[kind]).median, default=None)
+
+    tree, chain = best(True), best(False)
+    if tree is None or chain is None:
+        return {"tree": None, "chain": None, "ratio": None}
+    return {"tree": named(tree), "chain": named(chain), "ratio": asdict(speed_up(runs[tree], runs[chain]))}
+
+
+def named(kind: Kind) -> str:
+    return f"{kind[0]}, lossless" if kind[1] is None else f"{kind[0]}, doubt <= {kind[1]}"
+
+
+def row(base: SpeculativeDecoder, kind: Kind, task: Task, speeds: Mapping[str, Spread]) -> dict[str, Any]:
+    results = decode(kind[0].decoder(base, kind[1]), task, 8)
+    return {
+        "draft": str(kind[0]), "T": kind[1], "accuracy": accuracy(task, results),
+        "tokens_per_round": sum(r.emitted for r in results) / sum(r.rounds for r in results),
+        "accepted_per_round": sum(r.accepted for r in results) / sum(r.rounds for r in results),
+        "tokens_per_second": {batch: asdict(spread) for batch, spread in speeds.items()},
+    }  # fmt: skip
+
+
+def table(found: Mapping[str, Any]) -> str:
+    lines = [f"{'draft':<28} {'T':>8} {'tokens/round':>12} {'batch 1':>8} {'batch 8':>8}  tokens/s"]
+    for each in found["rows"]:
+        speeds = (f"{each['tokens_per_second'][str(batch)]['median']:8.0f}" for batch in _BATCHES)
+        threshold = "lossless" if each["T"] is None else f"{each['T']:8}"
+        lines.append(f"{each['draft']:<28} {threshold} {each['tokens_per_round']:12.2f} {' '.join(speeds)}")
+    for name, best in found["best"].items():
+        if best["ratio"] is not None:
+            ratio = best["ratio"]
+            lines.append(f"{name}: {ratio['median']:.2f} ({ratio['at_least']:.2f} to {ratio['at_most']:.2f}): "
+                         f"{best['tree']} against {best['chain']}")  # fmt: skip
+    for batch, part in found["overhead"].items():
+        lines.append(f"a round's mask, walk and gather at 16 nodes, batch {batch}: {part['share']:.1%}")
+    return "\n".join(lines)
+
+
+def by_draft(kinds: Sequence[Kind], rows: Sequence[Mapping[str, Any]], fuzzy: bool) -> dict[Draft, float]:
+    """Tokens per round of every draft, lossless or with its T."""
+    return {
+        draft: each["tokens_per_round"]
+        for (draft, threshold), each in zip(kinds, rows, strict=True)
+        if (threshold is not None) == fuzzy
+    }
+
+
+def measure(plan: Plan) -> dict[str, Any]:
+    began = time.perf_counter()
+    base = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
+    sets = problem_sets(1, plan.tuning, plan.test, base.tokenizer)
+    compared_kinds = kinds(base, plan, sets.tuning)
+    runs = {batch: timed(base, compared_kinds, sets.test, batch, plan.repeats) for batch in _BATCHES}
+    rows = [
+        row(base, kind, sets.tuning, {str(batch): rates(runs[batch][kind]) for batch in _BATCHES})
+        for kind in compared_kinds
+    ]
+    ways = {"lossless": False, "fuzzy": True}
+    prompts: list[Any] = [problem.prompt for problem in sets.test.problems] * max(_BATCHES)
+    return {
+        "machine": machine_facts(), "problems": [plan.tuning, plan.test], "rows": rows,
+        "best": {f"{way}, batch {batch}": compared(runs[batch], fuzzy) for batch in _BATCHES
+                 for way, fuzzy in ways.items()},
+        "overhead": {str(batch): overhead(base, prompts[:batch], *_MEASURED, plan.overhead) for batch in _BATCHES},
+        "simulated": {way: simulate(by_draft(compared_kinds, rows, fuzzy)) for way, fuzzy in ways.items()},
+        "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few problems, to try the script")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trees.json")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    found = measure(_QUICK if asked.quick else _FULL)
+    forecasts = "\n".join(f"\n{way}\n{simulated_table(cells)}" for way, cells in found["simulated"].items())
+    write_and_print(found, asked.out, f"{table(found)}\n{forecasts}")
+
+
+if __name__ == "__main__":
+    main()
