@@ -299,6 +299,7 @@ def test_a_lost_portion_of_traces_is_found(tmp_path: Path) -> None:
     assert litter(job, reference) == []
 
 
+@pytest.mark.slow
 def test_commands_are_killed_and_limited(tmp_path: Path) -> None:
     killed = run_and_kill("traces", ["verify", tmp_path], after=0.0, begun=False)
     assert killed.code == -9

@@ -116,6 +116,7 @@ def test_the_pool_answers_what_decoding_gives(pool: Pool) -> None:
     assert agreed >= 0.95 * asked
 
 
+@pytest.mark.slow
 def test_a_text_that_is_kept_counts_once(pool: Pool) -> None:
     problems = pool.problems[:50]
     reusing, plain = CountingPool(pool, reuse=True), CountingPool(pool, reuse=False)

@@ -39,6 +39,7 @@ def test_no_question_is_in_two_sets() -> None:
         replace(sets, tuning=sets.test).check()
 
 
+@pytest.mark.slow
 def test_the_oracle_writes_the_longest_drafts_text_and_drafts_nothing_in_vain(setting: Setting) -> None:
     problems = setting.task.problems
     longest = setting.decode(problems, LONGEST)
@@ -86,6 +87,7 @@ def test_a_delay_changes_no_text(setting: Setting) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_intervals_hold_about_as_often_as_they_say_and_are_no_wider_than_need_be() -> None:
     # Each holds the truth, a gain of 0, in some 93 % of cases or more: of 100, fewer than 78 do with probability below
     # 1e-6. A gain's standard deviation is .2 sqrt(2 / 60) = .037, so intervals are some .14 wide.

@@ -21,6 +21,7 @@ def arena() -> Arena:
     return arena(0)
 
 
+@pytest.mark.slow
 def test_parts_share_no_problem_and_the_truth_is_the_half_that_was_never_tuned_on(arena: Arena) -> None:
     decode, tuning, certify, truth = arena.draw_parts(3, 660)
     certified_on = {decode.copies[problem.id].id for problem in certify}

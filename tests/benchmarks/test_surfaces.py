@@ -153,6 +153,7 @@ def test_a_text_that_is_kept_counts_once(pool: Pool, told: PooledForecast) -> No
     assert (plain.decodings, plain.tokens) == (200, 13_000)
 
 
+@pytest.mark.slow
 def test_calibrations_run_on_it(surface: Surface, pool: Pool, told: PooledForecast) -> None:
     """What is certified is false with probability .05 at most, with another seed."""
     space = Space((RULE,), tuple(surface.curves), LENGTHS)

@@ -98,6 +98,7 @@ def test_repeated_problems_count_once_and_are_noted() -> None:
     assert f"{61 - len(distinct)} of 61 problems repeat others" in log.getvalue()
 
 
+@pytest.mark.slow
 def test_two_drafts_share_a_cache(tmp_path: Path) -> None:
     planned(tmp_path, spread=0.05)
     planned(tmp_path, spread=0.2)
@@ -189,6 +190,7 @@ def test_damaged_traces_are_set_aside(tmp_path: Path) -> None:
         planned(tmp_path)
 
 
+@pytest.mark.slow
 def test_without_a_guarantee_any_number_of_problems_is_enough(tmp_path: Path) -> None:
     planned(tmp_path, min_acc=0.98, confidence=0.999, guarantee="none")
 

@@ -87,6 +87,7 @@ CLAIMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accuracy", "churn"), [(0.0, 0.0), (0.0, 1.0), (0.5, 0.5), (1.0, 0.0), (1.0, 1.0)])
 @pytest.mark.parametrize("claim", CLAIMS, ids=str)
 def test_every_handful_gives_a_plan_that_can_be_printed(accuracy: float, churn: float, claim: Claim) -> None:

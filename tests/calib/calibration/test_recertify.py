@@ -43,6 +43,7 @@ def certification(folder: Path, found: ThresholdProfile, **run: Any) -> Calibrat
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_setting_is_tested_and_nothing_else(tmp_path: Path) -> None:
     found = profile(FOUND)
     made = certification(tmp_path, found).run()
@@ -54,6 +55,7 @@ def test_the_setting_is_tested_and_nothing_else(tmp_path: Path) -> None:
     assert {p.threshold for p in made.curve if p.rule == "fsd-coupled" and p.source == "certification"} == {0.69}
 
 
+@pytest.mark.slow
 def test_it_is_an_attempt_like_any_other_and_the_plan_says_at_which_level(tmp_path: Path) -> None:
     assert certification(tmp_path, profile(FOUND)).run().certificate.attempt == 1
     again = certification(tmp_path, profile(FOUND)).run()

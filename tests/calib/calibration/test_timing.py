@@ -142,6 +142,7 @@ def test_more_problems_are_timed_where_there_are_more(problems: int, streams: in
     assert problems_to_time(problems, streams) == count
 
 
+@pytest.mark.slow
 def test_certification_problems_are_timed_once_they_have_decided(
     models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]]
 ) -> None:
@@ -157,6 +158,7 @@ def test_certification_problems_are_timed_once_they_have_decided(
         assert (after.speeds.problems, after.speeds.processes) == (11, 0)
 
 
+@pytest.mark.slow
 def test_a_certification_part_too_small_for_it_is_left_alone(models: tuple[Path, Path]) -> None:
     whole = tiny_calibration.task(60)
     problems = tuple(replace(p, part=PARTS[i < 11]) for i, p in enumerate(whole.problems))
@@ -167,6 +169,7 @@ def test_a_certification_part_too_small_for_it_is_left_alone(models: tuple[Path,
         assert (found.part, found.speeds.problems) == ("tuning", 11)
 
 
+@pytest.mark.slow
 def test_several_streams_are_timed_beside_one(
     models: tuple[Path, Path], timed_pieces: list[tuple[int, set[int]]]
 ) -> None:
@@ -198,6 +201,7 @@ def test_what_is_not_timed_is_forecast_by_its_rounds(
     assert timed_pieces == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "rest", "timed"),
     [

@@ -123,6 +123,7 @@ def test_a_damaged_earlier_ledger_is_refused_and_left_in_place(earlier: Path, le
     assert number(ledger, 0) == 1  # nothing of it was taken
 
 
+@pytest.mark.slow
 def test_flipped_bits_of_an_earlier_ledger_are_refused_or_harmless(tmp_path: Path) -> None:
     sound, rng, messages = EARLIER.read_bytes(), random.Random(0), list[str]()
     for case in range(100):

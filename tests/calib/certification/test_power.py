@@ -59,6 +59,7 @@ def test_documented_figures_of_power(problems: int, churn: float, retention: flo
     assert (p_values(n11, n10, n01, n00, 0.98) <= 0.05).mean() == pytest.approx(expected, abs=0.016)
 
 
+@pytest.mark.slow
 def test_power_agrees_with_simulation() -> None:
     """100 populations of 20,000 draws: 4 standard errors are .014 at most, and .01 is allowed for the error
     of the sum. The seed is fixed (else false alarms below .01 in all)."""

@@ -95,6 +95,7 @@ def test_p_rises_with_losses(outcomes: Outcomes, wanted: float) -> None:
     assert p_value(outcomes, wanted) <= p_value(worse, wanted) + 1e-9
 
 
+@pytest.mark.slow
 @given(tables, levels)
 def test_the_bound_is_where_the_p_value_crosses(outcomes: Outcomes, delta: float) -> None:
     bound = lower_bound(outcomes, delta)

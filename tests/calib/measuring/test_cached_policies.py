@@ -43,6 +43,7 @@ def sampled() -> SpeculativeDecoder:
     return SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), sampling=Sampling(0.9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "decoder"), [("fsd-coupled", tiny_decoder()), ("fsd", sampled()), ("fsd-sd", sampled())]
 )
@@ -60,6 +61,7 @@ def test_cached_results_do_not_change_decodings(rule: str, decoder: SpeculativeD
     assert reused >= 2 * 3 * 12  # at least half of those at the two close thresholds
 
 
+@pytest.mark.slow
 def test_a_text_is_a_hit_within_its_interval_but_not_near_its_ends() -> None:
     threshold = 0.3
     results = tiny_decoder().generate(

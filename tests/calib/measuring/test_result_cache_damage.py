@@ -179,6 +179,7 @@ def add_and_announce(pipe: Connection, path: Path, problems: Iterable[int]) -> N
             pipe.send(i)
 
 
+@pytest.mark.slow
 def test_no_added_row_is_lost_when_processes_are_killed(tmp_path: Path) -> None:
     path, rng, announced = tmp_path / "cache", random.Random(0), list[int]()
     for run in range(10):
@@ -228,6 +229,7 @@ def add_when_told(pipe: Connection, path: Path, problem: int) -> None:
     pipe.send(len(caught))
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_renamed_once_by_several_processes(tmp_path: Path) -> None:
     for round_ in range(5):
         path = tmp_path / f"{round_}"

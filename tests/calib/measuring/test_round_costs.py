@@ -60,6 +60,7 @@ def test_a_single_draft_length_is_refused() -> None:
         measure_costs(tiny_decoder(), [[1]], [0], 40, batch_size=1, draft_lengths=(3, 3))
 
 
+@pytest.mark.slow
 def test_texts_of_one_round_are_refused() -> None:
     with pytest.raises(UsageError, match="no text took a second round"):
         measure_costs(tiny_decoder(), [[1]], [0], 1, batch_size=1)

@@ -102,6 +102,7 @@ def test_a_machine_that_slows_down_keeps_the_ratios() -> None:
     assert found.value == pytest.approx(1.2, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [9, 25])
 def test_intervals_have_their_nominal_coverage(count: int) -> None:
     """500 measurements, each with problems of its own, at 90 %: three standard errors are .04, and .015

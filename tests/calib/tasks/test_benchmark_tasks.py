@@ -147,6 +147,7 @@ def test_the_real_commonsense_qa_grades_its_own_answers() -> None:
     assert list(faults(task)) == []
 
 
+@pytest.mark.slow
 def test_the_real_mmlu_grades_its_own_answers() -> None:
     task = real("mmlu", "mmlu/test", 14042)
     assert list(faults(task)) == []
