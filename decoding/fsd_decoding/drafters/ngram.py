@@ -57,9 +57,8 @@ class NGramDrafter:
 
     For a context h, let h' be h without its oldest token, c(h, w) the number of times that token w followed h, in the
     text and in the corpus together, c(h) the sum of these over w, and n(h) the number of different tokens that followed
-    h. Then (Witten and Bell 1991, in the
-    recursive form of Chen and Goodman, "An empirical study of smoothing techniques for language modeling", TR-10-98,
-    section 2.5)
+    h. Then (Witten and Bell 1991, in the recursive form of Chen and Goodman, "An empirical study of smoothing
+    techniques for language modeling", TR-10-98, section 2.5)
 
         q(w | h) = (c(h, w) + n(h) q(w | h')) / (c(h) + n(h)),
 

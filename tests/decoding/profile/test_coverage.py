@@ -10,6 +10,7 @@ import pytest
 from fsd_decoding.config import CallOverrides, DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.sampling import SETTINGS, Sampling
+from fsd_decoding.trees.shape import TreeShape
 from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, UNTESTED
 from support.messages import usage_error
 from support.models.followed_pair import (
@@ -63,6 +64,12 @@ WAYS = [by_loading, by_with_config, by_a_call, by_a_stream]
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_given_is_used_and_one_line_says_what_differs(way: Any, given: dict[str, Any], difference: str) -> None:
     assert warned(way, **given) == [f"{difference}: {DOES_NOT_APPLY}"]
+
+
+@pytest.mark.parametrize("way", [by_loading, by_with_config])
+def test_a_tree_is_not_what_was_certified(way: Any) -> None:
+    tree = TreeShape(top_k=2, nodes=6)
+    assert warned(way, tree=tree) == [f"tree is {tree!r} instead of None: {DOES_NOT_APPLY}"]
 
 
 @pytest.mark.parametrize("way", WAYS)
