@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fsd_decoding.config import DecodingConfig
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.drafters.ngram import NGram
+    from fsd_decoding.eagle.loading import Eagle
     from fsd_decoding.hf.generate import fsd_generate
     from fsd_decoding.observers.recorder import Recorder
     from fsd_decoding.observers.round_record import together
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CostModel",
     "DecodingConfig",
+    "Eagle",
     "Goal",
     "NGram",
     "Recorder",
@@ -59,6 +61,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "CostModel": "fsd_collectors.replay.cost",
         "DecodingConfig": "fsd_decoding.config",
+        "Eagle": "fsd_decoding.eagle.loading",
         "Goal": "fsd_calib.calibration.goal",
         "NGram": "fsd_decoding.drafters.ngram",
         "Recorder": "fsd_decoding.observers.recorder",

@@ -23,6 +23,7 @@ from fsd_decoding.config_resolution import (
     threshold_and_policy,
 )
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.engine.engine import Engine
 from fsd_decoding.engine.kv_pool import KVCachePool, Models
 from fsd_decoding.engine.result import Result, attach_finished
@@ -85,7 +86,8 @@ class SpeculativeDecoder:
         check_flag("lean", lean)
         self._pool, self.lean = KVCachePool(compile), lean
         check_pair(target, draft)
-        self.target, self.draft, self.tokenizer = target, draft, tokenizer
+        self.target, self.tokenizer = target, tokenizer
+        self.draft: Any = draft.load(target) if isinstance(draft, Eagle) else draft
         self.coverage, self.drift = coverage, drift
         self._configure(config)
 
@@ -111,7 +113,7 @@ class SpeculativeDecoder:
 
         Args:
             target: hub id, path, or loaded model (then `tokenizer` is needed), on any device or devices.
-            draft: the same, or `NGram()`, which drafts from the text itself.
+            draft: the same, `NGram()`, which drafts from the text itself, or `Eagle(…)`, a head of the target.
             profile: path of a profile, or a `ThresholdProfile`; sets what no keyword gives. Where decoding then
                 differs from what the profile certified, a warning names the difference.
             decoding: how tokens are accepted and drawn; not beside a profile, which sets all of it.
@@ -418,7 +420,7 @@ class SpeculativeDecoder:
         deepest = max(r.draft_length for r in requests)  # every row may draft as many
         longest = max(len(r.prompt) + r.max_new_tokens for r in requests) + 1
         longest += deepest if settings.tree is None else settings.tree.scratch(deepest)
-        models = Models(self.target, self.draft, self._vocabulary, self.lean)
+        models = Models(self.target, self.draft, self._vocabulary, self.lean, deepest)
         graphs = not settings.sampling.processors  # custom processors cannot run in graphs
         caches = self._pool.acquire(models, len(requests), batch_size, longest, settings.rule.drafts, graphs)
         if settings.tree is not None:

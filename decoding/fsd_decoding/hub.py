@@ -53,6 +53,11 @@ def fetch_weights(source: str, revision: str | None = None) -> Path | None:
     return _fetch("model", source, missing, revision=folder.name) if missing else folder
 
 
+def fetch_files(what: str, source: str, patterns: Sequence[str], revision: str | None = None) -> Path | None:
+    """Fetches those files of a hub id that there are; see `fetch_small`."""
+    return None if Path(source).exists() else _fetch(what, source, patterns, revision)
+
+
 def fetch_data(source: str, patterns: Sequence[str]) -> Path | None:
     """Fetches files of a data set.
 

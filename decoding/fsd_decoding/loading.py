@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
 from fsd_decoding.model_options import USUAL, USUAL_LOADING, Loading, LoadingKeywords, ModelKwargs, ModelOptions
@@ -41,10 +42,10 @@ def check_pair(target: Any, draft: Any) -> None:
     """Checks the types of target and draft, and warns where they seem to be swapped.
 
     Raises:
-        UsageError: the target is not a loaded causal LM, or the draft is neither that nor a `DraftSource`.
+        UsageError: the target is not a loaded causal LM, or the draft is neither that nor a `DraftSource` or `Eagle`.
     """
     _check_causal("target", target)
-    if isinstance(draft, DraftSource) and not isinstance(draft, type):
+    if isinstance(draft, DraftSource | Eagle) and not isinstance(draft, type):
         return
     _check_causal("draft", draft)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (target, draft)]

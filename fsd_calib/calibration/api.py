@@ -40,6 +40,8 @@ from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
+from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.profile.io import FILE_NAME
@@ -146,6 +148,8 @@ class Calibration:
         if self.decoding.tree is not None:
             raise UsageError("tree is given, and a calibration searches over chains; leave tree out")
         drafts = _drafts(self.draft)
+        if other := next((draft for draft in drafts if isinstance(draft, DraftSource | Eagle)), None):
+            raise UsageError(f"the draft is {other!r:.60}, and a calibration searches over draft models; give a model")
         if len(drafts) > 1 and self.fixed is not None:
             raise UsageError(f"the profile's setting has one draft, and {len(drafts)} are given; give one of them")
         if len(drafts) > 1 and (self._predictor is not None or "per-prompt" in self._policies):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from fsd_decoding.models.runner import ModelRunner
 
 
 class Drafter(Protocol):
@@ -52,12 +54,14 @@ class Frontier:
 
     Args:
         paths: (B, w, depth) the tokens that lead to each node, its own last.
+        parents: (B, w) the node before each, among those of the level before.
         places: (w,) numbers of the nodes in a round, where a drafter may keep its states of them.
         seen: (B, w, S) bool, the places of the nodes on each path, its own included.
         width: the number of places per level.
     """
 
     paths: Tensor
+    parents: Tensor
     places: Tensor
     seen: Tensor
     width: int
@@ -102,3 +106,25 @@ class DraftSource(Protocol):
 
     def drafter(self, rows: int, slots: int, vocabulary: int) -> Drafter:
         """Returns a drafter for `rows` rows of up to `slots` tokens, over `vocabulary` token ids."""
+
+
+@runtime_checkable
+class ReadsTarget(Protocol):
+    """What a drafter has besides, if it drafts from the target's hidden states: its source has `target_layers`.
+
+    The target then reads prompts before the drafter does.
+    """
+
+    def read(self, target: ModelRunner, longest_round: int) -> None:
+        """Is called once, before the first prompt.
+
+        Args:
+            target: the target's runner, whose cache keeps the states of these layers.
+            longest_round: the most tokens that a round adds to a text.
+        """
+
+
+def layers_read(source: Any) -> tuple[int, ...]:
+    """Returns which of the target's hidden states a draft reads, as indices into transformers' `hidden_states`."""
+    layers: tuple[int, ...] = getattr(source, "target_layers", ())
+    return layers

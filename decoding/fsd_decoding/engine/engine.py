@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fsd_decoding.acceptance.walk import as_chain
 from fsd_decoding.batch import Request
+from fsd_decoding.drafters.base import ReadsTarget
 from fsd_decoding.engine.chain_rounds import ChainRounds
 from fsd_decoding.engine.draft import Draft
 from fsd_decoding.engine.kv_pool import PooledCaches
@@ -87,11 +88,11 @@ class Engine:
         if self._threshold_control is not None:
             self._threshold_control.start(rows, new)
         prompts = self._batch.tokens[rows]
+        all_new = len(new) == sum(row is not None for row in self._rows)
+        if isinstance(self._drafter, ReadsTarget) or not (all_new and self._rounds.take_prompts(longest)):
+            self._target.prefill(rows, prompts, longest - 1)
         if self._drafter is not None:
             self._drafter.prefill(rows, prompts, longest - 1)
-        all_new = len(new) == sum(row is not None for row in self._rows)
-        if not (all_new and self._rounds.take_prompts(longest)):
-            self._target.prefill(rows, prompts, longest - 1)
         return True
 
     def _initial_interval(self, threshold: float) -> tuple[float, float]:

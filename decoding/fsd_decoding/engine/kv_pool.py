@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsd_decoding.batch import Batch
-from fsd_decoding.drafters.base import Drafter, DraftSource
+from fsd_decoding.drafters.base import Drafter, DraftSource, ReadsTarget, layers_read
 from fsd_decoding.drafters.model import ModelDrafter
 from fsd_decoding.engine.draft import SideStream
 from fsd_decoding.graphs.callers import Caller, Compile, Eager, caller
@@ -38,29 +38,31 @@ class Models:
         draft: a loaded causal LM or a `DraftSource`.
         vocabulary: number of token ids that both share.
         lean: whether the lean forward pass may run them; see `lean_choice.py`.
+        deepest: the largest draft length; only a drafter that reads the target's states needs it.
     """
 
     target: Any
     draft: Any
     vocabulary: int
     lean: bool = True
+    deepest: int = 0
 
-    def drafter(self, rows: int, slots: int) -> Drafter:
-        """Returns a new drafter for `rows` rows of up to `slots` tokens."""
-        if isinstance(self.draft, DraftSource):
-            return self.draft.drafter(rows, slots, self.vocabulary)
-        return ModelDrafter(self._runner(self.draft, rows, slots))
+    def drafter(self, target: ModelRunner, rows: int) -> Drafter:
+        """Returns a new drafter for `rows` rows, beside the target's runner."""
+        if not isinstance(self.draft, DraftSource):
+            return ModelDrafter(ModelRunner(self.draft, rows, target.slots, self.vocabulary, self.lean))
+        drafter = self.draft.drafter(rows, target.slots, self.vocabulary)
+        if isinstance(drafter, ReadsTarget):
+            drafter.read(target, self.deepest + 1)
+        return drafter
 
     def target_runner(self, rows: int, slots: int) -> ModelRunner:
         """Returns a new runner of the target for `rows` rows of up to `slots` tokens."""
-        return self._runner(self.target, rows, slots)
-
-    def _runner(self, model: Any, rows: int, slots: int) -> ModelRunner:
-        return ModelRunner(model, rows, slots, self.vocabulary, self.lean)
+        return ModelRunner(self.target, rows, slots, self.vocabulary, self.lean, layers_read(self.draft))
 
     def check(self, slots: int, drafts: bool) -> None:
         """Raises UsageError for a model that cannot be run in rows of `slots` tokens; see `check_model`."""
-        for model in self._modules() if drafts else [self.target]:
+        for model in self._causal_models() if drafts else [self.target]:
             check_model(model, slots)
 
     def device(self) -> torch.device | None:
@@ -73,8 +75,12 @@ class Models:
         addresses = [weight.data_ptr() for weight in self._tensors() if weight.numel()]
         if not all(addresses):
             return None
-        run_by = [id(choose(model).lean) if self.lean else None for model in self._modules()]
-        return (id(self.target), id(self.draft), *run_by, *addresses)
+        run_by = [id(choose(model).lean) if self.lean else None for model in self._causal_models()]
+        deepest = self.deepest if layers_read(self.draft) else 0
+        return (id(self.target), id(self.draft), deepest, *run_by, *addresses)
+
+    def _causal_models(self) -> list[Any]:
+        return [model for model in self._modules() if not isinstance(model, DraftSource)]
 
     def _modules(self) -> list[torch.nn.Module]:
         return [model for model in (self.target, self.draft) if isinstance(model, torch.nn.Module)]
@@ -123,7 +129,7 @@ class PooledCaches:
             self.side.wait_for(self.last_use)
         self.batch.clear()
         if drafts and self.drafter is None:
-            self.drafter = self.models.drafter(self.rows, self.slots)
+            self.drafter = self.models.drafter(self.target, self.rows)
         return self
 
     @contextmanager

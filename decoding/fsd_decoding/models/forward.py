@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -22,7 +22,13 @@ class Forward(Protocol):
         """Key of this forward pass in graphs: what changes its operations, apart from the model."""
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, masks: Mapping[str, Tensor], cache: SlotCache, keep: int
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Mapping[str, Tensor],
+        cache: SlotCache,
+        keep: int,
+        layers: Sequence[int] = (),
     ) -> Tensor:
         """Returns logits (B, keep, V) in the model's dtype.
 
@@ -31,6 +37,8 @@ class Forward(Protocol):
             masks: by kind of attention, additive (B, 1, Q, S) over the slots that the cache returns.
             cache: already aimed at the rows and slots of this pass.
             keep: number of positions, from the end, to return logits of.
+            layers: the hidden states that the cache keeps of these tokens, see `SlotCache.keep_states`, as indices into
+                transformers' `hidden_states`: what goes into that layer, -1 being what goes into the output layer.
         """
 
 
@@ -54,16 +62,26 @@ class ModuleForward:
         return self._grouped
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, masks: Mapping[str, Tensor], cache: SlotCache, keep: int
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Mapping[str, Tensor],
+        cache: SlotCache,
+        keep: int,
+        layers: Sequence[int] = (),
     ) -> Tensor:
         """See `Forward`; transformers takes a dict of masks where layers differ in kind, and passes 4-D ones on."""
         with use_grouped_attention(self._config) if self._grouped else nullcontext():
-            logits: Tensor = self._model(
+            out = self._model(
                 input_ids=tokens,
                 position_ids=positions,
                 attention_mask=dict(masks) if len(masks) > 1 else next(iter(masks.values())),
                 use_cache=True,
                 logits_to_keep=keep,
                 **{self._cache_argument: cache},
-            ).logits
+                **({"output_hidden_states": True} if layers else {}),
+            )
+        if layers:
+            cache.keep_states([out.hidden_states[layer] for layer in layers])
+        logits: Tensor = out.logits
         return logits

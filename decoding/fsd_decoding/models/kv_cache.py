@@ -16,6 +16,8 @@ from transformers import Cache
 
 from fsd_decoding.tensors import to_device
 
+_STATES = "hidden states"
+
 
 class SlotCache(Cache):
     """A transformers `Cache` of fixed size.
@@ -69,6 +71,16 @@ class SlotCache(Cache):
             if self._rows is None
             else stored[self._rows.to(stored.device), :, : self._reach]
         )
+
+    def keep_states(self, states: Sequence[Tensor]) -> None:
+        """Stores hidden states (B, Q, H) of the tokens of this pass, beside their keys and values."""
+        self.store(torch.cat(list(states), -1).unsqueeze(2), _STATES)
+
+    def states(self, rows: Tensor | None, slots: Tensor) -> Tensor:
+        """Returns the hidden states that were kept of the tokens in slots (B, n) of rows (B,): (B, n, layers·H)."""
+        flat = self._stores[_STATES].flat
+        rows = self._numbers if rows is None else rows
+        return flat[self._flat(rows, slots, 1).squeeze(2).to(flat.device)]
 
     def _places(self, heads: int, device: torch.device) -> Tensor:
         """Where states of so many heads go in a flat store: (B, Q, heads)."""

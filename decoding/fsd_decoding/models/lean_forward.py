@@ -102,7 +102,13 @@ class LeanForward:
         return "lean", self._model.number
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, masks: Mapping[str, Tensor], cache: SlotCache, keep: int
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Mapping[str, Tensor],
+        cache: SlotCache,
+        keep: int,
+        layers: Sequence[int] = (),
     ) -> Tensor:
         """See `forward.Forward`."""
         model, (rows, queries) = self._model, tokens.shape
@@ -112,9 +118,16 @@ class LeanForward:
             {kind: fold_mask(mask, groups) for kind, mask in masks.items()}, cache,
         )  # fmt: skip
         hidden = functional.embedding(tokens.flatten(), model.embeddings.weight)  # (B·Q, H)
+        states = {}
         for number, layer in enumerate(model.layers):
+            if number in layers:
+                states[number] = hidden.view(rows, queries, -1).clone()  # layers may write in place
             hidden = layer(hidden, step, number)
-        return model.logits(hidden.view(rows, queries, -1)[:, -keep:])
+        hidden = hidden.view(rows, queries, -1)
+        if layers:
+            states[-1] = model.norm(hidden) if -1 in layers else hidden
+            cache.keep_states([states[layer] for layer in layers])
+        return model.logits(hidden[:, -keep:])
 
 
 class _Step(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -26,17 +26,20 @@ class ModelRunner:
         rows: number of rows in the cache.
         slots: the most tokens per row.
         vocabulary: width that logits are cut to.
+        layers: hidden states that its cache keeps, for a drafter that reads them; see `Forward`.
         lean: run the model by `lean_forward.py` where that gives the same logits, and not by transformers' modules.
 
     Raises:
         UsageError: the model cannot be run this way; see `check_model`.
     """
 
-    def __init__(self, model: Any, rows: int, slots: int, vocabulary: int, lean: bool = True) -> None:
+    def __init__(
+        self, model: Any, rows: int, slots: int, vocabulary: int, lean: bool = True, layers: Sequence[int] = ()
+    ) -> None:
         check_model(model, slots)
         self.model, self.vocabulary, self.slots = model, vocabulary, slots
         self.device = model.device
-        self.cache = SlotCache(rows, slots, self.device)
+        self.cache, self._layers = SlotCache(rows, slots, self.device), tuple(layers)
         context = context_length(model)
         self._last = None if context is None or context >= slots else context - 1
         self._masks = Masks(model, slots)
@@ -48,7 +51,7 @@ class ModelRunner:
 
         The reference is weak, because graphs may outlive the model's place in a decoder.
         """
-        return weakref.ref(self.model), self.model.dtype, self._forward.identity, self.vocabulary
+        return weakref.ref(self.model), self.model.dtype, self._forward.identity, self.vocabulary, self._layers
 
     def logits(
         self,
@@ -79,7 +82,7 @@ class ModelRunner:
         self.cache.aim(None if rows is None else rows.to(self.device), slots, reach)
         masks = self._masks(positions, reach, branches)
         encoded = positions if self._last is None else positions.clamp_max(self._last)
-        out = self._forward(tokens, encoded, masks, self.cache, keep)[..., : self.vocabulary]
+        out = self._forward(tokens, encoded, masks, self.cache, keep, self._layers)[..., : self.vocabulary]
         logits: Tensor = (out if out.dtype == torch.float64 else out.float()).to(home)
         return logits
 

@@ -116,7 +116,7 @@ class _Growing:
         seen = self._seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, scratch))
         self._seen = seen | (torch.arange(scratch, device=self._device) == places[:, None])
         self._expanded.append(self._numbers)
-        return Frontier(self._paths, places, self._seen, top_k)
+        return Frontier(self._paths, parents, places, self._seen, top_k)
 
     def pruned(self) -> tuple[Tree, Tensor]:
         """The trees, and q's logits at their nodes; see `draft_tree`."""

@@ -1,0 +1,103 @@
+"""The files of an EAGLE head: `config.json` beside `model.safetensors` or `pytorch_model.bin`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fsd_decoding.eagle.head import Eagle3Head
+from fsd_decoding.errors import UsageError
+from fsd_decoding.hub import SMALL_FILES, fetch_files
+from fsd_decoding.regular_file import check_regular, read_regular
+from fsd_decoding.strict_json import parse
+
+LAYERS = "target_hidden_states"
+"""Entry of `config.json`: which of the target's hidden states are read, as indices into transformers'."""
+
+_CONFIG, _SAFE, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the files of a head hold.
+
+    Args:
+        name: the folder or hub id, for messages.
+        values: of `config.json`.
+        weights: tensors by name, on the CPU.
+    """
+
+    name: str
+    values: dict[str, Any]
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def read(cls, source: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+        """Reads a folder or hub id.
+
+        Raises:
+            UsageError: a file is missing or damaged.
+        """
+        name = os.fspath(source)
+        folder = fetch_files("EAGLE head", name, (*SMALL_FILES, _SAFE, _PICKLED), revision) or Path(source)
+        return cls(name, _values(folder, name), _weights(folder, name))
+
+    def error(self, what: str) -> UsageError:
+        """Returns an error about this head."""
+        return UsageError(f"EAGLE head {self.name!r}: {what}")
+
+
+def save_head(head: Eagle3Head, folder: Path) -> None:
+    """Writes a head in EAGLE-3's layout, from which `Eagle(folder)` loads it.
+
+    The ids of its tokens are stored as EAGLE does: `d2t` holds their distances from the head's own numbers, and `t2d`
+    says of each of the target's tokens whether it is among them.
+    """
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    known, vocabulary = weights.pop("known"), head.vocabulary
+    flags = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, known, True)
+    weights |= {"d2t": known - torch.arange(len(known)), "t2d": flags}
+    values = head.config.to_diff_dict() | {
+        "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(known), LAYERS: list(head.target_layers),
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _SAFE).write_bytes(save(weights))
+    (folder / _CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _values(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        values = parse(read_regular(folder / _CONFIG).decode())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"EAGLE head {name!r}: {_CONFIG} cannot be read: {error}; give the folder of a head"
+        ) from error
+    if not isinstance(values, dict):
+        raise UsageError(f"EAGLE head {name!r}: {_CONFIG} is no object; give the folder of a head")
+    return values
+
+
+def _weights(folder: Path, name: str) -> dict[str, Tensor]:
+    file = next((folder / each for each in (_SAFE, _PICKLED) if (folder / each).exists()), None)
+    if file is None:
+        raise UsageError(f"EAGLE head {name!r} has neither {_SAFE} nor {_PICKLED}; give the folder of a head")
+    try:
+        if file.name == _SAFE:
+            return dict(load(read_regular(file)))
+        check_regular(file)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(". ") or type(error).__name__
+        raise UsageError(f"EAGLE head {name!r}: {file.name} cannot be read: {reason}; fetch it anew") from error
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise UsageError(f"EAGLE head {name!r}: {file.name} holds something else than tensors by name; fetch it anew")
+    return loaded

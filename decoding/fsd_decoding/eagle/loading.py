@@ -1,0 +1,166 @@
+"""EAGLE heads from a folder or hub id, in the key layouts of EAGLE and SpecForge; other layouts are refused by name.
+
+Facts about the layouts were read in SafeAILab/EAGLE (`eagle/model/cnets.py`, `cnets1.py`) and sgl-project/SpecForge
+(`specforge/modeling/draft/llama3_eagle.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+
+from fsd_decoding.eagle.checkpoint import LAYERS, Checkpoint
+from fsd_decoding.eagle.head import Eagle1Head, Eagle3Head, EagleHead
+from fsd_decoding.models.runner import vocabulary_size
+
+_FIRST_LAYER = "layers.0."
+_FOREIGN = {  # whose layout it is, by the beginning of a key that only it has
+    "verifier_": "speculators",
+    "medusa_head": "Medusa",
+    "layers.0.input_layernorm": "ModelOpt, or another head whose layer has a norm before attention",
+    "layers.1.": "a head of several layers",
+    "fc_norm": "SpecForge with fc_norm",
+}
+_OTHER_WAYS = {  # entries of config.json that change what a head computes, and the only value that is supported
+    "norm_output": True,
+    "norm_before_fc": False,
+    "norm_before_residual": False,
+    "fc_norm": False,
+}
+
+
+@dataclass(frozen=True)
+class Eagle:
+    """An EAGLE head by folder or hub id, which is loaded once its target is.
+
+    Args:
+        source: a folder or hub id with `config.json` and `model.safetensors` or `pytorch_model.bin`.
+        revision: branch, tag or commit on the hub; None: the main branch.
+    """
+
+    source: str | os.PathLike[str]
+    revision: str | None = None
+
+    def load(self, target: Any) -> EagleHead:
+        """Loads the head for a loaded target, in the target's dtype and on its device.
+
+        Raises:
+            UsageError: there is no head, it has another layout, or it does not fit the target.
+        """
+        found = Checkpoint.read(self.source, self.revision)
+        _refuse_foreign(found)
+        _check_hidden(found, target)
+        head = (_eagle3 if any(key.startswith("midlayer.") for key in found.weights) else _eagle1)(found, target)
+        return head.to(target.device, target.dtype).eval()
+
+
+def _refuse_foreign(found: Checkpoint) -> None:
+    """UsageError: a layout that is known and not supported."""
+    for part, whose in _FOREIGN.items():
+        if key := next((key for key in found.weights if key.startswith(part)), None):
+            raise found.error(f"it holds {key!r}, as {whose} does, which is not supported; give one in EAGLE's layout")
+    if "speculators_model_type" in found.values:
+        raise found.error("its layout is that of speculators, which is not supported; give one in EAGLE's layout")
+    for entry, supported in _OTHER_WAYS.items():
+        if found.values.get(entry, supported) != supported:
+            raise found.error(f"{entry} is {found.values[entry]!r} in its config.json; only {supported} is supported")
+
+
+def _check_hidden(found: Checkpoint, target: Any) -> None:
+    wanted, own = target.config.get_text_config().hidden_size, found.values.get("hidden_size")
+    for entry in (own, found.values.get("target_hidden_size", own)):
+        if entry != wanted:
+            raise found.error(
+                f"it is for hidden states of {entry} components, and the target's have {wanted}; give the head "
+                "that was trained for this target"
+            )
+
+
+def _eagle1(found: Checkpoint, target: Any) -> EagleHead:
+    """EAGLE-1 and EAGLE-2: `fc`, one layer, and perhaps a copy of the target's embeddings."""
+    weights = {key.removeprefix(_FIRST_LAYER): value for key, value in found.weights.items()}
+    weights.pop("embed_tokens.weight", None)
+    head = Eagle1Head(_llama(found), target, bias="fc.bias" in weights)
+    _fill(found, head, weights)
+    return head
+
+
+def _eagle3(found: Checkpoint, target: Any) -> EagleHead:
+    """EAGLE-3, of EAGLE and SpecForge alike."""
+    vocabulary, weights = vocabulary_size(target), dict(found.weights)
+    output = weights.get("lm_head.weight")
+    known = _known(found, weights, 0 if output is None else len(output), vocabulary)
+    embeddings = None if "embed_tokens.weight" in weights else target.get_input_embeddings()
+    head = Eagle3Head(_llama(found), _layers(found, target), len(known), embeddings, vocabulary)
+    _fill(found, head, weights | {"known": known})
+    return head
+
+
+def _known(found: Checkpoint, weights: dict[str, Tensor], drafted: int, vocabulary: int) -> Tensor:
+    """The target's ids of the head's tokens, from `d2t`, which holds their distances; `t2d` must say the same."""
+    offsets, flags = weights.pop("d2t", None), weights.pop("t2d", None)
+    if offsets is None and drafted != vocabulary:
+        raise found.error(f"it drafts {drafted} tokens and has no 'd2t', and the target has {vocabulary}")
+    if offsets is not None and offsets.shape != (drafted,):
+        raise found.error(f"'d2t' is of {tuple(offsets.shape)}, and 'lm_head.weight' has {drafted} rows; fetch it anew")
+    known = torch.arange(drafted) + (0 if offsets is None else offsets.to(torch.int64))
+    if outside := known[(known < 0) | (known >= vocabulary)].tolist():
+        raise found.error(f"'d2t' names token {outside[0]}, and the target's end at {vocabulary - 1}")
+    if known.unique().numel() != drafted:
+        raise found.error("'d2t' names a token twice; fetch it anew")
+    if flags is not None and not torch.equal(flags.nonzero().flatten(), known.sort().values):
+        raise found.error("'d2t' and 't2d' name different tokens; fetch it anew")
+    return known
+
+
+def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
+    """Which hidden states are read: those that config.json says, or what goes into layers 2, L/2 and L - 3."""
+    count, said = target.config.get_text_config().num_hidden_layers, found.values.get(LAYERS)
+    if said is not None:
+        if not isinstance(said, list) or not said or not all(type(n) is int and 0 <= n < count for n in said):
+            raise found.error(
+                f"{LAYERS} is {said!r:.60} in its config.json; it must list numbers from 0 to {count - 1}"
+            )
+        return tuple(said)
+    if ambiguous := (found.values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
+        raise found.error(
+            f"its config.json names layers {ambiguous}, and engines differ in whether that is what goes into a layer "
+            f'or comes out; add "{LAYERS}", indices into transformers\' hidden_states'
+        )
+    if count < 6:
+        raise found.error(f'the target has {count} layers, too few for 2, L/2 and L - 3; add "{LAYERS}" to config.json')
+    return 2, count // 2, count - 3
+
+
+def _llama(found: Checkpoint) -> LlamaConfig:
+    others = ("architectures", "model_type", LAYERS)
+    if (activation := found.values.get("hidden_act", "silu")) not in ACT2FN:
+        raise found.error(f"hidden_act is {activation!r:.40} in its config.json; it must be one of transformers'")
+    try:
+        return LlamaConfig(**{key: value for key, value in found.values.items() if key not in others})
+    except Exception as error:  # what its own checks raise differs by version
+        reason = str(error).strip().split("\n")[0].rstrip(". ")
+        raise found.error(f"its config.json is no Llama's: {reason}") from error
+
+
+def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor]) -> None:
+    """Copies weights into a head. UsageError: a key is missing or left over, or has another shape."""
+    wanted = head.state_dict()
+    for key in sorted(wanted.keys() | weights.keys()):
+        if key not in weights:
+            raise found.error(f"{key!r} is missing; fetch it anew, or give one in EAGLE's layout")
+        if key not in wanted:
+            raise found.error(f"it holds {key!r}, which EAGLE's layout does not have; give one in that layout")
+        if wanted[key].shape != weights[key].shape:
+            raise found.error(
+                f"{key!r} is of {tuple(weights[key].shape)}, and {tuple(wanted[key].shape)} follows from its "
+                "config.json and the target; give the head that was trained for this target"
+            )
+    head.load_state_dict(dict(weights))

@@ -1,0 +1,206 @@
+"""EAGLE heads from files: the layouts of EAGLE and SpecForge, and every other one refused in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.eagle.checkpoint import save_head
+from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.trees.shape import TreeShape
+from support.messages import usage_error
+from support.models.tiny_heads import FILES, HEADS, KNOWN, LAYERS, eagle3, eagle3_files, written
+from support.models.tiny_models import llama, word_tokenizer
+from support.models.tiny_pair import ragged_prompts
+
+LAYERS_ENTRY = "target_hidden_states"
+STATED = {LAYERS_ENTRY: list(LAYERS)}
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return llama(seed=0, layers=8)
+
+
+def drafted(target: Any, draft: Any, **settings: Any) -> list[tuple[Any, ...]]:
+    """What is drafted, all of which is accepted."""
+    decoder = SpeculativeDecoder(target, draft, word_tokenizer(), rule="fsd-coupled", threshold=1.0, draft_length=4,
+                                 **settings)  # fmt: skip
+    results = decoder.generate(ragged_prompts(8), 12, batch_size=4)
+    return [(r.tokens, r.rounds, r.accepted) for r in results]
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_loaded_head_drafts_as_the_one_that_was_saved(kind: str, pickled: bool, target: Any, tmp_path: Path) -> None:
+    head = HEADS[kind](target)
+    folder = written(tmp_path / "head", FILES[kind](head, target), pickled, **STATED)
+    for tree in (None, TreeShape(2, 6)):
+        assert drafted(target, Eagle(folder), tree=tree) == drafted(target, head, tree=tree)
+    assert repr(Eagle(folder).load(target)) == repr(head)
+
+
+def test_what_is_saved_is_loaded(target: Any, tmp_path: Path) -> None:
+    head = eagle3(target)
+    save_head(head, tmp_path / "head")
+    loaded = Eagle(tmp_path / "head").load(target)
+    assert repr(loaded) == repr(head)
+    assert drafted(target, loaded) == drafted(target, head)
+
+
+def test_a_model_and_its_head_are_loaded_by_path(target: Any, tmp_path: Path) -> None:
+    target.save_pretrained(tmp_path / "target")
+    word_tokenizer().save_pretrained(tmp_path / "target")
+    save_head(eagle3(target), tmp_path / "head")
+    decoder = SpeculativeDecoder.from_pretrained(
+        tmp_path / "target", Eagle(tmp_path / "head"), rule="coupled", draft_length=3
+    )
+    own = decoder.generate(ragged_prompts(4), 12, rule="target")
+    assert [r.tokens for r in decoder.generate(ragged_prompts(4), 12)] == [r.tokens for r in own]
+
+
+def test_eagle3_reads_what_goes_into_layers_2_the_middle_and_the_last_but_two(target: Any, tmp_path: Path) -> None:
+    folder = written(tmp_path / "head", eagle3_files(eagle3(target), target))
+    assert Eagle(folder).load(target).target_layers == (2, 4, 5)
+
+
+def test_own_embeddings_of_eagle3_are_used(target: Any, tmp_path: Path) -> None:
+    weights = eagle3_files(eagle3(target), target)
+    embeddings = target.get_input_embeddings().weight
+    texts = []
+    for name, own in (
+        ("none", {}),
+        ("same", {"embed_tokens.weight": embeddings}),
+        ("other", {"embed_tokens.weight": -embeddings}),
+    ):
+        texts.append(drafted(target, Eagle(written(tmp_path / name, weights | own))))
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_heads_are_told_apart_by_weights_layers_and_dtype(target: Any, tmp_path: Path) -> None:
+    weights = eagle3_files(eagle3(target), target)
+    found = [
+        Eagle(written(tmp_path / "a", weights)).load(target),
+        Eagle(written(tmp_path / "b", weights, target_hidden_states=[1, 4, 5])).load(target),
+        Eagle(written(tmp_path / "c", weights | {"norm.weight": weights["norm.weight"] * 2})).load(target),
+        Eagle(tmp_path / "a").load(target).float(),
+    ]
+    assert len({repr(head) for head in found}) == 4
+
+
+# --- refusals ----------------------------------------------------------------------------------------
+
+
+def without(key: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda weights: weights.pop(key)
+
+
+def replaced(**tensors: Tensor) -> Callable[[dict[str, Tensor]], object]:
+    named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    return lambda weights: weights.update(named)
+
+
+OFFSETS = torch.zeros(KNOWN, dtype=torch.int64)
+CHANGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
+    "no fusion": (without("fc.weight"), "'fc.weight' is missing; fetch it anew"),
+    "a bias": (replaced(fc__bias=torch.zeros(32)), "it holds 'fc.bias', which EAGLE's layout does not have"),
+    "an odd shape": (replaced(fc__weight=torch.zeros(32, 64)), "'fc.weight' is of (32, 64), and (32, 96) follows"),
+    "ids outside": (replaced(d2t=OFFSETS + 21), "'d2t' names token 40, and the target's end at 39"),
+    "ids below": (replaced(d2t=OFFSETS - 1), "'d2t' names token -1, and the target's end at 39"),
+    "ids twice": (replaced(d2t=OFFSETS.index_fill(0, torch.tensor([3]), 1)), "'d2t' names a token twice"),
+    "other flags": (replaced(d2t=OFFSETS), "'d2t' and 't2d' name different tokens"),
+    "too few ids": (replaced(d2t=OFFSETS[:7]), "'d2t' is of (7,), and 'lm_head.weight' has 20 rows"),
+    "no ids": (without("d2t"), "it drafts 20 tokens and has no 'd2t', and the target has 40"),
+    "speculators": (replaced(verifier_norm__weight=OFFSETS), "it holds 'verifier_norm.weight', as speculators does"),
+    "Medusa": (replaced(medusa_head__0__weight=OFFSETS), "it holds 'medusa_head.0.weight', as Medusa does"),
+    "a norm": (replaced(fc_norm__weight=OFFSETS), "it holds 'fc_norm.weight', as SpecForge with fc_norm does"),
+}
+ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
+    "speculators": ({"speculators_model_type": "eagle3"}, "its layout is that of speculators, which is not supported"),
+    "residual": ({"norm_before_residual": True}, "norm_before_residual is True in its config.json; only False is"),
+    "another size": ({"hidden_size": 64}, "it is for hidden states of 64 components, and the target's have 32"),
+    "another target": ({"target_hidden_size": 48}, "it is for hidden states of 48 components, and the target's have"),
+    "layers beyond": ({LAYERS_ENTRY: [1, 2, 8]}, f"{LAYERS_ENTRY} is [1, 2, 8] in its config.json; it must list"),
+    "no list": ({LAYERS_ENTRY: 3}, f"{LAYERS_ENTRY} is 3 in its config.json; it must list numbers from 0 to 7"),
+    "ambiguous": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
+                  "its config.json names layers [2, 4, 5], and engines differ in whether"),
+    "no activation": ({"hidden_act": "none"}, "hidden_act is 'none' in its config.json; it must be"),
+    "a heads' number": ({"num_attention_heads": "four"}, "its config.json is no Llama's:"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_tensors_that_do_not_fit_are_refused(name: str, target: Any, tmp_path: Path) -> None:
+    change, message = CHANGED[name]
+    weights = eagle3_files(eagle3(target), target)
+    change(weights)
+    folder = written(tmp_path / "head", weights)
+    assert usage_error(lambda: Eagle(folder).load(target)).startswith(f"EAGLE head {str(folder)!r}: {message}")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_configurations_that_do_not_fit_are_refused(name: str, target: Any, tmp_path: Path) -> None:
+    entries, message = ENTRIES[name]
+    folder = written(tmp_path / "head", eagle3_files(eagle3(target), target), **entries)
+    assert usage_error(lambda: Eagle(folder).load(target)).startswith(f"EAGLE head {str(folder)!r}: {message}")
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("key", ["layers.0.input_layernorm.weight", "layers.1.mlp.up_proj.weight"])
+def test_layers_of_other_kinds_are_refused(kind: str, key: str, target: Any, tmp_path: Path) -> None:
+    weights = FILES[kind](HEADS[kind](target), target)
+    folder = written(tmp_path / "head", weights | {key: torch.zeros(2)})
+    assert f"it holds {key!r}" in usage_error(lambda: Eagle(folder).load(target))
+
+
+def test_a_target_with_too_few_layers_is_refused(target: Any, tmp_path: Path) -> None:
+    folder = written(tmp_path / "head", eagle3_files(eagle3(target), target))
+    message = usage_error(lambda: Eagle(folder).load(llama(seed=0, layers=4)))
+    assert "the target has 4 layers, too few for 2, L/2 and L - 3" in message
+
+
+def pickled(value: Any) -> Callable[[Path], object]:
+    """Puts a pickle in the place of the weights."""
+
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        torch.save(value, folder / "pytorch_model.bin")
+
+    return damage
+
+
+def as_folder(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no config": lambda folder: os.unlink(folder / "config.json"),
+    "config of a list": lambda folder: (folder / "config.json").write_text("[1]"),
+    "config cut short": lambda folder: (folder / "config.json").write_text('{"hidden_size": 3'),
+    "config of bytes": lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"),
+    "no weights": lambda folder: os.unlink(folder / "model.safetensors"),
+    "weights cut short": lambda folder: (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}"),
+    "a folder": as_folder,
+    "a pickle of code": pickled(print),
+    "a pickle of a list": pickled([1]),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_files_are_refused_in_one_line(name: str, target: Any, tmp_path: Path) -> None:
+    folder = written(tmp_path / "head", eagle3_files(eagle3(target), target))
+    DAMAGE[name](folder)
+    assert usage_error(lambda: Eagle(folder).load(target)).startswith(f"EAGLE head {str(folder)!r}")
+
+
+def test_a_folder_that_is_not_there_is_refused(target: Any, tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    assert f"EAGLE head {str(missing)!r} is not a local folder" in usage_error(lambda: Eagle(missing).load(target))
