@@ -52,6 +52,16 @@ def parts_of(task: Task) -> Parts:
     return Parts(tuple(tuning), tuple(certification), notes, tuple(repeats))
 
 
+def tuning_of(task: Task) -> list[Problem]:
+    """Returns the whole tuning part of a task, in the order of a hash, each problem once.
+
+    Raises:
+        UsageError: see `parts_of`.
+    """
+    check_ids(task.problems)
+    return tuning_and_certification(_representative(task, group) for group in _groups_of_same_content(task.problems))[0]
+
+
 def _groups_of_same_content(problems: Iterable[Problem]) -> list[list[Problem]]:
     """Groups problems by content.
 

@@ -56,8 +56,8 @@ class Checkpoint:
         return UsageError(f"EAGLE head {self.name!r}: {what}")
 
 
-def save_head(head: Eagle3Head, folder: Path) -> None:
-    """Writes a head in EAGLE-3's layout, from which `Eagle(folder)` loads it.
+def files_of(head: Eagle3Head) -> dict[str, bytes]:
+    """Returns the files of a head in EAGLE-3's layout, by name; `Eagle` loads the folder that holds them.
 
     The ids of its tokens are stored as EAGLE does: `d2t` holds their distances from the head's own numbers, and `t2d`
     says of each of the target's tokens whether it is among them.
@@ -69,9 +69,14 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
     values = head.config.to_diff_dict() | {
         "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(known), LAYERS: list(head.target_layers),
     }  # fmt: skip
+    return {_SAFE: save(weights), _CONFIG: json.dumps(values, indent=2).encode() + b"\n"}
+
+
+def save_head(head: Eagle3Head, folder: Path) -> None:
+    """Writes the files of a head; see `files_of`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _SAFE).write_bytes(save(weights))
-    (folder / _CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+    for name, content in files_of(head).items():
+        (folder / name).write_bytes(content)
 
 
 def _values(folder: Path, name: str) -> dict[str, Any]:

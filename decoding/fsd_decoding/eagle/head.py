@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from fsd_decoding.eagle.drafter import EagleDrafter
 from fsd_decoding.models.attention import attend, fold_mask
 from fsd_decoding.models.known_digests import known_weights_digest
-from fsd_decoding.models.kv_cache import SlotCache
 
 _COMPUTED_WITH = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_parameters",
@@ -24,8 +23,15 @@ _COMPUTED_WITH = (
 )  # fmt: skip
 
 
+class Keys(Protocol):
+    """Keys and values of earlier tokens, such as a `SlotCache`."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Adds keys and values (B, K, Q, D) of a pass, and returns all that it may attend to (B, K, S, D)."""
+
+
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions over a `SlotCache`.
+    """Grouped-query attention with rotary positions.
 
     Args:
         config: sizes, and the rotary encoding.
@@ -42,7 +48,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, key_heads * self._size, bias=bias)
         self.o_proj = nn.Linear(heads * self._size, config.hidden_size, bias=bias)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: SlotCache) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys) -> Tensor:
         """(B, Q, width) -> (B, Q, H); `mask` is additive, (B, 1, Q, S)."""
         rows, queries = hidden.shape[:2]
         q, k, v = (
@@ -106,7 +112,7 @@ class EagleHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: SlotCache
+        self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys
     ) -> Tensor:
         """Returns the head's own states (B, Q, H), which are the features of the next tokens.
 
@@ -146,7 +152,7 @@ class Eagle1Head(EagleHead):
         return states
 
     def forward(
-        self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: SlotCache
+        self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys
     ) -> Tensor:
         hidden = self.fc(torch.cat([self._shared[0](tokens), features], -1))
         hidden = hidden + self.self_attn(hidden, rotation, mask, cache)
@@ -169,7 +175,7 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
 
     def forward(
-        self, embedded: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: SlotCache
+        self, embedded: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys
     ) -> Tensor:
         both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(features)], -1)
         hidden = features + self.self_attn(both, rotation, mask, cache)
@@ -209,15 +215,20 @@ class Eagle3Head(EagleHead):
         return fused
 
     def forward(
-        self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: SlotCache
+        self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys
     ) -> Tensor:
         embed = self._shared[0] if self._shared[0] is not None else self.embed_tokens
         out: Tensor = self.midlayer(embed(tokens), features, rotation, mask, cache)
         return out
 
     def logits(self, states: Tensor) -> Tensor:
-        own: Tensor = self.lm_head(self.norm(states))
+        own = self.known_logits(states)
         if own.shape[-1] == self.vocabulary:
             return own
         spread = own.new_full((*own.shape[:-1], self.vocabulary), -torch.inf)
         return spread.index_copy_(-1, self.known, own)
+
+    def known_logits(self, states: Tensor) -> Tensor:
+        """Returns logits (…, K) over the tokens that the head knows, in the order of `known`."""
+        logits: Tensor = self.lm_head(self.norm(states))
+        return logits

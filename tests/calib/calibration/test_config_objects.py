@@ -84,7 +84,7 @@ def test_what_a_calibration_cannot_search_is_refused(keywords: dict[str, Any], m
 
 @pytest.mark.parametrize("draft", [NGram(), Eagle("head"), [pair_paths()[1], NGram()]])
 def test_drafts_that_are_no_models_are_refused(draft: Any) -> None:
-    with pytest.raises(UsageError, match=r"the draft is .*, and a calibration searches over draft models; give a model"):
+    with pytest.raises(UsageError, match="and a calibration searches over draft models"):
         calibrate(tiny_calibration.task(60), tiny_calibration.far_apart()[0], draft, min_acc=0.5)
 
 

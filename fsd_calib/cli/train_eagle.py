@@ -1,0 +1,148 @@
+"""`fsd-train-eagle`: trains an EAGLE head on the target's own texts and writes it with a card of its quality.
+
+Heavy imports are inside functions, so that `--help` prints at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fsd_calib.cli.completion import tasks
+from fsd_calib.cli.console import check_at_least_one, check_writable, interruptible, leave, load_libraries, reply
+from fsd_calib.cli.family import Family
+from fsd_calib.cli.groups import grouped
+from fsd_calib.cli.options import (
+    DATA,
+    MODELS,
+    DataOption,
+    DeviceOption,
+    DtypeOption,
+    LimitOption,
+    TargetOption,
+    given_or_default,
+    several,
+)
+from fsd_calib.cli.output_options import OutputOptions, reply_json
+from fsd_calib.cli.task_options import TASK_NAMES, SubjectsOption, named_task
+from fsd_calib.tasks.registry import task_kind
+from fsd_decoding.errors import UsageError
+
+NAME = "fsd-train-eagle"
+_EPILOG = """
+Example: fsd-train-eagle --task arithmetic --out head
+
+Exit codes: 0 done · 2 bad input · 130 interrupted (the same command continues where this one stopped)
+"""
+_TRAINING = "Training"
+
+app = Family()
+
+
+@app.command(epilog=_EPILOG)
+@grouped
+def command(
+    task: Annotated[
+        str,
+        typer.Option(
+            help=f"Task whose problems the target answers: {TASK_NAMES}.", rich_help_panel=DATA, autocompletion=tasks
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write the head to.", rich_help_panel=DATA)],
+    target: TargetOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="The target's hidden states that the head reads, such as 2,7,11: what goes into these layers. By "
+            "default 2, the middle one and the last but two, as in EAGLE-3.",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            help="Draft this many tokens alone, the most frequent ones. By default all.", rich_help_panel=MODELS
+        ),
+    ] = None,
+    data: DataOption = None,
+    subjects: SubjectsOption = None,
+    limit: LimitOption = None,
+    seed: Annotated[
+        int,
+        typer.Option(help="Seed for picking problems, the first weights and the order of texts.", rich_help_panel=DATA),
+    ] = 0,
+    epochs: Annotated[int, typer.Option(help="Passes over the texts.", rich_help_panel=_TRAINING)] = 4,
+    steps: Annotated[
+        int, typer.Option(help="Tokens that it learns to draft after one another.", rich_help_panel=_TRAINING)
+    ] = 3,
+    batch_size: Annotated[int, typer.Option(help="Texts per step of the optimiser.", rich_help_panel=_TRAINING)] = 16,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="The highest learning rate. By default 0.128 over the size of the hidden states.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
+    *,
+    output: OutputOptions,
+) -> None:
+    """Trains an EAGLE-3 head for a target: a small layer that drafts from the target's own hidden states.
+
+    The target answers the tuning problems of a task, and the head learns from these texts. Problems that calibrations
+    certify on are not used. Writes the head, for `Eagle(folder)`, and card.md, which reports how well it drafts.
+    """
+    progress = output.begin()
+    name = named_task(task, subjects)
+    task_kind(name)  # raises UsageError if it is unknown
+    check_at_least_one({
+        "--limit": limit, "--epochs": epochs, "--steps": steps, "--batch-size": batch_size, "--vocabulary": vocabulary,
+    })  # fmt: skip
+    read = None if layers is None else _numbers(layers)
+    check_writable(out, ())
+    load_libraries(progress)
+
+    from fsd_calib.tasks.registry import load_task
+    from fsd_calib.tasks.split import tuning_of
+    from fsd_decoding.loading import check_device, default_device, load_model, load_tokenizer
+    from fsd_predictors.heads.recipe import HeadRecipe
+    from fsd_predictors.heads.source import Source
+    from fsd_predictors.heads.training import train_head
+
+    recipe = HeadRecipe(epochs, steps, read, vocabulary, batch_size, learning_rate, seed)
+    place = device or default_device()
+    check_device(place)
+    large, _ = given_or_default(name, target, None)
+    with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
+        tokenizer = load_tokenizer(large)
+        loaded = load_task(name, seed, limit, data, tokenizer)
+        prompts = tuple(problem.prompt for problem in tuning_of(loaded))
+        source = Source(name, prompts, loaded.max_new_tokens, loaded.stop)
+        record = train_head(load_model(large, place, dtype), tokenizer, source, out, recipe, progress)
+    if output.as_json:
+        reply_json(NAME, {"folder": out.absolute(), **record})
+        return
+    _print(record)
+    reply(f"{out} holds the head; see {out / 'card.md'}")
+
+
+def main() -> None:
+    leave(app, NAME)
+
+
+def _numbers(layers: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, several("--layers", layers)))
+    except ValueError as error:
+        raise UsageError(f"--layers is {layers!r:.60}; give numbers, separated by commas, such as 2,7,11") from error
+
+
+def _print(record: dict[str, Any]) -> None:
+    from fsd_collectors.report.tables import print_sheets
+    from fsd_collectors.report.terminal import LiteralConsole
+    from fsd_predictors.heads.card import by_draft, by_epoch
+
+    print_sheets([by_epoch(record), by_draft(record)], LiteralConsole())

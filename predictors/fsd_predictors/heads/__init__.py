@@ -1,0 +1,1 @@
+"""Training of EAGLE heads on the target's own texts."""

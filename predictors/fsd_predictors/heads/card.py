@@ -1,0 +1,83 @@
+"""card.md, the model card of an EAGLE head, and the drafts that it reports on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fsd_collectors.pages.markdown import table
+from fsd_collectors.pages.sheet import Sheet
+from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.eagle.head import Eagle3Head
+from fsd_decoding.trees.shape import TreeShape
+from fsd_predictors.heads.source import Source
+
+_DRAFTS = {"chain of 3": (3, None), "chain of 5": (5, None), "tree 5 deep, 16 nodes": (5, TreeShape(4, 16))}
+_TEXT = """# EAGLE-3 head for {target}
+
+Drafts from hidden states {layers} of the target, {known}. Load it with `Eagle(folder)`.
+
+It was trained on {trained_on:,} tokens that the target wrote itself for problems of the tuning part of task {task}. The
+figures below are of {held_out} other problems of that part.
+
+{epochs}
+
+{drafts}
+"""
+
+
+def drafts(target: Any, head: Eagle3Head, tokenizer: Any, source: Source, count: int) -> dict[str, float]:
+    """Returns tokens per round of lossless greedy decoding of the first `count` prompts, by what is drafted."""
+    training_dtype = next(head.parameters()).dtype
+    head.to(target.dtype).eval()
+    found = {}
+    for name, (length, tree) in _DRAFTS.items():
+        decoder = SpeculativeDecoder(target, head, tokenizer, rule="coupled", draft_length=length, tree=tree)
+        results = decoder.generate(list(source.prompts[:count]), source.max_new_tokens, stop=source.stop)
+        found[name] = sum(r.emitted for r in results) / max(1, sum(r.rounds for r in results))
+    head.to(training_dtype)
+    return found
+
+
+def card(record: Mapping[str, Any]) -> str:
+    """Returns the card.
+
+    Args:
+        record: what training.json holds.
+    """
+    recipe = record["recipe"]
+    known = "all of its tokens" if recipe["vocabulary"] is None else f"{recipe['vocabulary']} of its tokens"
+    return _TEXT.format(
+        target=record["target"], layers=", ".join(map(str, recipe["layers"])), known=known,
+        task=record["source"]["name"], trained_on=record["trained_on"], held_out=record["held_out"],
+        epochs=_markdown(by_epoch(record)), drafts=_markdown(by_draft(record)),
+    )  # fmt: skip
+
+
+def by_epoch(record: Mapping[str, Any]) -> Sheet:
+    """Returns the table of loss and agreement after each epoch."""
+    numbers = range(1, record["recipe"]["steps"] + 1)
+    return Sheet(
+        "Along the target's text",
+        ("epoch", *(f"loss {n}" for n in numbers), *(f"agreement {n}" for n in numbers)),
+        tuple(
+            (str(number), *(f"{value:.3f}" for value in [*epoch["loss"], *epoch["agreement"]]))
+            for number, epoch in enumerate(record["history"], 1)
+        ),
+        "Loss: the cross-entropy of q under the target's p, in nats, for the 1st, 2nd, … token drafted after one "
+        "another. Agreement: the share of places where q and p have the same likeliest token.",
+    )
+
+
+def by_draft(record: Mapping[str, Any]) -> Sheet:
+    """Returns the table of tokens per round."""
+    return Sheet(
+        "Decoding",
+        ("draft", "tokens per round"),
+        tuple((name, f"{value:.2f}") for name, value in record["drafts"].items()),
+        "Lossless and greedy: the drafted tokens that are accepted in a round, and one of the target's own.",
+    )
+
+
+def _markdown(sheet: Sheet) -> str:
+    return f"## {sheet.title}\n\n{table(sheet)}\n\n{sheet.note}"
