@@ -12,3 +12,8 @@ def pair_paths() -> tuple[Path, Path]:
     """Returns the folders of the bundled target and draft, in transformers format."""
     pair = Path(__file__).parent / "pair"
     return pair / "target", pair / "draft"
+
+
+def head_path() -> Path:
+    """Returns the folder of an EAGLE head for the bundled target, in EAGLE-3's format."""
+    return Path(__file__).parent / "pair" / "head"

@@ -57,6 +57,12 @@ def text_pieces(tokenizer: Any, tokens: Sequence[int], text: str) -> list[str]:
     return pieces
 
 
+def token_name(tokenizer: Any, token: int) -> str:
+    """Returns a token alone: as text, or if that is no whole character, as it is in the vocabulary."""
+    text: str = tokenizer.decode([token], skip_special_tokens=False)
+    return str(tokenizer.convert_ids_to_tokens(token)) if not text or _BROKEN in text else text
+
+
 def unsettled_tokens(tokenizer: Any) -> frozenset[int]:
     """Returns tokens whose text depends on their neighbours or is empty.
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fsd_calib.inspection.inspected import InspectedText
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
+    from fsd_decoding.trees.shape import TreeShape
 
 NAME = "fsd-inspect"
 _BUNDLED = "arithmetic"  # the task of the bundled pair
@@ -84,6 +85,14 @@ class SettingOptions(OptionGroup):
         int | None,
         typer.Option(min=1, help="Tokens drafted per round. By default the profile's, or 5.", rich_help_panel=DECODING),
     ] = None
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft trees: TOP_K,NODES, such as 2,6 for six nodes a round, each with up to two children.",
+            rich_help_panel=DECODING,
+            metavar="<int,int>",
+        ),
+    ] = None
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature; 0 is greedy decoding.", rich_help_panel=DECODING)
     ] = None
@@ -111,6 +120,13 @@ def command(
             help="Hub id or local path. By default the profile's draft, or the bundled one.", rich_help_panel=MODELS
         ),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft with this EAGLE head of the target instead of a draft model: hub id or local path.",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     loading: Loading = USUAL_LOADING,
@@ -129,7 +145,8 @@ def command(
         Path | None, typer.Option(help="Write a page to this file instead, with what is known of a token on hover.")
     ] = None,
     table: Annotated[
-        bool, typer.Option("--table", help="Print a row for each token: its source, D, T, and what it displaced.")
+        bool,
+        typer.Option("--table", help="Print a row for each token (source, D, T, what it displaced), and every tree."),
     ] = False,
     allow_edited: AllowEditedOption = False,
     output: OutputOptions,
@@ -143,7 +160,7 @@ def command(
     progress = output.begin()
     thresholds = setting.threshold or []
     _check_shown(thresholds, html, table, output.as_json)
-    _check_sources(profile, target, draft, task, raw)
+    _check_sources(profile, target, draft, head, task, raw)
     kind = None if task is None else task_kind(task)
     load_libraries(progress)
 
@@ -152,14 +169,15 @@ def command(
 
     followed = _followed(profile, allow_edited)
     keywords = asdict(setting) | {
-        "threshold": thresholds[0] if thresholds else None, "device": device, "dtype": dtype,
+        "threshold": thresholds[0] if thresholds else None, "tree": _shape(setting.tree),
+        "device": device, "dtype": dtype,
         "model_kwargs": loading.target, "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
     }  # fmt: skip
-    decoders = _decoders(followed, target, draft, thresholds, keywords)
+    decoders = _decoders(followed, target, draft, head, thresholds, keywords)
     form = PromptFormat.of(None if raw else kind or _own_kind(followed, target), decoders[0].tokenizer)
     asked, most = form.prompt(prompt), max_new_tokens or form.max_new_tokens
     texts = [inspect_text(decoder, asked, most, form.stop) for decoder in decoders]
-    page = None if html is None else str(_write_page(html, texts, asked, decoders[0]))
+    page = None if html is None else str(_write_page(html, texts, asked, decoders[0], head))
     if output.as_json:
         reply_json(NAME, {"prompt": asked, "page": page, "texts": list(map(_for_programs, texts))})
     elif page is not None:
@@ -174,7 +192,23 @@ def main() -> None:
 
 def _for_programs(text: InspectedText) -> dict[str, Any]:
     tokens = list(map(asdict, text.tokens))
-    return {"title": text.title, "setting": text.setting, "text": text.text, "rounds": text.rounds, "tokens": tokens}
+    trees = [list(map(asdict, tree)) for tree in text.trees]
+    return {
+        "title": text.title, "setting": text.setting, "text": text.text, "rounds": text.rounds, "tokens": tokens,
+        "trees": trees,
+    }  # fmt: skip
+
+
+def _shape(tree: str | None) -> TreeShape | None:
+    from fsd_decoding.trees.shape import TreeShape
+
+    if tree is None:
+        return None
+    try:
+        top_k, nodes = map(int, tree.split(","))
+    except ValueError as error:
+        raise UsageError(f"--tree is {tree!r:.40}; give TOP_K,NODES, such as 2,6") from error
+    return TreeShape(top_k, nodes)
 
 
 def _check_shown(thresholds: Sequence[float], html: Path | None, table: bool, as_json: bool) -> None:
@@ -186,10 +220,14 @@ def _check_shown(thresholds: Sequence[float], html: Path | None, table: bool, as
         raise UsageError("--json and --table are both given; the JSON has all tokens too, leave --table out")
 
 
-def _check_sources(profile: Path | None, target: str | None, draft: str | None, task: str | None, raw: bool) -> None:
+def _check_sources(
+    profile: Path | None, target: str | None, draft: str | None, head: str | None, task: str | None, raw: bool
+) -> None:
+    if head is not None and draft is not None:
+        raise UsageError("--head and --draft are both given; one of them drafts, leave the other out")
     if raw and task is not None:
         raise UsageError("--raw and --task are both given; --raw formats no prompt, leave one of them out")
-    if profile is None and (target is None) != (draft is None):
+    if profile is None and head is None and (target is None) != (draft is None):
         missing = "--draft" if draft is None else "--target"
         raise UsageError(f"{missing} is missing; give both models, or a --profile, or neither for the bundled pair")
 
@@ -204,12 +242,14 @@ def _decoders(
     followed: ThresholdProfile | None,
     target: str | None,
     draft: str | None,
+    head: str | None,
     thresholds: Sequence[float],
     keywords: dict[str, Any],
 ) -> list[SpeculativeDecoder]:
     """A decoder for each threshold, or one with the profile's; they share their models."""
     from fsd_decoding.acceptance.rules import rule_named
     from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.eagle.loading import Eagle
 
     own, rule = given_or_default(_BUNDLED, target, draft), keywords["rule"]
     if thresholds and rule is not None and not rule_named(rule).fuzzy:
@@ -218,7 +258,8 @@ def _decoders(
         own = followed.target.id, followed.draft.id
         if thresholds:  # the rule too, as an uncertified profile would run a lossless one
             keywords["rule"] = rule or followed.rule
-    first = SpeculativeDecoder.from_pretrained(target or own[0], draft or own[1], profile=followed, **keywords)
+    drafts = (draft or own[1]) if head is None else Eagle(head)
+    first = SpeculativeDecoder.from_pretrained(target or own[0], drafts, profile=followed, **keywords)
     return [first, *(first.with_config(threshold=threshold) for threshold in thresholds[1:])]
 
 
@@ -229,10 +270,14 @@ def _own_kind(followed: ThresholdProfile | None, target: str | None) -> Kind | N
     return task_kind(_BUNDLED) if target is None else None
 
 
-def _write_page(path: Path, texts: Sequence[InspectedText], prompt: str, decoder: SpeculativeDecoder) -> Path:
+def _write_page(
+    path: Path, texts: Sequence[InspectedText], prompt: str, decoder: SpeculativeDecoder, head: str | None
+) -> Path:
     from fsd_calib.inspection.html import texts_page
     from fsd_collectors.pages.files import write
 
-    target, draft = ("/".join(Path(model.name_or_path).parts[-2:]) for model in (decoder.target, decoder.draft))
-    models = f"{target} with draft {draft} on {decoder.device} in {decoder.dtype}".replace("torch.", "")
+    sources = decoder.target.name_or_path, decoder.draft.name_or_path if head is None else head
+    target, draft = ("/".join(Path(source).parts[-2:]) for source in sources)
+    role = "draft" if head is None else "EAGLE head"
+    models = f"{target} with {role} {draft} on {decoder.device} in {decoder.dtype}".replace("torch.", "")
     return write(path, texts_page(texts, prompt, models).encode())

@@ -79,11 +79,11 @@ def command(
     steps: Annotated[
         int, typer.Option(help="Tokens that it learns to draft after one another.", rich_help_panel=_TRAINING)
     ] = 3,
-    batch_size: Annotated[int, typer.Option(help="Texts per step of the optimiser.", rich_help_panel=_TRAINING)] = 16,
+    batch_size: Annotated[int, typer.Option(help="Texts per step of the optimiser.", rich_help_panel=_TRAINING)] = 8,
     learning_rate: Annotated[
         float | None,
         typer.Option(
-            help="The highest learning rate. By default 0.128 over the size of the hidden states.",
+            help="The highest learning rate. By default 0.512 over the size of the hidden states.",
             rich_help_panel=_TRAINING,
         ),
     ] = None,

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fsd_calib.inspection.inspected import InspectedText, first_difference
 from fsd_calib.inspection.words import (
     HEADINGS,
     MEANINGS,
     NUMBERS,
+    TREE_WORDS,
     WITHOUT_TEXT,
     counts_line,
     difference_line,
+    name_of,
     shares_line,
     token_cells,
     token_line,
 )
 from fsd_collectors.pages.shell import token_style
 from fsd_collectors.pages.themes import DARK, LIGHT, variables
+from fsd_decoding.observers.drafted_trees import DraftedTree
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
 from fsd_decoding.terminal import visible
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -56,6 +63,8 @@ details { border-top: 1px solid var(--faint); padding: .5rem 0 } summary { curso
 summary:focus-visible { outline: 2px solid var(--first); outline-offset: 2px }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums }
+.trees ul { margin: .1rem 0; padding-left: 1.3rem } .trees li { color: var(--quiet) }
+.trees b { color: var(--ink); background: var(--faint); border-radius: .2rem; padding: 0 .25rem }
 th, td { padding: .2rem 1rem .2rem 0; border-bottom: 1px solid var(--faint); text-align: left; white-space: nowrap }
 thead th { color: var(--quiet); font-weight: 600 } .number { text-align: right }
 @media (max-width: 640px) { body { padding: 1.1rem .9rem 6rem } h1 { font-size: 1.35rem }
@@ -111,6 +120,14 @@ thead th { color: var(--quiet); font-weight: 600 } .number { text-align: right }
 </table>
 </div>
 </details>
+{% if text.trees %}
+<details class="trees"><summary>All drafted trees at {{ text.title }} ({{ tree_words }})</summary>
+{% for tree in text.trees %}
+<p class="quiet">round {{ loop.index }}</p>
+{{ tree }}
+{% endfor %}
+</details>
+{% endif %}
 {% endfor %}
 </main>
 </body>
@@ -169,11 +186,26 @@ def texts_page(texts: Sequence[InspectedText], prompt: str, models: str) -> str:
         without_text=WITHOUT_TEXT if any(not token.text for text in texts for token in text.tokens) else None,
         prompt=visible(prompt),
         headings=HEADINGS,
+        tree_words=TREE_WORDS,
         numbers=NUMBERS,
         style=Markup(token_style()),
         light=Markup(variables(LIGHT)),
         dark=Markup(variables(DARK)),
     )
+
+
+def _nested(nodes: DraftedTree, parent: int | None = None) -> Markup:
+    """The nodes after one of them, or after the text, as lists within lists."""
+    from markupsafe import Markup
+
+    items = [
+        Markup("<li>{}{}</li>").format(
+            Markup("<b>{}</b>" if node.passed else "{}").format(visible(name_of(node.name))), _nested(nodes, place)
+        )
+        for place, node in enumerate(nodes)
+        if node.parent == parent
+    ]
+    return Markup("<ul>{}</ul>").format(Markup("").join(items)) if items else Markup("")
 
 
 def _content(text: InspectedText) -> dict[str, object]:
@@ -183,5 +215,6 @@ def _content(text: InspectedText) -> dict[str, object]:
         "shares": list(text.shares.items()),
         "shares_line": shares_line(text),
         "counts_line": counts_line(text),
+        "trees": [_nested(tree) for tree in text.trees],
         "rows": [tuple(map(visible, token_cells(token))) for token in text.tokens],
     }

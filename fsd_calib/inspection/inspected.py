@@ -11,6 +11,7 @@ from fsd_calib.formatting import threshold as shown
 
 if TYPE_CHECKING:
     from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.observers.drafted_trees import DraftedTree
     from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
     from fsd_decoding.requests import Prompt
 
@@ -24,12 +25,14 @@ class InspectedText:
         setting: rule, divergence, draft length and sampling in one line.
         tokens: all tokens, that of the end of text included.
         rounds: number of rounds.
+        trees: what was drafted in each round, where trees were.
     """
 
     title: str
     setting: str
     tokens: tuple[SourcedToken, ...]
     rounds: int
+    trees: tuple[DraftedTree, ...] = ()
 
     @property
     def text(self) -> str:
@@ -46,11 +49,14 @@ def inspect_text(
     decoder: SpeculativeDecoder, prompt: Prompt, max_new_tokens: int = 256, stop: Sequence[str] = ()
 ) -> InspectedText:
     """Decodes one prompt and returns the text with the source of every token. The arguments are those of `generate`."""
+    from fsd_decoding.observers.drafted_trees import DraftedTrees
+    from fsd_decoding.observers.round_record import together
     from fsd_decoding.observers.token_sources import TokenSources
 
-    sources = TokenSources(decoder.tokenizer)
-    (result,) = decoder.generate([prompt], max_new_tokens, stop=stop, observer=sources)
-    return InspectedText(_title(decoder), _setting(decoder), tuple(sources.tokens(result)), result.rounds)
+    sources, trees = TokenSources(decoder.tokenizer), DraftedTrees(decoder.tokenizer)
+    (result,) = decoder.generate([prompt], max_new_tokens, stop=stop, observer=together(sources, trees))
+    tokens = tuple(sources.tokens(result))
+    return InspectedText(_title(decoder), _setting(decoder), tokens, result.rounds, tuple(trees.trees()))
 
 
 def first_difference(one: Sequence[SourcedToken], other: Sequence[SourcedToken]) -> int | None:
@@ -79,6 +85,7 @@ def _setting(decoder: SpeculativeDecoder) -> str:
         parts.append("T is on its own scale and bounds no D")
     if rule.drafts:
         parts += [f"D is {decoder.divergence}", f"L = {decoder.draft_length}"]
+        parts += [] if decoder.tree is None else [f"trees of {decoder.tree}"]
     sampling = decoder.sampling
     if sampling.temperature:
         parts += [f"temperature {sampling.temperature:g}", f"seed {decoder.seed}"]

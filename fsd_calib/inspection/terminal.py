@@ -13,6 +13,7 @@ from fsd_calib.inspection.words import (
     HEADINGS,
     MEANINGS,
     NUMBERS,
+    TREE_WORDS,
     WITHOUT_TEXT,
     counts_line,
     difference_line,
@@ -21,17 +22,20 @@ from fsd_calib.inspection.words import (
     token_cells,
 )
 from fsd_collectors.report.terminal import LiteralConsole, literal
+from fsd_decoding.observers.drafted_trees import DraftedTree
 from fsd_decoding.observers.token_sources import SourcedToken, TokenSource
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
+    from rich.tree import Tree
 
 _ABREAST = 110  # columns from which two texts stand side by side
 _LARGEST = 8  # fuzzy tokens that are listed under a text
 _PARTS = "▶"  # where two texts part
 _NO_TEXT = "·"
+_PASSED = ("(", ")")  # around drafted tokens that became text, without colours
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,8 @@ def _described(text: InspectedText, parts: int | None, coloured: bool, table: bo
     else:
         body = _marked_text(text.tokens, parts, coloured)
     numbers = literal(f"{counts_line(text)}\n{shares_line(text)}")
-    fuzzy = [] if table else _fuzzy_lines(text)
-    return [*head, "", body, "", numbers, *fuzzy, ""]
+    more = _tree_lines(text, coloured) if table else _fuzzy_lines(text)
+    return [*head, "", body, "", numbers, *more, ""]
 
 
 def _abreast(shown: Sequence[Sequence[RenderableType]]) -> Table:
@@ -165,6 +169,28 @@ def _token_table(text: InspectedText, parts: int | None) -> Table:
         number, *others = token_cells(token)
         table.add_row(*map(literal, (f"{_PARTS} {number}" if token.position == parts else number, *others)))
     return table
+
+
+def _tree_lines(text: InspectedText, coloured: bool) -> list[RenderableType]:
+    """The tree of every round, with what became text marked."""
+    if not text.trees:
+        return []
+    head = literal(f"Drafted trees, by round ({TREE_WORDS}{'' if coloured else ' by parentheses'}):")
+    return ["", head, *(_drawn(number, tree, coloured) for number, tree in enumerate(text.trees, 1))]
+
+
+def _drawn(number: int, nodes: DraftedTree, coloured: bool) -> Tree:
+    from rich.tree import Tree
+
+    root = Tree(literal(f"round {number}"))
+    branches: list[Tree] = []
+    for node in nodes:
+        name = name_of(node.name)
+        label = literal(name, "bold green" if coloured and node.passed else "")
+        if node.passed and not coloured:
+            label = literal(f"{_PASSED[0]}{name}{_PASSED[1]}")
+        branches.append((root if node.parent is None else branches[node.parent]).add(label))
+    return root
 
 
 def _legend(texts: Sequence[InspectedText], parting: bool, coloured: bool) -> Text:

@@ -9,7 +9,7 @@ import pytest
 
 from fsd_calib.cli import inspect as inspect_app
 from fsd_calib.cli.console import run
-from fsd_data import pair_paths
+from fsd_data import head_path, pair_paths
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.loading import load_model, load_tokenizer
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
@@ -42,6 +42,12 @@ def inspect(*arguments: str) -> int:
         (["x", "--rule", "fuzzy"], "unknown rule 'fuzzy'"),
         (["x", "--rule", "sd", "--threshold", "0.1"], "--rule 'sd' has no threshold; leave --threshold out"),
         (["x", "--profile", "no/such.json"], "cannot be read"),
+        (["x", "--tree", "2"], "--tree is '2'; give TOP_K,NODES, such as 2,6"),
+        (["x", "--tree", "2,six"], "--tree is '2,six'; give TOP_K,NODES, such as 2,6"),
+        (["x", "--tree", "0,6"], "top_k is 0; it must be a whole number of at least 1"),
+        (["x", "--tree", "2,6", "--rule", "typical"], "tree is given, and rule 'typical' judges chains alone"),
+        (["x", "--head", "a", "--draft", "b"], "--head and --draft are both given"),
+        (["x", "--head", "no/such"], "EAGLE head 'no/such' is not a local folder"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +66,28 @@ def test_two_thresholds_are_compared(capsys: pytest.CaptureFixture[str]) -> None
     for text in (first, second):
         assert "20 tokens in " in text
     assert "The texts part at token " in second
+
+
+def test_trees_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect("--tree", "2,6", "--draft-length", "3", "--table", *SHORT) == 0
+    shown = capsys.readouterr().out
+    assert "fsd-coupled, D is js, L = 3, trees of 6 nodes, top 2" in shown
+    assert "Drafted trees, by round (what became text is marked by parentheses):\nround 1\n├── " in shown
+    assert inspect("--tree", "2,6", "--draft-length", "3", "--json", *SHORT) == 0
+    (text,) = json.loads(capsys.readouterr().out)["result"]["texts"]
+    assert len(text["trees"]) == text["rounds"]
+    assert set(text["trees"][0][0]) == {"token", "name", "depth", "parent", "passed"}
+
+
+def test_an_eagle_head_may_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for options in ([], ["--head", str(head_path())]):
+        assert inspect("--rule", "coupled", *options, "--json", *SHORT) == 0
+        texts.append(json.loads(capsys.readouterr().out)["result"]["texts"][0]["text"])
+    assert texts[0] == texts[1]
+    page = tmp_path / "page.html"
+    assert inspect("--head", str(head_path()), "--tree", "2,6", "--html", str(page), *SHORT) == 0
+    assert "EAGLE head pair/head" in page.read_text()
 
 
 def test_a_result_for_programs_holds_every_token(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from support.paths import ROOT
 from support.sources import package_folders
 
 HEAVY = {"torch", "transformers", "optuna", "lightgbm", "vl_convert", "jinja2", "pandas", "datasets"}
-APPS = ["calibrate", "collect", "generate", "inspect", "profile", "report", "tasks", "traces", "train"]
+APPS = ["calibrate", "collect", "generate", "inspect", "profile", "report", "tasks", "traces", "train_eagle", "train"]
 
 
 @pytest.mark.parametrize("app", APPS)
@@ -53,6 +53,7 @@ COMMANDS = [
     "fsd-report",
     "fsd-tasks",
     "fsd-traces",
+    "fsd-train-eagle",
     "fsd-train-predictor",
 ]
 

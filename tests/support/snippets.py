@@ -32,6 +32,7 @@ DATA = ("json", "yaml")  # with a title, a file that is written; without, an exc
 _SMALL = {
     "fsd-calibrate": ["--limit", "100", "--min-acc", "0.8", "--divergence", "doubt", "--draft-length", "12",
                       "--workers", "1", "--no-timing"],
+    "fsd-train-eagle": ["--limit", "60", "--epochs", "1"],
     "fsd-train-predictor": ["--trials", "2"],
 }  # fmt: skip
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

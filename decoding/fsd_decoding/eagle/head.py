@@ -218,7 +218,8 @@ class Eagle3Head(EagleHead):
         self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys
     ) -> Tensor:
         embed = self._shared[0] if self._shared[0] is not None else self.embed_tokens
-        out: Tensor = self.midlayer(embed(tokens), features, rotation, mask, cache)
+        embedded = embed(tokens).detach().to(features.dtype)  # training leaves embeddings as they are
+        out: Tensor = self.midlayer(embedded, features, rotation, mask, cache)
         return out
 
     def logits(self, states: Tensor) -> Tensor:

@@ -155,11 +155,13 @@ class Engine:
     def _record(self, judged: JudgedRound, draft_seconds: float, verify_seconds: float) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]
         proposal, verdict, drafted = judged.proposal, judged.verdict, judged.drafted.clone()
-        if proposal.tree is not None:  # observers see the path alone
-            proposal, verdict, drafted = as_chain(proposal, verdict, judged.path)
+        tree = None
+        if proposal.tree is not None and judged.path.nodes is not None:
+            tree = proposal.tree, judged.path.nodes
+            proposal, verdict, drafted = as_chain(proposal, verdict, judged.path)  # the rest is of the path alone
         outcome = (proposal, verdict, drafted, judged.accepted)
         who = (self._settings.rule, self._settings.threshold_policy)
-        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who)
+        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who, tree)
 
     def _settle(self, decided: Decided) -> list[UnfinishedError]:
         """Emits every row's tokens and frees finished rows. Returns the errors of rows that failed."""

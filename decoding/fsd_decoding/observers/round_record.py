@@ -17,6 +17,7 @@ from fsd_decoding.batch import Request
 from fsd_decoding.divergence import entropy, log_softmax, unchecked_divergences
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.tensors import lazy, to_device
+from fsd_decoding.trees.tree import Tree
 
 
 @dataclass
@@ -32,6 +33,7 @@ class RoundRecord:
     verify_seconds: float  # includes prefill if all rows are new
     rule: Rule
     adaptive: ThresholdPolicy | None  # the policy that sets T
+    tree: tuple[Tree, Tensor] | None = None  # what was drafted, and the nodes (B, L + 1) of each path; see `walk.Path`
 
     @property
     def thresholds(self) -> Tensor:
@@ -94,7 +96,7 @@ class RoundRecord:
 
 Observer = Callable[[RoundRecord], None]
 """Called once a round, before the host reads its results. Logits, drafted tokens and values computed from them belong
-to the round and may be kept; `proposal.tokens`, `keys` and `thresholds` are overwritten in the next round."""
+to the round and may be kept; `proposal.tokens`, `keys`, `thresholds` and `tree` are overwritten in the next round."""
 
 
 def together(*observers: Observer) -> Observer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
-from fsd_decoding.text import text_pieces
+from fsd_decoding.text import text_pieces, token_name
 
 
 class TokenSource(StrEnum):
@@ -135,10 +136,10 @@ class TokenSources:
                 f"prompt is {prompt}, whose observed tokens are not those of the result; give a result of the one call "
                 "that was observed, and the index of its prompt in it"
             )
-        texts = text_pieces(self._tokenizer, ids, result.text)
+        texts, name = text_pieces(self._tokenizer, ids, result.text), partial(token_name, self._tokenizer)
         return [
-            SourcedToken(text=text, name=self._name(each.token), position=i,
-                         alternative_name=None if each.alternative is None else self._name(each.alternative),
+            SourcedToken(text=text, name=name(each.token), position=i,
+                         alternative_name=None if each.alternative is None else name(each.alternative),
                          **each._asdict())
             for i, (each, text) in enumerate(zip(decided, texts, strict=True))
         ]  # fmt: skip
@@ -150,10 +151,6 @@ class TokenSources:
             if prompt in round.prompts:
                 yield from _row(round, round.prompts.index(prompt), number)
                 number += 1
-
-    def _name(self, token: int) -> str:
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
-        return str(self._tokenizer.convert_ids_to_tokens(token)) if not text or "\ufffd" in text else text
 
 
 class _Decided(NamedTuple):

@@ -9,7 +9,7 @@ from fsd_decoding.argument_checks import check_count
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import vocabulary_size
 
-_RATE, _AT_WIDTH = 1e-3, 128  # a larger head takes smaller steps: in inverse proportion to its width
+_RATE, _AT_WIDTH = 4e-3, 128  # a larger head takes smaller steps: in inverse proportion to its width
 _FEWEST_LAYERS = 3  # of a target, of which one is read at the beginning, in the middle and at the end
 
 
@@ -24,7 +24,7 @@ class HeadRecipe:
             goes into layers 2, L/2 and L - 3, as in EAGLE-3.
         vocabulary: how many tokens it can draft, the most frequent ones; None: all.
         batch_size: texts of a step of the optimiser.
-        learning_rate: at its highest; None: 1e-3 at a width of 128, and less in proportion for wider targets.
+        learning_rate: at its highest; None: 4e-3 at a width of 128, and less in proportion for wider targets.
         seed: of the initial weights and the order of texts.
 
     Raises:
@@ -35,7 +35,7 @@ class HeadRecipe:
     steps: int = 3
     layers: tuple[int, ...] | None = None
     vocabulary: int | None = None
-    batch_size: int = 16
+    batch_size: int = 8
     learning_rate: float | None = None
     seed: int = 0
 

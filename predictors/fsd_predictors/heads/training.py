@@ -207,10 +207,9 @@ class _Training:
         return history
 
     def _keep(self, history: list[dict[str, Any]]) -> None:
-        schedule = {"last_epoch": self._schedule.last_epoch}
         self._folder.keep({
-            "head": self._head.state_dict(), "optimiser": self._optimiser.state_dict(), "schedule": schedule,
-            "history": history,
+            "head": self._head.state_dict(), "optimiser": self._optimiser.state_dict(),
+            "schedule": self._schedule.state_dict(), "history": history,
         })  # fmt: skip
 
 

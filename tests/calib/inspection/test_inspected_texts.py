@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -17,6 +18,7 @@ from fsd_calib.inspection.words import name_of
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.observers.token_sources import TokenSource
 from fsd_decoding.policies.schedule import Schedule
+from fsd_decoding.trees.shape import TreeShape
 from support.models.scripted_models import TEXT, generating
 from support.models.stop_policies import Unsure
 
@@ -167,3 +169,42 @@ def test_a_page_needs_nothing_else_and_runs_nothing(strict: InspectedText, loose
     assert "".join(spans.texts).count('<script>alert("&")</script>') == 2
     assert "prefers-color-scheme: dark" in page
     assert all(f"T = {t}" in page for t in "01")
+
+
+# --- trees -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grown(decoder: SpeculativeDecoder) -> InspectedText:
+    return inspect_text(decoder.with_config(rule="fsd-coupled", threshold=0.0, tree=TreeShape(2, 5)), [5], 20)
+
+
+def test_every_round_has_its_tree(grown: InspectedText, strict: InspectedText) -> None:
+    assert grown.setting == "fsd-coupled, D is js, L = 4, trees of 5 nodes, top 2"
+    assert len(grown.trees) == grown.rounds
+    assert strict.trees == ()
+
+
+@pytest.mark.parametrize("colours", [False, True])
+def test_trees_stand_below_the_table(grown: InspectedText, colours: bool) -> None:
+    shown = printed([grown], colours=colours, table=True)
+    plain = ESCAPE.sub("", shown)
+    for number, tree in enumerate(grown.trees, 1):
+        begin = plain.index(f"\nround {number}\n")
+        lines = plain[begin:].splitlines()[2 : 2 + len(tree)]
+        for line in lines:
+            assert re.match(r"[│ ]*[├└]── ", line)
+        marked = [line for line in lines if line.endswith(")") and "── (" in line]
+        assert colours or len(marked) == sum(node.passed for node in tree)
+        assert sorted(re.sub(r"^[│ ]*[├└]── \(?|\)$", "", line) for line in lines) == sorted(
+            name_of(node.name) for node in tree
+        )
+    assert "Drafted trees" not in printed([grown])
+
+
+def test_a_page_has_all_trees_escaped(grown: InspectedText) -> None:
+    hostile = tuple(tuple(replace(node, name=HOSTILE) for node in tree) for tree in grown.trees)
+    page = texts_page([replace(grown, trees=hostile)], "prompt", "models")
+    assert "<script>alert" not in page
+    assert page.count("<li>") == sum(map(len, grown.trees))
+    assert page.count("<li><b>") == sum(node.passed for tree in grown.trees for node in tree)
