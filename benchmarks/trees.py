@@ -1,8 +1,9 @@
-"""Speed of trees against chains on the bundled pair: `python benchmarks/trees.py [--quick]`.
+"""Speed of trees against chains, by the bundled draft and EAGLE head: `python benchmarks/trees.py [--quick]`.
 
 Every chain and tree gets the largest T at which it keeps 98 % of the target's accuracy on tuning problems. On test
-problems all take turns, one at a time and eight at a time; the best tree is compared with the best chain, lossless and
-fuzzy. From the tokens per round, speeds are forecast for pairs whose drafts and targets cost something else.
+problems all take turns, one at a time and eight at a time; trees are compared with chains, fuzzy decoding with lossless
+and the head with the model, the best of one kind with the best of the other. From the tokens per round, speeds are
+forecast for pairs whose drafts and targets cost something else.
 """
 
 from __future__ import annotations
@@ -16,23 +17,27 @@ from typing import Any
 
 import torch
 
-from fsd_calib import SpeculativeDecoder, TreeShape
+from fsd_calib import Eagle, SpeculativeDecoder, TreeShape
 from fsd_calib.tasks.base import Problem, Task
-from fsd_data import pair_paths
+from fsd_data import head_path, pair_paths
 from lib.common.machine import machine_facts
 from lib.common.problem_sets import problem_sets
 from lib.common.results import write_and_print
 from lib.common.timing import Run, Spread, rates, speed_up, take_turns
-from lib.trees.drafts import RETENTION, Draft, accuracy, decode, largest_threshold
+from lib.trees.drafts import HEAD, MODEL, RETENTION, Bases, Draft, accuracy, decode, largest_threshold
 from lib.trees.overhead import overhead
 from lib.trees.simulation import simulate, simulated_table
 
-_CHAINS = [Draft(length) for length in (2, 3, 5, 8, 12)]
-_SHAPES = ((2, 3, 6), (3, 2, 6), (3, 3, 12), (5, 2, 10), (5, 3, 16), (8, 2, 12), (8, 2, 16))  # L, top_k, nodes
-_TREES = [Draft(length, TreeShape(top_k, nodes)) for length, top_k, nodes in _SHAPES]
-_GRID = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of T on `doubt`
+_DRAFTS = [
+    *(Draft(length) for length in (3, 5, 8, 12)),
+    *(Draft(length, TreeShape(*shape)) for length, *shape in ((3, 2, 6), (5, 3, 16), (8, 2, 12))),  # L, top_k, nodes
+    *(Draft(length, None, HEAD) for length in (2, 3, 5, 8)),
+    *(Draft(length, TreeShape(*shape), HEAD) for length, *shape in ((3, 2, 6), (3, 3, 12), (5, 3, 16))),
+]
+_GRID = (0.2, 0.4, 0.6, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8)  # of T on `doubt`
 _MEASURED = TreeShape(3, 16), 5  # whose overhead is measured
 _BATCHES = (1, 8)
+_WAYS = {"lossless": False, "fuzzy": True}
 
 
 @dataclass(frozen=True)
@@ -47,30 +52,28 @@ class Plan:
     overhead: int  # repeats of each part of a round
 
 
-_FULL = Plan([*_CHAINS, *_TREES], _GRID, 256, 24, 12, 200)
-_QUICK = Plan([_CHAINS[1], _TREES[1]], (0.4,), 4, 2, 2, 2)
+_FULL = Plan(_DRAFTS, _GRID, 256, 24, 10, 200)
+_QUICK = Plan([_DRAFTS[0], _DRAFTS[4], _DRAFTS[8], _DRAFTS[11]], (0.4,), 4, 2, 2, 2)
 Kind = tuple[Draft, float | None]
 """A draft with its T; None: lossless."""
 
 
-def kinds(base: SpeculativeDecoder, plan: Plan, tuning: Task) -> list[Kind]:
+def kinds(bases: Bases, plan: Plan, tuning: Task) -> list[Kind]:
     """Every draft, lossless and with the T that it is given on the tuning problems, if there is one."""
-    least = RETENTION * accuracy(tuning, decode(base.with_config(rule="target"), tuning, 64))
+    least = RETENTION * accuracy(tuning, decode(bases[MODEL].with_config(rule="target"), tuning, 64))
     found: list[Kind] = []
     for draft in plan.drafts:
-        threshold = largest_threshold(base, draft, tuning, plan.grid, least)
+        threshold = largest_threshold(bases, draft, tuning, plan.grid, least)
         found += [(draft, None)] if threshold is None else [(draft, None), (draft, threshold)]
     return found
 
 
-def timed(
-    base: SpeculativeDecoder, kinds: Sequence[Kind], task: Task, batch: int, repeats: int
-) -> dict[Kind, list[Run]]:
+def timed(bases: Bases, kinds: Sequence[Kind], task: Task, batch: int, repeats: int) -> dict[Kind, list[Run]]:
     """Tokens and seconds of each repeat, taking turns at pieces of the problems."""
     pieces = [task.problems[i : i + batch] for i in range(0, len(task.problems), batch)]
 
     def contender(kind: Kind) -> Callable[[Sequence[Problem]], Run]:
-        decoder = kind[0].decoder(base, kind[1])
+        decoder = kind[0].decoder(bases, kind[1])
 
         def run(piece: Sequence[Problem]) -> Run:
             began = time.perf_counter()
@@ -86,25 +89,48 @@ def timed(
     return {kind: runs[str(number)] for number, kind in enumerate(kinds)}
 
 
-def compared(runs: Mapping[Kind, list[Run]], fuzzy: bool) -> dict[str, Any]:
-    """The best tree against the best chain, by the median speed."""
+def compared(runs: Mapping[Kind, list[Run]], left: Callable[[Kind], bool], right: Callable[[Kind], bool]) -> Any:
+    """The fastest of some kinds against the fastest of others, by the median speed."""
 
-    def best(trees: bool) -> Kind | None:
-        able = [kind for kind in runs if (kind[1] is not None) == fuzzy and (kind[0].shape is not None) == trees]
-        return max(able, key=lambda kind: rates(runs[kind]).median, default=None)
+    def best(among: Callable[[Kind], bool]) -> Kind | None:
+        return max(filter(among, runs), key=lambda kind: rates(runs[kind]).median, default=None)
 
-    tree, chain = best(True), best(False)
-    if tree is None or chain is None:
-        return {"tree": None, "chain": None, "ratio": None}
-    return {"tree": named(tree), "chain": named(chain), "ratio": asdict(speed_up(runs[tree], runs[chain]))}
+    one, other = best(left), best(right)
+    if one is None or other is None:
+        return {"best": None, "against": None, "ratio": None}
+    return {"best": named(one), "against": named(other), "ratio": asdict(speed_up(runs[one], runs[other]))}
+
+
+def comparisons(runs: Mapping[int, Mapping[Kind, list[Run]]]) -> dict[str, Any]:
+    """Trees against chains and fuzzy against lossless, by what drafts them, and the head against the model."""
+
+    def of(by: str | None = None, trees: bool | None = None, fuzzy: bool | None = None) -> Callable[[Kind], bool]:
+        def among(kind: Kind) -> bool:
+            found = (kind[0].by, kind[0].shape is not None, kind[1] is not None)
+            return all(wanted in (None, is_so) for wanted, is_so in zip((by, trees, fuzzy), found, strict=True))
+
+        return among
+
+    found = {}
+    for batch, some in runs.items():
+        for way, fuzzy in _WAYS.items():
+            for by in (MODEL, HEAD):
+                pair = of(by, True, fuzzy), of(by, False, fuzzy)
+                found[f"tree against chain, {by}, {way}, batch {batch}"] = compared(some, *pair)
+            pair = of(HEAD, fuzzy=fuzzy), of(MODEL, fuzzy=fuzzy)
+            found[f"head against model, {way}, batch {batch}"] = compared(some, *pair)
+        for by in (MODEL, HEAD):
+            pair = of(by, fuzzy=True), of(by, fuzzy=False)
+            found[f"fuzzy against lossless, {by}, batch {batch}"] = compared(some, *pair)
+    return found
 
 
 def named(kind: Kind) -> str:
     return f"{kind[0]}, lossless" if kind[1] is None else f"{kind[0]}, doubt <= {kind[1]}"
 
 
-def row(base: SpeculativeDecoder, kind: Kind, task: Task, speeds: Mapping[str, Spread]) -> dict[str, Any]:
-    results = decode(kind[0].decoder(base, kind[1]), task, 8)
+def row(bases: Bases, kind: Kind, task: Task, speeds: Mapping[str, Spread]) -> dict[str, Any]:
+    results = decode(kind[0].decoder(bases, kind[1]), task, 8)
     return {
         "draft": str(kind[0]), "T": kind[1], "accuracy": accuracy(task, results),
         "tokens_per_round": sum(r.emitted for r in results) / sum(r.rounds for r in results),
@@ -123,39 +149,38 @@ def table(found: Mapping[str, Any]) -> str:
         if best["ratio"] is not None:
             ratio = best["ratio"]
             lines.append(f"{name}: {ratio['median']:.2f} ({ratio['at_least']:.2f} to {ratio['at_most']:.2f}): "
-                         f"{best['tree']} against {best['chain']}")  # fmt: skip
+                         f"{best['best']} against {best['against']}")  # fmt: skip
     for batch, part in found["overhead"].items():
         lines.append(f"a round's mask, walk and gather at 16 nodes, batch {batch}: {part['share']:.1%}")
     return "\n".join(lines)
 
 
-def by_draft(kinds: Sequence[Kind], rows: Sequence[Mapping[str, Any]], fuzzy: bool) -> dict[Draft, float]:
-    """Tokens per round of every draft, lossless or with its T."""
+def by_draft(kinds: Sequence[Kind], rows: Sequence[Mapping[str, Any]], by: str, fuzzy: bool) -> dict[Draft, float]:
+    """Tokens per round of every draft by the model or the head, lossless or with its T."""
     return {
         draft: each["tokens_per_round"]
         for (draft, threshold), each in zip(kinds, rows, strict=True)
-        if (threshold is not None) == fuzzy
+        if (threshold is not None) == fuzzy and draft.by == by
     }
 
 
 def measure(plan: Plan) -> dict[str, Any]:
     began = time.perf_counter()
-    base = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
-    sets = problem_sets(1, plan.tuning, plan.test, base.tokenizer)
-    compared_kinds = kinds(base, plan, sets.tuning)
-    runs = {batch: timed(base, compared_kinds, sets.test, batch, plan.repeats) for batch in _BATCHES}
+    model = SpeculativeDecoder.from_pretrained(*pair_paths(), device="cpu", dtype=torch.float32)
+    bases = {MODEL: model, HEAD: SpeculativeDecoder(model.target, Eagle(head_path()), model.tokenizer)}
+    sets = problem_sets(1, plan.tuning, plan.test, model.tokenizer)
+    compared_kinds = kinds(bases, plan, sets.tuning)
+    runs = {batch: timed(bases, compared_kinds, sets.test, batch, plan.repeats) for batch in _BATCHES}
     rows = [
-        row(base, kind, sets.tuning, {str(batch): rates(runs[batch][kind]) for batch in _BATCHES})
+        row(bases, kind, sets.tuning, {str(batch): rates(runs[batch][kind]) for batch in _BATCHES})
         for kind in compared_kinds
     ]
-    ways = {"lossless": False, "fuzzy": True}
     prompts: list[Any] = [problem.prompt for problem in sets.test.problems] * max(_BATCHES)
     return {
-        "machine": machine_facts(), "problems": [plan.tuning, plan.test], "rows": rows,
-        "best": {f"{way}, batch {batch}": compared(runs[batch], fuzzy) for batch in _BATCHES
-                 for way, fuzzy in ways.items()},
-        "overhead": {str(batch): overhead(base, prompts[:batch], *_MEASURED, plan.overhead) for batch in _BATCHES},
-        "simulated": {way: simulate(by_draft(compared_kinds, rows, fuzzy)) for way, fuzzy in ways.items()},
+        "machine": machine_facts(), "problems": [plan.tuning, plan.test], "rows": rows, "best": comparisons(runs),
+        "overhead": {str(batch): overhead(model, prompts[:batch], *_MEASURED, plan.overhead) for batch in _BATCHES},
+        "simulated": {f"{by}, {way}": simulate(by_draft(compared_kinds, rows, by, fuzzy))
+                      for by in (MODEL, HEAD) for way, fuzzy in _WAYS.items()},
         "seconds": time.perf_counter() - began,
     }  # fmt: skip
 

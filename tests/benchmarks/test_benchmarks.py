@@ -130,7 +130,7 @@ def test_the_smoke_run_of_ngram_orders_has_a_row_for_every_order_and_corpus(tmp_
 @pytest.mark.slow
 def test_the_smoke_run_of_trees_compares_the_best_of_both(tmp_path: Path) -> None:
     found = smoke("trees.py", tmp_path)
-    assert {best["chain"] is None for best in found["best"].values()} == {False}
+    assert {best["against"] is None for best in found["best"].values()} == {False}
     assert all(0 < part["share"] < 1 for part in found["overhead"].values())
     lossless = [row for row in found["rows"] if row["T"] is None]
     assert len({row["accuracy"] for row in lossless}) == 1  # texts too short for rounding to change one

@@ -41,8 +41,8 @@ class EagleDrafter:
         self._cache, self._rotation = SlotCache(rows, slots, weight.device), Rotation(head.config, slots, weight)
         self._visible, self._hidden = weight.new_tensor(0.0), weight.new_tensor(torch.finfo(weight.dtype).min)
         self._slots = torch.arange(slots, device=weight.device)
-        # Of the nodes drafted last, for those after them: (B, w, H).
-        self._features = weight.new_zeros((rows, 1, head.config.hidden_size))
+        # Of the token that a chain drafted last, in one place for graphs; in a tree of the nodes before: (B, w, H).
+        self._last = self._features = weight.new_zeros((rows, 1, head.config.hidden_size))
 
     def read(self, target: ModelRunner, longest_round: int) -> None:
         self._target, self._fed_again = target, longest_round
@@ -71,9 +71,9 @@ class EagleDrafter:
             features = self._head.fuse(self._target.cache.states(None, slots))
         else:
             slots = lengths[:, None] - 2 + step
-            fed, features = tokens.gather(1, slots + 1), self._features
+            fed, features = tokens.gather(1, slots + 1), self._last[: len(tokens)]
         states = self._run(fed, features, slots, slots, reach)
-        self._features = states[:, -1:]
+        self._features = self._last[: len(tokens)].copy_(states[:, -1:])
         return self._logits(self._features)
 
     def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, reach: int) -> Tensor:

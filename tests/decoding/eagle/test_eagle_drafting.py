@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from support.models.tiny_models import llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
 
 NEW = 20
-SHAPES = [None, TreeShape(1, 9), TreeShape(3, 12), TreeShape(2, 5)]
+SHAPES = [None, TreeShape(1, 9), TreeShape(3, 12), TreeShape(2, 5), TreeShape(1, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,13 @@ def test_q_is_that_of_a_dense_computation(kind: str, tree: TreeShape | None, lea
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("rule", ["coupled", "fsd-coupled", "fsd"])
 @pytest.mark.parametrize("kind", HEADS)
-def test_lossless_texts_are_the_targets_own(kind: str, temperature: float, target: Any) -> None:
-    decoder = SpeculativeDecoder(target, HEADS[kind](target), word_tokenizer(), rule="coupled", draft_length=4)
+def test_lossless_texts_are_the_targets_own(kind: str, rule: str, temperature: float, target: Any) -> None:
+    decoder = SpeculativeDecoder(
+        target, HEADS[kind](target), word_tokenizer(), rule=rule, draft_length=4,
+        threshold=None if rule == "coupled" else -1.0,
+    )  # fmt: skip
     prompts = ragged_prompts(20)
     own = decoder.generate(prompts, NEW, temperature, rule="target")
     rounds = {}
@@ -67,4 +72,19 @@ def test_lossless_texts_are_the_targets_own(kind: str, temperature: float, targe
         )
         assert [r.tokens for r in texts] == [r.tokens for r in own]
         rounds[tree] = [r.rounds for r in texts]
-    assert rounds[None] == rounds[TreeShape(1, 9)]
+    if rule != "fsd":  # whose chains reject y at T < 0, where a tree goes on from it
+        assert rounds[None] == rounds[TreeShape(1, 9)]
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(3, 12)], ids=str)
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_text_does_not_depend_on_its_batch(kind: str, tree: TreeShape | None, target: Any) -> None:
+    """Nor do its rounds, its counts, or its interval of T, with refills."""
+    decoder = SpeculativeDecoder(target, HEADS[kind](target), word_tokenizer(), rule="fsd-coupled", threshold=0.4,
+                                 draft_length=3, tree=tree)  # fmt: skip
+    prompts = ragged_prompts(9)
+    alone = [decoder.generate([prompt], NEW, 0.9, ids=[i])[0] for i, prompt in enumerate(prompts)]
+    for size in (2, 9):
+        for one, other in zip(alone, decoder.generate(prompts, NEW, 0.9, batch_size=size), strict=True):
+            assert replace(one, interval=(0.0, 0.0)) == replace(other, interval=(0.0, 0.0))
+            assert one.interval == pytest.approx(other.interval, abs=1e-6)  # norms are fp32

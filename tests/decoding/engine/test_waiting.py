@@ -28,7 +28,8 @@ from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.trees.shape import TreeShape
 from support.models.stop_policies import Unsure
-from support.models.tiny_models import VOCABULARY
+from support.models.tiny_heads import eagle3
+from support.models.tiny_models import VOCABULARY, llama
 from support.models.tiny_pair import ragged_prompts, related, tiny_decoder
 
 META = torch.device("meta")  # a device without values, which cannot be read or waited for
@@ -90,6 +91,12 @@ SAMPLINGS = {
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(("how", "rule"), CASES)
 def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
+    settings = Settings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])
+    assert_one_look_a_round(Models(target, draft, VOCABULARY), settings, monkeypatch)
+
+
+def assert_one_look_a_round(models: Models, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything runs on a device without values, refills included; the one read per round returns made-up values."""
     looks = itertools.count()
 
@@ -102,12 +109,18 @@ def test_a_round_synchronises_once(how: str, rule: str, sampling: str, monkeypat
         )  # fmt: skip
 
     monkeypatch.setattr(verify.Decided, "of", fake)
-    target, draft = (model.to(META) for model in related(seed=1, spread=0.05))
-    settings = Settings(RULES[rule], Criterion(), SAMPLINGS[sampling], frozenset(), 0, **HOW[how])
-    caches = KVCachePool(False).acquire(Models(target, draft, VOCABULARY), 6, 4, 64, settings.rule.drafts, graphs=True)
+    caches = KVCachePool(False).acquire(models, 6, 4, 64, settings.rule.drafts, graphs=True)
     with NoBlockingCopies():  # type: ignore[no-untyped-call]
         rounds = list(Engine(caches, settings).rounds(requests()))
     assert next(looks) == len(rounds) > 3
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(2, 5)], ids=str)
+def test_a_round_of_an_eagle_head_synchronises_once(tree: TreeShape | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = llama(seed=0, layers=8)
+    head = eagle3(target).to(META)
+    given = Settings(RULES["fsd-coupled"], Criterion(), SAMPLINGS["sampled"], frozenset(), 0, tree=tree)
+    assert_one_look_a_round(Models(target.to(META), head, VOCABULARY, deepest=3), given, monkeypatch)
 
 
 class RecordingSideStream:

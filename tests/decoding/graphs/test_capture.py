@@ -16,9 +16,12 @@ from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.engine import kv_pool
 from fsd_decoding.errors import UsageError
 from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.trees.shape import TreeShape
 from lib.gpu.tape import Tape
 from support.models.captured_decoders import NEW, PROMPTS, assert_same_results, captured_copy, count_graphs
 from support.models.stop_policies import Unsure
+from support.models.tiny_heads import eagle1, eagle3
+from support.models.tiny_models import llama
 from support.models.tiny_pair import tiny_decoder
 
 
@@ -123,6 +126,21 @@ def test_without_a_draft_model(plain: SpeculativeDecoder) -> None:
     ours, theirs = captured_copy(plain, NGram()), SpeculativeDecoder(plain.target, NGram(), plain.tokenizer)
     for _ in range(2):
         assert_same_results(ours, theirs)
+
+
+def test_with_an_eagle_head(plain: SpeculativeDecoder) -> None:
+    """Chains, chains that a policy ends step by step, and trees."""
+    target = llama(seed=0, layers=8)
+    for head in (eagle1(target), eagle3(target)):
+        theirs = SpeculativeDecoder(target, head, plain.tokenizer)
+        ours = captured_copy(theirs)
+        for settings in ({}, {"stop_policy": Unsure()}):
+            for _ in range(2):
+                assert_same_results(ours, theirs, 0.8, rule="fsd-coupled", **settings)
+        for _ in range(2):
+            trees = [decoder.with_config(tree=TreeShape(2, 5)) for decoder in (ours, theirs)]
+            assert_same_results(trees[0], trees[1], 0.8, rule="fsd-coupled")
+        assert count_graphs(ours) > 3
 
 
 def test_a_model_that_reads_values_is_called_directly_with_a_warning(plain: SpeculativeDecoder) -> None:
