@@ -28,14 +28,11 @@ figures below are of {held_out} other problems of that part.
 
 def drafts(target: Any, head: Eagle3Head, tokenizer: Any, source: Source, count: int) -> dict[str, float]:
     """Returns tokens per round of lossless greedy decoding of the first `count` prompts, by what is drafted."""
-    training_dtype = next(head.parameters()).dtype
-    head.to(target.dtype).eval()
     found = {}
     for name, (length, tree) in _DRAFTS.items():
         decoder = SpeculativeDecoder(target, head, tokenizer, rule="coupled", draft_length=length, tree=tree)
         results = decoder.generate(list(source.prompts[:count]), source.max_new_tokens, stop=source.stop)
         found[name] = sum(r.emitted for r in results) / max(1, sum(r.rounds for r in results))
-    head.to(training_dtype)
     return found
 
 

@@ -65,6 +65,7 @@ def train_head(
         texts = _texts(target, tokenizer, source, folder, progress)
         head = _new_head(target, texts[held:], recipe)
         history = _Training(target, head, texts[held:], texts[:held], recipe, folder).run(progress)
+        head.to(target.dtype).eval()  # as it will draft
         with progress.step("measuring its drafts", 0):
             measured = drafts(target, head, tokenizer, source, held)
         tokens = sum(len(completion) for _, completion in texts[held:])
