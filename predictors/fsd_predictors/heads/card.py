@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fsd_collectors.pages.markdown import table
@@ -15,12 +16,13 @@ from fsd_predictors.heads.source import Source
 _DRAFTS = {"chain of 3": (3, None), "chain of 5": (5, None), "tree 5 deep, 16 nodes": (5, TreeShape(4, 16))}
 _TEXT = """# EAGLE-3 head for {target}
 
-Drafts from hidden states {layers} of the target, {known}. Load it with `Eagle(folder)`.
+Drafts {known} of the target's tokens from its hidden states {layers}. Load it with `Eagle(folder)`.
 
-It was trained on {trained_on:,} tokens that the target wrote itself for problems of the tuning part of task {task}. The
-figures below are of {held_out} other problems of that part.
+It was trained on {trained_on:,} tokens that the target wrote itself for problems of the tuning part of task {task}:
+{epochs} epochs by {steps} steps of training-time test, {batch} texts at a time, with a learning rate up to {rate:.2g}.
+The figures below are of {held_out} other problems of that part.
 
-{epochs}
+{along}
 
 {drafts}
 """
@@ -43,11 +45,12 @@ def card(record: Mapping[str, Any]) -> str:
         record: what training.json holds.
     """
     recipe = record["recipe"]
-    known = "all of its tokens" if recipe["vocabulary"] is None else f"{recipe['vocabulary']} of its tokens"
+    known = "all" if recipe["vocabulary"] is None else recipe["vocabulary"]
     return _TEXT.format(
-        target=record["target"], layers=", ".join(map(str, recipe["layers"])), known=known,
+        target="/".join(Path(record["target"]).parts[-2:]), layers=", ".join(map(str, recipe["layers"])), known=known,
         task=record["source"]["name"], trained_on=record["trained_on"], held_out=record["held_out"],
-        epochs=_markdown(by_epoch(record)), drafts=_markdown(by_draft(record)),
+        epochs=recipe["epochs"], steps=recipe["steps"], batch=recipe["batch_size"], rate=recipe["learning_rate"],
+        along=_markdown(by_epoch(record)), drafts=_markdown(by_draft(record)),
     )  # fmt: skip
 
 
