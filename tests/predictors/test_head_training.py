@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.trees.shape import TreeShape
 from fsd_predictors.heads.recipe import HeadRecipe
 from fsd_predictors.heads.source import Source
 from fsd_predictors.heads.training import train_head
@@ -25,7 +26,7 @@ from fsd_predictors.heads.unrolled import Texts, unrolled
 from support.messages import usage_error
 from support.models.dense_heads import dense_q
 from support.models.tiny_heads import eagle3
-from support.models.tiny_models import llama, word_tokenizer
+from support.models.tiny_models import FAMILIES, llama, random_model, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
 
 PROMPTS = tuple(" ".join(f"w{token}" for token in prompt) for prompt in ragged_prompts(70))
@@ -107,6 +108,20 @@ def test_a_trained_head_is_lossless_and_in_its_folder(target: Any, tmp_path: Pat
     decoder = SpeculativeDecoder(target, head, word_tokenizer(), rule="coupled", draft_length=3)
     own = decoder.generate(ragged_prompts(6), 12, rule="target")
     assert [r.tokens for r in decoder.generate(ragged_prompts(6), 12)] == [r.tokens for r in own]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_of_all_families_are_lossless(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """With sliding windows, scaled embeddings and no key heads; one prompt has a single token."""
+    target = random_model(FAMILIES[family], seed=0).to(dtype)
+    source = Source("words", (*PROMPTS[:12], "w3"), 6)
+    trained(target, tmp_path / "head", source=source, recipe=HeadRecipe(epochs=1, layers=(0, 1)))
+    decoder = SpeculativeDecoder(
+        target, Eagle(tmp_path / "head"), word_tokenizer(), rule="coupled", draft_length=3, tree=TreeShape(2, 5)
+    )
+    own = decoder.generate(ragged_prompts(4), 8, rule="target")
+    assert [r.tokens for r in decoder.generate(ragged_prompts(4), 8)] == [r.tokens for r in own]
 
 
 def test_the_head_drafts_the_most_frequent_tokens(target: Any, tmp_path: Path) -> None:

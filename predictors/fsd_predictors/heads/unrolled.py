@@ -39,7 +39,8 @@ class Texts:
     def read(cls, target: Any, layers: tuple[int, ...], tokens: Tensor, begins: Tensor, ends: Tensor) -> Texts:
         """Lets the target read texts. What is padded on the right changes nothing before it."""
         with torch.no_grad():
-            out = target(input_ids=tokens, use_cache=False, output_hidden_states=True)
+            mask = torch.ones_like(tokens)  # some models warn without one
+            out = target(input_ids=tokens, attention_mask=mask, use_cache=False, output_hidden_states=True)
         states = torch.cat([out.hidden_states[layer] for layer in layers], -1)
         return cls(tokens, begins, ends, states.float(), out.logits.float())
 
