@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -56,16 +56,18 @@ def overhead(decoder: SpeculativeDecoder, prompts: list[Prompt], shape: TreeShap
             "walk": walk,
             "gather": lambda: move_path(target.cache, batch.lengths, places),
         }
-        seconds = {name: _seconds(part, repeats) for name, part in parts.items()}
+        seconds = _seconds(parts, repeats)
     mask = max(0.0, seconds["verify"] - seconds["verify a chain of as many"])
     whole = seconds["draft"] + seconds["verify"] + seconds["walk"] + 2 * seconds["gather"]  # the draft's cache too
     return {"seconds": seconds, "mask": mask, "share": (mask + seconds["walk"] + 2 * seconds["gather"]) / whole}
 
 
-def _seconds(part: Callable[[], Any], repeats: int) -> float:
-    spent = []
+def _seconds(parts: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """The median of each part, which take turns, so that what else the machine does meets all of them."""
+    spent: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(repeats):
-        began = time.perf_counter()
-        part()
-        spent.append(time.perf_counter() - began)
-    return median(spent)
+        for name, part in parts.items():
+            began = time.perf_counter()
+            part()
+            spent[name].append(time.perf_counter() - began)
+    return {name: median(each) for name, each in spent.items()}
