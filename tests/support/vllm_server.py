@@ -62,7 +62,11 @@ class Server:
         return sum(float(line.split()[-1]) for line in lines)
 
     def complete(
-        self, prompt: str, options: dict[str, Any] | None = None, extra: dict[str, Any] | None = None, **keywords: Any
+        self,
+        prompt: str | list[str],
+        options: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
+        **keywords: Any,
     ) -> Any:
         """Asks for a greedy completion.
 
