@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -26,14 +27,19 @@ class ProblemSets:
             assert not _questions(one) & _questions(other), "a question is in two sets"
 
 
-def problem_sets(training: int, tuning: int, test: int, tokenizer: Any, test_seed: int = _TEST) -> ProblemSets:
+def problem_sets(
+    training: int, tuning: int, test: int, tokenizer: Any, test_seed: int = _TEST, besides: Collection[str] = ()
+) -> ProblemSets:
     """Generates sets of about these sizes.
 
     A question that is generated twice stays in the test set, or else in the tuning set. All problems are marked as
     tuning problems: nothing is certified here, and a predictor trains on no others.
+
+    Args:
+        besides: questions that are in no set.
     """
     sizes = ((test_seed, test), (_TUNING, tuning), (_TRAINING, training))
-    seen: set[str] = set()
+    seen: set[str] = set(besides)
     tasks: list[Task] = []
     for seed, size in sizes:
         task = load_task("arithmetic", seed=seed, limit=size, tokenizer=tokenizer)
