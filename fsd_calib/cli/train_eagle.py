@@ -58,7 +58,8 @@ def command(
         str | None,
         typer.Option(
             help="The target's hidden states that the head reads, such as 2,7,11: what goes into these layers. By "
-            "default 2, the middle one and the last but two, as in EAGLE-3.",
+            "default 2, the middle one and the last but two, as in EAGLE-3; of fewer than six layers the first, the "
+            "middle and the last one.",
             rich_help_panel=MODELS,
         ),
     ] = None,
@@ -102,7 +103,6 @@ def command(
         "--limit": limit, "--epochs": epochs, "--steps": steps, "--batch-size": batch_size, "--vocabulary": vocabulary,
     })  # fmt: skip
     read = None if layers is None else _numbers(layers)
-    check_writable(out, ())
     load_libraries(progress)
 
     from fsd_calib.tasks.registry import load_task
@@ -118,6 +118,7 @@ def command(
     large, _ = given_or_default(name, target, None)
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
+        check_writable(out, ())
         loaded = load_task(name, seed, limit, data, tokenizer)
         prompts = tuple(problem.prompt for problem in tuning_of(loaded))
         source = Source(name, prompts, loaded.max_new_tokens, loaded.stop)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from transformers import Qwen3Config
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.loading import Eagle
@@ -96,6 +97,37 @@ def test_a_head_learns_and_leaves_the_target_as_it_is(target: Any, tmp_path: Pat
     assert losses[-1] < 0.9 * losses[0]
     assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
     assert not any(weight.grad is not None for weight in target.parameters())
+
+
+def test_a_training_that_diverges_is_ended_and_keeps_nothing(tmp_path: Path) -> None:
+    """Weights so large that the first gradients overflow."""
+    target = llama(seed=0, layers=8)
+    with torch.no_grad():
+        target.get_output_embeddings().weight.mul_(1e30)
+    message = usage_error(lambda: trained(target, tmp_path, recipe=HeadRecipe(learning_rate=0.5)))
+    assert message == "the training diverges with --learning-rate 0.5; give a lower one"
+    assert not (tmp_path / "unfinished" / "checkpoint.pt").exists()
+
+
+def test_heads_fit_targets_whose_width_is_no_multiple_of_their_heads(tmp_path: Path) -> None:
+    """As of some Qwen3."""
+    config = Qwen3Config(
+        vocab_size=40, hidden_size=36, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=4, head_dim=8,
+        intermediate_size=40, eos_token_id=1, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    target = random_model(config, seed=0)
+    trained(target, tmp_path / "head", recipe=HeadRecipe(epochs=1))
+    decoder = SpeculativeDecoder(target, Eagle(tmp_path / "head"), word_tokenizer(), rule="coupled", draft_length=3)
+    own = decoder.generate(ragged_prompts(4), 8, rule="target")
+    assert [r.tokens for r in decoder.generate(ragged_prompts(4), 8)] == [r.tokens for r in own]
+
+
+def test_steps_that_no_text_is_long_enough_for_have_no_loss(target: Any, tmp_path: Path) -> None:
+    source = Source("words", tuple(f"w{token}" for token in range(3, 15)), max_new_tokens=2)
+    record = trained(target, tmp_path, source=source, recipe=HeadRecipe(epochs=1, steps=4))
+    assert record["history"][0]["loss"][3] is None
+    assert "NaN" not in (tmp_path / "training.json").read_text()
+    assert "| - |" in (tmp_path / "card.md").read_text()
 
 
 def test_a_trained_head_is_lossless_and_in_its_folder(target: Any, tmp_path: Path) -> None:
@@ -183,6 +215,55 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(target: Any, tmp_path: P
     assert weights(out) == weights(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("file", ["facts.json", "texts.jsonl", "checkpoint.pt"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]\n", b"PK\x03\x04"])
+def test_damaged_files_of_an_unfinished_training_are_told(
+    file: str, content: bytes, target: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trained(target, tmp_path, Quiet("training", 11))
+    (tmp_path / "unfinished" / file).write_bytes(content)
+    if file == "texts.jsonl" and not content.endswith(b"\n"):
+        trained(target, tmp_path)  # which a kill may leave
+        return
+    message = usage_error(lambda: trained(target, tmp_path))
+    assert message == (
+        f"{str(tmp_path / 'unfinished' / file)!r} is damaged; remove {str(tmp_path / 'unfinished')!r} to begin anew"
+    )
+
+
+def test_texts_of_nobody_knows_what_are_not_used(target: Any, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trained(target, tmp_path / "head", Quiet("training", 11))
+    (tmp_path / "head" / "unfinished" / "facts.json").unlink()
+    other = HeadRecipe(epochs=1, batch_size=8, layers=(0, 1))
+    trained(target, tmp_path / "head", recipe=other)
+    trained(target, tmp_path / "whole", recipe=other)
+    assert weights(tmp_path / "head") == weights(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", ["model.safetensors.tmp", "unfinished.tmp"])
+def test_a_training_killed_as_it_finishes_can_be_run_again(left: str, target: Any, tmp_path: Path) -> None:
+    """Killed as soon as the file is there: by polling a slowed process, as no moment is longer."""
+    out = tmp_path / "head"
+    slowed = "import os, time; sync = os.fsync; os.fsync = lambda file: (sync(file), time.sleep(0.05))\n"
+    slowed += "import shutil; remove = shutil.rmtree\n"
+    slowed += "shutil.rmtree = lambda *a, **k: (time.sleep(0.5), remove(*a, **k))\n"
+    code = slowed + KILLED.format(path=[str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen([sys.executable, "-c", code, str(out)])
+    deadline = time.monotonic() + 120
+    while not (out / left).exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert (out / left).exists()
+    trained(target, out)
+    trained(target, tmp_path / "whole")
+    assert weights(out) == weights(tmp_path / "whole")
+    assert not (out / left).exists()
+
+
 def test_a_finished_head_is_replaced(target: Any, tmp_path: Path) -> None:
     trained(target, tmp_path / "head", recipe=HeadRecipe(epochs=1))
     first = weights(tmp_path / "head")
@@ -200,9 +281,9 @@ def test_an_unfinished_training_of_something_else_is_refused(target: Any, tmp_pa
     others: list[dict[str, Any]] = [
         {"source": Source("words", PROMPTS[:-1], 12)}, {"recipe": HeadRecipe(epochs=3, batch_size=8)},
     ]  # fmt: skip
-    for changes in others:
+    for changes, named in zip(others, ("source.problems is 70, not 69", "recipe.epochs is 2, not 3"), strict=True):
         message = usage_error(partial(trained, target, tmp_path, **changes))
-        assert f"--out {str(tmp_path)!r} holds an unfinished training whose " in message
+        assert f"--out {str(tmp_path)!r} holds an unfinished training whose {named}" in message
         assert f"choose another folder, or remove {str(tmp_path / 'unfinished')!r}" in message
     assert (tmp_path / "unfinished" / "texts.jsonl").read_bytes() == kept
 
@@ -210,7 +291,19 @@ def test_an_unfinished_training_of_something_else_is_refused(target: Any, tmp_pa
 def test_folders_of_something_else_are_refused(target: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     message = usage_error(lambda: trained(target, tmp_path))
-    assert message == f"--out {str(tmp_path)!r} holds 'thesis.tex', which is no head's; choose another"
+    assert message == (
+        f"folder {str(tmp_path)!r} holds 'thesis.tex', which is not a file of a head; choose another --out"
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_head_or_model_of_another_origin_is_not_overwritten(name: str, target: Any, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("precious")
+    message = usage_error(lambda: trained(target, tmp_path))
+    assert message == (
+        f"--out {str(tmp_path)!r} holds {name!r} of a model or head that was not trained here; choose another"
+    )
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "precious")]
 
 
 def test_a_folder_in_use_is_refused(target: Any, tmp_path: Path) -> None:
@@ -231,9 +324,10 @@ def test_a_file_in_the_place_of_the_folder_is_refused(target: Any, tmp_path: Pat
         ({"steps": 1.5}, "steps is 1.5; it must be a whole number of at least 1"),
         ({"learning_rate": 2.0}, "learning_rate is 2.0; it must be a number between 0 and 1"),
         ({"learning_rate": float("nan")}, "learning_rate is nan; it must be a number between 0 and 1"),
-        ({"layers": (1, 2, 8)}, "layers is (1, 2, 8); the target's are numbered from 0 to 7"),
-        ({"layers": ()}, "layers is (); the target's are numbered from 0 to 7"),
-        ({"vocabulary": 41}, "vocabulary is 41; the target has 40 tokens"),
+        ({"seed": 2**63}, f"seed is {2**63}; it must be a whole number of at most 63 bits and a sign"),
+        ({"layers": (1, 2, 8)}, "--layers is '1,2,8'; the target's are numbered from 0 to 7"),
+        ({"layers": ()}, "--layers is ''; the target's are numbered from 0 to 7"),
+        ({"vocabulary": 41}, "--vocabulary is 41; the target has 40 tokens"),
     ],
 )
 def test_recipes_out_of_range_are_refused(changes: dict[str, Any], message: str, target: Any, tmp_path: Path) -> None:

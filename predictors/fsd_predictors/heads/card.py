@@ -61,7 +61,7 @@ def by_epoch(record: Mapping[str, Any]) -> Sheet:
         "Along the target's text",
         ("epoch", *(f"loss {n}" for n in numbers), *(f"agreement {n}" for n in numbers)),
         tuple(
-            (str(number), *(f"{value:.3f}" for value in [*epoch["loss"], *epoch["agreement"]]))
+            (str(number), *map(_shown, [*epoch["loss"], *epoch["agreement"]]))
             for number, epoch in enumerate(record["history"], 1)
         ),
         "Loss: the cross-entropy of q under the target's p, in nats, for the 1st, 2nd, … token drafted after one "
@@ -77,6 +77,10 @@ def by_draft(record: Mapping[str, Any]) -> Sheet:
         tuple((name, f"{value:.2f}") for name, value in record["drafts"].items()),
         "Lossless and greedy: the drafted tokens that are accepted in a round, and one of the target's own.",
     )
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _markdown(sheet: Sheet) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -59,11 +60,11 @@ def train_head(
     recipe.check_vocabulary(target)
     if len(source.prompts) < 2:
         raise UsageError(f"task {source.name} has {len(source.prompts)} problems for tuning; a head needs at least 2")
-    facts = _facts(target, tokenizer, source, recipe)
+    facts, config = _facts(target, tokenizer, source, recipe), _config(target)
     folder, held = HeadFolder(out, facts), max(1, len(source.prompts) // _HELD_OUT)
     with folder.held():
         texts = _texts(target, tokenizer, source, folder, progress)
-        head = _new_head(target, texts[held:], recipe)
+        head = _new_head(target, config, texts[held:], recipe)
         history = _Training(target, head, texts[held:], texts[:held], recipe, folder).run(progress)
         head.to(target.dtype).eval()  # as it will draft
         with progress.step("measuring its drafts", 0):
@@ -105,18 +106,26 @@ def _texts(target: Any, tokenizer: Any, source: Source, folder: HeadFolder, prog
     return texts
 
 
-def _new_head(target: Any, texts: Sequence[Text], recipe: HeadRecipe) -> Eagle3Head:
-    """A head whose output is the target's, and the rest random."""
-    torch.manual_seed(recipe.seed)
+def _config(target: Any) -> LlamaConfig:
+    """The sizes of a head for a target: those of the target's layers, as far as a Llama layer may have them."""
     own, size = target.config.get_text_config(), vocabulary_size(target)
-    heads = own.num_attention_heads
-    config = LlamaConfig(
-        vocab_size=size, hidden_size=own.hidden_size, num_hidden_layers=1, num_attention_heads=heads,
-        intermediate_size=getattr(own, "intermediate_size", None) or 4 * own.hidden_size,
-        num_key_value_heads=getattr(own, "num_key_value_heads", None) or heads,
-        head_dim=getattr(own, "head_dim", None) or own.hidden_size // heads,
+    width, given = own.hidden_size, own.num_attention_heads
+    heads = max(count for count in range(1, given + 1) if width % count == 0)
+    groups = getattr(own, "num_key_value_heads", None) or heads
+    head_dim = getattr(own, "head_dim", None) or width // given
+    return LlamaConfig(
+        vocab_size=size, hidden_size=width, num_hidden_layers=1, num_attention_heads=heads,
+        intermediate_size=getattr(own, "intermediate_size", None) or 4 * width,
+        num_key_value_heads=groups if heads % groups == 0 else heads,
+        head_dim=head_dim + head_dim % 2,  # positions rotate pairs of components
         max_position_embeddings=getattr(own, "max_position_embeddings", 2048),
     )  # fmt: skip
+
+
+def _new_head(target: Any, config: LlamaConfig, texts: Sequence[Text], recipe: HeadRecipe) -> Eagle3Head:
+    """A head whose output is the target's, and the rest random."""
+    torch.manual_seed(recipe.seed)
+    size = vocabulary_size(target)
     known = _frequent(texts, recipe.vocabulary or size, size)
     head = Eagle3Head(config, recipe.layers_of(target), len(known), target.get_input_embeddings(), size)
     head.known.copy_(known)
@@ -140,14 +149,15 @@ class _Training:
         folder: HeadFolder,
     ) -> None:  # fmt: skip
         self._target, self._head, self._recipe, self._folder = target, head, recipe, folder
-        self._texts, self._held = texts, held
+        self._texts, self._held = list(filter(_has_pair, texts)), list(filter(_has_pair, held))
         self._optimiser = torch.optim.AdamW(head.parameters(), recipe.rate(head.config.hidden_size), betas=_BETAS)
-        steps = recipe.epochs * math.ceil(len(texts) / recipe.batch_size)
+        steps = recipe.epochs * math.ceil(len(self._texts) / recipe.batch_size)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda step: _share_of_rate(step, steps))
 
     def run(self, progress: Progress) -> list[dict[str, Any]]:
         """Trains; returns by epoch the quality on the texts that are held out."""
-        history = self._continued()
+        history: list[dict[str, Any]] = []
+        self._folder.restore(partial(self._continue, history))
         batches = math.ceil(len(self._texts) / self._recipe.batch_size)
         with progress.step("training the head", self._recipe.epochs * batches) as advance:
             advance(len(history) * batches)
@@ -163,7 +173,10 @@ class _Training:
     def _step(self, texts: Texts) -> None:
         self._optimiser.zero_grad(set_to_none=True)
         weighted(unrolled(self._head, texts, self._recipe.steps)).backward()
-        torch.nn.utils.clip_grad_norm_(self._head.parameters(), _CLIP)
+        norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), _CLIP)
+        if not norm.isfinite():
+            rate = self._recipe.rate(self._head.config.hidden_size)
+            raise UsageError(f"the training diverges with --learning-rate {rate:.2g}; give a lower one")
         self._optimiser.step()
         self._schedule.step()
 
@@ -171,7 +184,7 @@ class _Training:
     def _evaluated(self) -> dict[str, Any]:
         """Loss and agreement by step, over all places of the texts that are held out."""
         found = [unrolled(self._head, texts, self._recipe.steps) for texts in self._batches(self._held, None)]
-        steps = list(zip(*found, strict=True))
+        steps = list(zip(*found, strict=True)) or [()] * self._recipe.steps
         return {
             "loss": [_mean(each, "loss") for each in steps],
             "agreement": [_mean(each, "agreement") for each in steps],
@@ -197,15 +210,12 @@ class _Training:
         ends = torch.tensor([len(each) for each in whole], device=device)
         return Texts.read(self._target, self._head.target_layers, tokens, begins, ends)
 
-    def _continued(self) -> list[dict[str, Any]]:
-        kept = self._folder.checkpoint()
-        if kept is None:
-            return []
+    def _continue(self, history: list[dict[str, Any]], kept: dict[str, Any]) -> None:
+        """Sets the state that was kept, and appends its history."""
         self._head.load_state_dict(kept["head"])
         self._optimiser.load_state_dict(kept["optimiser"])
         self._schedule.load_state_dict(kept["schedule"])
-        history: list[dict[str, Any]] = kept["history"]
-        return history
+        history += kept["history"]
 
     def _keep(self, history: list[dict[str, Any]]) -> None:
         self._folder.keep({
@@ -214,13 +224,19 @@ class _Training:
         })  # fmt: skip
 
 
+def _has_pair(text: Text) -> bool:
+    """Whether a text has two tokens, so that there is one to predict from a state."""
+    return sum(map(len, text)) > 1
+
+
 def _share_of_rate(step: int, steps: int) -> float:
     """A rise over the first steps, and a cosine down to nothing."""
     warm = max(1, round(_WARM_UP * steps))
     return (step + 1) / warm if step < warm else (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
 
 
-def _mean(batches: Sequence[StepLoss], name: str) -> float:
+def _mean(batches: Sequence[StepLoss], name: str) -> float | None:
+    """The mean over all places; None where there is none, as where all texts are shorter than the steps."""
     places = sum(int(batch.places) for batch in batches)
     total = sum(float(getattr(batch, name)) * int(batch.places) for batch in batches)
-    return total / places if places else math.nan
+    return total / places if places else None

@@ -41,7 +41,7 @@ class Texts:
         with torch.no_grad():
             mask = torch.ones_like(tokens)  # some models warn without one
             out = target(input_ids=tokens, attention_mask=mask, use_cache=False, output_hidden_states=True)
-        states = torch.cat([out.hidden_states[layer] for layer in layers], -1)
+        states = torch.cat([out.hidden_states[layer].to(tokens.device) for layer in layers], -1)
         return cls(tokens, begins, ends, states.float(), out.logits.float())
 
 
