@@ -200,7 +200,7 @@ def _nested(nodes: DraftedTree, parent: int | None = None) -> Markup:
 
     items = [
         Markup("<li>{}{}</li>").format(
-            Markup("<b>{}</b>" if node.passed else "{}").format(visible(name_of(node.name))), _nested(nodes, place)
+            Markup("<b>{}</b>" if node.accepted else "{}").format(visible(name_of(node.name))), _nested(nodes, place)
         )
         for place, node in enumerate(nodes)
         if node.parent == parent

@@ -35,7 +35,7 @@ _ABREAST = 110  # columns from which two texts stand side by side
 _LARGEST = 8  # fuzzy tokens that are listed under a text
 _PARTS = "▶"  # where two texts part
 _NO_TEXT = "·"
-_PASSED = ("(", ")")  # around drafted tokens that became text, without colours
+_ACCEPTED = ("(", ")")  # around accepted tokens, without colours
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _token_table(text: InspectedText, parts: int | None) -> Table:
 
 
 def _tree_lines(text: InspectedText, coloured: bool) -> list[RenderableType]:
-    """The tree of every round, with what became text marked."""
+    """The tree of every round, with what was accepted marked."""
     if not text.trees:
         return []
     head = literal(f"Drafted trees, by round ({TREE_WORDS}{'' if coloured else ' by parentheses'}):")
@@ -186,9 +186,9 @@ def _drawn(number: int, nodes: DraftedTree, coloured: bool) -> Tree:
     branches: list[Tree] = []
     for node in nodes:
         name = name_of(node.name)
-        label = literal(name, "bold green" if coloured and node.passed else "")
-        if node.passed and not coloured:
-            label = literal(f"{_PASSED[0]}{name}{_PASSED[1]}")
+        label = literal(name, "bold green" if coloured and node.accepted else "")
+        if node.accepted and not coloured:
+            label = literal(f"{_ACCEPTED[0]}{name}{_ACCEPTED[1]}")
         branches.append((root if node.parent is None else branches[node.parent]).add(label))
     return root
 

@@ -13,7 +13,7 @@ MEANINGS = {
     TokenSource.BONUS: "added by the target after a wholly accepted draft",
     TokenSource.TARGET: "emitted by the target in a round without a draft",
 }
-TREE_WORDS = "what became text is marked"
+TREE_WORDS = "what was accepted is marked"
 WITHOUT_TEXT = "no text of its own: part of a character, or the end of the text"
 _SEEN = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣", "\r": "␍"})
 

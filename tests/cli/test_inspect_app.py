@@ -72,11 +72,11 @@ def test_trees_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect("--tree", "2,6", "--draft-length", "3", "--table", *SHORT) == 0
     shown = capsys.readouterr().out
     assert "fsd-coupled, D is js, L = 3, trees of 6 nodes, top 2" in shown
-    assert "Drafted trees, by round (what became text is marked by parentheses):\nround 1\n├── " in shown
+    assert "Drafted trees, by round (what was accepted is marked by parentheses):\nround 1\n├── " in shown
     assert inspect("--tree", "2,6", "--draft-length", "3", "--json", *SHORT) == 0
     (text,) = json.loads(capsys.readouterr().out)["result"]["texts"]
     assert len(text["trees"]) == text["rounds"]
-    assert set(text["trees"][0][0]) == {"token", "name", "depth", "parent", "passed"}
+    assert set(text["trees"][0][0]) == {"token", "name", "depth", "parent", "accepted"}
 
 
 def test_an_eagle_head_may_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,8 @@ class Frontier:
 class TreeDrafter(Drafter, Protocol):
     """A drafter that can also go on from several tokens at once.
 
-    A round calls `logits` for step 0, `expand` once per further level, and `commit` at its end.
+    A round calls `logits` for step 0, `expand` once per further level, and `commit` at its end. A graph drafts a whole
+    tree, so what a level leaves for the next need not stay in its place.
     """
 
     def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, reach: int) -> Tensor:

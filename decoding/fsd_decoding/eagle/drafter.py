@@ -25,6 +25,7 @@ class EagleDrafter:
 
     Slot i holds the pair of the token at position i + 1 and the feature of position i. A drafted token is paired with
     the head's own feature. Once it is text, the next round feeds it again with the target's, so nothing is committed.
+    The token of a row that has only one is paired with its own feature, in slot 0, and drafted ones follow it there.
 
     Args:
         head: the head.
@@ -64,20 +65,20 @@ class EagleDrafter:
 
     def logits(self, tokens: Tensor, lengths: Tensor, step: int, reach: int) -> Tensor:
         if step == 0:
-            # All pairs that the last round may have made text, and a row of one token pairs it with its own feature.
+            # All pairs that the last round may have made text.
             slots = lengths[:, None] - 1 - torch.arange(self._fed_again, 0, -1, device=lengths.device)
             slots = slots.clamp_min(0)
             fed = tokens.gather(1, torch.minimum(slots + 1, lengths[:, None] - 1))
             features = self._head.fuse(self._target.cache.states(None, slots))
         else:
-            slots = lengths[:, None] - 2 + step
-            fed, features = tokens.gather(1, slots + 1), self._last[: len(tokens)]
+            slots = _beyond(lengths)[:, None] - 1 + step
+            fed, features = tokens.gather(1, lengths[:, None] - 1 + step), self._last[: len(tokens)]
         states = self._run(fed, features, slots, slots, reach)
         self._features = self._last[: len(tokens)].copy_(states[:, -1:])
         return self._logits(self._features)
 
     def expand(self, tokens: Tensor, lengths: Tensor, frontier: Frontier, reach: int) -> Tensor:
-        starts, scratch = lengths - 1, frontier.seen.shape[2]
+        starts, scratch = _beyond(lengths), frontier.seen.shape[2]
         depths = torch.arange(scratch, device=lengths.device)[None] // frontier.width + 1
         branches = Branches(starts, starts[:, None] + frontier.places, frontier.seen, depths)
         positions = (starts[:, None] + (frontier.depth - 1)).expand_as(frontier.tokens)
@@ -110,6 +111,11 @@ class EagleDrafter:
     def _logits(self, states: Tensor) -> Tensor:
         logits = self._head.logits(states)[..., : self._vocabulary]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _beyond(lengths: Tensor) -> Tensor:
+    """The first slots (B,) behind the pairs of texts."""
+    return (lengths - 1).clamp_min(1)
 
 
 class Rotation:

@@ -50,15 +50,14 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys) -> Tensor:
         """(B, Q, width) -> (B, Q, H); `mask` is additive, (B, 1, Q, S)."""
-        rows, queries = hidden.shape[:2]
         q, k, v = (
-            project(hidden).view(rows, queries, -1, self._size).transpose(1, 2)
+            project(hidden).unflatten(-1, (-1, self._size)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = apply_rotary_pos_emb(q, k, *rotation)
         keys, values = cache.update(k, v, 0)
         attended = attend(q, keys, values, fold_mask(mask, self._groups), None)
-        projected: Tensor = self.o_proj(attended.transpose(1, 2).reshape(rows, queries, -1))
+        projected: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return projected
 
 
@@ -147,6 +146,9 @@ class Eagle1Head(EagleHead):
         self.self_attn, self.mlp = Attention(config, config.hidden_size), GatedMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self._shared = target.get_input_embeddings(), target.get_output_embeddings()  # a tuple is no part of the module
+        own = target.config.get_text_config()
+        self._factor = getattr(own, "logit_scale", None) or 1 / (getattr(own, "logits_scaling", None) or 1)
+        self._cap = getattr(own, "final_logit_softcapping", None)
 
     def fuse(self, states: Tensor) -> Tensor:
         return states
@@ -160,8 +162,9 @@ class Eagle1Head(EagleHead):
         return out
 
     def logits(self, states: Tensor) -> Tensor:
-        out: Tensor = self._shared[1](states)
-        return out
+        """As the target's: some models scale what their output layer returns (Cohere, Granite), or cap it (Gemma 2)."""
+        out: Tensor = self._shared[1](states) * self._factor
+        return out if self._cap is None else torch.tanh(out / self._cap) * self._cap
 
 
 class Eagle3Layer(nn.Module):
@@ -185,6 +188,8 @@ class Eagle3Layer(nn.Module):
 
 class Eagle3Head(EagleHead):
     """A head of EAGLE-3 (arXiv 2503.01840): features from three of the target's layers, and a vocabulary of its own.
+
+    Its tokens are in the order of the target's ids, so one that knows all has the target's own.
 
     Args:
         config: sizes; `vocab_size` is that of the embeddings.

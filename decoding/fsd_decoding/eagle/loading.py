@@ -7,7 +7,8 @@ Facts about the layouts were read in SafeAILab/EAGLE (`eagle/model/cnets.py`, `c
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,9 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 
 from fsd_decoding.eagle.checkpoint import LAYERS, Checkpoint
+from fsd_decoding.eagle.drafter import Rotation
 from fsd_decoding.eagle.head import Eagle1Head, Eagle3Head, EagleHead
+from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import vocabulary_size
 
 _FIRST_LAYER = "layers.0."
@@ -58,7 +61,10 @@ class Eagle:
         _refuse_foreign(found)
         _check_hidden(found, target)
         head = (_eagle3 if any(key.startswith("midlayer.") for key in found.weights) else _eagle1)(found, target)
-        return head.to(target.device, target.dtype).eval()
+        head = head.to(target.device, target.dtype).eval()
+        with _told(found):
+            Rotation(head.config, 1, next(head.parameters()))  # as its drafter will make
+        return head
 
 
 def _refuse_foreign(found: Checkpoint) -> None:
@@ -87,7 +93,8 @@ def _eagle1(found: Checkpoint, target: Any) -> EagleHead:
     """EAGLE-1 and EAGLE-2: `fc`, one layer, and perhaps a copy of the target's embeddings."""
     weights = {key.removeprefix(_FIRST_LAYER): value for key, value in found.weights.items()}
     weights.pop("embed_tokens.weight", None)
-    head = Eagle1Head(_llama(found), target, bias="fc.bias" in weights)
+    with _told(found):
+        head = Eagle1Head(_llama(found), target, bias="fc.bias" in weights)
     _fill(found, head, weights)
     return head
 
@@ -96,10 +103,16 @@ def _eagle3(found: Checkpoint, target: Any) -> EagleHead:
     """EAGLE-3, of EAGLE and SpecForge alike."""
     vocabulary, weights = vocabulary_size(target), dict(found.weights)
     output = weights.get("lm_head.weight")
+    if output is not None and output.dim() != 2:
+        raise found.error(f"'lm_head.weight' is of {tuple(output.shape)}, and must have two dimensions; fetch it anew")
     known = _known(found, weights, 0 if output is None else len(output), vocabulary)
+    order = known.argsort()
+    if output is not None:
+        weights["lm_head.weight"] = output[order]
     embeddings = None if "embed_tokens.weight" in weights else target.get_input_embeddings()
-    head = Eagle3Head(_llama(found), _layers(found, target), len(known), embeddings, vocabulary)
-    _fill(found, head, weights | {"known": known})
+    with _told(found):
+        head = Eagle3Head(_llama(found), _layers(found, target), len(known), embeddings, vocabulary)
+    _fill(found, head, weights | {"known": known[order]})
     return head
 
 
@@ -129,7 +142,10 @@ def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
                 f"{LAYERS} is {said!r:.60} in its config.json; it must list numbers from 0 to {count - 1}"
             )
         return tuple(said)
-    if ambiguous := (found.values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
+    engines = found.values.get("eagle_config") or {}
+    if not isinstance(engines, dict):
+        raise found.error(f"eagle_config is {engines!r:.40} in its config.json; it must be an object")
+    if ambiguous := engines.get("eagle_aux_hidden_state_layer_ids"):
         raise found.error(
             f"its config.json names layers {ambiguous}, and engines differ in whether that is what goes into a layer "
             f'or comes out; add "{LAYERS}", indices into transformers\' hidden_states'
@@ -141,13 +157,22 @@ def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
 
 def _llama(found: Checkpoint) -> LlamaConfig:
     others = ("architectures", "model_type", LAYERS)
-    if (activation := found.values.get("hidden_act", "silu")) not in ACT2FN:
+    activation = found.values.get("hidden_act", "silu")
+    if not isinstance(activation, str) or activation not in ACT2FN:
         raise found.error(f"hidden_act is {activation!r:.40} in its config.json; it must be one of transformers'")
+    return LlamaConfig(**{key: value for key, value in found.values.items() if key not in others})
+
+
+@contextmanager
+def _told(found: Checkpoint) -> Iterator[None]:
+    """Inside, what is made of config.json; a UsageError says what is wrong with it."""
     try:
-        return LlamaConfig(**{key: value for key, value in found.values.items() if key not in others})
-    except Exception as error:  # what its own checks raise differs by version
-        reason = str(error).strip().split("\n")[0].rstrip(". ")
-        raise found.error(f"its config.json is no Llama's: {reason}") from error
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # what transformers and PyTorch raise of wrong values is of all kinds
+        reason = " ".join(str(error).split()).rstrip(". ")
+        raise found.error(f"its config.json is no Llama's: {reason:.200} ({type(error).__name__})") from error
 
 
 def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor]) -> None:

@@ -74,7 +74,8 @@ class SlotCache(Cache):
 
     def keep_states(self, states: Sequence[Tensor]) -> None:
         """Stores hidden states (B, Q, H) of the tokens of this pass, beside their keys and values."""
-        self.store(torch.cat(list(states), -1).unsqueeze(2), _STATES)
+        place = states[0].device  # layers of a model may be on several
+        self.store(torch.cat([each.to(place) for each in states], -1).unsqueeze(2), _STATES)
 
     def states(self, rows: Tensor | None, slots: Tensor) -> Tensor:
         """Returns the hidden states that were kept of the tokens in slots (B, n) of rows (B,): (B, n, layers·H)."""

@@ -1,4 +1,4 @@
-"""DraftedTrees: an observer that keeps the drafted tree of every round, and which path of it became text."""
+"""DraftedTrees: an observer that keeps the drafted tree of every round, and which path of it was accepted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class DraftedNode:
         name: the token alone, as text.
         depth: its place after the text, from 1.
         parent: the place of its parent in the list of nodes; None: it follows the text.
-        passed: whether it became text.
+        accepted: whether it was accepted, as text, unless the text ended before it in that round.
     """
 
     token: int
     name: str
     depth: int
     parent: int | None
-    passed: bool
+    accepted: bool
 
 
 DraftedTree = tuple[DraftedNode, ...]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsd_decoding.argument_checks import check_count
+from fsd_decoding.errors import UsageError
+
+_MOST = 4096  # nodes: more than any model reads as fast as a few
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,11 @@ class TreeShape:
     nodes: int
 
     def __post_init__(self) -> None:
-        check_count("top_k", self.top_k)
-        check_count("nodes", self.nodes)
+        for name in ("top_k", "nodes"):
+            value = getattr(self, name)
+            check_count(name, value)
+            if value > _MOST:
+                raise UsageError(f"{name} is {value}; a tree may have at most {_MOST}")
 
     def scratch(self, depth: int) -> int:
         """Slots behind a text that a round needs to draft and verify trees of this depth."""

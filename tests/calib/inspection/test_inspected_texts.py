@@ -195,7 +195,7 @@ def test_trees_stand_below_the_table(grown: InspectedText, colours: bool) -> Non
         for line in lines:
             assert re.match(r"[│ ]*[├└]── ", line)
         marked = [line for line in lines if line.endswith(")") and "── (" in line]
-        assert colours or len(marked) == sum(node.passed for node in tree)
+        assert colours or len(marked) == sum(node.accepted for node in tree)
         assert sorted(re.sub(r"^[│ ]*[├└]── \(?|\)$", "", line) for line in lines) == sorted(
             name_of(node.name) for node in tree
         )
@@ -207,4 +207,4 @@ def test_a_page_has_all_trees_escaped(grown: InspectedText) -> None:
     page = texts_page([replace(grown, trees=hostile)], "prompt", "models")
     assert "<script>alert" not in page
     assert page.count("<li>") == sum(map(len, grown.trees))
-    assert page.count("<li><b>") == sum(node.passed for tree in grown.trees for node in tree)
+    assert page.count("<li><b>") == sum(node.accepted for tree in grown.trees for node in tree)

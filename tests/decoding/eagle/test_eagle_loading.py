@@ -13,11 +13,12 @@ from torch import Tensor
 
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.checkpoint import save_head
+from fsd_decoding.eagle.head import Eagle3Head
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.trees.shape import TreeShape
 from support.messages import usage_error
-from support.models.tiny_heads import FILES, HEADS, KNOWN, LAYERS, eagle3, eagle3_files, written
-from support.models.tiny_models import llama, word_tokenizer
+from support.models.tiny_heads import CONFIG, FILES, HEADS, KNOWN, LAYERS, eagle3, eagle3_files, sharpened, written
+from support.models.tiny_models import VOCABULARY, llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
 
 LAYERS_ENTRY = "target_hidden_states"
@@ -71,6 +72,19 @@ def test_eagle3_reads_what_goes_into_layers_2_the_middle_and_the_last_but_two(ta
     assert Eagle(folder).load(target).target_layers == (2, 4, 5)
 
 
+def test_a_full_vocabulary_in_another_order_is_put_in_the_targets(target: Any, tmp_path: Path) -> None:
+    """A head that knows all 40 tokens, in the target's order and in another."""
+    head = Eagle3Head(CONFIG, LAYERS, VOCABULARY, target.get_input_embeddings(), VOCABULARY)
+    sharpened(head)
+    order = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))
+    weights = eagle3_files(head, target)
+    mixed = {**weights, "lm_head.weight": head.lm_head.weight[order], "d2t": order - torch.arange(VOCABULARY)}
+    own, other = (written(tmp_path / name, files) for name, files in (("own", weights), ("mixed", mixed)))
+    assert drafted(target, Eagle(other)) == drafted(target, Eagle(own))
+    states = torch.randn(1, 3, 32, dtype=torch.float64)
+    assert torch.equal(Eagle(other).load(target).logits(states), head.logits(states))
+
+
 def test_own_embeddings_of_eagle3_are_used(target: Any, tmp_path: Path) -> None:
     weights = eagle3_files(eagle3(target), target)
     embeddings = target.get_input_embeddings().weight
@@ -117,6 +131,7 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "ids twice": (replaced(d2t=OFFSETS.index_fill(0, torch.tensor([3]), 1)), "'d2t' names a token twice"),
     "other flags": (replaced(d2t=OFFSETS), "'d2t' and 't2d' name different tokens"),
     "too few ids": (replaced(d2t=OFFSETS[:7]), "'d2t' is of (7,), and 'lm_head.weight' has 20 rows"),
+    "an output of no size": (replaced(lm_head__weight=torch.tensor(1.0)), "'lm_head.weight' is of (), and must have"),
     "no ids": (without("d2t"), "it drafts 20 tokens and has no 'd2t', and the target has 40"),
     "speculators": (replaced(verifier_norm__weight=OFFSETS), "it holds 'verifier_norm.weight', as speculators does"),
     "Medusa": (replaced(medusa_head__0__weight=OFFSETS), "it holds 'medusa_head.0.weight', as Medusa does"),
@@ -132,6 +147,11 @@ ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
     "ambiguous": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
                   "its config.json names layers [2, 4, 5], and engines differ in whether"),
     "no activation": ({"hidden_act": "none"}, "hidden_act is 'none' in its config.json; it must be"),
+    "activations": ({"hidden_act": ["silu"]}, "hidden_act is ['silu'] in its config.json; it must be"),
+    "a list of engines": ({"eagle_config": [1]}, "eagle_config is [1] in its config.json; it must be an object"),
+    "a size below 0": ({"intermediate_size": -4}, "its config.json is no Llama's: Trying to create tensor with"),
+    "odd heads": ({"num_attention_heads": 5, "head_dim": None}, "its config.json is no Llama's: "),
+    "no such rotation": ({"rope_scaling": {"rope_type": "bend", "factor": 2.0}}, "its config.json is no Llama's: "),
     "a heads' number": ({"num_attention_heads": "four"}, "its config.json is no Llama's:"),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ PROMPTS = ragged_prompts(7)
 @pytest.mark.parametrize("compile", [False, "capture"])
 @pytest.mark.parametrize("shape", [TreeShape(1, 3), TreeShape(3, 9), TreeShape(2, 4)], ids=str)
 def test_trees_tell_what_was_drafted_and_what_became_text(shape: TreeShape, compile: bool) -> None:
-    """Of texts in a batch with refills: their number, their sizes, and the passed nodes as the text's tokens."""
+    """Of texts in a batch with refills: their number, their sizes, and the accepted nodes as the text's tokens."""
     base = tiny_decoder()
     decoder = SpeculativeDecoder(
         base.target, base.draft, base.tokenizer, rule="fsd-coupled", threshold=0.1, draft_length=3, tree=shape,
@@ -29,16 +29,16 @@ def test_trees_tell_what_was_drafted_and_what_became_text(shape: TreeShape, comp
         assert sum(map(len, kept)) == result.drafted
         text = list(result.tokens)
         for tree in kept:
-            passed = [node for node in tree if node.passed]
-            assert [node.depth for node in passed] == list(range(1, len(passed) + 1))
+            accepted = [node for node in tree if node.accepted]
+            assert [node.depth for node in accepted] == list(range(1, len(accepted) + 1))
             for node in tree:
                 before = None if node.parent is None else tree[node.parent]
                 assert node.depth == (1 if before is None else before.depth + 1)
-                assert not node.passed or before is None or before.passed
+                assert not node.accepted or before is None or before.accepted
                 assert node.name == f"w{node.token}" or node.token < 2
-            begun = text[: len(passed)]
-            assert [node.token for node in passed][: len(begun)] == begun  # the text may end within the path
-            text = text[len(passed) + 1 :]
+            begun = text[: len(accepted)]
+            assert [node.token for node in accepted][: len(begun)] == begun  # the text may end within the path
+            text = text[len(accepted) + 1 :]
 
 
 def test_chains_have_no_trees() -> None:

@@ -66,6 +66,7 @@ def test_processors_are_refused(decoder: SpeculativeDecoder) -> None:
 
 @pytest.mark.parametrize(("top_k", "nodes", "message"), [
     (0, 4, "top_k is 0; it must be a whole number of at least 1"), (2, 1.5, "nodes is 1.5; it must be a whole number"),
+    (2, 10**20, "nodes is 100000000000000000000; a tree may have at most 4096"),
 ])  # fmt: skip
 def test_a_shape_of_no_tree_is_refused(top_k: Any, nodes: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -60,9 +60,10 @@ def eagle3_files(head: Any, target: Any) -> dict[str, Tensor]:
              "midlayer.self_attn.v_proj", "midlayer.self_attn.o_proj", "midlayer.mlp.gate_proj",
              "midlayer.mlp.up_proj", "midlayer.mlp.down_proj"]  # fmt: skip
     weights = {f"{part}.weight": head.get_submodule(part).weight for part in parts}
+    known = head.known
     flags = torch.zeros(VOCABULARY, dtype=torch.bool)
-    flags[head.known] = True
-    return weights | {"d2t": head.known - torch.arange(KNOWN), "t2d": flags}
+    flags[known] = True
+    return weights | {"d2t": known - torch.arange(len(known)), "t2d": flags}
 
 
 FILES = {"EAGLE-1": eagle1_files, "EAGLE-3": eagle3_files}
