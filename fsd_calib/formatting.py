@@ -122,3 +122,8 @@ def clock(seconds: float) -> str:
     """Returns a time as clocks show it: minutes and seconds, and hours where there are any."""
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes}:{left:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{left:02}"
+
+
+def in_trees(tree: object | None) -> str:
+    """Returns the shape of trees as what follows a draft length; None: nothing, as of chains."""
+    return "" if tree is None else f", trees of {tree}"

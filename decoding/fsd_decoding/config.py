@@ -42,6 +42,7 @@ class DecodingConfig:
         on: the logits that the divergence is computed on: "raw", or "processed" by temperature, top-k and so on.
         within_support: reject tokens to which the target's processed distribution gives no probability.
         tree: the shape of the trees that are drafted, such as `TreeShape(top_k=4, nodes=16)`. None: chains.
+            `calibrate` chooses among several.
     """
 
     rule: str | Sequence[str] = "fsd-coupled"
@@ -54,7 +55,7 @@ class DecodingConfig:
     threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None = None
     on: Logits = "raw"
     within_support: bool = False
-    tree: TreeShape | None = None
+    tree: TreeShape | Sequence[TreeShape | None] | None = None
 
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
         """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
@@ -117,7 +118,7 @@ class DecodingKeywords(TypedDict, total=False):
     threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None
     on: Logits
     within_support: bool
-    tree: TreeShape | None
+    tree: TreeShape | Sequence[TreeShape | None] | None
     temperature: float
     top_k: int | None
     top_p: float | None

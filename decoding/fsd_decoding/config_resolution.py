@@ -51,8 +51,8 @@ def resolve(config: DecodingConfig) -> ResolvedConfig:
     stopping = None if config.stop_policy is None else as_policy(cast(StopPolicyLike, config.stop_policy))
     check_settings([draft_length], [threshold])
     check_whole("seed", config.seed)
-    length = cast(int, draft_length)
-    resolved = ResolvedConfig(rule, criterion, config.sampling, threshold, length, stopping, policy, config.tree)
+    length, tree = cast(int, draft_length), cast(TreeShape | None, config.tree)
+    resolved = ResolvedConfig(rule, criterion, config.sampling, threshold, length, stopping, policy, tree)
     check_tree(resolved)
     return resolved
 

@@ -47,10 +47,12 @@ from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.profile.io import FILE_NAME
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.trees.shape import TreeShape
 from fsd_decoding.workers.sources import Sources
 
 DIVERGENCES = ("js", "doubt")
 DRAFT_LENGTHS = tuple(range(1, 13))
+TREE_DEPTHS = (2, 3, 4, 5, 6, 8)
 LONGEST_DRAFT = 16  # where a predictor ends drafts early
 
 
@@ -82,7 +84,8 @@ def calibrate(
         goal: the accuracy or speed to reach, and the confidence of the certificate.
         decoding: the search space, and how tokens are drawn. The search chooses among the values of a tuple. By
             default it chooses between the divergences `js` and `doubt`, and among 1 to 12 drafted tokens (up to 16
-            with a predictor). T itself is always searched. `threshold_policy` may be the name of a family in
+            with a predictor; trees are 2 to 6 or 8 deep). `tree` may be a tuple of shapes, in which None stands for
+            chains. T itself is always searched. `threshold_policy` may be the name of a family in
             `policy_families.FAMILIES`, which searches all of its shapes; a policy object, whose T is ignored; or a
             tuple of these.
         run: how the calibration is run, and where its files are stored.
@@ -145,8 +148,7 @@ class Calibration:
                 "that moves T goes into threshold_policy)"
             )
         self._check_sampling()
-        if self.decoding.tree is not None:
-            raise UsageError("tree is given, and a calibration searches over chains; leave tree out")
+        self._check_trees()
         drafts = _drafts(self.draft)
         if other := next((draft for draft in drafts if isinstance(draft, DraftSource | Eagle)), None):
             raise UsageError(f"the draft is {other!r:.60}, and a calibration searches over draft models; give a model")
@@ -168,6 +170,19 @@ class Calibration:
                 bounding = ", ".join(name for name, known in RULES.items() if known.bounds_divergence)
                 raise UsageError(
                     f"rule {rule!r} has no threshold on a divergence to calibrate; those that have: {bounding}"
+                )
+
+    def _check_trees(self) -> None:
+        """UsageError: trees are given, and something that trees do not go with."""
+        for tree in (each for each in self._trees if each is not None):
+            if not isinstance(tree, TreeShape):
+                raise UsageError(f"tree is {tree!r:.60}; it must be a TreeShape, None for chains, or a tuple of these")
+            if self._predictor is not None:
+                raise UsageError("tree is given, and a predictor ends chains early; leave one of the two out")
+            if any(map(moves, self._policies)):
+                raise UsageError(
+                    f"tree is given, and policy {_listed(self._policies)} moves T along a chain; leave one of the two "
+                    "out"
                 )
 
     def _check_sampling(self) -> None:
@@ -282,13 +297,15 @@ class Calibration:
         space = self._space
         return replace(
             self.decoding, rule=space.rules[0], divergence=space.divergences[0], draft_length=None, stop_policy=None,
-            threshold_policy=None,
+            threshold_policy=None, tree=None,
         )  # fmt: skip
 
     @property
     def _longest(self) -> int:
         """The largest draft length: of the search, or of `sd` where that has lengths of its own."""
-        own = max(self._space.draft_lengths)
+        space = self._space
+        trees = [tree.scratch(max(space.lengths(tree))) for tree in space.trees if tree is not None]
+        own = max([*space.draft_lengths, *trees])
         return own if self.config.engine == "vllm" else max(own, *SD_LENGTHS)
 
     @property
@@ -297,7 +314,14 @@ class Calibration:
         lengths = self.decoding.draft_length
         if lengths is None:
             lengths = DRAFT_LENGTHS if self._predictor is None else (LONGEST_DRAFT,)
-        return Space(_several(self.decoding.rule), _several(self.decoding.divergence or DIVERGENCES), _several(lengths))
+        depths = TREE_DEPTHS if self.decoding.draft_length is None else ()
+        divergences = _several(self.decoding.divergence or DIVERGENCES)
+        return Space(_several(self.decoding.rule), divergences, _several(lengths), trees=self._trees, depths=depths)
+
+    @property
+    def _trees(self) -> tuple[Any, ...]:
+        """Shapes of trees; None: chains."""
+        return _several(self.decoding.tree)
 
     @property
     def _policies(self) -> tuple[PolicyChoice, ...]:

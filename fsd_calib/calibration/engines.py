@@ -141,6 +141,8 @@ def _obstacles(
     for rule in rules:
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
+    if decoding.tree is not None:
+        yield "which drafts no trees: leave them out"
     if decoding.stop_policy is not None:
         yield "which cannot end drafts by a predictor: leave it out"
     if "per-prompt" in policies:

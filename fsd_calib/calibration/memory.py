@@ -51,7 +51,7 @@ def plan_memory(
     Args:
         target, drafts: hub ids, paths or loaded models.
         problems: all that may be decoded.
-        draft_length: the longest.
+        draft_length: the longest, or what trees take behind a text.
 
     Returns:
         None: the models' memory cannot be estimated, which the progress report says.

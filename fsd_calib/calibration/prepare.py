@@ -25,22 +25,25 @@ from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.certification.holdout import TESTS_VERSION
-from fsd_calib.engines.base import KeyedPrompt
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
+from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.forecast import DraftForecasts, Forecast, ReplayForecast
 from fsd_calib.search.space import Space, logit
+from fsd_calib.search.walked_forecast import WalkedForecast
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
 from fsd_collectors.replay import CostModel, sweep
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
+from fsd_decoding.trees.shape import TreeShape
 
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
+_WALKED = 64  # problems whose rounds trees are drafted in: enough for tokens per round to within about 1.5 per cent
 _PASSES = 3  # over the tuning part, of a search
 _FEW_ROWS = 1.8  # times as long a decoding takes in a search: what is not reused fills few rows (measured: 1.3 to 2.2)
 _CANDIDATES = 6  # frozen at most
@@ -83,7 +86,7 @@ class Prepared:
 
     def costs_of(self, configuration: Configuration) -> RecordedCosts:
         """Returns the costs of a round with the configuration's draft."""
-        return self.facts.costs[self.space.drafts.index(configuration.draft)]
+        return self.facts.costs[self.space.compared.index(configuration.drafting)]
 
     @property
     def lossless(self) -> Configuration:
@@ -123,10 +126,11 @@ def prepare(
         session.call_rounds(facts.compile)
         level = facts.level(goal.confidence)
         _check_enough(goal, session, session.holdout.problems, level)
-        costs = {draft: known.model for draft, known in zip(space.drafts, facts.costs, strict=True)}
-        early = None if chosen is None else stopping_early(chosen, traces[first], costs[first], session, space, folder)
-        forecast = _forecast(traces, space, costs, early, shaped)
-        sds = _fastest_for_sd(session, traces, costs, 1 if timing.way == "none" else 2)
+        costs = {each: known.model for each, known in zip(space.compared, facts.costs, strict=True)}
+        chain = costs[Drafting(first)]
+        early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
+        forecast = _forecast(traces, space, costs, early, shaped, session)
+        sds = _fastest_for_sd(session, traces, space, costs, forecast, 1 if timing.way == "none" else 2)
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     if early is not None:
         session = session.stopping_early(early.policies, stops)
@@ -167,7 +171,7 @@ def _paces(pace: Pace, served: Paces) -> Paces:
 def _given(chosen: Chosen | None, fixed: Configuration | None, sequence: EngineSequence | None) -> dict[str, Any]:
     """What determines the course of some calibrations only."""
     of_predictor = {} if chosen is None else {"predictor": chosen.predictor.fingerprint}
-    of_setting = {} if fixed is None else {"fixed": asdict(fixed)}
+    of_setting = {} if fixed is None else {"fixed": fixed.values}
     return of_predictor | of_setting | ({} if sequence is None else {"sequence": asdict(sequence)})
 
 
@@ -181,7 +185,7 @@ def _run_name(session: Session, goal: Goal, space: Space, given: Mapping[str, An
 def _name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], compile: Compiling) -> str:
     """A hash of everything that determines a calibration's course, so that the same command resumes the same run."""
     problems = [[p.id, p.prompt, p.reference, p.part] for p in session.task.problems]
-    facts = {"identity": session.identity, "wish": asdict(goal), "space": asdict(space), "problems": problems,
+    facts = {"identity": session.identity, "wish": asdict(goal), "space": space.values, "problems": problems,
              "tests": TESTS_VERSION, **given}  # fmt: skip
     if compile != "auto":
         facts["compile"] = compile
@@ -204,16 +208,37 @@ def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[di
 def _forecast(
     traces: Mapping[str | None, Traces],
     space: Space,
-    costs: Mapping[str | None, CostModel],
+    costs: Mapping[Drafting, CostModel],
     early: EarlyStop | None,
     shaped: Shaped,
+    session: Session,
 ) -> DraftForecasts:
     """The forecast for all drafts, each from its own traces and costs."""
     stops = early.replayed if early else None
-    return DraftForecasts({
-        draft: ReplayForecast(seen, replace(space, drafts=(draft,)), costs[draft], stops=stops, shapes=shaped)
+    chains = {
+        Drafting(draft): ReplayForecast(
+            seen, replace(space, drafts=(draft,)), costs[Drafting(draft)], stops=stops, shapes=shaped
+        )
         for draft, seen in traces.items()
-    })  # fmt: skip
+    }
+    trees = {each: _walked(each, space, costs[each], session) for each in space.draftings if each.tree is not None}
+    return DraftForecasts({**chains, **trees})
+
+
+def _walked(drafting: Drafting, space: Space, costs: CostModel, session: Session) -> WalkedForecast:
+    """The forecast of a draft from rounds of the first tuning problems, at each draft length."""
+    session = session.with_draft(drafting.draft)
+    engine, problems = session.engine, session.tuning.problems[:_WALKED]
+    assert isinstance(engine, OwnEngine)
+    prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
+    walked, lengths = {}, space.lengths(drafting.tree)
+    with session.progress.step(f"drafting trees of {drafting.tree}", len(lengths)) as advance:
+        for length in lengths:
+            lossless = replace(session.configuration(_LOSSLESS, length, drafting.draft), tree=drafting.tree)
+            request = DecodingRequest(lossless, engine.decoding.seed, prompts, session.batch_size)
+            walked[length] = engine.walked(request, space.divergences)
+            advance(1)
+    return WalkedForecast(walked, space.divergences, costs)
 
 
 def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
@@ -223,7 +248,7 @@ def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> T
         if way != "off":
             session.call_rounds(way)
             pace = _pace(session, space)
-    costs = tuple(_costs(session.with_draft(draft), goal) for draft in space.drafts)
+    costs = tuple(_costs(session.with_draft(each.draft), goal, each.tree) for each in space.compared)
     return Timings(costs, pace, way)
 
 
@@ -255,7 +280,7 @@ def _what_pays(session: Session, space: Space, config: RunConfig, each: float) -
 
 def _shapes(space: Space, config: RunConfig) -> int:
     """How many shapes of rounds are likely to occur."""
-    return len(space.drafts) * (_OTHER_SHAPES + min(len(space.draft_lengths), config.trials))
+    return len(space.compared) * (_OTHER_SHAPES + min(len(space.draft_lengths), config.trials))
 
 
 def _usual(session: Session, space: Space) -> Configuration:
@@ -271,9 +296,9 @@ def _decode_some(session: Session, configuration: Configuration) -> None:
     session.decode.emitted(configuration, _some(session), session.batch_size)
 
 
-def _costs(session: Session, goal: Goal) -> CostModel:
+def _costs(session: Session, goal: Goal, tree: TreeShape | None) -> CostModel:
     prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in session.tuning.problems[:_COSTED]]
-    return session.engine.costs(prompts, goal.serve_batch, session.progress)
+    return session.engine.costs(prompts, goal.serve_batch, session.progress, tree)
 
 
 def _efforts(
@@ -297,9 +322,14 @@ def _check_enough(goal: Goal, session: Session, problems: int, level: float, acc
 
 
 def _fastest_for_sd(
-    session: Session, traces: Mapping[str | None, Traces], costs: Mapping[str | None, CostModel], count: int
+    session: Session,
+    traces: Mapping[str | None, Traces],
+    space: Space,
+    costs: Mapping[Drafting, CostModel],
+    forecast: DraftForecasts,
+    count: int,
 ) -> tuple[Configuration, ...]:
-    """The fastest `sd` settings over all drafts and draft lengths, by replay, the fastest first.
+    """The fastest `sd` settings over all drafts, shapes and draft lengths, by replay, the fastest first.
 
     Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
     """
@@ -307,7 +337,11 @@ def _fastest_for_sd(
     longest = session.engine.longest_draft
     for draft, seen in traces.items():
         lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
-        frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=costs[draft])
+        frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=costs[Drafting(draft)])
         for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
             speeds[session.configuration("sd", int(length), draft)] = float(speed)
+    for drafting in (each for each in space.draftings if each.tree is not None):
+        for length in space.lengths(drafting.tree):
+            tree = replace(session.configuration("sd", length, drafting.draft), tree=drafting.tree)
+            speeds[tree] = forecast.tokens_per_second(tree)
     return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])

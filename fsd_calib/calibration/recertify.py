@@ -34,7 +34,8 @@ def setting_of(profile: ThresholdProfile) -> Configuration:
             "calibrate with --predictor instead"
         )
     policy = None if profile.policy is None else profile.policy.identity
-    return Configuration(profile.rule, profile.divergence, profile.draft_length, profile.threshold, policy)
+    return Configuration(profile.rule, profile.divergence, profile.draft_length, profile.threshold, policy,
+                         tree=None if profile.tree is None else profile.tree.shape)  # fmt: skip
 
 
 def decoding_of(profile: ThresholdProfile) -> DecodingConfig:
@@ -44,6 +45,7 @@ def decoding_of(profile: ThresholdProfile) -> DecodingConfig:
     return DecodingConfig(
         rule=setting.rule, divergence=setting.divergence, draft_length=(setting.draft_length,),
         sampling=Sampling(**profile.sampling.model_dump()), seed=profile.seed, threshold_policy=moved,
+        tree=setting.tree,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from fsd_calib.calibration.baseline import COMPARED, Baseline, measure_baseline
 from fsd_calib.calibration.findings import Findings
@@ -230,8 +230,8 @@ def _search(
 
 def _agreed(ready: Prepared, study: str, key: str, own: Sequence[Configuration]) -> list[Configuration]:
     """Returns what the first process of the study chose, which is this one's choice where that is the first."""
-    recorded = agreed(ready.config.study_storage, study, key, [asdict(configuration) for configuration in own])
-    return [Configuration(**values) for values in recorded]
+    recorded = agreed(ready.config.study_storage, study, key, [configuration.values for configuration in own])
+    return [Configuration.of(values) for values in recorded]
 
 
 def _decide(ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline) -> Decision:

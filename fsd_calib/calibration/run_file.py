@@ -15,6 +15,9 @@ from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
 from fsd_calib.strict_yaml import Strict, read_yaml
 
 NAME = "run.yaml"
+CHAIN = "chain"
+"""What stands for chains among shapes of trees."""
+
 _Count = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -71,6 +74,7 @@ class DecodingSection(_Section):
     seed: int = 0
     stop_policy: str | None = None
     threshold_policy: _Several[str] | None = None
+    tree: _Several[str] | None = None
 
 
 class RunSection(_Section):

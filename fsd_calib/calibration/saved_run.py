@@ -14,7 +14,7 @@ import yaml
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.predictor import AUTO
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.calibration.run_file import NAME, DecodingSection, GoalSection, RunFile, RunSection
+from fsd_calib.calibration.run_file import CHAIN, NAME, DecodingSection, GoalSection, RunFile, RunSection
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
@@ -101,7 +101,10 @@ def _decoding(decoding: DecodingConfig) -> dict[str, Any]:
     sampling = decoding.sampling
     drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     given["sampling"] = {name: value for name, value in drawn.items() if value is not None}
-    for name in ("rule", "divergence", "draft_length", "threshold_policy"):
+    if "tree" in given:
+        trees = given["tree"] if isinstance(given["tree"], (list, tuple)) else [given["tree"]]
+        given["tree"] = [CHAIN if tree is None else tree.text for tree in trees]
+    for name in ("rule", "divergence", "draft_length", "threshold_policy", "tree"):
         if name in given:
             given[name] = _one_or_several(given[name])
     if "stop_policy" in given and str(given["stop_policy"]) != AUTO:

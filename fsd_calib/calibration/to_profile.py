@@ -30,6 +30,7 @@ from fsd_decoding.profile.parts import (
     Estimate,
     SamplingInfo,
     TokensPerRound,
+    TreeInfo,
     Truncation,
 )
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -59,8 +60,10 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         threshold=chosen.threshold if findings.lossy else None,
         policy=chosen.info,
         draft_length=chosen.draft_length,
+        tree=_tree(chosen),
         sd_draft_length=findings.sd.draft_length,
         sd_draft=_other_draft(findings, findings.sd),
+        sd_tree=_tree(findings.sd),
         sampling=SamplingInfo.model_validate(decoding.sampling, from_attributes=True),
         seed=decoding.seed,
         seeds=ready.session.decode.seeds,
@@ -88,6 +91,10 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         dtype=engine.dtype,
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     ).sealed()  # fmt: skip
+
+
+def _tree(configuration: Configuration) -> TreeInfo | None:
+    return None if configuration.tree is None else TreeInfo(**asdict(configuration.tree))
 
 
 def _data(ready: Prepared) -> DataInfo:
@@ -224,10 +231,11 @@ def _curve(findings: Findings) -> Iterator[CurvePoint]:
             yield _point(findings, measured, findings.evidence.get(measured.configuration) if fuzzy else None)
 
 
-def _order(measured: Measurement) -> tuple[str, str, str, str, int, float]:
+def _order(measured: Measurement) -> tuple[str, str, str, str, str, int, float]:
     c = measured.configuration
     threshold = -1.0 if c.threshold is None else c.threshold
-    return c.draft or "", c.rule, c.divergence, c.policy or "", c.draft_length, threshold
+    tree = "" if c.tree is None else c.tree.text
+    return c.draft or "", tree, c.rule, c.divergence, c.policy or "", c.draft_length, threshold
 
 
 def _point(findings: Findings, measured: Measurement, evidence: Evidence | None) -> CurvePoint:

@@ -28,7 +28,7 @@ from fsd_calib.report.record import (
 )
 from fsd_calib.search.space import logit
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.profile.parts import Counts
+from fsd_decoding.profile.parts import Counts, TreeInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SHARES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.965, 0.98, 0.99, 0.995, 0.999)
@@ -99,7 +99,12 @@ def _scales(findings: Findings) -> Iterator[Scale]:
         if arm.rule == space.rules[0]:  # thresholds do not depend on the rule
             thresholds = tuple(forecast.threshold(arm, logit(share)) for share in _SHARES)
             yield Scale(
-                divergence=arm.divergence, policy=arm.info, draft=arm.draft, shares=_SHARES, thresholds=thresholds
+                divergence=arm.divergence,
+                policy=arm.info,
+                draft=arm.draft,
+                tree=None if arm.tree is None else TreeInfo(**asdict(arm.tree)),
+                shares=_SHARES,
+                thresholds=thresholds,
             )
 
 

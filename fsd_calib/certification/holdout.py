@@ -123,7 +123,7 @@ class Holdout:
         identity = [self._identity, _fingerprint(self._evaluator.problems), TESTS_VERSION]
         if self.sequence is not None:
             identity.append(str(self.sequence))
-        frozen_text = json.dumps([identity, [asdict(c) for c in frozen], asdict(claim), confidence], sort_keys=True)
+        frozen_text = json.dumps([identity, [c.values for c in frozen], asdict(claim), confidence], sort_keys=True)
         attempt = self._ledger.open(self._family, self._evaluator.problems, frozen_text, run, self._continued)
         return HoldoutAttempt(self._evaluator, frozen, target, claim, attempt, attempt.level(confidence))
 

@@ -202,13 +202,7 @@ def _for_programs(text: InspectedText) -> dict[str, Any]:
 def _shape(tree: str | None) -> TreeShape | None:
     from fsd_decoding.trees.shape import TreeShape
 
-    if tree is None:
-        return None
-    try:
-        top_k, nodes = map(int, tree.split(","))
-    except ValueError as error:
-        raise UsageError(f"--tree is {tree!r:.40}; give TOP_K,NODES, such as 2,6") from error
-    return TreeShape(top_k, nodes)
+    return None if tree is None else TreeShape.parse(tree)
 
 
 def _check_shown(thresholds: Sequence[float], html: Path | None, table: bool, as_json: bool) -> None:

@@ -101,6 +101,16 @@ class SearchOptions(OptionGroup):
             rich_help_panel=DECODING,
         ),
     ] = None
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Draft trees of this shape: TOP_K,NODES, such as 2,6 for six nodes a round, each with up to two "
+            "children; the draft length is their depth. Repeat it to choose among shapes, and give chain to choose "
+            "among chains too. By default chain.",
+            rich_help_panel=DECODING,
+            metavar="<str>",
+        ),
+    ] = None
     predictor: Annotated[
         Path | None,
         typer.Option(
@@ -123,6 +133,7 @@ class SearchOptions(OptionGroup):
         return {
             "rule": several("--rule", self.rule), "divergence": several("--divergence", self.divergence),
             "threshold_policy": policies, "draft_length": lengths, "predictor": self.predictor,
+            "tree": self.tree,
         }  # fmt: skip
 
 

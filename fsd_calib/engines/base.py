@@ -22,6 +22,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Compile
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo
+from fsd_decoding.trees.shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 
@@ -134,8 +135,18 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def costs(self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress) -> CostModel:
-        """Measures what a round costs, in seconds, with `batch_size` rows."""
+    def costs(
+        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
+    ) -> CostModel:
+        """Measures what a round costs, in seconds, with `batch_size` rows.
+
+        Args:
+            tree: shape of the trees that are drafted; their costs count levels in place of drafted tokens. None:
+                chains.
+
+        Raises:
+            UsageError: The engine drafts no trees.
+        """
 
     @abstractmethod
     def manifest(self, wanted: WantedTraces) -> Manifest:

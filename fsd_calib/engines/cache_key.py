@@ -70,11 +70,15 @@ class CacheKey:
     stop: Sequence[str]
     engine: Mapping[str, Any]
     policy: str | None = None  # identity of the policy that stops drafts early
+    tree: Mapping[str, int] | None = None  # shape of the trees; None: chains
 
     @cached_property
     def json(self) -> str:
         """Canonical JSON: equal for equal keys only."""
-        return json.dumps(asdict(self), sort_keys=True)
+        fields = asdict(self)
+        if self.tree is None:  # as in keys from before there were trees
+            del fields["tree"]
+        return json.dumps(fields, sort_keys=True)
 
     @cached_property
     def hash(self) -> bytes:
@@ -142,6 +146,7 @@ def key_of(
         stop=sorted(set(limits.stop)),
         engine=engine,
         policy=_identity(policy) if rule.fuzzy else None,
+        tree=asdict(configuration.tree) if configuration.tree is not None and rule.drafts else None,
     )
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
+from typing import Any, NamedTuple
 
+from fsd_calib.formatting import in_trees
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.profile.policy import PolicyInfo, brief, moved
+from fsd_decoding.trees.shape import TreeShape
 
 DRAFT_ALONE = "draft"
 """In place of a rule: the draft writes the text by itself. Only some engines can, see `Engine.runs_draft_alone`."""
+
+
+class Drafting(NamedTuple):
+    """What drafts: the name of the draft, or None where there is only one, and the shape of its trees, or None."""
+
+    draft: str | None = None
+    tree: TreeShape | None = None
 
 
 @dataclass(frozen=True)
@@ -20,6 +31,7 @@ class Configuration:
         threshold: None: the rule has none.
         policy: Identity of the policy that moves T; None: T is constant.
         draft: Name of the draft model; None: there is only one, or the rule does not draft.
+        tree: Shape of the trees that are drafted, `draft_length` deep; None: chains.
     """
 
     rule: str
@@ -28,6 +40,21 @@ class Configuration:
     threshold: float | None = None
     policy: str | None = None
     draft: str | None = None
+    tree: TreeShape | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The fields for JSON. Chains are not named, so that names made of them stay what they were before trees."""
+        fields = asdict(self)
+        if self.tree is None:
+            del fields["tree"]
+        return fields
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Configuration:
+        """The configuration of these `values`."""
+        tree = values.get("tree")
+        return cls(**{**values, "tree": None if tree is None else TreeShape(**tree)})
 
     @classmethod
     def alone(cls, divergence: str) -> Configuration:
@@ -51,6 +78,11 @@ class Configuration:
     def arm(self) -> Configuration:
         """The configuration without its threshold: what thresholds are searched for."""
         return replace(self, threshold=None)
+
+    @property
+    def drafting(self) -> Drafting:
+        """What drafts for it."""
+        return Drafting(self.draft, self.tree)
 
     @property
     def family(self) -> Configuration:
@@ -79,4 +111,4 @@ class Configuration:
         by = "" if self.policy is None else f" by {brief(self.policy)}"
         bound = "" if self.threshold is None else f" {self.divergence} <= {self.threshold:.4g}{by}"
         drafting = "" if self.draft is None else f" with {PurePath(self.draft).name}"
-        return f"{self.rule}{bound} at L = {self.draft_length}{drafting}"
+        return f"{self.rule}{bound} at L = {self.draft_length}{in_trees(self.tree)}{drafting}"

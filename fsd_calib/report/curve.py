@@ -79,12 +79,14 @@ def _table(title: str, points: Iterable[CurvePoint], width: int) -> Table:
 
 
 def _arm(p: CurvePoint, width: int) -> Iterator[str]:
-    """Rule, divergence, policy and draft: what distinguishes a row from others with the same L."""
+    """Rule, divergence, policy, shape of trees and draft: what distinguishes a row from others with the same L."""
     yield p.rule
     if p.threshold is not None:
         yield p.divergence
     if p.policy is not None:
         yield str(p.policy)
+    if p.tree is not None:
+        yield f"trees of {p.tree}"
     if p.draft is not None:
         yield f"with {breakable(PurePath(p.draft).name, width)}"
 

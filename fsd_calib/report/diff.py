@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table
 
-from fsd_calib.formatting import NONE
+from fsd_calib.formatting import NONE, in_trees
 from fsd_collectors.report.terminal import breakable, literal
 from fsd_decoding.profile.curve import CurvePoint
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -98,7 +98,7 @@ def _point(point: CurvePoint) -> str:
     by = "" if point.policy is None else f" by {point.policy}"
     drafting = "" if point.draft is None else f", draft {point.draft}"
     bound = "" if point.threshold is None else f" {point.divergence} <= {point.threshold!r}{by}"
-    return f"{point.rule}{bound}, L = {point.draft_length}{drafting} ({point.source} part)"
+    return f"{point.rule}{bound}, L = {point.draft_length}{in_trees(point.tree)}{drafting} ({point.source} part)"
 
 
 def _shown(first: Any, second: Any) -> tuple[str, str]:

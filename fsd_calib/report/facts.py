@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsd_calib.formatting import NONE, bound, pace, percent, threshold
+from fsd_calib.formatting import NONE, bound, in_trees, pace, percent, threshold
 from fsd_calib.report.record import Rung, RunRecord
 from fsd_calib.report.rows import Row, setting_name
 from fsd_calib.report.run_folder import Run
@@ -44,7 +44,7 @@ def scale_sheet(record: RunRecord) -> Sheet:
     for scale in record.scales:
         by = "" if scale.policy is None else f", {scale.policy.name}"
         at = dict(zip(scale.shares, scale.thresholds, strict=True))
-        rows.append((f"{scale.divergence}{by}", *(threshold(at[share]) for share in shares)))
+        rows.append((f"{scale.divergence}{by}{in_trees(scale.tree)}", *(threshold(at[share]) for share in shares)))
     headings = ("divergence", *(f"{100 * share:g}%" for share in shares))
     return Sheet("T that accepts a share of the drafted tokens", headings, tuple(rows),
                  "Along the target's own text, on the tuning part, by D ≤ T alone.")  # fmt: skip

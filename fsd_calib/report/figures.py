@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
+from fsd_calib.formatting import in_trees
 from fsd_decoding.profile.curve import CurvePoint, Source
+from fsd_decoding.profile.parts import TreeInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _NO_CHOICE = ("lossless-suffices", "front")  # unless there is an estimate
@@ -38,7 +40,7 @@ def main_figures(profile: ThresholdProfile) -> list[Figures]:
 
 def drafts(profile: ThresholdProfile) -> str:
     """Returns the draft length of the fuzzy rule: exact, or the longest where drafts end early."""
-    return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}"
+    return f"L {'=' if profile.early_stop is None else '≤'} {profile.draft_length}{in_trees(profile.tree)}"
 
 
 def draft_among(profile: ThresholdProfile, other: str | None) -> str:
@@ -56,12 +58,15 @@ def source_of(profile: ThresholdProfile) -> Source:
     return max((point.source for point in profile.curve), default="tuning", key=lambda part: part == "certification")
 
 
-def point_of(profile: ThresholdProfile, rule: str, draft_length: int) -> CurvePoint | None:
-    """The point of a rule at the profile's threshold, where the rule has one, preferably at this draft length."""
+def point_of(
+    profile: ThresholdProfile, rule: str, draft_length: int, tree: TreeInfo | None = None
+) -> CurvePoint | None:
+    """The point of a rule at the profile's threshold, where the rule has one, preferably of this draft length and
+    shape."""
     setting = (None, None) if rule in ("sd", "target") else (profile.threshold, profile.policy)
     points = [p for p in profile.curve if (p.rule, p.source) == (rule, source_of(profile))]
     points = [p for p in points if (p.threshold, p.policy) == setting]
-    return min(points, key=lambda p: p.draft_length != draft_length, default=None)
+    return min(points, key=lambda p: (p.draft_length, p.tree) != (draft_length, tree), default=None)
 
 
 def _is_fuzzy(profile: ThresholdProfile) -> bool:
@@ -80,11 +85,12 @@ def _of_target(profile: ThresholdProfile) -> Figures:
 
 def _of_sd(profile: ThresholdProfile) -> Figures:
     """`sd` loses nothing, but its accuracy is shown where it was measured on the same problems as the target."""
-    point, alone = point_of(profile, "sd", sd_draft_length(profile)), point_of(profile, "target", 1)
+    point, alone = point_of(profile, "sd", sd_draft_length(profile), profile.sd_tree), point_of(profile, "target", 1)
     if point and alone and point.problems != alone.problems:
         point = None
+    among = draft_among(profile, profile.sd_draft)
     return Figures(
-        "sd", f"sd (lossless)\nL = {sd_draft_length(profile)}{draft_among(profile, profile.sd_draft)}",
+        "sd", f"sd (lossless)\nL = {sd_draft_length(profile)}{in_trees(profile.sd_tree)}{among}",
         accuracy=point.accuracy if point else None, retention=point.retention if point else None,
         tokens_per_round=profile.tokens_per_round.sd,
     )  # fmt: skip
@@ -92,7 +98,7 @@ def _of_sd(profile: ThresholdProfile) -> Figures:
 
 def _of_chosen(profile: ThresholdProfile) -> Figures:
     c = profile.certificate
-    point = profile.estimate or point_of(profile, profile.rule, profile.draft_length)
+    point = profile.estimate or point_of(profile, profile.rule, profile.draft_length, profile.tree)
     figures = Figures(
         "chosen", _configuration(profile), profile.accuracy.chosen, retention=point.retention if point else None,
         tokens_per_round=profile.tokens_per_round.chosen,
@@ -110,4 +116,6 @@ def _configuration(profile: ThresholdProfile) -> str:
         label = _NOT_CHOSEN.get(profile.outcome, "not certified")
         among = draft_among(profile, profile.estimate.draft)
         return f"{label}\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}{among}"
-    return f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}"
+    return (
+        f"lossless\n({profile.effective_rule}), L = {profile.effective_draft_length}{in_trees(profile.effective_tree)}"
+    )

@@ -11,7 +11,18 @@ from pydantic import Field, model_validator
 
 from fsd_decoding.profile.costs import Work
 from fsd_decoding.profile.curve import Source
-from fsd_decoding.profile.parts import Amount, Confidence, Count, Counts, Natural, Part, Positive, Ratio, Share
+from fsd_decoding.profile.parts import (
+    Amount,
+    Confidence,
+    Count,
+    Counts,
+    Natural,
+    Part,
+    Positive,
+    Ratio,
+    Share,
+    TreeInfo,
+)
 from fsd_decoding.profile.policy import PolicyInfo
 
 VERSION: Final = 1
@@ -33,6 +44,8 @@ class Setting(Part):
     """Scales T from round to round. null: T is constant."""
     draft: str | None = None
     """The id of its draft model, where several were searched."""
+    tree: TreeInfo | None = None
+    """The shape of its trees. null: it drafts chains."""
 
 
 class Measured(Setting):
@@ -133,6 +146,8 @@ class Scale(Part):
     """Scales T. null: T is constant."""
     draft: str | None = None
     """The id of the draft model, where several were searched."""
+    tree: TreeInfo | None = None
+    """The shape of the trees. null: chains."""
     shares: tuple[Share, ...]
     """Shares of drafted tokens accepted by D <= T alone."""
     thresholds: tuple[Amount, ...]

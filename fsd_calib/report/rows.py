@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from fsd_calib.engines.configuration import DRAFT_ALONE
+from fsd_calib.formatting import in_trees
 from fsd_calib.report.record import DraftAlone, Measured, Setting
 from fsd_calib.report.run_folder import Run
 from fsd_decoding.profile.curve import CurvePoint, Source
+from fsd_decoding.profile.parts import TreeInfo
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
@@ -38,6 +40,7 @@ class Row:
     threshold: float | None
     policy: PolicyInfo | None
     draft: str | None
+    tree: TreeInfo | None
     source: Source
     problems: int
     accuracy: float
@@ -71,7 +74,7 @@ def setting_name(setting: Setting | Row | CurvePoint) -> str:
     bound = "" if setting.threshold is None else f", {setting.divergence} ≤ {setting.threshold:.4g}"
     by = "" if setting.policy is None else f" by {setting.policy}"
     drafting = "" if setting.draft is None else f", {PurePath(setting.draft).name}"
-    return f"{setting.rule}{bound}{by}, L = {setting.draft_length}{drafting}"
+    return f"{setting.rule}{bound}{by}, L = {setting.draft_length}{in_trees(setting.tree)}{drafting}"
 
 
 def rows(run: Run) -> list[Row]:
@@ -102,9 +105,10 @@ def _of_record(profile: ThresholdProfile, measured: tuple[Measured, ...]) -> Ite
         solved, right = c.both_right + c.gained, c.both_right + c.lost
         low, high = m.interval or (None, None)
         yield Row(
-            _series(m), m.rule, m.divergence, m.draft_length, m.threshold, m.policy, m.draft, m.source, m.problems,
-            solved / c.total, solved / right if right else 0.0, low, high, bounds.get((m.source, *_key(profile, m))),
-            m.tokens / m.rounds, m.accepted / m.drafted if m.drafted else None, m.forecast, _is_chosen(profile, m),
+            _series(m), m.rule, m.divergence, m.draft_length, m.threshold, m.policy, m.draft, m.tree, m.source,
+            m.problems, solved / c.total, solved / right if right else 0.0, low, high,
+            bounds.get((m.source, *_key(profile, m))), m.tokens / m.rounds,
+            m.accepted / m.drafted if m.drafted else None, m.forecast, _is_chosen(profile, m),
         )  # fmt: skip
 
 
@@ -112,7 +116,7 @@ def _of_draft(profile: ThresholdProfile, alone: DraftAlone) -> Row:
     solved, right = alone.counts.both_right + alone.counts.gained, alone.counts.both_right + alone.counts.lost
     low, high = alone.interval or (None, None)
     return Row(
-        DRAFT, DRAFT_ALONE, profile.divergence, 1, None, None, alone.draft, "tuning", alone.problems,
+        DRAFT, DRAFT_ALONE, profile.divergence, 1, None, None, alone.draft, None, "tuning", alone.problems,
         solved / alone.counts.total, solved / right if right else 0.0, low, high, None, 1.0, None, None, False,
     )  # fmt: skip
 
@@ -120,8 +124,8 @@ def _of_draft(profile: ThresholdProfile, alone: DraftAlone) -> Row:
 def _of_curve(profile: ThresholdProfile) -> Iterator[Row]:
     for p in profile.curve:
         yield Row(
-            _series(p), p.rule, p.divergence, p.draft_length, p.threshold, p.policy, p.draft, p.source, p.problems,
-            p.accuracy, p.retention, None, None, p.lower_bound, p.tokens_per_round, None, p.forecast,
+            _series(p), p.rule, p.divergence, p.draft_length, p.threshold, p.policy, p.draft, p.tree, p.source,
+            p.problems, p.accuracy, p.retention, None, None, p.lower_bound, p.tokens_per_round, None, p.forecast,
             _is_chosen(profile, p),
         )  # fmt: skip
 
@@ -132,20 +136,20 @@ def _series(setting: Setting | CurvePoint) -> str:
     if setting.threshold is None:
         return SD if setting.rule == "sd" else f"{setting.rule} (lossless)"
     by = "" if setting.policy is None else f" by {setting.policy.name}"
-    return f"{setting.divergence}{by}"
+    return f"{setting.divergence}{by}{in_trees(setting.tree)}"
 
 
 def _key(profile: ThresholdProfile, setting: Setting | CurvePoint) -> tuple[object, ...]:
     """The setting with the draft's id in full, which the record and the curve leave out differently."""
     policy, draft = setting.policy and setting.policy.identity, setting.draft or profile.draft.id
-    return setting.rule, setting.divergence, setting.draft_length, setting.threshold, policy, draft
+    return setting.rule, setting.divergence, setting.draft_length, setting.threshold, policy, draft, setting.tree
 
 
 def _is_chosen(profile: ThresholdProfile, setting: Setting | CurvePoint) -> bool:
     estimate, threshold = profile.estimate, own_threshold(profile)
     policy = profile.policy and profile.policy.identity
     draft = (estimate and estimate.draft) or profile.draft.id
-    chosen = (profile.rule, profile.divergence, profile.draft_length, threshold, policy, draft)
+    chosen = (profile.rule, profile.divergence, profile.draft_length, threshold, policy, draft, profile.tree)
     return threshold is not None and _key(profile, setting) == chosen
 
 

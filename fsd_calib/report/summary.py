@@ -97,7 +97,7 @@ def _part(profile: ThresholdProfile) -> str:
 
 def _sd_problems(profile: ThresholdProfile, problems: int) -> str:
     """Of `sd`, which may be decoded on fewer problems: enough for its tokens per round."""
-    point = point_of(profile, "sd", sd_draft_length(profile))
+    point = point_of(profile, "sd", sd_draft_length(profile), profile.sd_tree)
     return f" (sd on {point.problems})" if point and point.problems != problems else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsd_calib.formatting import bound, exact, interval, percent, tokens
+from fsd_calib.formatting import bound, exact, in_trees, interval, percent, tokens
 from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front, rounding, scope, shown
 from fsd_calib.report.figures import draft_among, drafts, sd_draft_length
 from fsd_calib.report.timing import gain, interval_scope, over_sd
@@ -56,7 +56,7 @@ def _untried(profile: ThresholdProfile) -> str:
 
 def _lossless_suffices(profile: ThresholdProfile) -> str:
     speed, c = profile.speed, profile.certificate
-    pace = f"{speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)})"
+    pace = f"{speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)}{in_trees(profile.sd_tree)})"
     than = f"plain sd, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
     outcome = f"No fuzzy setting that keeps the requested accuracy was found to be faster than {than}"
     if speed.wanted is not None:
@@ -89,7 +89,7 @@ def _no_faster(profile: ThresholdProfile) -> str:
     return (
         f"{_setting(profile, estimate.threshold, estimate.draft)} {tested}, but was not shown to be faster than plain "
         f"sd: it {_makes(speed)} {over_sd(speed)} the {speed.unit} of sd, which {_makes(speed)} {speed.sd:.1f} "
-        f"(L = {sd_draft_length(profile)})."
+        f"(L = {sd_draft_length(profile)}{in_trees(profile.sd_tree)})."
     )
 
 

@@ -179,7 +179,7 @@ class Prospects:
 
 def _group(arm: Configuration) -> Configuration:
     """Returns what one surrogate model covers: everything but draft length and policy."""
-    return Configuration(arm.rule, arm.divergence, 1, draft=arm.draft)
+    return Configuration(arm.rule, arm.divergence, 1, draft=arm.draft, tree=arm.tree)
 
 
 def _interpolate_flips(observations: Sequence[Observation], at: Floats) -> Floats:

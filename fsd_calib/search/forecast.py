@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.measuring.measurement import Measurement
 from fsd_calib.search.space import Point, Space, logit
 from fsd_collectors.replay import CostModel, RoundPolicy, ScaledTraces, quantiles, sweep
@@ -19,8 +19,8 @@ from fsd_collectors.replay.blocks import Array, Traces
 from fsd_decoding.policies.registry import policy_named
 from fsd_decoding.policies.threshold import ScalePolicy
 
-_LOWEST, _HIGHEST = 0.1, 0.9995  # shares; above the highest, too little is rejected to change the speed
-_POINTS = 64  # of the grid, evenly spaced in logit(u); values between them are interpolated
+LOWEST, HIGHEST = 0.1, 0.9995  # shares; above the highest, too little is rejected to change the speed
+POINTS = 64  # of the grid, evenly spaced in logit(u); values between them are interpolated
 _HALVINGS = 50  # of an interval of logit(u): down to the resolution of a float
 
 
@@ -84,7 +84,7 @@ class ReplayForecast:
         stops: Mapping[str, RoundPolicy] | None = None,
         shapes: Mapping[str | None, ScalePolicy | None] | None = None,
     ) -> None:
-        self._costs, self._grid = costs, np.linspace(logit(_LOWEST), logit(_HIGHEST), _POINTS)
+        self._costs, self._grid = costs, np.linspace(logit(LOWEST), logit(HIGHEST), POINTS)
         shares = 1 / (1 + np.exp(-self._grid))
         self.lowest, self.highest = float(self._grid[0]), float(self._grid[-1])
         self._scales: dict[tuple[str | None, str], Array] = {}
@@ -92,7 +92,7 @@ class ReplayForecast:
         for policy in space.policies:
             policy_scale = _scale_policy(policy) if shapes is None else shapes[policy]
             scaled = traces if policy_scale is None else ScaledTraces(traces, policy_scale)
-            scales = {name: _finite(quantiles(scaled, name, shares, where)) for name in space.divergences}
+            scales = {name: finite(quantiles(scaled, name, shares, where)) for name in space.divergences}
             self._scales |= {(policy, name): scale for name, scale in scales.items()}
             frame = _sweep(scaled, space, scales, where, stops)
             self._tokens = int(frame["tokens"].iloc[0])
@@ -117,11 +117,17 @@ class ReplayForecast:
         return float(self._costs.tokens_per_second(measurement.tokens, measurement.rounds, measurement.drafted))
 
 
-class DraftForecasts:
-    """Forecasts of several drafts as one: by the name of a configuration's draft; the first serves configurations that
-    do not draft."""
+class CountingForecast(Forecast, Protocol):
+    """A forecast that says what it counts."""
 
-    def __init__(self, by_draft: Mapping[str | None, ReplayForecast]) -> None:
+    def counts(self, configuration: Configuration) -> Counts: ...
+
+
+class DraftForecasts:
+    """Forecasts of several drafts as one: by the `Drafting` of a configuration; the first serves configurations that do
+    not draft."""
+
+    def __init__(self, by_draft: Mapping[Drafting, CountingForecast]) -> None:
         self._by_draft, self._default = by_draft, next(iter(by_draft.values()))
         self.lowest, self.highest = self._default.lowest, self._default.highest
 
@@ -138,8 +144,8 @@ class DraftForecasts:
     def measured(self, measurement: Measurement) -> float:
         return self._for(measurement.configuration).measured(measurement)
 
-    def _for(self, configuration: Configuration) -> ReplayForecast:
-        return self._by_draft.get(configuration.draft, self._default)
+    def _for(self, configuration: Configuration) -> CountingForecast:
+        return self._by_draft.get(configuration.drafting, self._default)
 
 
 def _scale_policy(identity: str | None) -> ScalePolicy | None:
@@ -172,7 +178,7 @@ def _counts(
     }
 
 
-def _finite(thresholds: Array) -> Array:
+def finite(thresholds: Array) -> Array:
     """Replaces infinite thresholds by the largest finite one, where a divergence is infinite for some tokens."""
     finite = thresholds[np.isfinite(thresholds)]
     return np.where(np.isfinite(thresholds), thresholds, finite[-1] if len(finite) else np.finfo(np.float32).max)

@@ -15,10 +15,9 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from fsd_calib.engines.configuration import Configuration
 from fsd_calib.search.digests import require_intact
 from fsd_calib.search.history import FinishedTrial, History
-from fsd_calib.search.space import Point, Space
+from fsd_calib.search.space import Point, Space, arm_of, parameters_of
 from fsd_calib.search.workers import KEY, Workers
 from fsd_calib.storage.processes import this_process
 
@@ -61,7 +60,7 @@ class ProposingSampler(BaseSampler):
         point = self._propose(history_of(self._other_trials(study, trial.number), self._workers))
         if point is None:
             return {}
-        parameters = vars(point.arm) | {_SHARE_NAME: point.logit_share}
+        parameters = parameters_of(point.arm) | {_SHARE_NAME: point.logit_share}
         return {name: parameters[name] for name in self._distributions}
 
     def sample_independent(
@@ -94,7 +93,7 @@ def _is_sampled(trial: FrozenTrial) -> bool:
 
 def _point(params: dict[str, Any]) -> Point:
     arm = {name: value for name, value in params.items() if name != _SHARE_NAME}
-    return Point(Configuration(**arm), params[_SHARE_NAME])
+    return Point(arm_of(arm), params[_SHARE_NAME])
 
 
 def _finished_trial(trial: FrozenTrial) -> FinishedTrial:

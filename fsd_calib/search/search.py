@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -183,7 +183,7 @@ def _identity(space: Space, objective: Objective, evaluator: Evaluator) -> dict[
     """Returns what must agree for two runs to belong to one search."""
     ids = hashlib.sha256(json.dumps([problem.id for problem in evaluator.problems]).encode()).hexdigest()[:12]
     return {
-        "space": json.dumps(asdict(space)),
+        "space": json.dumps(space.values),
         "goal": objective.description,
         "problems": f"{len(evaluator.problems)} of {ids}",
     }

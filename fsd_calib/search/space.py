@@ -7,11 +7,13 @@ different divergences have no common scale, shares do; and nearly all of the int
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from fsd_calib.engines.configuration import Configuration
+from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_decoding.errors import UsageError
+from fsd_decoding.trees.shape import TreeShape
 
 
 def logit(share: float) -> float:
@@ -20,7 +22,7 @@ def logit(share: float) -> float:
 
 @dataclass(frozen=True)
 class Space:
-    """All combinations of rule, divergence, draft length, policy and draft.
+    """All combinations of rule, divergence, draft length, policy, draft and shape of trees.
 
     Each combination is an arm. Arms that differ in their draft length alone form a family: at the same threshold they
     accept the same tokens.
@@ -29,9 +31,11 @@ class Space:
         policies: Identities of policies that move T; None: T is constant. A policy sets the shape of T, and T its
             level.
         drafts: Names of the draft models; (None,) where there is only one.
+        trees: Shapes of the trees that are drafted; None: chains.
+        depths: The draft lengths of trees; empty: those of chains.
 
     Raises:
-        UsageError: One of the five is empty.
+        UsageError: One of them is empty, but for the last.
     """
 
     rules: tuple[str, ...]
@@ -39,29 +43,61 @@ class Space:
     draft_lengths: tuple[int, ...]
     policies: tuple[str | None, ...] = (None,)
     drafts: tuple[str | None, ...] = (None,)
+    trees: tuple[TreeShape | None, ...] = (None,)
+    depths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
-            if not values:
+            if not values and name != "depths":
                 raise UsageError(f"the search space has no {name.replace('_', ' ')}; give one or more")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The fields for JSON; of chains alone those of before there were trees, as in `Configuration.values`."""
+        fields = asdict(self)
+        if not self._drafts_trees:
+            del fields["trees"], fields["depths"]
+        return fields
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """The values of an arm's fields, in the order of a trial's parameters."""
+        shapes = {"tree": tuple(None if tree is None else tree.text for tree in self.trees)}
         return {
-            "rule": self.rules, "divergence": self.divergences, "draft_length": self.draft_lengths,
+            "rule": self.rules, "divergence": self.divergences,
+            "draft_length": tuple(dict.fromkeys(length for tree in self.trees for length in self.lengths(tree))),
             "policy": self.policies, "draft": self.drafts,
+            **(shapes if self._drafts_trees else {}),
         }  # fmt: skip
+
+    def lengths(self, tree: TreeShape | None) -> tuple[int, ...]:
+        """The draft lengths of trees of a shape, or of chains."""
+        return self.draft_lengths if tree is None else self.depths or self.draft_lengths
+
+    @property
+    def _drafts_trees(self) -> bool:
+        return any(tree is not None for tree in self.trees)
+
+    @property
+    def draftings(self) -> list[Drafting]:
+        """All drafts, as chains and trees of each shape."""
+        return [Drafting(draft, tree) for draft in dict.fromkeys(self.drafts) for tree in dict.fromkeys(self.trees)]
+
+    @property
+    def compared(self) -> list[Drafting]:
+        """`draftings`, and the chains of every draft, which lossless decoding is timed with too."""
+        trees = dict.fromkeys((None, *self.trees))
+        return [Drafting(draft, tree) for draft in dict.fromkeys(self.drafts) for tree in trees]
 
     @property
     def families(self) -> list[list[Configuration]]:
         """All arms, grouped into families."""
         return [
             [
-                Configuration(rule, divergence, length, policy=policy, draft=draft)
-                for length in dict.fromkeys(self.draft_lengths)
+                Configuration(rule, divergence, length, policy=policy, draft=draft, tree=tree)
+                for length in dict.fromkeys(self.lengths(tree))
             ]
-            for draft in dict.fromkeys(self.drafts)
+            for draft, tree in self.draftings
             for rule in dict.fromkeys(self.rules)
             for divergence in dict.fromkeys(self.divergences)
             for policy in dict.fromkeys(self.policies)
@@ -71,6 +107,17 @@ class Space:
 def same_family(one: Configuration, other: Configuration) -> bool:
     """Whether the arms differ in their draft length at most."""
     return one.family == other.family
+
+
+def parameters_of(arm: Configuration) -> dict[str, Any]:
+    """Returns an arm's fields as the parameters of a trial, whose values are those of `Space.choices`."""
+    return {**vars(arm), "tree": None if arm.tree is None else arm.tree.text}
+
+
+def arm_of(parameters: Mapping[str, Any]) -> Configuration:
+    """Returns the arm of a trial's parameters; see `parameters_of`."""
+    tree = parameters.get("tree")
+    return Configuration(**{**parameters, "tree": None if tree is None else TreeShape.parse(tree)})
 
 
 class Point(NamedTuple):

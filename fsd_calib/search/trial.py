@@ -16,7 +16,7 @@ from fsd_calib.search import sensitivity
 from fsd_calib.search.digests import seal
 from fsd_calib.search.forecast import Forecast
 from fsd_calib.search.objective import Assessment, Objective, PairedMeasurement, retention
-from fsd_calib.search.space import Space
+from fsd_calib.search.space import Space, arm_of
 from fsd_calib.search.workers import heartbeats
 from fsd_decoding.profile.policy import brief
 
@@ -87,7 +87,7 @@ class TrialRunner:
         chosen: dict[str, Any] = {
             name: trial.suggest_categorical(name, choices) for name, choices in space.choices.items()
         }
-        arm = Configuration(**chosen)
+        arm = arm_of(chosen)
         return arm.at(forecast.threshold(arm, trial.suggest_float("logit_share", forecast.lowest, forecast.highest)))
 
     def _record(self, trial: Trial, result: RaceResult) -> None:
@@ -97,8 +97,8 @@ class TrialRunner:
 
 
 def setting_attributes(configuration: Configuration) -> dict[str, Any]:
-    """Returns the study's attributes of a configuration; policy and draft only where there is one."""
-    policy, draft = configuration.policy, configuration.draft
+    """Returns the study's attributes of a configuration; policy, draft and tree only where there is one."""
+    policy, draft, tree = configuration.policy, configuration.draft, configuration.tree
     return {
         "rule": configuration.rule,
         "divergence": configuration.divergence,
@@ -106,6 +106,7 @@ def setting_attributes(configuration: Configuration) -> dict[str, Any]:
         "threshold": configuration.threshold,
         **({} if policy is None else {"policy": brief(policy)}),
         **({} if draft is None else {"draft": draft}),
+        **({} if tree is None else {"tree": tree.text}),
     }
 
 

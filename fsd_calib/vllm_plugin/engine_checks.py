@@ -66,6 +66,8 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:
         yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without --predictor"
+    if profile.effective_tree is not None:
+        yield "the profile drafts trees, which vLLM does not; calibrate without --tree"
     if profile.sampling.min_p is not None:
         yield (
             f"the profile samples with min_p {profile.sampling.min_p:g}, which vLLM refuses in speculative decoding; "

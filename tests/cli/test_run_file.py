@@ -17,6 +17,7 @@ from fsd_calib.cli.console import run
 from fsd_calib.cli.in_turn import Done
 from fsd_calib.search.max_speed import MaxSpeed
 from fsd_decoding.sampling import Sampling
+from fsd_decoding.trees.shape import TreeShape
 from support.calibration.profiles import profile
 from support.messages import error_line
 from support.models import tiny_calibration
@@ -57,6 +58,12 @@ def test_what_is_saved_asks_for_the_same(asked: list[Calibration], tmp_path: Pat
     assert replace(again.config, out=None, storage=None) == replace(first.config, out=None, storage=None)
     assert (again.config.path("out"), again.config.storage) == (tmp_path / "out", str(tmp_path / "study.db"))
     assert (tmp_path / "out" / "run.yaml").read_text() == saved
+
+
+def test_shapes_of_trees_are_saved_and_read(asked: list[Calibration]) -> None:
+    assert calibrated("--task", "arithmetic", "--min-acc", "0.9", "--tree", "chain", "--tree", "2,6", "--out", "o") == 0
+    assert calibrated("--config", "o") == 0
+    assert [each.decoding.tree for each in asked] == [(None, TreeShape(2, 6))] * 2
 
 
 def test_options_go_before_the_file(asked: list[Calibration], tmp_path: Path) -> None:

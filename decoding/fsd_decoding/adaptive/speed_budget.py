@@ -73,7 +73,7 @@ def reachable_points(profile: ThresholdProfile, beyond: bool) -> Sequence[CurveP
     Raises:
         UsageError: there are none.
     """
-    arm = arm_of(profile.rule, profile.divergence, profile.draft_length, policy=None)
+    arm = arm_of(profile.rule, profile.divergence, profile.draft_length, policy=None, tree=profile.tree)
     by_threshold = {p.threshold: p for p in corrected(profile.curve) if p.arm == arm and p.threshold is not None}
     most = math.inf if beyond else profile.threshold
     if most is None:

@@ -26,7 +26,7 @@ from fsd_decoding.engine.threshold_control import ThresholdControl
 from fsd_decoding.engine.tree_rounds import TreeRounds
 from fsd_decoding.engine.verify import Decided, JudgedRound, judge
 from fsd_decoding.errors import NumericalError, ThresholdError, UnfinishedError
-from fsd_decoding.observers.round_record import RoundRecord
+from fsd_decoding.observers.round_record import JudgedTrees, RoundRecord
 from fsd_decoding.policies.threshold import ScalePolicy
 from fsd_decoding.tensors import to_device
 
@@ -155,13 +155,13 @@ class Engine:
     def _record(self, judged: JudgedRound, draft_seconds: float, verify_seconds: float) -> RoundRecord:
         requests = [row.request if row else None for row in self._rows]
         proposal, verdict, drafted = judged.proposal, judged.verdict, judged.drafted.clone()
-        tree = None
+        trees = None
         if proposal.tree is not None and judged.path.nodes is not None:
-            tree = proposal.tree, judged.path.nodes
+            trees = JudgedTrees(proposal, judged.path.nodes)
             proposal, verdict, drafted = as_chain(proposal, verdict, judged.path)  # the rest is of the path alone
         outcome = (proposal, verdict, drafted, judged.accepted)
         who = (self._settings.rule, self._settings.threshold_policy)
-        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who, tree)
+        return RoundRecord(requests, *outcome, draft_seconds, verify_seconds, *who, trees)
 
     def _settle(self, decided: Decided) -> list[UnfinishedError]:
         """Emits every row's tokens and frees finished rows. Returns the errors of rows that failed."""

@@ -54,8 +54,8 @@ class DraftedTrees:
         self._rounds: list[_Round] = []
 
     def __call__(self, record: RoundRecord) -> None:
-        if record.tree is not None:
-            tree, nodes = record.tree  # which the next round overwrites
+        if record.trees is not None:
+            tree, nodes = record.trees.tree, record.trees.nodes  # which the next round overwrites
             kept = (tree.tokens.clone(), tree.parents.clone(), tree.depths.clone(), nodes.clone())
             prompts = [request.index if request else None for request in record.requests]
             self._rounds.append(_Round(prompts, *kept))

@@ -20,6 +20,25 @@ from fsd_decoding.tensors import lazy, to_device
 from fsd_decoding.trees.tree import Tree
 
 
+@dataclass(frozen=True)
+class JudgedTrees:
+    """A round of trees, with all nodes.
+
+    Args:
+        proposal: of all nodes, with their tree.
+        nodes: (B, L + 1) the nodes of each path; see `walk.Path`.
+    """
+
+    proposal: Proposal
+    nodes: Tensor
+
+    @property
+    def tree(self) -> Tree:
+        """What was drafted."""
+        assert self.proposal.tree is not None
+        return self.proposal.tree
+
+
 @dataclass
 class RoundRecord:
     """One round of B rows with up to L drafted tokens each."""
@@ -33,7 +52,7 @@ class RoundRecord:
     verify_seconds: float  # includes prefill if all rows are new
     rule: Rule
     adaptive: ThresholdPolicy | None  # the policy that sets T
-    tree: tuple[Tree, Tensor] | None = None  # what was drafted, and the nodes (B, L + 1) of each path; see `walk.Path`
+    trees: JudgedTrees | None = None  # what was drafted, of which the rest is the path; None: chains
 
     @property
     def thresholds(self) -> Tensor:
@@ -96,7 +115,7 @@ class RoundRecord:
 
 Observer = Callable[[RoundRecord], None]
 """Called once a round, before the host reads its results. Logits, drafted tokens and values computed from them belong
-to the round and may be kept; `proposal.tokens`, `keys`, `thresholds` and `tree` are overwritten in the next round."""
+to the round and may be kept; `proposal.tokens`, `keys`, `thresholds` and `trees` are overwritten in the next round."""
 
 
 def together(*observers: Observer) -> Observer:

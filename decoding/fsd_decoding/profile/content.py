@@ -26,6 +26,7 @@ from fsd_decoding.profile.parts import (
     Part,
     SamplingInfo,
     TokensPerRound,
+    TreeInfo,
     Truncation,
 )
 from fsd_decoding.profile.policy import PolicyInfo
@@ -87,11 +88,15 @@ class ProfileContent(Part):
     policy: PolicyInfo | None = None
     """Scales `threshold` from round to round in decoders of the profile. null: the threshold is constant."""
     draft_length: Natural
-    """Number of tokens drafted in a round."""
+    """Number of tokens drafted in a round, one after the other: with trees, their depth."""
+    tree: TreeInfo | None = None
+    """The shape of the trees that are drafted. null: chains are."""
     sd_draft_length: Natural | None = None
     """The draft length that `sd` was timed at, its own best. null: not measured."""
     sd_draft: str | None = None
     """The id of the draft that `sd` was timed with, its own best, if it is not `draft`."""
+    sd_tree: TreeInfo | None = None
+    """The shape of the trees that `sd` was timed with, its own best. null: chains."""
     sampling: SamplingInfo
     """How tokens were sampled."""
     seed: int
@@ -192,6 +197,13 @@ class ProfileContent(Part):
         return self.draft_length
 
     @property
+    def effective_tree(self) -> TreeInfo | None:
+        """The shape of the trees that decoders draft: that of `sd` if they decode losslessly. None: chains."""
+        if self.threshold is None and self.sd_draft_length is not None:
+            return self.sd_tree
+        return self.tree
+
+    @property
     def configuration(self) -> Configuration:
         """The chosen configuration, in the form that points of the curve have."""
-        return arm_of(self.rule, self.divergence, self.draft_length, self.policy), self.threshold
+        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, tree=self.tree), self.threshold

@@ -6,18 +6,22 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from fsd_decoding.profile.parts import Amount, Counts, Natural, Part, Positive, Ratio, Share, check_total
+from fsd_decoding.profile.parts import Amount, Counts, Natural, Part, Positive, Ratio, Share, TreeInfo, check_total
 from fsd_decoding.profile.policy import PolicyInfo
 
 Source = Literal["tuning", "certification"]
-Arm = tuple[str, str, int, str | None, str | None]
-"""Rule, divergence, draft length, identity of the threshold policy, and id of the draft if not the profile's."""
+Arm = tuple[str, str, int, str | None, str | None, TreeInfo | None]
+"""Rule, divergence, draft length, identity of the threshold policy, id of the draft if not the profile's, and shape of
+the trees; None: chains."""
 Configuration = tuple[Arm, float | None]  # an arm and its T
 
 
-def arm_of(rule: str, divergence: str, draft_length: int, policy: PolicyInfo | None, draft: str | None = None) -> Arm:
+def arm_of(
+    rule: str, divergence: str, draft_length: int, policy: PolicyInfo | None, draft: str | None = None,
+    tree: TreeInfo | None = None,
+) -> Arm:  # fmt: skip
     """Returns the arm of a configuration."""
-    return rule, divergence, draft_length, policy.identity if policy else None, draft
+    return rule, divergence, draft_length, policy.identity if policy else None, draft, tree
 
 
 class CurvePoint(Part):
@@ -35,6 +39,8 @@ class CurvePoint(Part):
     """Scales T from round to round. null: T is constant."""
     draft: str | None = None
     """The id of its draft model, if it is not the profile's own."""
+    tree: TreeInfo | None = None
+    """The shape of its trees, whose depth is `draft_length`. null: it drafts chains."""
     accuracy: Share
     """Share of right answers."""
     retention: Ratio
@@ -64,7 +70,7 @@ class CurvePoint(Part):
 
     @property
     def arm(self) -> Arm:
-        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, self.draft)
+        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, self.draft, self.tree)
 
     @model_validator(mode="after")
     def _bounds_need_certification(self) -> Self:

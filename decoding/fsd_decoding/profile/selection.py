@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import Configuration, CurvePoint
-from fsd_decoding.profile.parts import Certificate
+from fsd_decoding.profile.parts import Certificate, TreeInfo
 from fsd_decoding.profile.policy import PolicyInfo, moved
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Choice:
         forecast: tokens/s of one stream.
         policy: scales T; None: T is constant.
         draft: the id of the model to draft with; None: the profile's own.
+        tree: the shape of the trees to draft; None: chains.
     """
 
     rule: str
@@ -40,6 +41,7 @@ class Choice:
     forecast: float | None
     policy: PolicyInfo | None = None
     draft: str | None = None
+    tree: TreeInfo | None = None
 
     @property
     def moved(self) -> float | ScalePolicy:
@@ -97,7 +99,7 @@ class PointSelector:
         assert point.threshold is not None
         return Choice(
             point.rule, point.divergence, point.threshold, point.draft_length, certified, self._measured(point),
-            self._guarantee(point), point.forecast, point.policy, point.draft,
+            self._guarantee(point), point.forecast, point.policy, point.draft, point.tree,
         )  # fmt: skip
 
     def _instead(self, superlative: str, best: _Judged | None, name: str) -> str:
@@ -158,7 +160,8 @@ class _Judged(NamedTuple):
         """Describes the point with numbers rounded down, so that a request for them succeeds."""
         p = self.point
         pace = "" if p.forecast is None else f", {_down(p.forecast, 1)} tokens/s"
-        named = f"{p.rule} {p.divergence} <= {p.threshold:.4g} at L = {p.draft_length}"
+        shape = "" if p.tree is None else f", trees of {p.tree}"
+        named = f"{p.rule} {p.divergence} <= {p.threshold:.4g} at L = {p.draft_length}{shape}"
         return f"{named} (retention {_down(self.retention, 4)}{pace})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from fsd_decoding.argument_checks import check_count
 from fsd_decoding.errors import UsageError
@@ -31,6 +32,24 @@ class TreeShape:
             check_count(name, value)
             if value > _MOST:
                 raise UsageError(f"{name} is {value}; a tree may have at most {_MOST}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Returns the shape of a text such as "2,6": `top_k`, `nodes`.
+
+        Raises:
+            UsageError: it is none.
+        """
+        try:
+            top_k, nodes = map(int, text.split(","))
+        except ValueError as error:
+            raise UsageError(f"--tree is {text!r:.40}; give TOP_K,NODES, such as 2,6") from error
+        return cls(top_k, nodes)
+
+    @property
+    def text(self) -> str:
+        """What `parse` reads."""
+        return f"{self.top_k},{self.nodes}"
 
     def scratch(self, depth: int) -> int:
         """Slots behind a text that a round needs to draft and verify trees of this depth."""

@@ -18,10 +18,12 @@ from fsd_calib.engines.configuration import DRAFT_ALONE, Configuration
 from fsd_calib.engines.own.round_costs import measure_costs
 from fsd_calib.progress import Progress
 from fsd_collectors.collection.hidden_states import HiddenStates
+from fsd_collectors.collection.judged_nodes import JudgedNodes
 from fsd_collectors.collection.run import collect_traces
 from fsd_collectors.collection.run_facts import manifest_of
 from fsd_collectors.manifest import Manifest
 from fsd_collectors.replay.cost import CostModel
+from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.decoder import SpeculativeDecoder
@@ -36,6 +38,7 @@ from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
+from fsd_decoding.trees.shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 
@@ -94,9 +97,23 @@ class OwnEngine(Engine):
             engine=self._versions | {"run_by": run_by}, policy=self._policies.get(configuration.divergence),
         )  # fmt: skip
 
-    def costs(self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress) -> CostModel:
+    def walked(self, request: DecodingRequest, divergences: Sequence[str]) -> Walked:
+        """Decodes losslessly, and returns what was drafted; see `Walked`.
+
+        Args:
+            request: of a lossless configuration.
+            divergences: to compute at every node.
+        """
+        nodes = JudgedNodes(divergences)
+        results = self.decode(request, observer=nodes)
+        return Walked(nodes.walks(), sum(each.emitted for each in results), sum(each.rounds for each in results))
+
+    def costs(
+        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
+    ) -> CostModel:
+        drafting = self.decoder.reconfigured(replace(self.decoding, tree=tree))
         return measure_costs(
-            self.decoder, [prompt.prompt for prompt in prompts], [prompt.id for prompt in prompts],
+            drafting, [prompt.prompt for prompt in prompts], [prompt.id for prompt in prompts],
             self.limits.max_new_tokens, self.limits.stop, batch_size=batch_size, progress=progress,
         ).model  # fmt: skip
 
@@ -171,11 +188,11 @@ class OwnEngine(Engine):
         return OwnEngine(decoder, self.limits)
 
     def _decoder_for(self, configuration: Configuration, seed: int) -> SpeculativeDecoder:
-        """A decoder with another seed, divergence and stop policy; models and compiled graphs are shared."""
-        divergence = configuration.divergence
+        """A decoder with another seed, divergence, stop policy and tree; models and compiled graphs are shared."""
+        divergence, tree = configuration.divergence, configuration.tree
         stopping = self._policies.get(divergence) if rule_named(configuration.rule).fuzzy else None
         return self.decoder.reconfigured(
-            replace(self.decoder.decoding, seed=seed, divergence=divergence, stop_policy=stopping)
+            replace(self.decoder.decoding, seed=seed, divergence=divergence, stop_policy=stopping, tree=tree)
         )
 
     @property

@@ -32,6 +32,7 @@ from fsd_decoding.engine.row import FinishReason
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import EngineInfo, ModelInfo, SamplingInfo
 from fsd_decoding.requests import requests_for
+from fsd_decoding.trees.shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
 
 PLUGIN_VERSION = 1  # raised when the plugin's texts or counts change
@@ -98,7 +99,12 @@ class VllmEngine(Engine):
         }  # fmt: skip
         return key_of(configuration, seed, self.decoding, self.limits, models=models, engine=engine)
 
-    def costs(self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress) -> CostModel:
+    def costs(
+        self, prompts: Sequence[KeyedPrompt], batch_size: int, progress: Progress, tree: TreeShape | None = None
+    ) -> CostModel:
+        if tree is not None:
+            raise UsageError("engine 'vllm' drafts no trees; leave --tree out")
+
         def requests(length: int) -> Requests:
             self.follow(self._exact(length))
             return self._requests(prompts, self.decoding.seed, batch_size)

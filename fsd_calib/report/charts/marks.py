@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from fsd_calib.formatting import NONE, bound, pace, percent, threshold
+from fsd_calib.formatting import NONE, bound, in_trees, pace, percent, threshold
 from fsd_calib.report.rows import COUPLED, DRAFT, SD, TARGET, Row, series_of
 from fsd_collectors.pages.charts import Spec, by_series
 from fsd_collectors.pages.themes import SERIES, SHAPES
@@ -27,7 +27,7 @@ def hover(row: Row, speed: str | None = None) -> dict[str, str]:
         retention += f", certificate ≥ {bound(row.lower_bound)}"
     return {
         "setting": row.rule if row.drafts else row.series,
-        "T": threshold(row.threshold), "L": str(row.draft_length) if row.drafts else NONE,
+        "T": threshold(row.threshold), "L": f"{row.draft_length}{in_trees(row.tree)}" if row.drafts else NONE,
         "divergence": row.divergence if row.threshold is not None else NONE,
         "policy": "constant T" if row.policy is None else str(row.policy),
         "retention": retention, "accuracy": percent(row.accuracy), "tokens/round": pace(row.tokens_per_round, 2),

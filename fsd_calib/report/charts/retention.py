@@ -9,6 +9,7 @@ from fsd_calib.report.charts.marks import hover, hovering, intervals, kept, leve
 from fsd_calib.report.record import RunRecord, Trial
 from fsd_calib.report.rows import Row, series_of
 from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
+from fsd_decoding.profile.parts import TreeInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _LABEL = "format(1 - datum.value, datum.value < 0.001 ? '.2%' : datum.value < 0.01 ? '.1%' : '.0%')"
@@ -71,7 +72,7 @@ def _bounds(x: Spec, y: Spec) -> list[Spec]:
 
 def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequence[Row]) -> Chart | None:
     """Returns the chart of all divergences on one scale; None: the search tried nothing."""
-    by_setting = {(row.rule, row.divergence, row.draft_length, row.threshold): row
+    by_setting = {(row.rule, row.divergence, row.draft_length, row.tree, row.threshold): row
                   for row in found if row.source == "tuning"}  # fmt: skip
     pairs = [(trial, by_setting.get(_key(trial))) for trial in record.trials]
     shown = [(trial, row) for trial, row in pairs if row is not None]
@@ -100,5 +101,5 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     return Chart("share", alt, layered(values, layers))
 
 
-def _key(trial: Trial) -> tuple[str, str, int, float | None]:
-    return trial.rule, trial.divergence, trial.draft_length, trial.threshold
+def _key(trial: Trial) -> tuple[str, str, int, TreeInfo | None, float | None]:
+    return trial.rule, trial.divergence, trial.draft_length, trial.tree, trial.threshold

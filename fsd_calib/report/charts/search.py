@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsd_calib.formatting import pace, percent, threshold
+from fsd_calib.formatting import in_trees, pace, percent, threshold
 from fsd_calib.report.charts.marks import levels, padded_range, series
 from fsd_calib.report.record import RunRecord, Trial
 from fsd_calib.report.rows import Row
@@ -49,7 +49,8 @@ def _value(number: int, trial: Trial) -> dict[str, object]:
     by = "" if trial.policy is None else f" by {trial.policy.name}"
     return {
         "number": number, "trial": str(number), "kept": 100 * trial.retention, "feasible": trial.feasible,
-        "series": f"{trial.divergence}{by}", "T": threshold(trial.threshold), "L": str(trial.draft_length),
+        "series": f"{trial.divergence}{by}{in_trees(trial.tree)}", "T": threshold(trial.threshold),
+        "L": str(trial.draft_length),
         "divergence": trial.divergence, "policy": "constant T" if trial.policy is None else str(trial.policy),
         "retention": percent(trial.retention), "tokens/s": f"{pace(trial.speed)}, forecast",
         "problems": f"{trial.problems:,} tuning problems",

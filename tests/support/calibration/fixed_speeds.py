@@ -49,7 +49,7 @@ def fix_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
         way = "off" if config.compile == "auto" else config.compile
-        return Timings((_COSTS,) * len(space.drafts), Pace(0.01, 0.01, session.processes), way)
+        return Timings((_COSTS,) * len(space.compared), Pace(0.01, 0.01, session.processes), way)
 
     monkeypatch.setattr(prepare, "_timings", timings)
 

@@ -1,0 +1,128 @@
+"""Calibrations that choose among chains and trees, and the profiles of trees."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from fsd_calib import SpeculativeDecoder, ThresholdProfile, TreeShape, calibrate
+from fsd_calib.calibration.recertify import decoding_of, setting_of
+from fsd_calib.engines.base import Limits
+from fsd_calib.engines.cache_key import key_of
+from fsd_calib.engines.configuration import Configuration
+from fsd_calib.search.space import Space
+from fsd_calib.vllm_plugin.engine_checks import check_profile
+from fsd_decoding.config import DecodingConfig
+from fsd_decoding.errors import UsageError
+from fsd_decoding.observers.drafted_trees import DraftedTrees
+from support.calibration.fixed_speeds import fix_speeds
+from support.calibration.profiles import profile
+from support.messages import usage_error
+from support.models import tiny_calibration
+from support.models.tiny_models import word_tokenizer
+
+LIMITS = Limits(12, ())
+MODELS: dict[str, Any] = {"target": {}, "draft": {}}
+SMALL, LARGE = TreeShape(2, 4), TreeShape(3, 9)
+
+
+def run(folder: Path, **settings: Any) -> ThresholdProfile:
+    return tiny_calibration.run_surely(folder / "out", folder / "cache", **settings)
+
+
+def models() -> tuple[PreTrainedModel, PreTrainedModel]:
+    return tiny_calibration.far_apart()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ThresholdProfile:
+    with pytest.MonkeyPatch.context() as patch:
+        fix_speeds(patch, 2.0)
+        return run(tmp_path_factory.mktemp("trees"), tree=SMALL)
+
+
+@pytest.mark.slow
+def test_a_certified_tree_is_in_the_profile_and_decoders_draft_it(made: ThresholdProfile) -> None:
+    assert made.outcome == "certified"
+    assert made.tree is not None
+    assert made.tree.shape == SMALL
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoder = SpeculativeDecoder.from_pretrained(*models(), profile=made, tokenizer=word_tokenizer())
+        trees = DraftedTrees(decoder.tokenizer)
+        decoder.generate(["w20 w30"], 12, observer=trees)
+    assert 1 < max(len(tree) for tree in trees.trees()) <= SMALL.nodes
+    with pytest.warns(UserWarning, match="tree is TreeShape.*instead of TreeShape.*the certificate .* does not apply"):
+        decoder.with_config(tree=LARGE)
+
+
+@pytest.mark.slow
+def test_chains_and_several_shapes_are_searched_and_certified_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_speeds(monkeypatch, 2.0)
+    settings: dict[str, Any] = {"tree": (None, SMALL, LARGE), "draft_length": (2, 3), "pareto": True, "min_acc": None}
+    front = run(tmp_path, **settings, trials=12)
+    shapes = {point.tree and point.tree.shape for point in front.curve if point.threshold is not None}
+    assert len(shapes) > 1
+    assert shapes <= {None, SMALL, LARGE}
+    assert ThresholdProfile.load(tmp_path / "out") == front
+    again = run(tmp_path, **settings, trials=12)
+    assert again.effort is not None
+    assert again.effort.total.decoded == 0  # texts of trees and of chains are told apart, and kept
+    assert again.curve == front.curve
+
+
+def test_a_setting_of_trees_is_certified_as_such() -> None:
+    found = profile({"tree": {"top_k": 2, "nodes": 4}})
+    assert setting_of(found).tree == SMALL
+    assert decoding_of(found).tree == SMALL
+    assert "trees of 4 nodes, top 2" in str(setting_of(found))
+
+
+def test_a_configuration_is_read_back_from_json() -> None:
+    for tree in (None, SMALL):
+        arm = Configuration("fsd-coupled", "js", 4, 0.1, tree=tree)
+        assert Configuration.of(json.loads(json.dumps(arm.values))) == arm
+
+
+def test_calibrations_of_chains_have_the_names_that_they_had_before_there_were_trees() -> None:
+    """Runs and attempts are known by these values: a calibration begun by an earlier version goes on as the same."""
+    chain, space = Configuration("fsd", "js", 4, 0.1), Space(("fsd",), ("js",), (4,), depths=(2, 3))
+    assert chain.values == {
+        "rule": "fsd", "divergence": "js", "draft_length": 4, "threshold": 0.1, "policy": None, "draft": None,
+    }  # fmt: skip
+    assert space.values == {
+        "rules": ("fsd",), "divergences": ("js",), "draft_lengths": (4,), "policies": (None,), "drafts": (None,),
+    }  # fmt: skip
+    assert json.loads(key_of(chain, 0, DecodingConfig(), LIMITS, models=MODELS, engine={}).json).keys() == {
+        "rule", "draft_length", "divergence", "models", "sampling", "seed", "max_new_tokens", "stop", "engine",
+        "policy",
+    }  # fmt: skip
+
+
+def test_vllm_is_told_that_it_drafts_no_trees() -> None:
+    with pytest.raises(UsageError, match="drafts trees, which vLLM does not; calibrate without --tree"):
+        check_profile(profile({"tree": {"top_k": 2, "nodes": 4}}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tree": "3,16"}, "tree is '3,16'; it must be a TreeShape, None for chains, or a tuple of these"),
+        ({"tree": (None, 4)}, "tree is 4; it must be a TreeShape"),
+        ({"predictor": "auto"}, "tree is given, and a predictor ends chains early"),
+        ({"threshold_policy": "schedule"}, "tree is given, and policy schedule moves T along a chain"),
+        ({"engine": "vllm"}, "engine is 'vllm'"),
+    ],
+    ids=str,
+)
+def test_what_trees_do_not_go_with_is_refused_before_anything_is_loaded(settings: dict[str, Any], named: str) -> None:
+    asked = {"tree": SMALL, **settings}
+    message = usage_error(lambda: calibrate("arithmetic", target="nowhere", draft="nowhere", min_acc=0.9, **asked))
+    assert named in message
