@@ -181,8 +181,8 @@ class Calibration:
                 raise UsageError("tree is given, and a predictor ends chains early; leave one of the two out")
             if any(map(moves, self._policies)):
                 raise UsageError(
-                    f"tree is given, and policy {_listed(self._policies)} moves T along a chain; leave one of the two "
-                    "out"
+                    f"tree is given, and how fast trees are with policy {_listed(self._policies)} is not forecast; "
+                    "leave one of the two out"
                 )
 
     def _check_sampling(self) -> None:

@@ -19,8 +19,8 @@ _TEXT = """# EAGLE-3 head for {target}
 Drafts {known} of the target's tokens from its hidden states {layers}. Load it with `Eagle(folder)`.
 
 It was trained on {trained_on:,} tokens that the target wrote itself for problems of the tuning part of task {task}:
-{epochs} epochs by {steps} steps of training-time test, {batch} texts at a time, with a learning rate up to {rate:.2g}.
-The figures below are of {held_out} other problems of that part.
+{epochs} epochs by {steps} steps of training-time test, {batch} texts at a time, with a learning rate up to {rate:.2g}
+and seed {seed}. The figures below are of {held_out} other problems of that part.
 
 {along}
 
@@ -50,6 +50,7 @@ def card(record: Mapping[str, Any]) -> str:
         target="/".join(Path(record["target"]).parts[-2:]), layers=", ".join(map(str, recipe["layers"])), known=known,
         task=record["source"]["name"], trained_on=record["trained_on"], held_out=record["held_out"],
         epochs=recipe["epochs"], steps=recipe["steps"], batch=recipe["batch_size"], rate=recipe["learning_rate"],
+        seed=recipe["seed"],
         along=_markdown(by_epoch(record)), drafts=_markdown(by_draft(record)),
     )  # fmt: skip
 

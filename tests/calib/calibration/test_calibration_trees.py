@@ -117,7 +117,10 @@ def test_vllm_is_told_that_it_drafts_no_trees() -> None:
         ({"tree": "3,16"}, "tree is '3,16'; it must be a TreeShape, None for chains, or a tuple of these"),
         ({"tree": (None, 4)}, "tree is 4; it must be a TreeShape"),
         ({"predictor": "auto"}, "tree is given, and a predictor ends chains early"),
-        ({"threshold_policy": "schedule"}, "tree is given, and policy schedule moves T along a chain"),
+        (
+            {"threshold_policy": "schedule"},
+            "tree is given, and how fast trees are with policy schedule is not forecast",
+        ),
         ({"engine": "vllm"}, "engine is 'vllm'"),
     ],
     ids=str,
