@@ -91,8 +91,8 @@ def report(decoder: SpeculativeDecoder, task: Task) -> str:
         "badly). Real pairs have less of the first kind, and gain less. Apache-2.0, like the code.",
         "",
         "An EAGLE-3 head for the target is in `head` (its card says how well it drafts), trained by",
-        "`fsd-train-eagle --task arithmetic --limit 24000 --out DIR` with seed 0; calibrations certify on other problems than",
-        "those of its tuning part.",
+        "`fsd-train-eagle --task arithmetic --limit 24000 --out DIR` with seed 0; calibrations certify on other",
+        "problems than those of its tuning part.",
         "",
         f"Measured by `python benchmarks/pair.py` on {len(task.problems):,} held-out problems "
         f"(seed {_SEED}), L = {_DRAFT_LENGTH}, {decoder.dtype}, torch {torch.__version__}, "

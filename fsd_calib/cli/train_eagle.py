@@ -58,8 +58,8 @@ def command(
         str | None,
         typer.Option(
             help="The target's hidden states that the head reads, such as 2,7,11: what goes into these layers. By "
-            "default 2, the middle one and the last but two, as in EAGLE-3; of fewer than six layers the first, the "
-            "middle and the last one.",
+            "default 2, the middle one and the last but two, as in EAGLE-3; of fewer than 6 layers the first, the "
+            "middle one and the last.",
             rich_help_panel=MODELS,
         ),
     ] = None,
@@ -118,8 +118,8 @@ def command(
     large, _ = given_or_default(name, target, None)
     with interruptible(lambda: f"{out} keeps the texts and epochs so far; the same command continues there"):
         tokenizer = load_tokenizer(large)
-        check_writable(out, ())
         loaded = load_task(name, seed, limit, data, tokenizer)
+        check_writable(out, ())  # it makes the folder, so only once target and problems are found
         prompts = tuple(problem.prompt for problem in tuning_of(loaded))
         source = Source(name, prompts, loaded.max_new_tokens, loaded.stop)
         record = train_head(load_model(large, place, dtype), tokenizer, source, out, recipe, progress)

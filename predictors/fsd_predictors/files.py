@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsd_collectors.store.folder import atomic_write
+from fsd_collectors.store.folder import TEMPORARY, atomic_write
 from fsd_decoding.errors import UsageError
 from fsd_decoding.regular_file import read_regular
 from fsd_decoding.strict_json import parse
-from fsd_predictors.output_folder import check_own, contents
 
 DESCRIPTION = "predictor.json"
 CARD = "card.md"
-_OWN = r"predictor\.json|card\.md|\w+\.png|(accepting|next)\.\w+"
+_OURS = r"predictor\.json|card\.md|\w+\.png|(accepting|next)\.\w+"
 
 
 def describe(content: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
@@ -58,14 +58,28 @@ def write(folder: Path, description: bytes, files: Mapping[str, bytes], card: Ma
         for name, content in {DESCRIPTION: description, **files, **card}.items():  # renamed in reverse order
             stack.enter_context(atomic_write(folder / name)).write(content)
     with _writable(folder):
-        for path in contents(folder):
+        for path in _contents(folder):
             if path.name not in {DESCRIPTION, *files, *card}:  # left from the earlier predictor
                 path.unlink()
 
 
 def check_place(folder: Path) -> None:
     """Raises UsageError where the folder holds files that are not a predictor's."""
-    check_own(folder, _OWN, "a predictor")
+    if other := foreign_name(folder, _OURS):
+        raise UsageError(
+            f"folder {str(folder)!r} holds {other!r}, which is not a file of a predictor; choose another --out"
+        )
+
+
+def foreign_name(folder: Path, ours: str) -> str | None:
+    """Returns the first name in a folder that is not ours, nor of one of our files that a kill left incomplete.
+
+    Args:
+        folder: it may be missing.
+        ours: regular expression of our names.
+    """
+    known = re.compile(f"({ours})({re.escape(TEMPORARY)})?")
+    return next((path.name for path in _contents(folder) if not known.fullmatch(path.name)), None)
 
 
 def read(folder: Path, schema_version: int) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -119,6 +133,10 @@ def _bytes(folder: Path, name: str) -> bytes:
         return read_regular(folder / name)
     except OSError as error:
         raise UsageError(f"predictor {str(folder)!r}: {name} cannot be read ({error.strerror})") from error
+
+
+def _contents(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 @contextlib.contextmanager

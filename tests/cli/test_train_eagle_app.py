@@ -28,7 +28,7 @@ def test_help_tells_options_defaults_and_exit_codes(capsys: pytest.CaptureFixtur
     assert train("--help") == 0
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
     for expected in ("--target", "--task", "--out", "--layers", "--vocabulary", "--epochs", "--steps", "card.md",
-                     "0 done", "2 bad input", "130 interrupted"):  # fmt: skip
+                     "0 done", "2 bad input", "of fewer than 6 layers", "130 interrupted"):  # fmt: skip
         assert expected in text
 
 
@@ -60,11 +60,11 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path, capsys: pytest.Capture
         (["--epochs", "0"], "--epochs is 0; it must be at least 1"),
         (["--steps", "0"], "--steps is 0; it must be at least 1"),
         (["--vocabulary", "0"], "--vocabulary is 0; it must be at least 1"),
-        (["--vocabulary", "980"], "vocabulary is 980; the target has 979 tokens"),
+        (["--vocabulary", "980"], "--vocabulary is 980; the target has 979 tokens"),
         (["--layers", "2,x"], "--layers is '2,x'; give numbers, separated by commas, such as 2,7,11"),
         (["--layers", "2,,3"], "--layers is '2,,3'"),
-        (["--layers", "2,14"], "layers is (2, 14); the target's are numbered from 0 to 13"),
-        (["--learning-rate", "0"], "learning_rate is 0.0; it must be a number between 0 and 1"),
+        (["--layers", "2,14"], "--layers is '2,14'; the target's are numbered from 0 to 13"),
+        (["--learning-rate", "0"], "--learning-rate is 0.0; it must be a number between 0 and 1"),
         (["--limit", "1"], "a head needs at least 2"),
         (["--task", "poetry"], "unknown task 'poetry'"),
         (["--target", "./no/such/folder"], "is not a local folder"),
@@ -78,6 +78,21 @@ def test_bad_input_is_one_line(
     line = error_line(capsys)
     assert line.startswith("fsd-train-eagle: error: ")
     assert complaint in line
+
+
+@pytest.mark.parametrize("arguments", [["--target", "./no/such/folder"], ["--data", "no-such-file.jsonl"]])
+def test_what_is_not_found_leaves_no_folder(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*QUICK, "--out", str(tmp_path / "head"), "--quiet", *arguments) == 2
+    error_line(capsys)
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert train(*QUICK, "--out", str(tmp_path / "file" / "head"), "--quiet") == 2
+    assert f"--out {str(tmp_path / 'file' / 'head')!r} cannot be written" in error_line(capsys)
 
 
 @pytest.mark.slow

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,11 +18,13 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
-from transformers import Qwen3Config
+from transformers import GPT2Config, OPTConfig, Qwen3Config
 
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.eagle.checkpoint import files_of
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.trees.shape import TreeShape
+from fsd_predictors.heads.folder import HeadFolder
 from fsd_predictors.heads.recipe import HeadRecipe
 from fsd_predictors.heads.source import Source
 from fsd_predictors.heads.training import train_head
@@ -27,11 +32,12 @@ from fsd_predictors.heads.unrolled import Texts, unrolled
 from support.messages import usage_error
 from support.models.dense_heads import dense_q
 from support.models.tiny_heads import eagle3
-from support.models.tiny_models import FAMILIES, llama, random_model, word_tokenizer
+from support.models.tiny_models import FAMILIES, SMALL, llama, random_model, word_tokenizer
 from support.models.tiny_pair import ragged_prompts
 
 PROMPTS = tuple(" ".join(f"w{token}" for token in prompt) for prompt in ragged_prompts(70))
 SOURCE = Source("words", PROMPTS, max_new_tokens=12)
+SHORT = Source("words", PROMPTS[:20], max_new_tokens=4)
 RECIPE = HeadRecipe(epochs=2, batch_size=8)
 
 
@@ -99,35 +105,11 @@ def test_a_head_learns_and_leaves_the_target_as_it_is(target: Any, tmp_path: Pat
     assert not any(weight.grad is not None for weight in target.parameters())
 
 
-def test_a_training_that_diverges_is_ended_and_keeps_nothing(tmp_path: Path) -> None:
-    """Weights so large that the first gradients overflow."""
-    target = llama(seed=0, layers=8)
-    with torch.no_grad():
-        target.get_output_embeddings().weight.mul_(1e30)
-    message = usage_error(lambda: trained(target, tmp_path, recipe=HeadRecipe(learning_rate=0.5)))
-    assert message == "the training diverges with --learning-rate 0.5; give a lower one"
-    assert not (tmp_path / "unfinished" / "checkpoint.pt").exists()
-
-
-def test_heads_fit_targets_whose_width_is_no_multiple_of_their_heads(tmp_path: Path) -> None:
-    """As of some Qwen3."""
-    config = Qwen3Config(
-        vocab_size=40, hidden_size=36, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=4, head_dim=8,
-        intermediate_size=40, eos_token_id=1, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    target = random_model(config, seed=0)
-    trained(target, tmp_path / "head", recipe=HeadRecipe(epochs=1))
-    decoder = SpeculativeDecoder(target, Eagle(tmp_path / "head"), word_tokenizer(), rule="coupled", draft_length=3)
-    own = decoder.generate(ragged_prompts(4), 8, rule="target")
-    assert [r.tokens for r in decoder.generate(ragged_prompts(4), 8)] == [r.tokens for r in own]
-
-
-def test_steps_that_no_text_is_long_enough_for_have_no_loss(target: Any, tmp_path: Path) -> None:
+def test_texts_of_a_single_token_teach_nothing(target: Any, tmp_path: Path) -> None:
+    """Nor do they stop a training."""
     source = Source("words", tuple(f"w{token}" for token in range(3, 15)), max_new_tokens=2)
     record = trained(target, tmp_path, source=source, recipe=HeadRecipe(epochs=1, steps=4))
     assert record["history"][0]["loss"][3] is None
-    assert "NaN" not in (tmp_path / "training.json").read_text()
-    assert "| - |" in (tmp_path / "card.md").read_text()
 
 
 def test_a_trained_head_is_lossless_and_in_its_folder(target: Any, tmp_path: Path) -> None:
@@ -154,6 +136,33 @@ def test_heads_of_all_families_are_lossless(family: str, dtype: torch.dtype, tmp
     )
     own = decoder.generate(ragged_prompts(4), 8, rule="target")
     assert [r.tokens for r in decoder.generate(ragged_prompts(4), 8)] == [r.tokens for r in own]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(**SMALL | {"hidden_size": 36, "num_attention_heads": 8, "num_key_value_heads": 4}),
+        GPT2Config(**SMALL | {"hidden_size": 36, "head_dim": None}),
+    ],
+    ids=["heads that do not divide the width", "heads of an odd size"],
+)
+def test_sizes_that_no_llama_has_are_fitted(config: Any, tmp_path: Path) -> None:
+    target = random_model(config, seed=0)
+    trained(target, tmp_path / "head", source=SHORT, recipe=HeadRecipe(epochs=1, layers=(0, 1)))
+    decoder = SpeculativeDecoder(target, Eagle(tmp_path / "head"), word_tokenizer(), rule="coupled", draft_length=3)
+    own = decoder.generate(ragged_prompts(4), 8, rule="target")
+    assert [r.tokens for r in decoder.generate(ragged_prompts(4), 8)] == [r.tokens for r in own]
+
+
+@pytest.mark.parametrize("seed", [2**70, -1])
+def test_a_seed_may_be_any_whole_number(seed: int, target: Any, tmp_path: Path) -> None:
+    record = trained(target, tmp_path / "head", source=SHORT, recipe=HeadRecipe(epochs=1, seed=seed))
+    assert record["recipe"]["seed"] == seed
+
+
+def test_targets_of_few_layers_are_read_at_both_ends() -> None:
+    read = {layers: HeadRecipe().layers_of(llama(seed=0, layers=layers)) for layers in (3, 5, 8)}
+    assert read == {3: (0, 1, 2), 5: (0, 2, 4), 8: (2, 4, 5)}
 
 
 def test_the_head_drafts_the_most_frequent_tokens(target: Any, tmp_path: Path) -> None:
@@ -215,53 +224,62 @@ def test_a_killed_training_ends_as_an_uninterrupted_one(target: Any, tmp_path: P
     assert weights(out) == weights(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("file", ["facts.json", "texts.jsonl", "checkpoint.pt"])
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]\n", b"PK\x03\x04"])
-def test_damaged_files_of_an_unfinished_training_are_told(
-    file: str, content: bytes, target: Any, tmp_path: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        trained(target, tmp_path, Quiet("training", 11))
-    (tmp_path / "unfinished" / file).write_bytes(content)
-    if file == "texts.jsonl" and not content.endswith(b"\n"):
-        trained(target, tmp_path)  # which a kill may leave
-        return
-    message = usage_error(lambda: trained(target, tmp_path))
-    assert message == (
-        f"{str(tmp_path / 'unfinished' / file)!r} is damaged; remove {str(tmp_path / 'unfinished')!r} to begin anew"
-    )
+KILLED_FINISHING = """
+import os, signal, sys
+from pathlib import Path
+from fsd_predictors.heads.folder import HeadFolder
+
+files = {{"model.safetensors": b"new weights", "training.json": b"{{}}"}}
+folder = HeadFolder(Path(sys.argv[1]), {{"recipe": {{"seed": 0}}}})
+
+def killed(event, arguments):
+    if event == {event!r} and os.path.basename(arguments[0]) == {name!r}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with folder.held():
+    folder.add([([2], [3])])
+    folder.keep({{"head": {{}}}})
+    sys.addaudithook(killed)
+    folder.finish(files)
+"""
 
 
-def test_texts_of_nobody_knows_what_are_not_used(target: Any, tmp_path: Path) -> None:
+def killed_finishing(out: Path, event: str, name: str) -> None:
+    """Kills a process at the end of a training, as soon as it is about to rename or remove a file of a name."""
+    code = KILLED_FINISHING.format(event=event, name=name)
+    assert subprocess.run([sys.executable, "-c", code, str(out)], check=False).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", ["facts.json", "texts.jsonl", "checkpoint.pt", ".lock"])
+def test_a_training_killed_as_it_cleans_up_leaves_nothing_to_another(name: str, tmp_path: Path) -> None:
+    """Whichever file it was about to remove, the next training, of something else, begins anew."""
+    killed_finishing(tmp_path, "os.remove", name)
+    folder = HeadFolder(tmp_path, {"recipe": {"seed": 1}})
+    with folder.held():
+        assert folder.texts() == []
+        assert folder.checkpoint() is None
+        folder.finish({})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "training.json"]
+
+
+def test_a_training_killed_as_it_writes_the_head_is_continued(tmp_path: Path) -> None:
+    killed_finishing(tmp_path, "os.rename", "model.safetensors.tmp")
+    assert (tmp_path / "model.safetensors.tmp").exists()
+    folder = HeadFolder(tmp_path, {"recipe": {"seed": 0}})
+    with folder.held():
+        assert folder.texts() == [([2], [3])]
+        folder.finish({"model.safetensors": b"weights"})
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_what_nobody_knows_the_facts_of_is_not_continued(target: Any, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(target, tmp_path / "head", Quiet("training", 11))
     (tmp_path / "head" / "unfinished" / "facts.json").unlink()
-    other = HeadRecipe(epochs=1, batch_size=8, layers=(0, 1))
-    trained(target, tmp_path / "head", recipe=other)
-    trained(target, tmp_path / "whole", recipe=other)
+    recipe = HeadRecipe(epochs=1, vocabulary=20)
+    trained(target, tmp_path / "head", source=SHORT, recipe=recipe)
+    trained(target, tmp_path / "whole", source=SHORT, recipe=recipe)
     assert weights(tmp_path / "head") == weights(tmp_path / "whole")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("left", ["model.safetensors.tmp", "unfinished.tmp"])
-def test_a_training_killed_as_it_finishes_can_be_run_again(left: str, target: Any, tmp_path: Path) -> None:
-    """Killed as soon as the file is there: by polling a slowed process, as no moment is longer."""
-    out = tmp_path / "head"
-    slowed = "import os, time; sync = os.fsync; os.fsync = lambda file: (sync(file), time.sleep(0.05))\n"
-    slowed += "import shutil; remove = shutil.rmtree\n"
-    slowed += "shutil.rmtree = lambda *a, **k: (time.sleep(0.5), remove(*a, **k))\n"
-    code = slowed + KILLED.format(path=[str(Path(__file__).parent), *sys.path])
-    process = subprocess.Popen([sys.executable, "-c", code, str(out)])
-    deadline = time.monotonic() + 120
-    while not (out / left).exists() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
-    assert (out / left).exists()
-    trained(target, out)
-    trained(target, tmp_path / "whole")
-    assert weights(out) == weights(tmp_path / "whole")
-    assert not (out / left).exists()
 
 
 def test_a_finished_head_is_replaced(target: Any, tmp_path: Path) -> None:
@@ -271,6 +289,15 @@ def test_a_finished_head_is_replaced(target: Any, tmp_path: Path) -> None:
     assert weights(tmp_path / "head") != first
 
 
+@pytest.fixture(scope="module")
+def interrupted(target: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training with one epoch behind it."""
+    out = tmp_path_factory.mktemp("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        trained(target, out, Quiet("training", 11))
+    return out
+
+
 # --- refusals ----------------------------------------------------------------------------------------
 
 
@@ -278,32 +305,86 @@ def test_an_unfinished_training_of_something_else_is_refused(target: Any, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         trained(target, tmp_path, Quiet("training", 3))
     kept = (tmp_path / "unfinished" / "texts.jsonl").read_bytes()
-    others: list[dict[str, Any]] = [
-        {"source": Source("words", PROMPTS[:-1], 12)}, {"recipe": HeadRecipe(epochs=3, batch_size=8)},
-    ]  # fmt: skip
-    for changes, named in zip(others, ("source.problems is 70, not 69", "recipe.epochs is 2, not 3"), strict=True):
-        message = usage_error(partial(trained, target, tmp_path, **changes))
-        assert f"--out {str(tmp_path)!r} holds an unfinished training whose {named}" in message
-        assert f"choose another folder, or remove {str(tmp_path / 'unfinished')!r}" in message
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"source": Source("words", PROMPTS[:-1], 12)}, "source.problems is 70, not 69"),
+        ({"recipe": HeadRecipe(epochs=3, batch_size=8)}, "recipe.epochs is 2, not 3"),
+        ({"recipe": HeadRecipe(epochs=2, batch_size=8, layers=(1, 2))}, "recipe.layers is [2, 4, 5], not [1, 2]"),
+    ]
+    for changes, difference in others:
+        assert usage_error(partial(trained, target, tmp_path, **changes)) == (
+            f"--out {str(tmp_path)!r} holds an unfinished training whose {difference}; choose another folder, or "
+            f"remove {str(tmp_path / 'unfinished')!r}"
+        )
     assert (tmp_path / "unfinished" / "texts.jsonl").read_bytes() == kept
 
 
 def test_folders_of_something_else_are_refused(target: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     message = usage_error(lambda: trained(target, tmp_path))
-    assert message == (
-        f"folder {str(tmp_path)!r} holds 'thesis.tex', which is not a file of a head; choose another --out"
-    )
+    assert message == f"--out {str(tmp_path)!r} holds 'thesis.tex', which is no head's; choose another"
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_head_or_model_of_another_origin_is_not_overwritten(name: str, target: Any, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("precious")
-    message = usage_error(lambda: trained(target, tmp_path))
-    assert message == (
-        f"--out {str(tmp_path)!r} holds {name!r} of a model or head that was not trained here; choose another"
+def test_a_folder_in_the_place_of_the_unfinished_training_is_left_alone(target: Any, tmp_path: Path) -> None:
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "thesis.tex").write_text("")
+    assert "holds 'thesis.tex', which is no head's" in usage_error(lambda: trained(target, tmp_path))
+    assert (tmp_path / "unfinished" / "thesis.tex").exists()
+
+
+def test_a_head_that_was_not_trained_here_is_not_overwritten(target: Any, tmp_path: Path) -> None:
+    before = files_of(eagle3(target))
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
+    assert usage_error(lambda: trained(target, tmp_path)) == (
+        f"--out {str(tmp_path)!r} holds 'config.json' and no training.json, so it is no head that was trained here; "
+        "choose another"
     )
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "precious")]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def another_state(_: bytes) -> bytes:
+    torch.save({"head": {}, "optimiser": {}}, file := io.BytesIO())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [
+        ("facts.json", half),
+        ("facts.json", lambda _: b"[1]"),
+        ("texts.jsonl", lambda content: b"[[2], [3\n" + content),
+        ("texts.jsonl", lambda content: b"\xff\n" + content),
+        ("checkpoint.pt", half),
+        ("checkpoint.pt", lambda _: b""),
+        ("checkpoint.pt", lambda _: b"no checkpoint"),
+        ("checkpoint.pt", another_state),
+    ],
+    ids=["half facts", "other facts", "torn text", "no text", "half state", "empty state", "no state", "other state"],
+)
+def test_damaged_files_of_an_unfinished_training_are_named(
+    name: str, damaged: Callable[[bytes], bytes], interrupted: Path, target: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "head"
+    shutil.copytree(interrupted, out)
+    path = out / "unfinished" / name
+    path.write_bytes(damaged(path.read_bytes()))
+    message = usage_error(lambda: trained(target, out))
+    assert message.startswith(f"{str(path)!r} is damaged: ")
+    assert message.endswith(f"; remove {str(out / 'unfinished')!r} to begin anew")
+
+
+def test_a_file_that_cannot_be_used_later_on_is_named_itself(interrupted: Path, target: Any, tmp_path: Path) -> None:
+    shutil.copytree(interrupted, tmp_path / "head")
+    texts = tmp_path / "head" / "unfinished" / "texts.jsonl"
+    texts.unlink()
+    texts.mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        trained(target, tmp_path / "head")
+    assert caught.value.filename == str(texts)
 
 
 def test_a_folder_in_use_is_refused(target: Any, tmp_path: Path) -> None:
@@ -320,11 +401,12 @@ def test_a_file_in_the_place_of_the_folder_is_refused(target: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 0}, "epochs is 0; it must be a whole number of at least 1"),
-        ({"steps": 1.5}, "steps is 1.5; it must be a whole number of at least 1"),
-        ({"learning_rate": 2.0}, "learning_rate is 2.0; it must be a number between 0 and 1"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan; it must be a number between 0 and 1"),
-        ({"seed": 2**63}, f"seed is {2**63}; it must be a whole number of at most 63 bits and a sign"),
+        ({"epochs": 0}, "--epochs is 0; it must be a whole number of at least 1"),
+        ({"steps": 1.5}, "--steps is 1.5; it must be a whole number of at least 1"),
+        ({"batch_size": 0}, "--batch-size is 0; it must be a whole number of at least 1"),
+        ({"seed": 0.5}, "--seed is 0.5; it must be a whole number"),
+        ({"learning_rate": 2.0}, "--learning-rate is 2.0; it must be a number between 0 and 1"),
+        ({"learning_rate": float("nan")}, "--learning-rate is nan; it must be a number between 0 and 1"),
         ({"layers": (1, 2, 8)}, "--layers is '1,2,8'; the target's are numbered from 0 to 7"),
         ({"layers": ()}, "--layers is ''; the target's are numbered from 0 to 7"),
         ({"vocabulary": 41}, "--vocabulary is 41; the target has 40 tokens"),
@@ -333,6 +415,31 @@ def test_a_file_in_the_place_of_the_folder_is_refused(target: Any, tmp_path: Pat
 def test_recipes_out_of_range_are_refused(changes: dict[str, Any], message: str, target: Any, tmp_path: Path) -> None:
     assert usage_error(lambda: trained(target, tmp_path / "head", recipe=HeadRecipe(**changes))) == message
     assert not (tmp_path / "head").exists()
+
+
+def test_targets_that_no_head_fits_are_refused_before_decoding(tmp_path: Path) -> None:
+    odd = llama(seed=0, layers=3)
+    vars(odd.config)["intermediate_size"] = [48, 48, 48]  # one for each layer, as some families have
+    narrow = random_model(OPTConfig(**SMALL, word_embed_proj_dim=16), seed=0)
+    for target, complaint in ((odd, "the target's sizes are not those of a head: "), (narrow, "16 components")):
+        message = usage_error(partial(trained, target, tmp_path / "head", recipe=HeadRecipe(layers=(0, 1))))
+        assert complaint in message
+        assert message.endswith("; give another --target")
+        assert not (tmp_path / "head").exists()
+
+
+@pytest.mark.parametrize("read", ["w39 w2", "w2 w3"], ids=["in texts that are held out", "in those trained on"])
+def test_a_loss_that_is_not_finite_stops_the_training(read: str, tmp_path: Path) -> None:
+    """The target computes in float64, and what it reads is beyond the head's float32."""
+    target = random_model(GPT2Config(**SMALL | {"tie_word_embeddings": False}), seed=0)
+    with torch.no_grad():
+        target.get_input_embeddings().weight[2 if read == "w2 w3" else 39] *= 1e39
+    source = Source("words", ("w39 w4 w5", *[f"w2 w{token}" for token in range(3, 13)]), max_new_tokens=6)
+    message = usage_error(
+        lambda: trained(target, tmp_path, source=source, recipe=HeadRecipe(layers=(0, 1), learning_rate=0.25))
+    )
+    assert message == "--learning-rate is 0.25, and the loss became nan; give a lower one, and another --out"
+    assert sorted(path.name for path in (tmp_path / "unfinished").iterdir()) == [".lock", "facts.json", "texts.jsonl"]
 
 
 def test_too_few_problems_are_refused(target: Any, tmp_path: Path) -> None:
@@ -348,3 +455,16 @@ def test_the_card_reports_what_was_measured(target: Any, tmp_path: Path) -> None
     for name, value in record["drafts"].items():
         assert 1 <= value <= 6
         assert f"| {name} | {value:.2f} |" in card
+
+
+def test_steps_that_no_text_is_long_enough_for_are_left_out(target: Any, tmp_path: Path) -> None:
+    source = Source("words", tuple(f"w{token}" for token in range(2, 32)), max_new_tokens=2)
+    trained(target, tmp_path, source=source, recipe=HeadRecipe(epochs=1))
+    (epoch,) = json.loads((tmp_path / "training.json").read_text())["history"]
+    for values in (epoch["loss"], epoch["agreement"]):
+        assert values[0] is not None
+        assert values[1:] == [None, None]
+    assert (
+        f"| 1 | {epoch['loss'][0]:.3f} | - | - | {epoch['agreement'][0]:.3f} | - | - |"
+        in (tmp_path / "card.md").read_text()
+    )

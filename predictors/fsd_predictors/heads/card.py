@@ -62,11 +62,12 @@ def by_epoch(record: Mapping[str, Any]) -> Sheet:
         "Along the target's text",
         ("epoch", *(f"loss {n}" for n in numbers), *(f"agreement {n}" for n in numbers)),
         tuple(
-            (str(number), *map(_shown, [*epoch["loss"], *epoch["agreement"]]))
+            (str(number), *map(_cell, [*epoch["loss"], *epoch["agreement"]]))
             for number, epoch in enumerate(record["history"], 1)
         ),
         "Loss: the cross-entropy of q under the target's p, in nats, for the 1st, 2nd, … token drafted after one "
-        "another. Agreement: the share of places where q and p have the same likeliest token.",
+        "another. Agreement: the share of places where q and p have the same likeliest token. "
+        "-: there is none, as all texts are too short.",
     )
 
 
@@ -80,7 +81,7 @@ def by_draft(record: Mapping[str, Any]) -> Sheet:
     )
 
 
-def _shown(value: float | None) -> str:
+def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 

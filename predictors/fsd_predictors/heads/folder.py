@@ -6,17 +6,16 @@ unfinished/facts.json            what the training is of
 unfinished/texts.jsonl           the target's texts so far, one a line
 unfinished/checkpoint.pt         head and optimiser after the last whole epoch
 unfinished/.lock                 held by the process that trains
-unfinished.tmp                   what a finished training did not come to remove
+unfinished.tmp                   the same, about to be removed, once the head is finished
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ from filelock import FileLock, Timeout
 
 from fsd_collectors.store.folder import TEMPORARY, atomic_write, sync
 from fsd_decoding.errors import UsageError
-from fsd_predictors.output_folder import check_own
+from fsd_predictors.files import foreign_name
 
 UNFINISHED, FACTS, TEXTS, CHECKPOINT, LOCK = "unfinished", "facts.json", "texts.jsonl", "checkpoint.pt", ".lock"
 CARD, TRAINING = "card.md", "training.json"
-_HEAD = ("config.json", "model.safetensors")
-_OWN = "|".join(map(re.escape, (*_HEAD, TRAINING, CARD, UNFINISHED)))
+_OURS = r"config\.json|model\.safetensors|training\.json|card\.md|unfinished"
+_OURS_UNFINISHED = r"facts\.json|texts\.jsonl|checkpoint\.pt|\.lock"
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 Text = tuple[list[int], list[int]]
 """Tokens of a prompt and of the target's completion."""
@@ -46,31 +46,32 @@ class HeadFolder:
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path, self._facts = path, json.loads(json.dumps(facts))
-        self._unfinished, self._left = path / UNFINISHED, path / (UNFINISHED + TEMPORARY)
+        self._unfinished = path / UNFINISHED
+        self._discarded = path / (UNFINISHED + TEMPORARY)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Inside, the folder is this process's own.
 
         Raises:
-            UsageError: it holds other files, a head of another origin or an unfinished training of something else, is
-                in use, or cannot be written.
+            UsageError: it holds other files or an unfinished training of something else, is in use, or cannot be
+                written.
         """
-        check_own(self.path, _OWN, "a head")
-        self._check_origin()
-        with self._writing():
-            self._unfinished.mkdir(parents=True, exist_ok=True)
-            lock = self._lock()
-        with lock:
-            with self._writing():
-                shutil.rmtree(self._left, ignore_errors=True)
-                self._begin_or_check()
+        lock = FileLock(self._unfinished / LOCK, timeout=0)
+        try:
+            self._begin(lock)
             yield
+        finally:
+            lock.release()
 
     def texts(self) -> list[Text]:
-        """Returns the texts that were kept; a last line that was cut off is dropped. UsageError: they are damaged."""
+        """Returns the texts that were kept; a last line that was cut off is dropped.
+
+        Raises:
+            UsageError: they are damaged.
+        """
         path = self._unfinished / TEXTS
-        with self._reading(path), self._writing():
+        with self.reading(TEXTS):
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
             if len(whole) < len(lines):
@@ -80,85 +81,99 @@ class HeadFolder:
 
     def add(self, texts: Sequence[Text]) -> None:
         """Keeps further texts."""
-        with self._writing(), open(self._unfinished / TEXTS, "ab") as file:
+        with open(self._unfinished / TEXTS, "ab") as file:
             file.write("".join(json.dumps(text) + "\n" for text in texts).encode())
             sync(file)
 
-    def restore(self, load: Callable[[dict[str, Any]], None]) -> None:
-        """Calls `load` with the state after the last whole epoch, if there is one. UsageError: it is damaged."""
+    def checkpoint(self) -> dict[str, Any] | None:
+        """Returns the state after the last whole epoch, on the CPU; None: there is none. Use it within `reading`."""
         path = self._unfinished / CHECKPOINT
-        if path.exists():
-            with self._reading(path):
-                load(torch.load(path, weights_only=True, map_location="cpu"))
+        return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Inside, an unfinished training's file is read and used.
+
+        Raises:
+            UsageError: it is damaged.
+        """
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except _DAMAGE as error:
+            reason = str(error).strip().split("\n")[0].rstrip(". ") or type(error).__name__
+            raise UsageError(
+                f"{str(self._unfinished / name)!r} is damaged: {reason:.100}; remove {str(self._unfinished)!r} to "
+                "begin anew"
+            ) from error
 
     def keep(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the state after an epoch."""
-        with self._writing(), atomic_write(self._unfinished / CHECKPOINT) as file:
+        with atomic_write(self._unfinished / CHECKPOINT) as file:
             torch.save(checkpoint, file)
 
     def finish(self, files: Mapping[str, bytes]) -> None:
         """Writes the head, replacing an earlier one, and removes what continued its training."""
-        with self._writing():
-            for name, content in files.items():
-                with atomic_write(self.path / name) as file:
-                    file.write(content)
-            # A rename is all or nothing: a kill cannot leave texts without the facts that they are of.
-            self._unfinished.rename(self._left)
-            shutil.rmtree(self._left)
+        for name, content in files.items():
+            with atomic_write(self.path / name) as file:
+                file.write(content)
+        self._unfinished.rename(self._discarded)  # at once, so that no later training continues a part of it
+        shutil.rmtree(self._discarded)
 
-    def _lock(self) -> AbstractContextManager[Any]:
+    def _begin(self, lock: FileLock) -> None:
+        """Takes the folder; raises what `held` does."""
         try:
-            return FileLock(self._unfinished / LOCK).acquire(timeout=0)
+            self._check_place()
+            self._unfinished.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+            if self._discarded.exists():
+                shutil.rmtree(self._discarded)
+            self._check_facts()
         except Timeout as error:
             raise UsageError(
                 f"--out {str(self.path)!r} is in use by another training; wait, or choose another"
             ) from error
+        except OSError as error:
+            raise UsageError(f"--out {str(self.path)!r} cannot be written: {error.strerror}; choose another") from error
 
-    def _check_origin(self) -> None:
-        """UsageError: it holds a model or a head that was not trained here, which a training would replace."""
-        made = any((self.path / name).exists() for name in (TRAINING, UNFINISHED))
-        if not made and (there := [name for name in _HEAD if (self.path / name).exists()]):
+    def _check_place(self) -> None:
+        """Raises UsageError where the folder is not one that a training wrote to, unless it is empty or missing."""
+        for folder, ours in ((self.path, _OURS), (self._unfinished, _OURS_UNFINISHED)):
+            if other := foreign_name(folder, ours):
+                raise UsageError(f"--out {str(folder)!r} holds {other!r}, which is no head's; choose another")
+        names = {path.name for path in self.path.glob("*")}
+        if names and not names & {TRAINING, UNFINISHED}:
             raise UsageError(
-                f"--out {str(self.path)!r} holds {there[0]!r} of a model or head that was not trained here; choose "
-                "another"
+                f"--out {str(self.path)!r} holds {min(names)!r} and no {TRAINING}, so it is no head that was trained "
+                "here; choose another"
             )
 
-    def _begin_or_check(self) -> None:
+    def _check_facts(self) -> None:
+        """Raises UsageError where an unfinished training is of something else; without one, notes what this is of."""
         path = self._unfinished / FACTS
         if not path.exists():
-            for name in (TEXTS, CHECKPOINT):  # of what, nothing says
+            for name in (TEXTS, CHECKPOINT):  # of which nobody knows what they are of
                 (self._unfinished / name).unlink(missing_ok=True)
             with atomic_write(path) as file:
                 file.write(json.dumps(self._facts, indent=2).encode())
             return
-        with self._reading(path):
-            found = dict(json.loads(path.read_text()))
-        if differing := _difference("", found, self._facts):
+        with self.reading(FACTS):
+            differing = _difference(json.loads(path.read_text()), self._facts)
+        if differing:
+            name, found, own = differing
             raise UsageError(
-                f"--out {str(self.path)!r} holds an unfinished training whose {differing}; choose another folder, or "
-                f"remove {str(self._unfinished)!r}"
+                f"--out {str(self.path)!r} holds an unfinished training whose {name} is {found!r}, not {own!r}; choose "
+                f"another folder, or remove {str(self._unfinished)!r}"
             )
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or error
-            raise UsageError(f"--out {str(self.path)!r} cannot be written: {reason}; choose another") from error
 
-    @contextmanager
-    def _reading(self, path: Path) -> Iterator[None]:
-        """Inside, whatever a damaged file raises is a UsageError."""
-        try:
-            yield
-        except (ValueError, TypeError, LookupError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise UsageError(f"{str(path)!r} is damaged; remove {str(self._unfinished)!r} to begin anew") from error
-
-
-def _difference(name: str, found: Any, wanted: Any) -> str:
-    """Returns the first value that differs, by its dotted name, and what it is in both; empty where none does."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        inner = (_difference(f"{name}.{key}".strip("."), found.get(key), wanted[key]) for key in wanted)
-        return next(filter(None, inner), "")
-    return "" if found == wanted else f"{name} is {found!r:.40}, not {wanted!r:.40}"
+def _difference(found: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Returns name and both values of the first entry of `own`, the innermost, that was found to be another."""
+    for name, value in own.items():
+        if isinstance(value, dict) and isinstance(found.get(name), dict):
+            if inner := _difference(found[name], value):
+                return f"{name}.{inner[0]}", *inner[1:]
+        elif found.get(name) != value:
+            return name, found.get(name), value
+    return None

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fsd_decoding.argument_checks import check_count
+from fsd_decoding.argument_checks import check_count, check_whole
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.runner import vocabulary_size
 
 _RATE, _AT_WIDTH = 4e-3, 128  # a larger head takes smaller steps: in inverse proportion to its width
 _FEWEST_LAYERS = 3  # of a target, of which one is read at the beginning, in the middle and at the end
-
-_SEEDS = -(2**63), 2**63 - 1  # that PyTorch takes
 
 
 @dataclass(frozen=True)
@@ -23,11 +21,11 @@ class HeadRecipe:
         epochs: passes over the texts.
         steps: tokens that the head drafts after one another in training (EAGLE-3, section 3.2: training-time test).
         layers: which of the target's hidden states it reads, as indices into transformers' `hidden_states`; None: what
-            goes into layers 2, L/2 and L - 3 of L, as in EAGLE-3; of fewer than 6, into layers 0, L/2 and L - 1.
+            goes into layers 2, L/2 and L - 3, as in EAGLE-3, or 0, L/2 and L - 1 of a target of fewer than 6 layers.
         vocabulary: how many tokens it can draft, the most frequent ones; None: all.
         batch_size: texts of a step of the optimiser.
         learning_rate: at its highest; None: 4e-3 at a width of 128, and less in proportion for wider targets.
-        seed: of the initial weights and the order of texts.
+        seed: of the initial weights and the order of texts; any whole number.
 
     Raises:
         UsageError: a number is out of its range.
@@ -44,11 +42,10 @@ class HeadRecipe:
     def __post_init__(self) -> None:
         for name in ("epochs", "steps", "batch_size", "vocabulary"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        if not _SEEDS[0] <= self.seed <= _SEEDS[1]:
-            raise UsageError(f"seed is {self.seed}; it must be a whole number of at most 63 bits and a sign")
+                check_count(f"--{name.replace('_', '-')}", getattr(self, name))
+        check_whole("--seed", self.seed)
         if self.learning_rate is not None and not 0 < self.learning_rate < 1:
-            raise UsageError(f"learning_rate is {self.learning_rate!r}; it must be a number between 0 and 1")
+            raise UsageError(f"--learning-rate is {self.learning_rate!r}; it must be a number between 0 and 1")
 
     def rate(self, width: int) -> float:
         """Returns the highest learning rate for hidden states of `width` components."""
@@ -62,9 +59,8 @@ class HeadRecipe:
                 raise UsageError(f"the target has {count} layers, and a head reads three; give --layers")
             return (2, count // 2, count - 3) if count >= 6 else (0, count // 2, count - 1)
         if not self.layers or not all(0 <= layer < count for layer in self.layers):
-            raise UsageError(
-                f"--layers is {','.join(map(str, self.layers))!r}; the target's are numbered from 0 to {count - 1}"
-            )
+            given = ",".join(map(str, self.layers))
+            raise UsageError(f"--layers is {given!r}; the target's are numbered from 0 to {count - 1}")
         return self.layers
 
     def check_vocabulary(self, target: Any) -> None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -24,7 +23,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_predictors.heads.card import card, drafts
-from fsd_predictors.heads.folder import CARD, TRAINING, HeadFolder, Text
+from fsd_predictors.heads.folder import CARD, CHECKPOINT, TRAINING, HeadFolder, Text
 from fsd_predictors.heads.recipe import HeadRecipe
 from fsd_predictors.heads.source import Source
 from fsd_predictors.heads.unrolled import StepLoss, Texts, unrolled, weighted
@@ -60,11 +59,13 @@ def train_head(
     recipe.check_vocabulary(target)
     if len(source.prompts) < 2:
         raise UsageError(f"task {source.name} has {len(source.prompts)} problems for tuning; a head needs at least 2")
-    facts, config = _facts(target, tokenizer, source, recipe), _config(target)
+    facts = _facts(target, tokenizer, source, recipe)
     folder, held = HeadFolder(out, facts), max(1, len(source.prompts) // _HELD_OUT)
+    head = _new_head(target, recipe)  # before hours of decoding, as some targets may have none
     with folder.held():
         texts = _texts(target, tokenizer, source, folder, progress)
-        head = _new_head(target, config, texts[held:], recipe)
+        _choose_known(head, target, texts[held:])
+        head.to(target.device)
         history = _Training(target, head, texts[held:], texts[:held], recipe, folder).run(progress)
         head.to(target.dtype).eval()  # as it will draft
         with progress.step("measuring its drafts", 0):
@@ -106,32 +107,42 @@ def _texts(target: Any, tokenizer: Any, source: Source, folder: HeadFolder, prog
     return texts
 
 
-def _config(target: Any) -> LlamaConfig:
-    """The sizes of a head for a target: those of the target's layers, as far as a Llama layer may have them."""
-    own, size = target.config.get_text_config(), vocabulary_size(target)
-    width, given = own.hidden_size, own.num_attention_heads
-    heads = max(count for count in range(1, given + 1) if width % count == 0)
-    groups = getattr(own, "num_key_value_heads", None) or heads
-    head_dim = getattr(own, "head_dim", None) or width // given
+def _new_head(target: Any, recipe: HeadRecipe) -> Eagle3Head:
+    """A random head on the CPU, which does not know yet which tokens it drafts."""
+    torch.manual_seed(recipe.seed % 2**63)  # seeds may be any whole number
+    size, own, embeddings = vocabulary_size(target), target.config.get_text_config(), target.get_input_embeddings()
+    if (width := getattr(embeddings, "embedding_dim", own.hidden_size)) != own.hidden_size:
+        raise UsageError(
+            f"the target's embeddings have {width} components and its hidden states {own.hidden_size}; a head needs as "
+            "many of both; give another --target"
+        )
+    try:
+        config = _config(own, size)
+    except Exception as error:  # what transformers' own checks raise differs by version
+        reason = " ".join(str(error).split()).rstrip(". ")
+        raise UsageError(f"the target's sizes are not those of a head: {reason}; give another --target") from error
+    return Eagle3Head(config, recipe.layers_of(target), recipe.vocabulary or size, embeddings, size)
+
+
+def _config(own: Any, vocabulary: int) -> LlamaConfig:
+    """The sizes of a target's head: the target's, as far as a Llama can have them."""
+    heads = next(n for n in range(own.num_attention_heads, 0, -1) if own.hidden_size % n == 0)
+    size = getattr(own, "head_dim", None) or own.hidden_size // heads
     return LlamaConfig(
-        vocab_size=size, hidden_size=width, num_hidden_layers=1, num_attention_heads=heads,
-        intermediate_size=getattr(own, "intermediate_size", None) or 4 * width,
-        num_key_value_heads=groups if heads % groups == 0 else heads,
-        head_dim=head_dim + head_dim % 2,  # positions rotate pairs of components
+        vocab_size=vocabulary, hidden_size=own.hidden_size, num_hidden_layers=1, num_attention_heads=heads,
+        intermediate_size=getattr(own, "intermediate_size", None) or 4 * own.hidden_size,
+        num_key_value_heads=math.gcd(heads, getattr(own, "num_key_value_heads", None) or heads),
+        head_dim=size + size % 2,  # rotary positions turn pairs
         max_position_embeddings=getattr(own, "max_position_embeddings", 2048),
     )  # fmt: skip
 
 
-def _new_head(target: Any, config: LlamaConfig, texts: Sequence[Text], recipe: HeadRecipe) -> Eagle3Head:
-    """A head whose output is the target's, and the rest random."""
-    torch.manual_seed(recipe.seed)
-    size = vocabulary_size(target)
-    known = _frequent(texts, recipe.vocabulary or size, size)
-    head = Eagle3Head(config, recipe.layers_of(target), len(known), target.get_input_embeddings(), size)
+def _choose_known(head: Eagle3Head, target: Any, texts: Sequence[Text]) -> None:
+    """Has a head draft the most frequent tokens, beginning with the target's output layer."""
+    known = _frequent(texts, len(head.known), head.vocabulary)
     head.known.copy_(known)
     with torch.no_grad():
         head.lm_head.weight.copy_(target.get_output_embeddings().weight[known.to(target.device)])
-    return head.to(target.device)
 
 
 def _frequent(texts: Sequence[Text], count: int, size: int) -> torch.Tensor:
@@ -156,8 +167,7 @@ class _Training:
 
     def run(self, progress: Progress) -> list[dict[str, Any]]:
         """Trains; returns by epoch the quality on the texts that are held out."""
-        history: list[dict[str, Any]] = []
-        self._folder.restore(partial(self._continue, history))
+        history = self._continued()
         batches = math.ceil(len(self._texts) / self._recipe.batch_size)
         with progress.step("training the head", self._recipe.epochs * batches) as advance:
             advance(len(history) * batches)
@@ -172,18 +182,25 @@ class _Training:
 
     def _step(self, texts: Texts) -> None:
         self._optimiser.zero_grad(set_to_none=True)
-        weighted(unrolled(self._head, texts, self._recipe.steps)).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), _CLIP)
-        if not norm.isfinite():
-            rate = self._recipe.rate(self._head.config.hidden_size)
-            raise UsageError(f"the training diverges with --learning-rate {rate:.2g}; give a lower one")
+        loss = weighted(unrolled(self._head, texts, self._recipe.steps))
+        self._check_finite(float(loss.detach()))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._head.parameters(), _CLIP)
         self._optimiser.step()
         self._schedule.step()
+
+    def _check_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise UsageError(
+                f"--learning-rate is {self._recipe.rate(self._head.config.hidden_size):g}, and the loss became {loss}; "
+                "give a lower one, and another --out"
+            )
 
     @torch.no_grad()
     def _evaluated(self) -> dict[str, Any]:
         """Loss and agreement by step, over all places of the texts that are held out."""
         found = [unrolled(self._head, texts, self._recipe.steps) for texts in self._batches(self._held, None)]
+        self._check_finite(sum(float(weighted(steps)) for steps in found))
         steps = list(zip(*found, strict=True)) or [()] * self._recipe.steps
         return {
             "loss": [_mean(each, "loss") for each in steps],
@@ -210,12 +227,16 @@ class _Training:
         ends = torch.tensor([len(each) for each in whole], device=device)
         return Texts.read(self._target, self._head.target_layers, tokens, begins, ends)
 
-    def _continue(self, history: list[dict[str, Any]], kept: dict[str, Any]) -> None:
-        """Sets the state that was kept, and appends its history."""
-        self._head.load_state_dict(kept["head"])
-        self._optimiser.load_state_dict(kept["optimiser"])
-        self._schedule.load_state_dict(kept["schedule"])
-        history += kept["history"]
+    def _continued(self) -> list[dict[str, Any]]:
+        with self._folder.reading(CHECKPOINT):
+            kept = self._folder.checkpoint()
+            if kept is None:
+                return []
+            self._head.load_state_dict(kept["head"])
+            self._optimiser.load_state_dict(kept["optimiser"])
+            self._schedule.load_state_dict(kept["schedule"])
+            history: list[dict[str, Any]] = kept["history"]
+            return history
 
     def _keep(self, history: list[dict[str, Any]]) -> None:
         self._folder.keep({
@@ -236,7 +257,7 @@ def _share_of_rate(step: int, steps: int) -> float:
 
 
 def _mean(batches: Sequence[StepLoss], name: str) -> float | None:
-    """The mean over all places; None where there is none, as where all texts are shorter than the steps."""
+    """Mean over all places; None: there are none."""
     places = sum(int(batch.places) for batch in batches)
     total = sum(float(getattr(batch, name)) * int(batch.places) for batch in batches)
     return total / places if places else None
