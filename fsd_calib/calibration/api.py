@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
+from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
 from fsd_calib.calibration.engines import EngineRequest, check_vllm, open_engines
 from fsd_calib.calibration.goal import Goal, GoalKeywords
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, plan_memory
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Plan, check_enough
 from fsd_calib.calibration.policy_families import CONSTANT, PolicyChoice, check_policies, moves
-from fsd_calib.calibration.prepare import SD_LENGTHS, Prepared, prepare
+from fsd_calib.calibration.prepare import Prepared, prepare
 from fsd_calib.calibration.recertify import other_models, setting_of
 from fsd_calib.calibration.run import find
 from fsd_calib.calibration.run_config import MOST_AT_ONCE, RunConfig, RunKeywords

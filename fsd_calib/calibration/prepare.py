@@ -12,29 +12,29 @@ from functools import partial
 from typing import Any
 
 from fsd_calib.calibration.baseline import COMPARED, TRACED, measure_baseline, traces_along_target
+from fsd_calib.calibration.draft_forecasts import LOSSLESS, TracedDrafts
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, make_plan, planned_steps
-from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
-from fsd_calib.calibration.predictor import Chosen, EarlyStop, choose, stopping_early
+from fsd_calib.calibration.policy_families import PolicyChoice, shapes
+from fsd_calib.calibration.predictor import Chosen, choose, stopping_early
 from fsd_calib.calibration.run_config import Compiling, RunConfig
 from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, rounds_of
 from fsd_calib.calibration.session import Session
 from fsd_calib.calibration.timing import Timer, TimingRequest
 from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.certification.holdout import TESTS_VERSION
-from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
+from fsd_calib.engines.base import KeyedPrompt
 from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.search.forecast import DraftForecasts, Forecast, ReplayForecast
+from fsd_calib.search.forecast import DraftForecasts, Forecast
 from fsd_calib.search.space import Space, logit
-from fsd_calib.search.walked_forecast import WalkedForecast
 from fsd_calib.tasks.base import Problem
 from fsd_collectors.collection.hidden_states import Width
-from fsd_collectors.replay import CostModel, sweep
+from fsd_collectors.replay import CostModel
 from fsd_collectors.store.reading import Traces
 from fsd_decoding.profile.costs import Rounds
 from fsd_decoding.profile.parts import EarlyStopInfo
@@ -43,15 +43,10 @@ from fsd_decoding.trees.shape import TreeShape
 _PILOT = 64  # problems
 _PLAUSIBLE_SHARE = 0.97  # of drafted tokens accepted: about where thresholds that keep most accuracy lie
 _COSTED = 24  # problems
-_WALKED = 64  # problems whose rounds trees are drafted in: enough for tokens per round to within about 1.5 per cent
 _PASSES = 3  # over the tuning part, of a search
 _FEW_ROWS = 1.8  # times as long a decoding takes in a search: what is not reused fills few rows (measured: 1.3 to 2.2)
 _CANDIDATES = 6  # frozen at most
 _LIKELY = 1  # of them, the median in benchmarks/results/regret.json; a front's points are all tested
-_LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
-SD_LENGTHS = range(1, 13)
-"""Draft lengths of `sd`, whatever is searched."""
-
 _USUAL_LENGTH = 5  # tokens drafted when a batch is timed
 _NEW_LENGTH = 6  # another, which the rule has not had before: its first batch shows what making graphs takes
 _OTHER_SHAPES = 9  # of rounds, beside one for each L: target, lossless rule; at --serve-batch three costs, four timed
@@ -90,7 +85,7 @@ class Prepared:
 
     @property
     def lossless(self) -> Configuration:
-        return self.sds[0].under(_LOSSLESS)
+        return self.sds[0].under(LOSSLESS)
 
 
 def prepare(
@@ -129,8 +124,9 @@ def prepare(
         costs = {each: known.model for each, known in zip(space.compared, facts.costs, strict=True)}
         chain = costs[Drafting(first)]
         early = None if chosen is None else stopping_early(chosen, traces[first], chain, session, space, folder)
-        forecast = _forecast(traces, space, costs, early, shaped, session)
-        sds = _fastest_for_sd(session, traces, space, costs, forecast, 1 if timing.way == "none" else 2)
+        drafts = TracedDrafts(session, space, traces, costs)
+        forecast = drafts.forecast(early, shaped)
+        sds = drafts.fastest_for_sd(forecast, 1 if timing.way == "none" else 2)
     stops = (chosen.folder.resolve(), early.info) if chosen and early else None
     if early is not None:
         session = session.stopping_early(early.policies, stops)
@@ -205,42 +201,6 @@ def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[di
         }
 
 
-def _forecast(
-    traces: Mapping[str | None, Traces],
-    space: Space,
-    costs: Mapping[Drafting, CostModel],
-    early: EarlyStop | None,
-    shaped: Shaped,
-    session: Session,
-) -> DraftForecasts:
-    """The forecast for all drafts, each from its own traces and costs."""
-    stops = early.replayed if early else None
-    chains = {
-        Drafting(draft): ReplayForecast(
-            seen, replace(space, drafts=(draft,)), costs[Drafting(draft)], stops=stops, shapes=shaped
-        )
-        for draft, seen in traces.items()
-    }
-    trees = {each: _walked(each, space, costs[each], session) for each in space.draftings if each.tree is not None}
-    return DraftForecasts({**chains, **trees})
-
-
-def _walked(drafting: Drafting, space: Space, costs: CostModel, session: Session) -> WalkedForecast:
-    """The forecast of a draft from rounds of the first tuning problems, at each draft length."""
-    session = session.with_draft(drafting.draft)
-    engine, problems = session.engine, session.tuning.problems[:_WALKED]
-    assert isinstance(engine, OwnEngine)
-    prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
-    walked, lengths = {}, space.lengths(drafting.tree)
-    with session.progress.step(f"drafting trees of {drafting.tree}", len(lengths)) as advance:
-        for length in lengths:
-            lossless = replace(session.configuration(_LOSSLESS, length, drafting.draft), tree=drafting.tree)
-            request = DecodingRequest(lossless, engine.decoding.seed, prompts, session.batch_size)
-            walked[length] = engine.walked(request, space.divergences)
-            advance(1)
-    return WalkedForecast(walked, space.divergences, costs)
-
-
 def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> Timings:
     pace, way = _pace(session, space), config.compile
     if way == "auto":
@@ -255,7 +215,7 @@ def _timings(session: Session, goal: Goal, space: Space, config: RunConfig) -> T
 def _pace(session: Session, space: Space) -> Pace:
     """The pace of decoding, measured in this process, with rounds called as the session calls them."""
     alone = partial(_decode_some, session, session.configuration("target"))
-    lossless = partial(_decode_some, session, session.configuration(_LOSSLESS, _NEW_LENGTH, space.drafts[0]))
+    lossless = partial(_decode_some, session, session.configuration(LOSSLESS, _NEW_LENGTH, space.drafts[0]))
     with session.as_one_worker():
         first = seconds = seconds_of(lossless)
         if session.engine.compile:  # then that made graphs
@@ -284,7 +244,7 @@ def _shapes(space: Space, config: RunConfig) -> int:
 
 
 def _usual(session: Session, space: Space) -> Configuration:
-    return session.configuration(_LOSSLESS, _USUAL_LENGTH, space.drafts[0])
+    return session.configuration(LOSSLESS, _USUAL_LENGTH, space.drafts[0])
 
 
 def _some(session: Session) -> Sequence[Problem]:
@@ -319,29 +279,3 @@ def _check_enough(goal: Goal, session: Session, problems: int, level: float, acc
     if goal.guarantee != "none":
         out = session.holdout.whole - problems
         check_enough(claim_of(goal, problems), problems, level, accuracy, session.decode.seeds, out)
-
-
-def _fastest_for_sd(
-    session: Session,
-    traces: Mapping[str | None, Traces],
-    space: Space,
-    costs: Mapping[Drafting, CostModel],
-    forecast: DraftForecasts,
-    count: int,
-) -> tuple[Configuration, ...]:
-    """The fastest `sd` settings over all drafts, shapes and draft lengths, by replay, the fastest first.
-
-    Costs are known only to a few per cent, so where speeds are timed, the two fastest are.
-    """
-    speeds: dict[Configuration, float] = {}
-    longest = session.engine.longest_draft
-    for draft, seen in traces.items():
-        lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
-        frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=costs[Drafting(draft)])
-        for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
-            speeds[session.configuration("sd", int(length), draft)] = float(speed)
-    for drafting in (each for each in space.draftings if each.tree is not None):
-        for length in space.lengths(drafting.tree):
-            tree = replace(session.configuration("sd", length, drafting.draft), tree=drafting.tree)
-            speeds[tree] = forecast.tokens_per_second(tree)
-    return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])
