@@ -103,7 +103,7 @@ def test_the_plan_is_of_the_workers_that_there_are(
         return 1.0
 
     monkeypatch.setattr(prepare, "seconds_of", a_second)
-    monkeypatch.setattr(prepare, "_costs", lambda session, goal: CostModel(0.2, 1.0, 0.01))
+    monkeypatch.setattr(prepare, "_costs", lambda *_: CostModel(0.2, 1.0, 0.01))
 
     def planned(cores: int) -> Plan:
         monkeypatch.setattr(planning, "cores", lambda: cores)  # a worker each, if it came to that
