@@ -209,7 +209,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no weights": lambda folder: os.unlink(folder / "model.safetensors"),
     "weights cut short": lambda folder: (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}"),
     "a folder": as_folder,
-    "a pickle of code": pickled(print),
+    "a pickle of code": pickled(os.getcwd),
     "a pickle of a list": pickled([1]),
 }
 
