@@ -154,6 +154,8 @@ class SpeculativeDecoder:
             load_model(model, place, dtype, options) if is_source(model) else model
             for model, options in ((target, loading.target), (draft, loading.draft))
         ]
+        if isinstance(draft, Eagle):
+            models[1] = draft.load(models[0])
         if followed is None:
             return cls(models[0], models[1], shared, config, compile=compile, lean=lean)
         own = profile_config(followed, models, shared, allow_edited)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.graphs.callers import Eager
 from fsd_decoding.loading import as_dtype, is_source, load_config
 from fsd_decoding.model_options import USUAL, ModelOptions
@@ -65,6 +66,8 @@ class ModelSize:
         """
         if isinstance(model, DraftSource):
             return cls(0, 0, 0, 0, _FP32, None)
+        if isinstance(model, Eagle):
+            raise UnknownSizeError(f"the EAGLE head {model.name!r} is not loaded yet")
         if not is_source(model) and getattr(model, "config", None) is None:
             raise UnknownSizeError(f"{model!r:.40} is not a model")  # a decoder refuses it
         if getattr(model, "hf_device_map", None):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from fsd_calib.calibration.draft_forecasts import SD_LENGTHS
+from fsd_calib.calibration.drafts import drafts_of, models_among, named
 from fsd_calib.calibration.engines import EngineRequest, check_vllm, open_engines
 from fsd_calib.calibration.goal import Goal, GoalKeywords
 from fsd_calib.calibration.memory import MemoryPlan, capacity_of, plan_memory
@@ -28,7 +29,6 @@ from fsd_calib.calibration.to_profile import to_profile
 from fsd_calib.calibration.usable import context_of, usable
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.certification.engine_sequence import EngineSequence
-from fsd_calib.engines.base import Engine
 from fsd_calib.outlook import Outlook
 from fsd_calib.progress import showing_whole
 from fsd_calib.search.space import Space
@@ -41,8 +41,6 @@ from fsd_calib.tasks.split import Parts, parts_of
 from fsd_decoding.acceptance.rules import RULES, rule_named
 from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
-from fsd_decoding.drafters.base import DraftSource
-from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.profile.io import FILE_NAME
@@ -80,8 +78,9 @@ def calibrate(
     Args:
         task: a task's name, or a `Task` whose prompts suit the target.
         target: hub id, path, or loaded model (then `tokenizer` is needed).
-        draft: the same, or a list of drafts. Several drafts are searched and certified together, in one attempt; the
-            profile names the chosen draft, or, if nothing is certified, the one with which `sd` is fastest.
+        draft: the same, `Eagle(…)`, a head of the target, `NGram()`, which needs no model, or a list of drafts.
+            Several are searched and certified together, in one attempt; the profile names the chosen draft, or, if
+            nothing is certified, the one with which `sd` is fastest.
         goal: the accuracy or speed to reach, and the confidence of the certificate.
         decoding: the search space, and how tokens are drawn. The search chooses among the values of a tuple. By
             default it chooses between the divergences `js` and `doubt`, and among 1 to 12 drafted tokens (up to 16
@@ -150,9 +149,9 @@ class Calibration:
             )
         self._check_sampling()
         self._check_trees()
-        drafts = _drafts(self.draft)
-        if other := next((draft for draft in drafts if isinstance(draft, DraftSource | Eagle)), None):
-            raise UsageError(f"the draft is {other!r:.60}, and a calibration searches over draft models; give a model")
+        drafts = drafts_of(self.draft)
+        if other := next((draft for draft in drafts if draft not in models_among(drafts)), None):
+            self._check_walked(f"the draft is {other!r:.60}", "drafts by it")
         if len(drafts) > 1 and self.fixed is not None:
             raise UsageError(f"the profile's setting has one draft, and {len(drafts)} are given; give one of them")
         if len(drafts) > 1 and (self._predictor is not None or "per-prompt" in self._policies):
@@ -178,13 +177,17 @@ class Calibration:
         for tree in (each for each in self._trees if each is not None):
             if not isinstance(tree, TreeShape):
                 raise UsageError(f"tree is {tree!r:.60}; it must be a TreeShape, None for chains, or a tuple of these")
-            if self._predictor is not None:
-                raise UsageError("tree is given, and a predictor ends chains early; leave one of the two out")
-            if any(map(moves, self._policies)):
-                raise UsageError(
-                    f"tree is given, and how fast trees are with policy {_listed(self._policies)} is not forecast; "
-                    "leave one of the two out"
-                )
+            self._check_walked("tree is given", "trees")
+
+    def _check_walked(self, given: str, what: str) -> None:
+        """UsageError: something is given that needs traces along the target, which only chains of models have."""
+        if self._predictor is not None:
+            raise UsageError(f"{given}, and a predictor ends chains of draft models early; leave one of the two out")
+        if any(map(moves, self._policies)):
+            raise UsageError(
+                f"{given}, and how fast {what} are with policy {_listed(self._policies)} is not forecast; "
+                "leave one of the two out"
+            )
 
     def _check_sampling(self) -> None:
         """Traces, from which the target's texts are taken, are collected under these settings only."""
@@ -199,7 +202,7 @@ class Calibration:
     @property
     def models(self) -> tuple[Any, Any]:
         """The target and the first draft, as they were given."""
-        return self.target, _drafts(self.draft)[0]
+        return self.target, drafts_of(self.draft)[0]
 
     def plan(self) -> Plan:
         """Forecasts what the goal needs and what these problems can show, from a pilot on the first of them."""
@@ -230,15 +233,15 @@ class Calibration:
             with naming("the output folder", out):
                 out.mkdir(parents=True, exist_ok=True)
         check_storage(self.config.study_storage)
-        first, *others = _drafts(self.draft)
-        config = self.config
+        drafts, config = drafts_of(self.draft), self.config
+        loaded = models_among(drafts)
         loading = check_loading(
-            self.target, [first, *others], config.device, config.model_kwargs, config.draft_model_kwargs
+            self.target, loaded or drafts, config.device, config.model_kwargs, config.draft_model_kwargs
         )
-        tokenizer = shared_tokenizer(self.target, first, self.tokenizer, loading)
-        for other in others:
-            shared_tokenizer(self.target, other, tokenizer, loading)
-        models = [(self.target, loading.target), *((draft, loading.draft) for draft in (first, *others))]
+        tokenizer = shared_tokenizer(self.target, drafts[0], self.tokenizer, loading)
+        for draft in drafts[1:]:
+            shared_tokenizer(self.target, draft, tokenizer, loading)
+        models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
         task = usable(self._task(tokenizer), tokenizer, context_of(models, config.dtype), config.reporter.note)
         parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
         capacity = capacity_of((*parts.tuning, *parts.certification), memory, self.config.batch_size or MOST_AT_ONCE)
@@ -251,13 +254,13 @@ class Calibration:
             self.goal.serve_batch, capacity,
         )  # fmt: skip
         with open_engines(request) as opened:
-            drafts = _named(opened.engines)
-            space = replace(self._space, drafts=tuple(drafts) or (None,))
-            engine = next(iter(drafts.values()), opened.engines[0])
+            engines = named(opened.engines)
+            space = replace(self._space, drafts=tuple(engines) or (None,))
+            engine = next(iter(engines.values()), opened.engines[0])
             for line in other_models(self.fixed, engine.pair) if self.fixed else ():
                 config.reporter.note(line)
             setting = None if self.fixed is None else setting_of(self.fixed)
-            with open_session(engine, task, config, drafts, parts, opened.workers, self.sequence) as session:
+            with open_session(engine, task, config, engines, parts, opened.workers, self.sequence) as session:
                 ready = prepare(
                     session, self.goal, space, self._policies, self._predictor, config, self._timing, setting
                 )  # fmt: skip
@@ -282,7 +285,7 @@ class Calibration:
         if self.config.engine == "vllm":  # which finds out itself what it has room for
             return parts, None
         memory = plan_memory(
-            self.target, _drafts(self.draft), tokenizer, task, (*parts.tuning, *parts.certification),
+            self.target, drafts_of(self.draft), tokenizer, task, (*parts.tuning, *parts.certification),
             self.decoding.sampling, self._longest, goal.serve_batch, self.config,
         )  # fmt: skip
         return parts, memory
@@ -345,35 +348,7 @@ class Calibration:
     @property
     def _sources(self) -> Sources:
         config = self.config
-        return Sources(self.target, _drafts(self.draft), config.device, config.dtype, config.loading)
-
-
-def _drafts(draft: Any) -> tuple[Any, ...]:
-    """The drafts as a tuple. UsageError: an empty list."""
-    drafts = tuple(draft) if isinstance(draft, (list, tuple)) else (draft,)
-    if not drafts:
-        raise UsageError("draft is an empty list; give one draft model or more")
-    return drafts
-
-
-def _named(engines: Sequence[Engine]) -> dict[str, Engine]:
-    """Several engines by their drafts' names, sorted, because the order of the drafts must not matter.
-
-    UsageError: two drafts are the same model or have the same name, or one has no name.
-    """
-    if len(engines) == 1:
-        return {}
-    models = [engine.pair.draft for engine in engines]
-    names, prints = [model.id for model in models], [model.fingerprint for model in models]
-    for name, fingerprint in zip(names, prints, strict=True):
-        if prints.count(fingerprint) > 1:
-            raise UsageError(f"drafts are {', '.join(map(repr, names))}, and {name!r} is there twice; give it once")
-        if not name or names.count(name) > 1:
-            raise UsageError(
-                f"drafts are {', '.join(map(repr, names))}; several drafts are told apart by their names "
-                "(config._name_or_path), so give each a name of its own"
-            )
-    return dict(sorted(zip(names, engines, strict=True)))
+        return Sources(self.target, drafts_of(self.draft), config.device, config.dtype, config.loading)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from fsd_calib.calibration.policy_families import Shaped
 from fsd_calib.calibration.predictor import EarlyStop
@@ -15,13 +16,14 @@ from fsd_calib.search.forecast import DraftForecasts, ReplayForecast
 from fsd_calib.search.space import Space
 from fsd_calib.search.walked_forecast import WalkedForecast
 from fsd_collectors.replay import CostModel, sweep
+from fsd_collectors.replay.walks import Walked
 from fsd_collectors.store.reading import Traces
 
 LOSSLESS = "coupled"  # gives the target's own text, except for rounding, where `Engine.exact_texts`
 SD_LENGTHS = range(1, 13)
 """Draft lengths of `sd`, whatever is searched."""
 
-_WALKED = 64  # problems that trees are drafted for: enough for tokens per round to within about 1.5 per cent
+_WALKED = 64  # problems that are drafted for: enough for tokens per round to within about 1.5 per cent
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class TracedDrafts:
     """The drafts of a search, with what was read and timed of them.
 
     Args:
-        traces: of chains, by draft.
+        traces: of chains, by draft; of models alone.
         costs: of a round, of all of `space.compared`.
     """
 
@@ -39,7 +41,7 @@ class TracedDrafts:
     costs: Mapping[Drafting, CostModel]
 
     def forecast(self, early: EarlyStop | None, shaped: Shaped) -> DraftForecasts:
-        """Returns the forecast for all drafts: of chains from traces, of trees from rounds that are decoded for it."""
+        """Returns the forecast for all drafts: of a model's chains from traces, else from rounds decoded for it."""
         stops = early.replayed if early else None
         chains = {
             Drafting(draft): ReplayForecast(
@@ -47,7 +49,7 @@ class TracedDrafts:
             )
             for draft, seen in self.traces.items()
         }
-        return DraftForecasts({**chains, **{drafting: self._walked(drafting) for drafting in self._trees}})
+        return DraftForecasts({**chains, **{drafting: self._walked(drafting) for drafting in self._untraced}})
 
     def fastest_for_sd(self, forecast: DraftForecasts, count: int) -> tuple[Configuration, ...]:
         """Returns the fastest `sd` settings over all drafts, shapes and draft lengths, the fastest first.
@@ -61,30 +63,42 @@ class TracedDrafts:
             frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=self.costs[Drafting(draft)])
             for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
                 speeds[self.session.configuration("sd", int(length), draft)] = float(speed)
-        for drafting in self._trees:
+        for drafting in self._untraced:
             for length in self.space.lengths(drafting.tree):
-                tree = self._lossless(drafting, length).under("sd")
-                speeds[tree] = forecast.tokens_per_second(tree)
+                sd = self._lossless(drafting, length).under("sd")
+                speeds[sd] = forecast.tokens_per_second(sd)
         return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])
 
     @property
-    def _trees(self) -> list[Drafting]:
-        return [drafting for drafting in self.space.draftings if drafting.tree is not None]
+    def _untraced(self) -> list[Drafting]:
+        return [each for each in self.space.draftings if each.tree is not None or each.draft not in self.traces]
 
     def _walked(self, drafting: Drafting) -> WalkedForecast:
-        """The forecast of trees from rounds of the first tuning problems, at each depth."""
+        """The forecast from rounds of the first tuning problems, at some draft lengths."""
         session = self.session.with_draft(drafting.draft)
         engine, problems = session.engine, session.tuning.problems[:_WALKED]
         assert isinstance(engine, OwnEngine)  # no other one drafts trees
         prompts = [KeyedPrompt(problem.id, problem.prompt) for problem in problems]
-        walked, depths = {}, self.space.lengths(drafting.tree)
-        with session.progress.step(f"drafting trees of {drafting.tree}", len(depths)) as advance:
-            for depth in depths:
-                lossless = self._lossless(drafting, depth)
+        # With sampling `sd` accepts otherwise, and its trees are of other tokens.
+        rules = [LOSSLESS] if engine.decoding.sampling.greedy else [LOSSLESS, "sd"]
+        lengths = self.space.lengths(drafting.tree)
+        lengths = _spread(lengths) if drafting.tree is None else lengths
+        walked: dict[str, dict[int, Walked]] = {rule: {} for rule in rules}
+        with session.progress.step(f"drafting {drafting}", len(rules) * len(lengths)) as advance:
+            for rule, length in product(rules, lengths):
+                lossless = self._lossless(drafting, length).under(rule)
                 request = DecodingRequest(lossless, engine.decoding.seed, prompts, session.batch_size)
-                walked[depth] = engine.walked(request, self.space.divergences)
+                walked[rule][length] = engine.walked(request, self.space.divergences)
                 advance(1)
         return WalkedForecast(walked, self.space.divergences, self.costs[drafting])
 
     def _lossless(self, drafting: Drafting, length: int) -> Configuration:
         return replace(self.session.configuration(LOSSLESS, length, drafting.draft), tree=drafting.tree)
+
+
+def _spread(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The least and the greatest length of chains, and powers of two between.
+
+    Tokens per round of the others lie on a line of log L. Not those of trees, which have all their nodes at some depth.
+    """
+    return tuple(sorted({min(lengths), max(lengths), *(length for length in lengths if length.bit_count() == 1)}))

@@ -25,6 +25,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import is_source, keywords_of
 from fsd_decoding.model_options import USUAL_LOADING
 from fsd_decoding.profile.costs import COMPILE
+from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.requests import requests_for
 from fsd_decoding.workers.model_workers import open_workers
 from fsd_decoding.workers.planning import Capacity
@@ -132,16 +133,19 @@ def check_vllm_installed() -> None:
 def _obstacles(
     sources: Sources, decoding: DecodingConfig, config: RunConfig, policies: Sequence[Any], serve_batch: int
 ) -> Iterator[str]:
+    if other := next((draft for draft in sources.drafts if kind_of(draft) != "model"), None):
+        yield f"which is calibrated with a draft model, and the draft is {other!r:.80}: give a model"
     for role, model in (("target", sources.target), *(("draft", draft) for draft in sources.drafts)):
         if not is_source(model):
             yield f"which loads models itself, and the {role} is a loaded {type(model).__name__}: give its path or id"
     if len(sources.drafts) > 1:
         yield f"which is loaded with one draft, and {len(sources.drafts)} are given: give one of them"
     rules = [decoding.rule] if isinstance(decoding.rule, str) else decoding.rule
+    trees = decoding.tree if isinstance(decoding.tree, tuple) else (decoding.tree,)
     for rule in rules:
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
-    if decoding.tree is not None:
+    if any(tree is not None for tree in trees):
         yield "which drafts no trees: leave them out"
     if decoding.stop_policy is not None:
         yield "which cannot end drafts by a predictor: leave it out"

@@ -18,7 +18,7 @@ from fsd_calib.calibration.graphs import PlannedWork, seconds_of, what_pays
 from fsd_calib.calibration.numerical_floor import judge
 from fsd_calib.calibration.pass_probability import claim_of
 from fsd_calib.calibration.plan import Paces, Pilot, Plan, PlannedStep, check_enough, make_plan, planned_steps
-from fsd_calib.calibration.policy_families import PolicyChoice, shapes
+from fsd_calib.calibration.policy_families import PolicyChoice, Shaped, shapes
 from fsd_calib.calibration.predictor import Chosen, choose, stopping_early
 from fsd_calib.calibration.run_config import Compiling, RunConfig
 from fsd_calib.calibration.run_facts import Pace, RecordedCosts, RunFacts, Timings, begin_or_resume, rounds_of
@@ -110,7 +110,8 @@ def prepare(
         first = space.drafts[0]
         baseline = measure_baseline(session, _usual(session, space), _PILOT)
         judge(goal, baseline.alone.accuracy, baseline.numerical_churn, session.progress)
-        shaped = shapes(policies, session, space, traces[first])
+        # Drafts that cannot be traced have a constant T.
+        shaped: Shaped = shapes(policies, session, space, traces[first]) if first in traces else {None: None}
         space = replace(space, policies=tuple(shaped))
         name = _run_name(session, goal, space, _given(chosen, fixed, session.holdout.sequence), config)
         if goal.guarantee != "none":
@@ -190,14 +191,15 @@ def _name(session: Session, goal: Goal, space: Space, given: Mapping[str, Any], 
 
 @contextmanager
 def _traced(session: Session, space: Space, hidden: Width | None) -> Iterator[dict[str | None, Traces]]:
-    """Yields the traces of the first tuning problems, by draft."""
+    """Yields the traces of the first tuning problems, by draft, of those that are models."""
     problems = session.tuning.problems[:TRACED]
+    models = [draft for draft in space.drafts if session.with_draft(draft).engine.pair.draft.kind == "model"]
     with ExitStack() as opened:
         yield {
             draft: opened.enter_context(
                 traces_along_target(session.with_draft(draft), space.divergences, problems, hidden)
             )
-            for draft in space.drafts
+            for draft in models
         }
 
 

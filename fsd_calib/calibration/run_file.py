@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from fsd_calib.calibration.goal import MAX_MIN_ACC, Acc, Guarantee, Test
 from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
 from fsd_calib.strict_yaml import Strict, read_yaml
+from fsd_decoding.profile.parts import DraftKind
 
 NAME = "run.yaml"
 CHAIN = "chain"
@@ -106,12 +107,16 @@ class RunFile(_Section):
 
     Attributes:
         task: A task's name, or a file in YAML that describes one.
+        head: EAGLE heads of the target.
+        drafter: What drafts, where `draft` and `head` do not say all of it.
         certify: A profile whose setting is certified: then nothing is searched, and `decoding` holds at most the seed.
     """
 
     task: str | None = None
     target: str | None = None
     draft: _Several[str] | None = None
+    head: _Several[str] | None = None
+    drafter: _Several[DraftKind] | None = None
     certify: str | None = None
     goal: GoalSection = GoalSection()
     decoding: DecodingSection = DecodingSection()

@@ -11,12 +11,15 @@ from typing import Any, Protocol
 
 import yaml
 
+from fsd_calib.calibration.drafts import drafts_of, models_among
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.predictor import AUTO
 from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.calibration.run_file import CHAIN, NAME, DecodingSection, GoalSection, RunFile, RunSection
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_decoding.config import DecodingConfig
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL, ModelOptions
 from fsd_decoding.profile.io import write_atomically
@@ -83,17 +86,30 @@ def save_run(calibration: Asked, certify: Path | None = None, engines: Sequence[
 
 def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -> dict[str, Any]:
     """What the file says, in its order."""
-    drafts = calibration.draft if isinstance(calibration.draft, (list, tuple)) else [calibration.draft]
     content = {
         "task": _task(calibration.task),
         "target": _place(calibration.target),
-        "draft": _one_or_several([_place(draft) for draft in drafts]),
+        **_drafts(drafts_of(calibration.draft)),
         "certify": None if certify is None else _place(certify),
         "goal": _known(calibration.goal, GoalSection),
         "decoding": {"seed": calibration.decoding.seed} if certify else _decoding(calibration.decoding),
         "run": _run(calibration.config, engines),
     }
-    return {name: content[name] for name in RunFile.model_fields if content[name] is not None}
+    return {name: content[name] for name in RunFile.model_fields if content.get(name) is not None}
+
+
+def _drafts(drafts: Sequence[Any]) -> dict[str, Any]:
+    """What drafts; only an n-gram draft has to be named."""
+    models, heads = models_among(drafts), [draft for draft in drafts if isinstance(draft, Eagle)]
+    ngrams = [draft for draft in drafts if isinstance(draft, NGram)]
+    if any(head.revision is not None for head in heads) or any(ngram != NGram() for ngram in ngrams):
+        raise _UnnamedError
+    kinds = ["model"] * bool(models) + ["eagle"] * bool(heads) + ["ngram"]
+    return {
+        "draft": _one_or_several([_place(model) for model in models]) if models else None,
+        "head": _one_or_several([_place(head.source) for head in heads]) if heads else None,
+        "drafter": _one_or_several(kinds) if ngrams else None,
+    }
 
 
 def _decoding(decoding: DecodingConfig) -> dict[str, Any]:

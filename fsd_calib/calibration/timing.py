@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from torch.nn import Module
 
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.plan import Paces
@@ -261,4 +262,5 @@ def _models(session: Session) -> list[Any]:
     """The models that this process has loaded."""
     engines = [session.engine, *session.drafts.values()]
     decoders = [engine.decoder for engine in engines if isinstance(engine, OwnEngine)]
-    return [*(decoder.target for decoder in decoders[:1]), *(decoder.draft for decoder in decoders)]
+    loaded = [*(decoder.target for decoder in decoders[:1]), *(decoder.draft for decoder in decoders)]
+    return [model for model in loaded if isinstance(model, Module)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsd_decoding.errors import UsageError
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _OF_THE_SEARCH = (
-    "min_speed", "pareto", "rule", "divergence", "threshold_policy", "policy", "draft_length", "predictor",
-    "temperature", "top_k", "top_p", "preset", "greedy", "storage",
+    "min_speed", "pareto", "rule", "divergence", "threshold_policy", "policy", "draft_length", "predictor", "tree",
+    "drafter", "temperature", "top_k", "top_p", "preset", "greedy", "storage",
 )  # fmt: skip
 
 
@@ -35,6 +35,8 @@ def profile_to_certify(path: Path, given: Collection[str]) -> ThresholdProfile:
     return ThresholdProfile.load(path)
 
 
-def models_of(profile: ThresholdProfile, target: str | None, drafts: Sequence[str] | None) -> tuple[str, list[str]]:
-    """Returns the profile's models, or those that are given in their place."""
-    return target or profile.target.id, list(drafts or [profile.draft.id])
+def models_of(profile: ThresholdProfile, target: str | None) -> tuple[str, list[Any]]:
+    """Returns the target that is given, or the profile's, and the profile's draft."""
+    from fsd_decoding.profile.drafts import draft_of
+
+    return target or profile.target.id, [draft_of(profile.draft)]

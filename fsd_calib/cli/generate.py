@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fsd_calib.cli.console import leave, load_libraries, reply, say
+from fsd_calib.cli.drafters import check_one, given
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
@@ -60,6 +61,12 @@ def command(
     draft: Annotated[
         str | None, typer.Option(help="Hub id or local path. By default the profile's draft.", rich_help_panel=MODELS)
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="The EAGLE head of the profile, where it lies elsewhere: hub id or local path.", rich_help_panel=MODELS
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     loading: Loading = USUAL_LOADING,
@@ -79,19 +86,22 @@ def command(
     stdout in the order of the prompts, separated by an empty line; one line about speed goes to stderr. On a
     terminal, control characters in a text are shown as escapes; a file or a pipe gets the texts exactly.
     """
+    check_one(draft, head)
     progress = output.begin()
     wanted = gathered(prompts or [], file)
     load_libraries(progress)
 
     from fsd_decoding.decoder import SpeculativeDecoder
+    from fsd_decoding.profile.drafts import draft_of
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
     followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     # The rule too, as an uncertified profile would run a lossless one.
-    given: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
+    settings: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
     decoder = SpeculativeDecoder.from_pretrained(
-        target or followed.target.id, draft or followed.draft.id, profile=followed, device=device, dtype=dtype,
-        model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **given,
+        target or followed.target.id, given(draft, head) or draft_of(followed.draft), profile=followed, device=device,
+        dtype=dtype,
+        model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **settings,
     )  # fmt: skip
     form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
     started = time.perf_counter()

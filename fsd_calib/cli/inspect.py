@@ -12,6 +12,7 @@ import typer
 from fsd_calib.cli.choices import DIVERGENCES, RULES
 from fsd_calib.cli.completion import one_of, tasks
 from fsd_calib.cli.console import leave, load_libraries, reply
+from fsd_calib.cli.drafters import check_one, given
 from fsd_calib.cli.family import Family
 from fsd_calib.cli.groups import OptionGroup, grouped
 from fsd_calib.cli.loading_options import loads_models_of_profile
@@ -177,7 +178,7 @@ def command(
     form = PromptFormat.of(None if raw else kind or _own_kind(followed, target), decoders[0].tokenizer)
     asked, most = form.prompt(prompt), max_new_tokens or form.max_new_tokens
     texts = [inspect_text(decoder, asked, most, form.stop) for decoder in decoders]
-    page = None if html is None else str(_write_page(html, texts, asked, decoders[0], head))
+    page = None if html is None else str(_write_page(html, texts, asked, decoders[0]))
     if output.as_json:
         reply_json(NAME, {"prompt": asked, "page": page, "texts": list(map(_for_programs, texts))})
     elif page is not None:
@@ -217,8 +218,7 @@ def _check_shown(thresholds: Sequence[float], html: Path | None, table: bool, as
 def _check_sources(
     profile: Path | None, target: str | None, draft: str | None, head: str | None, task: str | None, raw: bool
 ) -> None:
-    if head is not None and draft is not None:
-        raise UsageError("--head and --draft are both given; one of them drafts, leave the other out")
+    check_one(draft, head)
     if raw and task is not None:
         raise UsageError("--raw and --task are both given; --raw formats no prompt, leave one of them out")
     if profile is None and head is None and (target is None) != (draft is None):
@@ -243,16 +243,17 @@ def _decoders(
     """A decoder for each threshold, or one with the profile's; they share their models."""
     from fsd_decoding.acceptance.rules import rule_named
     from fsd_decoding.decoder import SpeculativeDecoder
-    from fsd_decoding.eagle.loading import Eagle
+    from fsd_decoding.profile.drafts import draft_of
 
-    own, rule = given_or_default(_BUNDLED, target, draft), keywords["rule"]
+    own: tuple[str, Any] = given_or_default(_BUNDLED, target, draft)
+    rule = keywords["rule"]
     if thresholds and rule is not None and not rule_named(rule).fuzzy:
         raise UsageError(f"--rule {rule!r} has no threshold; leave --threshold out, or give another rule")
     if followed is not None:
-        own = followed.target.id, followed.draft.id
+        own = followed.target.id, draft_of(followed.draft)
         if thresholds:  # the rule too, as an uncertified profile would run a lossless one
             keywords["rule"] = rule or followed.rule
-    drafts = (draft or own[1]) if head is None else Eagle(head)
+    drafts = given(draft, head) or own[1]
     first = SpeculativeDecoder.from_pretrained(target or own[0], drafts, profile=followed, **keywords)
     return [first, *(first.with_config(threshold=threshold) for threshold in thresholds[1:])]
 
@@ -264,14 +265,15 @@ def _own_kind(followed: ThresholdProfile | None, target: str | None) -> Kind | N
     return task_kind(_BUNDLED) if target is None else None
 
 
-def _write_page(
-    path: Path, texts: Sequence[InspectedText], prompt: str, decoder: SpeculativeDecoder, head: str | None
-) -> Path:
+def _write_page(path: Path, texts: Sequence[InspectedText], prompt: str, decoder: SpeculativeDecoder) -> Path:
     from fsd_calib.inspection.html import texts_page
     from fsd_collectors.pages.files import write
+    from fsd_decoding.profile.drafts import kind_of
+    from fsd_decoding.profile.parts import IN_WORDS
 
-    sources = decoder.target.name_or_path, decoder.draft.name_or_path if head is None else head
+    kind = kind_of(decoder.draft) or "model"
+    sources = decoder.target.name_or_path, decoder.draft.name_or_path if kind == "model" else decoder.draft.name
     target, draft = ("/".join(Path(source).parts[-2:]) for source in sources)
-    role = "draft" if head is None else "EAGLE head"
+    role = "draft" if kind == "model" else IN_WORDS[kind]
     models = f"{target} with {role} {draft} on {decoder.device} in {decoder.dtype}".replace("torch.", "")
     return write(path, texts_page(texts, prompt, models).encode())

@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fsd_calib.cli.choices import DTYPES
-from fsd_calib.cli.completion import one_of
+from fsd_calib.cli.choices import DRAFTERS, DTYPES
+from fsd_calib.cli.completion import one_of, several_of
 from fsd_calib.cli.groups import OptionGroup
 from fsd_decoding.errors import UsageError
 
 MOST_NEW_TOKENS = 256
 """The limit on new tokens where no task sets one."""
 MODELS, DATA, DECODING = "Models", "Problems and results", "Decoding"
+BUNDLED = "arithmetic"
+"""The task that a pair of models is bundled for."""
 _LARGE_PAIR = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct")
 
 TargetOption = Annotated[
@@ -37,6 +39,26 @@ DraftsOption = Annotated[
         "profile names the chosen one.",
         rich_help_panel=MODELS,
         metavar="<str>",
+    ),
+]
+HeadsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--head",
+        help="An EAGLE head of the target, such as fsd-train-eagle makes: hub id or local path. It drafts in place of "
+        "a draft model; beside --draft, and where several are given, all are compared.",
+        rich_help_panel=MODELS,
+        metavar="<str>",
+    ),
+]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What drafts: model (--draft), eagle (--head), ngram, which goes by the text itself and needs no model, "
+        "several of these, separated by commas, or auto: all that there are, as chains and as trees. By default what "
+        "--draft and --head say.",
+        rich_help_panel=MODELS,
+        autocompletion=several_of(DRAFTERS),
     ),
 ]
 DeviceOption = Annotated[
@@ -115,6 +137,8 @@ class DraftsOptions(OptionGroup):
 
     target: TargetOption = None
     draft: DraftsOption = None
+    head: HeadsOption = None
+    drafter: DrafterOption = None
     device: DeviceOption = None
     dtype: DtypeOption = None
 
@@ -155,7 +179,7 @@ def given_or_default(task: str, target: str | None, draft: str | None) -> tuple[
 
 
 def _default_pair(task: str) -> tuple[str, str]:
-    if task != "arithmetic":
+    if task != BUNDLED:
         return _LARGE_PAIR
     from fsd_data import pair_paths
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.cli.certify import models_of, profile_to_certify
 from fsd_calib.cli.console import check_at_least_one
+from fsd_calib.cli.drafters import AUTO_TREES, Drafters
 from fsd_calib.cli.goal_options import KINDS, GoalOptions
-from fsd_calib.cli.options import DraftsOptions, ProcessOptions, given_or_default
+from fsd_calib.cli.options import DraftsOptions, ProcessOptions, several
 from fsd_calib.cli.search_options import FileOptions, RunOptions, SearchOptions
 from fsd_calib.cli.task_options import (
     TASK_NAMES,
@@ -74,14 +75,23 @@ class Requested:
         return named_task(task, self.problems.subjects)
 
     @property
-    def target_and_drafts(self) -> tuple[str, list[str]]:
-        """Target and drafts, without repeats: those given, those of the profile, or the task's defaults."""
+    def target_and_drafts(self) -> tuple[str, list[Any]]:
+        """Target and drafts: those given, those of the profile, or the task's defaults."""
         target = self.models.target or (self.file and self.file.target) or None
-        drafts = self.models.draft or list((self.file and self.file.draft) or ())
-        if self.certified is not None:
-            return models_of(self.certified, target, drafts)
-        large, small = given_or_default(self.task, target, drafts[0] if drafts else None)
-        return large, list(dict.fromkeys(drafts or [small]))
+        if self.certified is not None and not (self.drafters.models or self.drafters.heads):
+            return models_of(self.certified, target)
+        usual = target if self.certified is None else target or self.certified.target.id
+        return self.drafters.with_target(self.task, usual)
+
+    @property
+    def drafters(self) -> Drafters:
+        """What drafts. UsageError: options contradict each other."""
+        models, file = self.models, self.file
+        named = () if models.drafter is None else several("--drafter", models.drafter)
+        if file is None:
+            return Drafters(models.draft or (), models.head or (), named)
+        of_file = file.drafter if self.certify is None else None
+        return Drafters(models.draft or file.draft or (), models.head or file.head or (), named or of_file or ())
 
     @property
     def loaded(self) -> Loading:
@@ -136,7 +146,8 @@ class Requested:
 
     def of_decoding(self, name: str) -> Any:
         """Returns a field of `DecodingConfig`."""
-        return self._first(name, "predictor" if name == "stop_policy" else name, "decoding")
+        found = self._first(name, "predictor" if name == "stop_policy" else name, "decoding")
+        return AUTO_TREES if name == "tree" and found is None and self.drafters.auto else found
 
     @property
     def timing(self) -> Any:
@@ -154,6 +165,7 @@ class Requested:
         self.goal  # noqa: B018
         self.sampling  # noqa: B018
         self.timing  # noqa: B018
+        self.drafters  # noqa: B018
         check_at_least_one({
             "--limit": self.problems.limit, "--batch-size": self.runs.batch_size, "--seeds": self.runs.seeds,
             "--workers": self.processes.workers,

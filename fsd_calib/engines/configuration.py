@@ -22,6 +22,10 @@ class Drafting(NamedTuple):
     draft: str | None = None
     tree: TreeShape | None = None
 
+    def __str__(self) -> str:
+        by = "" if self.draft is None else f" with {PurePath(self.draft).name}"
+        return f"{'chains' if self.tree is None else f'trees of {self.tree}'}{by}"
+
 
 @dataclass(frozen=True)
 class Configuration:

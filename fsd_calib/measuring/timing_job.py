@@ -92,7 +92,8 @@ def run_job(job: TimingJob) -> TimedSpeeds[Configuration]:
 @contextmanager
 def _models_on_cpu(models: Sequence[Any]) -> Iterator[None]:
     """Moves models off the GPU, which may have room for one pair only, and back again; placed ones stay."""
-    moved = [(model, model.device) for model in models if model.device.type != "cpu" and not is_placed(model)]
+    places = [(model, next(model.parameters()).device) for model in models]
+    moved = [(model, device) for model, device in places if device.type != "cpu" and not is_placed(model)]
     for model, _ in moved:
         model.to("cpu")
     if moved and torch.cuda.is_available():

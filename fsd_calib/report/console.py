@@ -14,7 +14,7 @@ from fsd_calib.report.tables import sheets
 from fsd_calib.report.verdict import effort_line, unbound, verdict
 from fsd_collectors.report.terminal import LiteralConsole, literal
 from fsd_decoding.profile.costs import COMPILE
-from fsd_decoding.profile.parts import OWN_ENGINE
+from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
@@ -60,16 +60,25 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
     """Returns a command that decodes with the profile, or serves it; of our own engine also Python lines."""
     if profile.engine_name != OWN_ENGINE:
         return f"fsd-profile {profile.engine_name} {shlex.quote(str(path))}    # prints the command that serves it"
-    models = f"{profile.target.id!r}, {profile.draft.id!r}"
+    draft, imported = _in_python(profile.draft)
+    models = f"{profile.target.id!r}, {draft}"
     compile = COMPILE[profile.compile or "off"]
     graphs = f", compile={compile!r}" if compile else ""
     return (
         f"fsd-generate --profile {shlex.quote(str(path))} 'your prompt'\n\n"
-        "from fsd_calib import SpeculativeDecoder\n"
+        f"from fsd_calib import {imported}SpeculativeDecoder\n"
         f"decoder = SpeculativeDecoder.from_pretrained({models}, profile={str(path)!r}{graphs})\n"
         "# prompts as the task writes them, see fsd_calib.load_task: the certificate covers only such\n"
         "results = decoder.generate(['your prompt'])"
     )
+
+
+def _in_python(draft: ModelInfo) -> tuple[str, str]:
+    """Returns a draft as an argument of Python, and what is imported for it."""
+    if draft.kind == "eagle":
+        revision = "" if draft.revision is None else f", revision={draft.revision!r}"
+        return f"Eagle({draft.id!r}{revision})", "Eagle, "
+    return (draft.id, "NGram, ") if draft.kind == "ngram" else (repr(draft.id), "")
 
 
 def _print(console: Console, *renderables: RenderableType | None) -> None:

@@ -23,7 +23,7 @@ from fsd_calib.formatting import (
 from fsd_calib.report.figures import drafts
 from fsd_calib.report.summary import was_selected
 from fsd_collectors.report.terminal import literal
-from fsd_decoding.profile.parts import Certificate, ModelInfo
+from fsd_decoding.profile.parts import IN_WORDS, Certificate, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
@@ -89,8 +89,9 @@ def _model(model: ModelInfo) -> str:
     revision = f" at {model.revision[:12]}" if model.revision else ""
     quantised = f" quantised as {model.quantization}" if model.quantization else ""
     attention = f", {model.attention} attention" if model.attention else ""
+    role = "" if model.kind == "model" else f"{IN_WORDS[model.kind]} "
     kind = f"{model.dtype}{quantised}{attention}"
-    return f"{model.id}{revision}, {kind}, vocabulary {model.vocab_size:,}, fingerprint {model.fingerprint[:12]}"
+    return f"{role}{model.id}{revision}, {kind}, vocabulary {model.vocab_size:,}, fingerprint {model.fingerprint[:12]}"
 
 
 def _certificate(p: ThresholdProfile) -> dict[str, str]:

@@ -10,7 +10,7 @@ from fsd_calib.vllm_plugin import cpu_sampling
 from fsd_calib.vllm_plugin.followed import Followed
 from fsd_calib.vllm_plugin.thresholds import policy_of
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile.parts import EngineInfo
+from fsd_decoding.profile.parts import IN_WORDS, EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
@@ -66,6 +66,11 @@ def _of_profile(profile: ThresholdProfile) -> Iterator[str]:
         yield "the profile rejects tokens outside the target's support, which vLLM cannot; calibrate without that"
     if profile.early_stop is not None:
         yield "the profile ends drafts by a predictor, which vLLM cannot; calibrate without --predictor"
+    if profile.draft.kind != "model":
+        yield (
+            f"the profile's draft is the {IN_WORDS[profile.draft.kind]} {profile.draft.id!r}, and vLLM follows "
+            "profiles of draft models; calibrate with one"
+        )
     if profile.effective_tree is not None:
         yield "the profile drafts trees, which vLLM does not; calibrate without --tree"
     if profile.sampling.min_p is not None:

@@ -14,11 +14,10 @@ from fsd_collectors.manifest import Manifest, Policy, TaskInfo
 from fsd_decoding.acceptance.rules import rule_named
 from fsd_decoding.argument_checks import check_settings
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.engine.engine import ENGINE_VERSION
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
-from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo, SamplingInfo
 
 _PACKAGES = ("fsd-calib", "torch", "transformers", "pyarrow")
@@ -77,7 +76,7 @@ def manifest_of(
         way="on-policy" if policy else "along-target",
         policy=policy,
         target=ModelInfo.of(decoder.target),
-        draft=_draft_info(decoder),
+        draft=info_of(decoder.draft, decoder.target),
         tokenizer=tokenizer_fingerprint(decoder.tokenizer),
         eos=tuple(sorted(decoder.eos)),
         task=task_info(task, problems),
@@ -106,16 +105,6 @@ def versions(engine: str) -> dict[str, str]:
     """Returns the versions of Python, of the packages that rows depend on, and of the engine that decodes."""
     packages = {name: version(name) for name in _PACKAGES}
     return {"python": platform.python_version(), **packages, "engine": engine}
-
-
-def _draft_info(decoder: SpeculativeDecoder) -> ModelInfo:
-    draft = decoder.draft
-    if not isinstance(draft, DraftSource):
-        return ModelInfo.of(draft)
-    return ModelInfo(
-        id=repr(draft), revision=None, fingerprint=hashlib.sha256(repr(draft).encode()).hexdigest(),
-        vocab_size=vocabulary_size(decoder.target), dtype="float32",
-    )  # fmt: skip
 
 
 def _prompts(problems: Sequence[Problem]) -> str:

@@ -36,6 +36,10 @@ class NGram:
     def __post_init__(self) -> None:
         check_order(self.order)
 
+    @property
+    def name(self) -> str:
+        return repr(self)
+
     def __repr__(self) -> str:
         """What tells drafts apart, in cache keys too: settings other than the usual ones, and the corpus by content."""
         order = [] if self.order == _ORDER else [f"order={self.order}"]

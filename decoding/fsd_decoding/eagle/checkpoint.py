@@ -34,11 +34,13 @@ class Checkpoint:
         name: the folder or hub id, for messages.
         values: of `config.json`.
         weights: tensors by name, on the CPU.
+        revision: commit on the hub; None: of a folder.
     """
 
     name: str
     values: dict[str, Any]
     weights: dict[str, Tensor]
+    revision: str | None = None
 
     @classmethod
     def read(cls, source: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
@@ -48,8 +50,9 @@ class Checkpoint:
             UsageError: a file is missing or damaged.
         """
         name = os.fspath(source)
-        folder = fetch_files("EAGLE head", name, (*SMALL_FILES, _SAFE, _PICKLED), revision) or Path(source)
-        return cls(name, _values(folder, name), _weights(folder, name))
+        fetched = fetch_files("EAGLE head", name, (*SMALL_FILES, _SAFE, _PICKLED), revision)
+        folder = fetched or Path(source)
+        return cls(name, _values(folder, name), _weights(folder, name), None if fetched is None else fetched.name)
 
     def error(self, what: str) -> UsageError:
         """Returns an error about this head."""

@@ -89,10 +89,13 @@ class EagleHead(nn.Module, ABC):
     Attributes:
         config: the same.
         target_layers: which of the target's hidden states are read, as indices into transformers' `hidden_states`.
+        name, revision: where it was loaded from; None: it was not.
     """
 
     config: LlamaConfig
     target_layers: tuple[int, ...]
+    name: str | None = None
+    revision: str | None = None
 
     def drafter(self, rows: int, slots: int, vocabulary: int) -> EagleDrafter:
         """See `DraftSource`."""

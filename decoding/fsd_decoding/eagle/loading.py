@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,12 @@ class Eagle:
     source: str | os.PathLike[str]
     revision: str | None = None
 
+    @property
+    def name(self) -> str:
+        """The hub id, or the absolute path of a folder, so that a profile finds it from anywhere."""
+        path = Path(self.source)
+        return str(path.resolve()) if path.exists() else os.fspath(self.source)
+
     def load(self, target: Any) -> EagleHead:
         """Loads the head for a loaded target, in the target's dtype and on its device.
 
@@ -64,6 +71,7 @@ class Eagle:
         head = head.to(target.device, target.dtype).eval()
         with _told(found):
             Rotation(head.config, 1, next(head.parameters()))  # as its drafter will make
+        head.name, head.revision = self.name, found.revision
         return head
 
 

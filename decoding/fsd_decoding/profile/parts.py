@@ -58,11 +58,16 @@ class DataInfo(Part):
     """Number of problems in the certification part."""
 
 
+DraftKind = Literal["model", "eagle", "ngram"]
+IN_WORDS: Final[dict[DraftKind, str]] = {"model": "draft model", "eagle": "EAGLE head", "ngram": "n-gram draft"}
+"""What kinds of drafts are called."""
+
+
 class ModelInfo(Part):
-    """A model."""
+    """A model, or what drafts in place of one."""
 
     id: str
-    """Its id on the hub, or its folder."""
+    """Its id on the hub, or its folder. Of an n-gram draft its settings."""
     revision: str | None
     """Its commit on the hub. null: it has none, or it is not known."""
     fingerprint: str
@@ -76,12 +81,15 @@ class ModelInfo(Part):
     it is not recorded, but then the fingerprint tells."""
     attention: str | None = None
     """The kind of attention that it was loaded with. null: not recorded."""
+    kind: DraftKind = "model"
+    """What it is: a model, an EAGLE head of the target, or an n-gram draft, which has no weights."""
 
     @model_serializer(mode="wrap")
     def _as_it_was(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what earlier versions did not write, so that digests made of their records stay the same."""
         content: dict[str, Any] = whole(self)
         unknown = [name for name in ("quantization", "attention") if content.get(name) is None]
+        unknown += ["kind"] * (content["kind"] == "model")
         return {name: value for name, value in content.items() if name not in unknown}
 
     @classmethod

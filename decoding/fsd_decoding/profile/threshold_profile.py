@@ -19,7 +19,7 @@ from fsd_decoding.notebook import html_of
 from fsd_decoding.profile.content import MET, ProfileContent
 from fsd_decoding.profile.digest import digest_of, edited_message
 from fsd_decoding.profile.io import file_of, first_problem, read, upgrade, write_atomically
-from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
+from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
 from fsd_decoding.quantization import UNQUANTISED
 
@@ -162,19 +162,20 @@ class ThresholdProfile(ProfileContent):
 
         Raises:
             UsageError: weights, configuration, vocabulary, tokenizer or the definition of divergences differ, so the
-                threshold says nothing about these models; or the draft is not a model.
+                threshold says nothing about these models; or the draft is of another kind.
         """
-        from fsd_decoding.drafters.base import DraftSource
         from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+        from fsd_decoding.profile.drafts import info_of, kind_of
 
-        if isinstance(draft_model, DraftSource):
+        if (kind := kind_of(draft_model)) != self.draft.kind:
+            given = type(draft_model).__name__ if kind == "model" else f"{draft_model!r:.80}"
             raise UsageError(
-                f"the profile was calibrated with the draft model {self.draft.id!r}, but this draft, {draft_model!r}, "
-                "is not a model; load that model, or decode without a profile"
+                f"the profile was calibrated with the {IN_WORDS[self.draft.kind]} {self.draft.id!r}, but this draft is "
+                f"{given}; give that one, or decode without a profile"
             )
         found = {
             "target": ModelInfo.of(target_model, like=self.target),
-            "draft": ModelInfo.of(draft_model, like=self.draft),
+            "draft": info_of(draft_model, target_model, like=self.draft),
         }
         doubts = self.compare_facts(found, None if tokenizer is None else tokenizer_fingerprint(tokenizer))
         for role, now in found.items():
@@ -207,7 +208,8 @@ class ThresholdProfile(ProfileContent):
             raise UsageError(
                 "the profile was calibrated with another tokenizer; load the profile's models, or calibrate again"
             )
-        doubts = doubt_of_sample("profile", (self.target.fingerprint, self.draft.fingerprint), "calibrate")
+        models = [model.fingerprint for model in (self.target, self.draft) if model.kind == "model"]
+        doubts = doubt_of_sample("profile", models, "calibrate")
         for role, now in found.items():
             then = self.target if role == "target" else self.draft
             _check_same_model(role, then, now)

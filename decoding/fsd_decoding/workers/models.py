@@ -14,22 +14,23 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import ModelSource, keywords_of
 from fsd_decoding.models.attention import attention_kind
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from fsd_decoding.workers.sources import Sources
+from fsd_decoding.workers.sources import AnyDraft, Sources
 
 OTHER_MODELS = (
     "a worker has other models, or other versions of libraries, than the process that started it; do not "
     "change models while they are decoded, and install the same versions on all machines"
 )
 
-_kept: dict[tuple[Sources, ModelSource], SpeculativeDecoder] = {}
+_kept: dict[tuple[Sources, AnyDraft], SpeculativeDecoder] = {}
 
 
 def decoder_of(sources: Sources, draft: ModelSource | None = None) -> SpeculativeDecoder:
-    """Returns the decoder of the target with one of its drafts, by default the first; it is loaded at the first call.
+    """Returns the decoder of the target with the draft of this name (see `Sources.draft_named`), loaded at the first
+    call.
 
     Decoders of one target share it. Those of other sources are dropped.
     """
-    chosen = sources.drafts[0] if draft is None else draft
+    chosen = sources.draft_named(draft)
     for other in [key for key in _kept if key[0] != sources]:
         del _kept[other]
     if (sources, chosen) not in _kept:

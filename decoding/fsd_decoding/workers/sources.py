@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import ModelSource, is_source
 from fsd_decoding.model_options import USUAL_LOADING, Loading
+
+AnyDraft = ModelSource | Eagle | NGram
+"""A draft that other processes can load."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Sources:
     """Where the target and its drafts are loaded from, as arguments of `SpeculativeDecoder.from_pretrained`."""
 
     target: ModelSource
-    drafts: tuple[ModelSource, ...]
+    drafts: tuple[AnyDraft, ...]
     device: str | None = None
     dtype: str | None = None
     loading: Loading = USUAL_LOADING
@@ -29,6 +34,12 @@ class Sources:
     def spread(self) -> bool:
         """Whether a device map, and not `device`, says where a model is."""
         return any(options.device_map is not None for options in (self.loading.target, self.loading.draft))
+
+    def draft_named(self, name: ModelSource | None) -> AnyDraft:
+        """Returns the draft of this name; models are named by what they are loaded from. None: the first."""
+        if name is None:
+            return self.drafts[0]
+        return next((draft for draft in self.drafts if getattr(draft, "name", None) == name), name)
 
     def check_loadable(self, setting: str, process: str, way_out: str) -> None:
         """Raises UsageError where a model cannot be loaded by another process.
@@ -46,4 +57,6 @@ class Sources:
 
     def _loaded(self) -> Iterator[tuple[str, object]]:
         models = (("target", self.target), *(("draft", draft) for draft in self.drafts))
-        return ((role, model) for role, model in models if not is_source(model))
+        return (
+            (role, model) for role, model in models if not isinstance(model, NGram | Eagle) and not is_source(model)
+        )

@@ -37,6 +37,7 @@ from fsd_decoding.models.fingerprint import model_fingerprint, sampled_fingerpri
 from fsd_decoding.models.runner import context_length, vocabulary_size
 from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy
+from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
 from fsd_decoding.trees.shape import TreeShape
 from fsd_decoding.workers.model_workers import ModelWorkers
@@ -135,7 +136,9 @@ class OwnEngine(Engine):
 
     @property
     def short_names(self) -> tuple[str, str]:
-        return short_name(self.decoder.target), short_name(self.decoder.draft)
+        draft = self.decoder.draft
+        drafting = type(draft).__name__ if isinstance(draft, DraftSource) else short_name(draft)
+        return short_name(self.decoder.target), drafting
 
     @property
     def family(self) -> str:
@@ -151,8 +154,8 @@ class OwnEngine(Engine):
 
     @property
     def pair(self) -> Pair:
-        models = ModelInfo.of(self.decoder.target), ModelInfo.of(self.decoder.draft)
-        return Pair(*models, tokenizer_fingerprint(self.tokenizer))
+        target, draft = self.decoder.target, self.decoder.draft
+        return Pair(ModelInfo.of(target), info_of(draft, target), tokenizer_fingerprint(self.tokenizer))
 
     @property
     def device(self) -> str:

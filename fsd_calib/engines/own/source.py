@@ -10,7 +10,6 @@ from fsd_calib.engines.cache_key import GenerationLimits
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.decoder import SpeculativeDecoder
-from fsd_decoding.loading import ModelSource
 from fsd_decoding.profile.parts import EarlyStopInfo
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.workers.models import decoder_of
@@ -22,7 +21,7 @@ class OwnEngineSource:
     """Models, and all settings of decoding that no configuration holds. Implements `EngineSource`.
 
     Attributes:
-        sources: Where the models are loaded from; the name of a draft is what it is loaded from.
+        sources: Where the models are loaded from, which is the name of a draft.
         early_stop: A predictor's folder, and its costs.
     """
 
@@ -42,7 +41,7 @@ class OwnEngineSource:
             _latest[1][draft] = self._made(draft)
         return _latest[1][draft]
 
-    def _made(self, draft: ModelSource | None) -> OwnEngine:
+    def _made(self, draft: str | None) -> OwnEngine:
         decoder = decoder_of(self.sources, draft).with_config(
             seed=self.seed, sampling=self.sampling, on=self.criterion.on, within_support=self.criterion.within_support
         )

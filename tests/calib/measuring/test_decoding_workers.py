@@ -224,7 +224,7 @@ def test_an_error_of_a_worker_is_that_of_one_process(sources: Sources, tmp_path:
 
 
 def test_a_worker_with_other_models_refuses(decoder: SpeculativeDecoder, sources: Sources) -> None:
-    swapped = replace(sources, target=sources.drafts[0], drafts=(str(sources.target),))
+    swapped = replace(sources, target=str(sources.drafts[0]), drafts=(str(sources.target),))
     source, key = source_of(decoder, task(), swapped), OwnEngine(decoder, task()).key(FUZZY, 0)
     with pytest.raises(UsageError, match="a worker has other models, or other versions of libraries"):
         decode_batch(source, Batch(DecodingRequest(FUZZY, 0, [KeyedPrompt(1, "w21")], 4), (0,), key))

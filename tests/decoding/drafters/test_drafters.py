@@ -180,6 +180,6 @@ def test_ngram_is_a_draft_source_and_a_model_is_not() -> None:
 
 def test_a_profile_refuses_a_draft_that_is_no_model() -> None:
     profile = ThresholdProfile.model_validate(values())
-    message = r"calibrated with the draft model 'small', but this draft, NGram\(\), is not a model"
+    message = r"calibrated with the draft model 'small', but this draft is NGram\(\); give that one"
     with pytest.raises(UsageError, match=message):
         SpeculativeDecoder.from_pretrained(llama(seed=1), NGram(), profile, tokenizer=word_tokenizer())

@@ -1,0 +1,63 @@
+"""What a profile records of a draft, and what a decoder is given for such a record."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.eagle.head import EagleHead
+from fsd_decoding.eagle.loading import Eagle
+from fsd_decoding.errors import UsageError
+from fsd_decoding.models.runner import vocabulary_size
+from fsd_decoding.profile.parts import DraftKind, ModelInfo
+
+
+def kind_of(draft: Any) -> DraftKind | None:
+    """Returns the kind of a draft, loaded or not; None: it is a `DraftSource` that no profile can name."""
+    if isinstance(draft, Eagle | EagleHead):
+        return "eagle"
+    if isinstance(draft, NGram):
+        return "ngram"
+    return None if isinstance(draft, DraftSource) else "model"
+
+
+def info_of(draft: Any, target: Any, like: ModelInfo | None = None) -> ModelInfo:
+    """Describes a loaded draft of any kind.
+
+    Args:
+        target: its loaded target, over whose vocabulary it drafts.
+        like: see `ModelInfo.of`.
+    """
+    kind = kind_of(draft)
+    if kind == "model":
+        return ModelInfo.of(draft, like)
+    dtype = next(draft.parameters()).dtype if kind == "eagle" else "float32"
+    return ModelInfo(
+        id=getattr(draft, "name", None) or repr(draft), revision=getattr(draft, "revision", None),
+        fingerprint=hashlib.sha256(repr(draft).encode()).hexdigest(), vocab_size=vocabulary_size(target),
+        dtype=str(dtype).removeprefix("torch."), kind=kind or "model",
+    )  # fmt: skip
+
+
+def draft_of(info: ModelInfo) -> Any:
+    """Returns the draft of a record in the form that `SpeculativeDecoder.from_pretrained` takes.
+
+    Raises:
+        UsageError: it is an n-gram draft with a corpus, whose file is not recorded.
+    """
+    if info.kind == "eagle":
+        return Eagle(info.id, info.revision)
+    return _ngram(info.id) if info.kind == "ngram" else info.id
+
+
+def _ngram(name: str) -> NGram:
+    found = re.fullmatch(r"NGram\((?:order=(\d+))?\)", name)
+    if found is None:
+        raise UsageError(
+            f"the profile's draft is {name}, and a profile does not hold a corpus; give NGram with that corpus as the "
+            "draft, in Python"
+        )
+    return NGram() if found[1] is None else NGram(int(found[1]))

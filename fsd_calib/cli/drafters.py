@@ -1,0 +1,96 @@
+"""What drafts: `--draft`, `--head` and `--drafter`, as the drafts that Python takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsd_calib.cli.choices import DRAFTERS
+from fsd_calib.cli.options import BUNDLED, given_or_default
+from fsd_decoding.errors import UsageError
+
+AUTO = "auto"
+AUTO_TREES = ("chain", "2,6", "3,16")
+"""The shapes that `--drafter auto` chooses among where no others are given."""
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """What a calibration is asked for.
+
+    Args:
+        models: of --draft.
+        heads: of --head.
+        named: of --drafter; empty: what --draft and --head say.
+
+    Raises:
+        UsageError: a name is unknown, or options contradict each other.
+    """
+
+    models: Sequence[str]
+    heads: Sequence[str]
+    named: Sequence[str]
+
+    def __post_init__(self) -> None:
+        for name in self.named:
+            if name not in DRAFTERS:
+                raise UsageError(f"--drafter is {name!r}; it must be one of {', '.join(DRAFTERS)}")
+        if AUTO in self.named and len(self.named) > 1:
+            raise UsageError(f"--drafter is {','.join(self.named)!r}; auto is all of them, give it alone")
+        for option, given, kind in (("--draft", self.models, "model"), ("--head", self.heads, "eagle")):
+            if given and self.named and not self.auto and kind not in self.named:
+                raise UsageError(
+                    f"{option} and --drafter {','.join(self.named)} are both given, which leaves {kind} out; leave "
+                    f"--drafter out, or add {kind} to it"
+                )
+
+    @property
+    def auto(self) -> bool:
+        return AUTO in self.named
+
+    def with_target(self, task: str, target: str | None) -> tuple[str, list[Any]]:
+        """Returns the target and the drafts, without repeats: those given, or the task's defaults.
+
+        Raises:
+            UsageError: a head is asked for, and none is given.
+        """
+        from fsd_decoding.drafters.ngram import NGram
+        from fsd_decoding.eagle.loading import Eagle
+
+        large, small = given_or_default(task, target, self.models[0] if self.models else None)
+        heads = self.heads or _bundled_heads(task, target)
+        kinds = self._kinds(bool(heads))
+        if "eagle" in kinds and not heads:
+            raise UsageError(f"--drafter eagle needs a head of {large}; give --head, or train one with fsd-train-eagle")
+        drafts: list[Any] = [*(self.models or [small])] if "model" in kinds else []
+        drafts += [Eagle(head) for head in heads] if "eagle" in kinds else []
+        drafts += [NGram()] if "ngram" in kinds else []
+        return large, list(dict.fromkeys(drafts))
+
+    def _kinds(self, heads: bool) -> Sequence[str]:
+        if self.auto:
+            return "model", *["eagle"] * heads, "ngram"
+        return self.named or [*["model"] * bool(self.models or not self.heads), *["eagle"] * bool(self.heads)]
+
+
+def check_one(draft: str | None, head: str | None) -> None:
+    """Raises UsageError where a command that takes one draft is given a model and a head."""
+    if head is not None and draft is not None:
+        raise UsageError("--head and --draft are both given; one of them drafts, leave the other out")
+
+
+def given(draft: str | None, head: str | None) -> Any:
+    """Returns the draft that a command is given; None: none is."""
+    from fsd_decoding.eagle.loading import Eagle
+
+    return draft if head is None else Eagle(head)
+
+
+def _bundled_heads(task: str, target: str | None) -> list[str]:
+    """The head that is bundled for the default target of a task."""
+    if task != BUNDLED or target is not None:
+        return []
+    from fsd_data import head_path
+
+    return [str(head_path())]
