@@ -174,9 +174,13 @@ class Calibration:
 
     def _check_trees(self) -> None:
         """UsageError: trees are given, and something that trees do not go with."""
-        for tree in (each for each in self._trees if each is not None):
-            if not isinstance(tree, TreeShape):
-                raise UsageError(f"tree is {tree!r:.60}; it must be a TreeShape, None for chains, or a tuple of these")
+        for tree in self._trees or [self.decoding.tree]:  # an empty list names no shape either
+            if not isinstance(tree, TreeShape | None):
+                raise UsageError(
+                    f"tree is {tree!r:.60}; write a shape as TreeShape(top_k=2, nodes=6), chains as None, and several "
+                    "as a list"
+                )
+        if any(self._trees):
             self._check_walked("tree is given", "trees")
 
     def _check_walked(self, given: str, what: str) -> None:
@@ -324,8 +328,9 @@ class Calibration:
 
     @property
     def _trees(self) -> tuple[Any, ...]:
-        """Shapes of trees; None: chains."""
-        return _several(self.decoding.tree)
+        """Shapes of trees; None: chains. Only of a list or a tuple, as a dict or an iterator is no list of shapes."""
+        tree = self.decoding.tree
+        return tuple(tree) if isinstance(tree, (list, tuple)) else (tree,)
 
     @property
     def _policies(self) -> tuple[PolicyChoice, ...]:

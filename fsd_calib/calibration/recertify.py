@@ -35,7 +35,7 @@ def setting_of(profile: ThresholdProfile) -> Configuration:
         )
     policy = None if profile.policy is None else profile.policy.identity
     return Configuration(profile.rule, profile.divergence, profile.draft_length, profile.threshold, policy,
-                         tree=None if profile.tree is None else profile.tree.shape)  # fmt: skip
+                         tree=profile.tree)  # fmt: skip
 
 
 def decoding_of(profile: ThresholdProfile) -> DecodingConfig:

@@ -30,7 +30,6 @@ from fsd_decoding.profile.parts import (
     Estimate,
     SamplingInfo,
     TokensPerRound,
-    TreeInfo,
     Truncation,
 )
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -60,10 +59,10 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         threshold=chosen.threshold if findings.lossy else None,
         policy=chosen.info,
         draft_length=chosen.draft_length,
-        tree=_tree(chosen),
+        tree=chosen.tree,
         sd_draft_length=findings.sd.draft_length,
         sd_draft=_other_draft(findings, findings.sd),
-        sd_tree=_tree(findings.sd),
+        sd_tree=findings.sd.tree,
         sampling=SamplingInfo.model_validate(decoding.sampling, from_attributes=True),
         seed=decoding.seed,
         seeds=ready.session.decode.seeds,
@@ -91,10 +90,6 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         dtype=engine.dtype,
         versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     ).sealed()  # fmt: skip
-
-
-def _tree(configuration: Configuration) -> TreeInfo | None:
-    return None if configuration.tree is None else TreeInfo(**asdict(configuration.tree))
 
 
 def _data(ready: Prepared) -> DataInfo:

@@ -28,7 +28,7 @@ from fsd_calib.report.record import (
 )
 from fsd_calib.search.space import logit
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.profile.parts import Counts, TreeInfo
+from fsd_decoding.profile.parts import Counts
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _SHARES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.965, 0.98, 0.99, 0.995, 0.999)
@@ -102,7 +102,7 @@ def _scales(findings: Findings) -> Iterator[Scale]:
                 divergence=arm.divergence,
                 policy=arm.info,
                 draft=arm.draft,
-                tree=None if arm.tree is None else TreeInfo(**asdict(arm.tree)),
+                tree=arm.tree,
                 shares=_SHARES,
                 thresholds=thresholds,
             )

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 from fsd_calib.formatting import in_trees
 from fsd_decoding.profile.curve import CurvePoint, Source
-from fsd_decoding.profile.parts import TreeInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.trees.shape import TreeShape
 
 _NO_CHOICE = ("lossless-suffices", "front")  # unless there is an estimate
 _NOT_CHOSEN = {"too-slow": "too slow", "lossless-suffices": "not shown faster"}
@@ -59,7 +59,7 @@ def source_of(profile: ThresholdProfile) -> Source:
 
 
 def point_of(
-    profile: ThresholdProfile, rule: str, draft_length: int, tree: TreeInfo | None = None
+    profile: ThresholdProfile, rule: str, draft_length: int, tree: TreeShape | None = None
 ) -> CurvePoint | None:
     """The point of a rule at the profile's threshold, where the rule has one, preferably of this draft length and
     shape."""

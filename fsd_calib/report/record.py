@@ -21,9 +21,9 @@ from fsd_decoding.profile.parts import (
     Positive,
     Ratio,
     Share,
-    TreeInfo,
 )
 from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.trees.shape import TreeShape
 
 VERSION: Final = 1
 FILE_NAME: Final = "run.json"
@@ -44,7 +44,7 @@ class Setting(Part):
     """Scales T from round to round. null: T is constant."""
     draft: str | None = None
     """The id of its draft model, where several were searched."""
-    tree: TreeInfo | None = None
+    tree: TreeShape | None = None
     """The shape of its trees. null: it drafts chains."""
 
 
@@ -146,7 +146,7 @@ class Scale(Part):
     """Scales T. null: T is constant."""
     draft: str | None = None
     """The id of the draft model, where several were searched."""
-    tree: TreeInfo | None = None
+    tree: TreeShape | None = None
     """The shape of the trees. null: chains."""
     shares: tuple[Share, ...]
     """Shares of drafted tokens accepted by D <= T alone."""

@@ -11,9 +11,9 @@ from fsd_calib.formatting import in_trees
 from fsd_calib.report.record import DraftAlone, Measured, Setting
 from fsd_calib.report.run_folder import Run
 from fsd_decoding.profile.curve import CurvePoint, Source
-from fsd_decoding.profile.parts import TreeInfo
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.trees.shape import TreeShape
 
 TARGET, DRAFT, SD, COUPLED = "target alone", "draft alone", "sd (lossless)", "coupled (lossless)"
 
@@ -40,7 +40,7 @@ class Row:
     threshold: float | None
     policy: PolicyInfo | None
     draft: str | None
-    tree: TreeInfo | None
+    tree: TreeShape | None
     source: Source
     problems: int
     accuracy: float

@@ -26,10 +26,10 @@ from fsd_decoding.profile.parts import (
     Part,
     SamplingInfo,
     TokensPerRound,
-    TreeInfo,
     Truncation,
 )
 from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.trees.shape import TreeShape
 
 Outcome = Literal["certified", "not-certified", "lossless-suffices", "too-slow", "untested", "front"]
 _WITH_THRESHOLD: Final = ("certified", "untested")
@@ -89,13 +89,13 @@ class ProfileContent(Part):
     """Scales `threshold` from round to round in decoders of the profile. null: the threshold is constant."""
     draft_length: Natural
     """Number of tokens drafted in a round, one after the other: with trees, their depth."""
-    tree: TreeInfo | None = None
+    tree: TreeShape | None = None
     """The shape of the trees that are drafted. null: chains are."""
     sd_draft_length: Natural | None = None
     """The draft length that `sd` was timed at, its own best. null: not measured."""
     sd_draft: str | None = None
     """The id of the draft that `sd` was timed with, its own best, if it is not `draft`."""
-    sd_tree: TreeInfo | None = None
+    sd_tree: TreeShape | None = None
     """The shape of the trees that `sd` was timed with, its own best. null: chains."""
     sampling: SamplingInfo
     """How tokens were sampled."""
@@ -197,7 +197,7 @@ class ProfileContent(Part):
         return self.draft_length
 
     @property
-    def effective_tree(self) -> TreeInfo | None:
+    def effective_tree(self) -> TreeShape | None:
         """The shape of the trees that decoders draft: that of `sd` if they decode losslessly. None: chains."""
         if self.threshold is None and self.sd_draft_length is not None:
             return self.sd_tree

@@ -6,11 +6,12 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from fsd_decoding.profile.parts import Amount, Counts, Natural, Part, Positive, Ratio, Share, TreeInfo, check_total
+from fsd_decoding.profile.parts import Amount, Counts, Natural, Part, Positive, Ratio, Share, check_total
 from fsd_decoding.profile.policy import PolicyInfo
+from fsd_decoding.trees.shape import TreeShape
 
 Source = Literal["tuning", "certification"]
-Arm = tuple[str, str, int, str | None, str | None, TreeInfo | None]
+Arm = tuple[str, str, int, str | None, str | None, TreeShape | None]
 """Rule, divergence, draft length, identity of the threshold policy, id of the draft if not the profile's, and shape of
 the trees; None: chains."""
 Configuration = tuple[Arm, float | None]  # an arm and its T
@@ -18,7 +19,7 @@ Configuration = tuple[Arm, float | None]  # an arm and its T
 
 def arm_of(
     rule: str, divergence: str, draft_length: int, policy: PolicyInfo | None, draft: str | None = None,
-    tree: TreeInfo | None = None,
+    tree: TreeShape | None = None,
 ) -> Arm:  # fmt: skip
     """Returns the arm of a configuration."""
     return rule, divergence, draft_length, policy.identity if policy else None, draft, tree
@@ -39,7 +40,7 @@ class CurvePoint(Part):
     """Scales T from round to round. null: T is constant."""
     draft: str | None = None
     """The id of its draft model, if it is not the profile's own."""
-    tree: TreeInfo | None = None
+    tree: TreeShape | None = None
     """The shape of its trees, whose depth is `draft_length`. null: it drafts chains."""
     accuracy: Share
     """Share of right answers."""

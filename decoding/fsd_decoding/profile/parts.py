@@ -18,8 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-from fsd_decoding.trees.shape import TreeShape
-
 LARGEST: Final = 2**53
 """The largest number of anything. Up to it every integer is a float, too, so that any reader of JSON takes it exactly,
 and quotients of counts are floats."""
@@ -146,23 +144,6 @@ class SamplingInfo(Part):
     """Least probability of a token to sample, as a share of that of the most probable one. null: none."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     """What the logits of tokens that occurred already are divided or, if negative, multiplied by."""
-
-
-class TreeInfo(Part):
-    """A shape of trees, as `TreeShape`."""
-
-    top_k: Natural
-    """Children of a node, and nodes of a level that get children."""
-    nodes: Natural
-    """The most tokens that are drafted in a round."""
-
-    @property
-    def shape(self) -> TreeShape:
-        """The shape in the form that decoders take."""
-        return TreeShape(self.top_k, self.nodes)
-
-    def __str__(self) -> str:
-        return str(self.shape)
 
 
 class Counts(Part):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import Configuration, CurvePoint
-from fsd_decoding.profile.parts import Certificate, TreeInfo
+from fsd_decoding.profile.parts import Certificate
 from fsd_decoding.profile.policy import PolicyInfo, moved
+from fsd_decoding.trees.shape import TreeShape
 
 if TYPE_CHECKING:
     from fsd_decoding.policies.threshold import ScalePolicy
@@ -41,7 +42,7 @@ class Choice:
     forecast: float | None
     policy: PolicyInfo | None = None
     draft: str | None = None
-    tree: TreeInfo | None = None
+    tree: TreeShape | None = None
 
     @property
     def moved(self) -> float | ScalePolicy:

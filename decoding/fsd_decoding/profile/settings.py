@@ -78,7 +78,7 @@ def config_of(profile: ThresholdProfile) -> DecodingConfig:
         threshold=-1.0 if profile.threshold is None else moved(profile.threshold, profile.policy),
         draft_length=profile.effective_draft_length, sampling=Sampling(**profile.sampling.model_dump()),
         seed=profile.seed, on=profile.logits, within_support=profile.within_support,
-        tree=None if profile.effective_tree is None else profile.effective_tree.shape,
+        tree=profile.effective_tree,
     )  # fmt: skip
 
 

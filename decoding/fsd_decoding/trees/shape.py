@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
+
+from pydantic import Field
 
 from fsd_decoding.argument_checks import check_count
 from fsd_decoding.errors import UsageError
@@ -17,14 +19,12 @@ class TreeShape:
 
     A tree grows level by level as in EAGLE-2 (arXiv 2406.16858, section 4.1): of each level the `top_k` nodes with the
     highest scores get `top_k` children each, and of all of these the `nodes` with the highest scores are drafted.
-
-    Args:
-        top_k: children of a node, and nodes of a level that get children.
-        nodes: the most tokens that are drafted per round, all of which the target reads in one forward pass.
     """
 
-    top_k: int
-    nodes: int
+    top_k: Annotated[int, Field(ge=1, le=_MOST)]  # for the JSON schema of profiles, of which shapes are a part
+    """Children of a node, and nodes of a level that get children."""
+    nodes: Annotated[int, Field(ge=1, le=_MOST)]
+    """The most tokens that are drafted in a round, all of which the target reads in one forward pass."""
 
     def __post_init__(self) -> None:
         for name in ("top_k", "nodes"):

@@ -9,8 +9,8 @@ from fsd_calib.report.charts.marks import hover, hovering, intervals, kept, leve
 from fsd_calib.report.record import RunRecord, Trial
 from fsd_calib.report.rows import Row, series_of
 from fsd_collectors.pages.charts import Chart, Spec, layered, quantitative
-from fsd_decoding.profile.parts import TreeInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.trees.shape import TreeShape
 
 _LABEL = "format(1 - datum.value, datum.value < 0.001 ? '.2%' : datum.value < 0.01 ? '.1%' : '.0%')"
 _TICKS = [0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005]  # shares rejected
@@ -101,5 +101,5 @@ def retention_by_share(profile: ThresholdProfile, record: RunRecord, found: Sequ
     return Chart("share", alt, layered(values, layers))
 
 
-def _key(trial: Trial) -> tuple[str, str, int, TreeInfo | None, float | None]:
+def _key(trial: Trial) -> tuple[str, str, int, TreeShape | None, float | None]:
     return trial.rule, trial.divergence, trial.draft_length, trial.tree, trial.threshold

@@ -49,8 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> ThresholdProfile:
 @pytest.mark.slow
 def test_a_certified_tree_is_in_the_profile_and_decoders_draft_it(made: ThresholdProfile) -> None:
     assert made.outcome == "certified"
-    assert made.tree is not None
-    assert made.tree.shape == SMALL
+    assert made.tree == SMALL
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         decoder = SpeculativeDecoder.from_pretrained(*models(), profile=made, tokenizer=word_tokenizer())
@@ -68,7 +67,7 @@ def test_chains_and_several_shapes_are_searched_and_certified_together(
     fix_speeds(monkeypatch, 2.0)
     settings: dict[str, Any] = {"tree": (None, SMALL, LARGE), "draft_length": (2, 3), "pareto": True, "min_acc": None}
     front = run(tmp_path, **settings, trials=12)
-    shapes = {point.tree and point.tree.shape for point in front.curve if point.threshold is not None}
+    shapes = {point.tree for point in front.curve if point.threshold is not None}
     assert len(shapes) > 1
     assert shapes <= {None, SMALL, LARGE}
     assert ThresholdProfile.load(tmp_path / "out") == front
@@ -114,8 +113,11 @@ def test_vllm_is_told_that_it_drafts_no_trees() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"tree": "3,16"}, "tree is '3,16'; it must be a TreeShape, None for chains, or a tuple of these"),
-        ({"tree": (None, 4)}, "tree is 4; it must be a TreeShape"),
+        ({"tree": "3,16"}, "tree is '3,16'; write a shape as TreeShape(top_k=2, nodes=6)"),
+        ({"tree": (None, 4)}, "tree is 4; write a shape as TreeShape(top_k=2, nodes=6)"),
+        ({"tree": {"top_k": 2, "nodes": 6}}, "tree is {'top_k': 2, 'nodes': 6}; write a shape as"),
+        ({"tree": iter([SMALL])}, "tree is <list_iterator object"),
+        ({"tree": ()}, "tree is (); write a shape as"),
         ({"predictor": "auto"}, "tree is given, and a predictor ends chains early"),
         (
             {"threshold_policy": "schedule"},
