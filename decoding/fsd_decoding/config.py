@@ -12,7 +12,7 @@ from fsd_decoding.config_keywords import override
 from fsd_decoding.policies.stopping import Answer, DraftState, StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.sampling import SETTINGS, Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.trees.shape import Chain, TreeShape, without_chain
 
 StopPolicyLike = StopPolicy | Callable[[DraftState], Answer]
 """A stop policy, or a function with the return values of `StopPolicy.goes_on`."""
@@ -41,8 +41,8 @@ class DecodingConfig:
         threshold_policy: moves T while a text is decoded. For `calibrate`, also the name of a family such as "entropy".
         on: the logits that the divergence is computed on: "raw", or "processed" by temperature, top-k and so on.
         within_support: reject tokens to which the target's processed distribution gives no probability.
-        tree: the shape of the trees that are drafted, such as `TreeShape(top_k=4, nodes=16)`. None: chains.
-            `calibrate` chooses among several.
+        tree: the shape of the trees that are drafted, such as `TreeShape(top_k=4, nodes=16)`. None or "chain": chains;
+            as a keyword, where None keeps what there is, "chain" replaces a tree. `calibrate` chooses among several.
     """
 
     rule: str | Sequence[str] = "fsd-coupled"
@@ -55,7 +55,10 @@ class DecodingConfig:
     threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None = None
     on: Logits = "raw"
     within_support: bool = False
-    tree: TreeShape | Sequence[TreeShape | None] | None = None
+    tree: TreeShape | Chain | Sequence[TreeShape | Chain | None] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tree", without_chain(self.tree))
 
     def override(self, keywords: dict[str, Any]) -> DecodingConfig:
         """Returns a copy with fields, and fields of `sampling`, replaced by `keywords`; removes those used.
@@ -86,6 +89,7 @@ class CallOverrides:
             top_k, top_p and min_p; to turn them off at another temperature, give 1.0 as top_p, or a `Sampling` to
             `with_config`.
         threshold, draft_length: one value, or one per prompt.
+        tree: the shape of the trees that are drafted; "chain": chains.
     """
 
     temperature: float | None = None
@@ -98,6 +102,7 @@ class CallOverrides:
     draft_length: int | Sequence[int] | None = None
     stop_policy: StopPolicyLike | None = None
     threshold_policy: ThresholdPolicy | None = None
+    tree: TreeShape | Chain | None = None
 
     def sampling(self, usual: Sampling) -> Sampling:
         """Returns the call's sampling, where `usual` is the decoder's."""
@@ -118,7 +123,7 @@ class DecodingKeywords(TypedDict, total=False):
     threshold_policy: ThresholdPolicy | str | Sequence[ThresholdPolicy | str] | None
     on: Logits
     within_support: bool
-    tree: TreeShape | Sequence[TreeShape | None] | None
+    tree: TreeShape | Chain | Sequence[TreeShape | Chain | None] | None
     temperature: float
     top_k: int | None
     top_p: float | None
@@ -137,4 +142,5 @@ class CallKeywords(TypedDict, total=False):
     draft_length: int | Sequence[int] | None
     stop_policy: StopPolicyLike | None
     threshold_policy: ThresholdPolicy | None
+    tree: TreeShape | Chain | None
     policy: Any  # the former name of `stop_policy`

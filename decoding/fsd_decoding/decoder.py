@@ -48,12 +48,14 @@ from fsd_decoding.observers.round_record import Observer
 from fsd_decoding.policies.stopping import StopPolicy, as_policy
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
+from fsd_decoding.profile.draft_shapes import Drafts, DraftsByRule
 from fsd_decoding.profile.drift import Drift, watch
 from fsd_decoding.profile.settings import config_of, profile_config
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.requests import Prompt, requests_for
 from fsd_decoding.text import StopStrings, TextStream
 from fsd_decoding.tree_support import check_drafter, check_tree
+from fsd_decoding.trees.shape import without_chain
 
 
 class SpeculativeDecoder:
@@ -142,7 +144,7 @@ class SpeculativeDecoder:
                 settings contradict each other or the profile, which is found before any weights are loaded.
         """
         followed = _as_profile(profile, decoding, allow_edited)
-        base = None if followed is None else config_of(followed)
+        base = None if followed is None else DraftsByRule.of(followed).changed(config_of(followed), keywords)
         config = configured("from_pretrained", decoding, keywords, base)
         resolve(config)
         place = device or default_device()
@@ -176,7 +178,8 @@ class SpeculativeDecoder:
         Args:
             keywords: fields of `DecodingConfig` and of its sampling, in place of this decoder's; None keeps those.
         """
-        other = self.reconfigured(configured("with_config", None, keywords, self.decoding))
+        base = self.decoding if self.coverage is None else self.coverage.drafts.changed(self.decoding, keywords)
+        other = self.reconfigured(configured("with_config", None, keywords, base))
         _warn([self._departure([other.setting])], stacklevel=3)
         return other
 
@@ -361,7 +364,7 @@ class SpeculativeDecoder:
         stops = (lambda request, tokens, new: strings.completed_at(tokens, new)) if strings else None
         rule, sampling = rule_named(call.rule or self.rule), call.sampling(self.sampling)
         policies = self.policies(call)
-        tree = self.tree if rule.drafts else None
+        tree = self._drafts(call).tree if rule.drafts else None
         settings = Settings(rule, self.criterion, sampling, self.eos, self.seed, stops, *policies, observer, tree)
         check_tree(settings)
         return settings
@@ -399,7 +402,17 @@ class SpeculativeDecoder:
         self, call: CallOverrides, prompts: Sequence[Prompt], max_new_tokens: int, ids: Sequence[int] | None
     ) -> list[Request]:
         threshold, _ = threshold_and_policy(call.threshold, call.threshold_policy)
-        return self.requests(prompts, max_new_tokens, ids, call.rule, threshold, call.draft_length)
+        length = self._drafts(call).draft_length if call.draft_length is None else call.draft_length
+        return self.requests(prompts, max_new_tokens, ids, call.rule, threshold, length)
+
+    def _drafts(self, call: CallOverrides) -> Drafts:
+        """The shape of a call's drafts, but for a draft length that it gives."""
+        own = Drafts(self.draft_length, self.tree)
+        if call.tree is not None:
+            return own._replace(tree=without_chain(call.tree))
+        if call.rule is None or self.coverage is None:
+            return own
+        return self.coverage.drafts.followed(own, self.rule, call.rule)
 
     def _stop_policy(self, call: CallOverrides, rule: Rule) -> StopPolicy | None:
         policy = self.stop_policy if call.stop_policy is None else as_policy(call.stop_policy)

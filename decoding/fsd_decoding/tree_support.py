@@ -13,7 +13,7 @@ from fsd_decoding.policies.scale import Shape
 from fsd_decoding.policies.switch import Switch
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.settings import Settings
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.trees.shape import CHAIN, TreeShape
 
 
 def check_tree(settings: Settings) -> None:
@@ -23,10 +23,12 @@ def check_tree(settings: Settings) -> None:
         UsageError: they cannot; the message says why, and what to do instead.
     """
     if settings.tree is not None and not isinstance(settings.tree, TreeShape):
-        raise UsageError(f"tree is {settings.tree!r:.60}; it must be a TreeShape, such as TreeShape(top_k=4, nodes=16)")
+        raise UsageError(
+            f"tree is {settings.tree!r:.60}; write a shape as TreeShape(top_k=4, nodes=16), and chains as {CHAIN!r}"
+        )
     if settings.tree is not None and settings.rule.drafts:
         for obstacle in _obstacles(settings):
-            raise UsageError(f"tree is given, {obstacle}; or leave tree out, which drafts chains")
+            raise UsageError(f"tree is {settings.tree!r}, {obstacle}; or give tree={CHAIN!r}")
 
 
 def check_drafter(tree: TreeShape, draft: Any, drafter: Drafter | None, vocabulary: int) -> None:
@@ -42,7 +44,7 @@ def check_drafter(tree: TreeShape, draft: Any, drafter: Drafter | None, vocabula
         UsageError: it cannot.
     """
     if not hasattr(drafter, "expand"):
-        raise UsageError(f"tree is given, and {type(draft).__name__} drafts chains alone; leave tree out")
+        raise UsageError(f"tree is {tree!r}, and {type(draft).__name__} drafts chains alone; give tree={CHAIN!r}")
     if tree.top_k > vocabulary:
         raise UsageError(f"the tree's top_k is {tree.top_k}; it must be at most the vocabulary's size, {vocabulary}")
 

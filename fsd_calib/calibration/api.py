@@ -46,7 +46,7 @@ from fsd_decoding.loading import check_loading, shared_tokenizer
 from fsd_decoding.profile.io import FILE_NAME
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.trees.shape import CHAIN, TreeShape
 from fsd_decoding.workers.sources import Sources
 
 DIVERGENCES = ("js", "doubt")
@@ -84,8 +84,8 @@ def calibrate(
         goal: the accuracy or speed to reach, and the confidence of the certificate.
         decoding: the search space, and how tokens are drawn. The search chooses among the values of a tuple. By
             default it chooses between the divergences `js` and `doubt`, and among 1 to 12 drafted tokens (up to 16
-            with a predictor; trees are 2 to 6 or 8 deep). `tree` may be a tuple of shapes, in which None stands for
-            chains. T itself is always searched. `threshold_policy` may be the name of a family in
+            with a predictor; trees are 2 to 6 or 8 deep). `tree` may be a tuple of shapes, in which "chain" or
+            None stands for chains. T itself is always searched. `threshold_policy` may be the name of a family in
             `policy_families.FAMILIES`, which searches all of its shapes; a policy object, whose T is ignored; or a
             tuple of these.
         run: how the calibration is run, and where its files are stored.
@@ -177,8 +177,8 @@ class Calibration:
         for tree in self._trees or [self.decoding.tree]:  # an empty list names no shape either
             if not isinstance(tree, TreeShape | None):
                 raise UsageError(
-                    f"tree is {tree!r:.60}; write a shape as TreeShape(top_k=2, nodes=6), chains as None, and several "
-                    "as a list"
+                    f"tree is {tree!r:.60}; write a shape as TreeShape(top_k=2, nodes=6), chains as {CHAIN!r}, and "
+                    "several as a list"
                 )
         if any(self._trees):
             self._check_walked("tree is given", "trees")

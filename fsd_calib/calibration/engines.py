@@ -141,11 +141,10 @@ def _obstacles(
     if len(sources.drafts) > 1:
         yield f"which is loaded with one draft, and {len(sources.drafts)} are given: give one of them"
     rules = [decoding.rule] if isinstance(decoding.rule, str) else decoding.rule
-    trees = decoding.tree if isinstance(decoding.tree, tuple) else (decoding.tree,)
     for rule in rules:
         if rule not in RULES:
             yield f"which can follow {' and '.join(RULES)}, and the rule is {rule!r}: give one of these"
-    if any(tree is not None for tree in trees):
+    if decoding.tree not in (None, (None,)):  # chains
         yield "which drafts no trees: leave them out"
     if decoding.stop_policy is not None:
         yield "which cannot end drafts by a predictor: leave it out"

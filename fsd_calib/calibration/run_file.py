@@ -16,8 +16,6 @@ from fsd_calib.strict_yaml import Strict, read_yaml
 from fsd_decoding.profile.parts import DraftKind
 
 NAME = "run.yaml"
-CHAIN = "chain"
-"""What stands for chains among shapes of trees."""
 
 _Count = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(gt=0, lt=1)]

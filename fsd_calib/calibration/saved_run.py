@@ -15,7 +15,7 @@ from fsd_calib.calibration.drafts import drafts_of, models_among
 from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.predictor import AUTO
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.calibration.run_file import CHAIN, NAME, DecodingSection, GoalSection, RunFile, RunSection
+from fsd_calib.calibration.run_file import NAME, DecodingSection, GoalSection, RunFile, RunSection
 from fsd_calib.search.storage_url import is_url, without_password
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.drafters.ngram import NGram
@@ -23,6 +23,7 @@ from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.model_options import USUAL, ModelOptions
 from fsd_decoding.profile.io import write_atomically
+from fsd_decoding.trees.shape import CHAIN
 
 _PATHS = ("data", "out", "cache", "state")
 _HEADER = "# What fsd-calibrate was asked for; fsd-calibrate --config with this file repeats it (docs/commands.md).\n"

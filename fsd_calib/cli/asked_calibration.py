@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import decoding_of
 from fsd_calib.calibration.run_config import RunConfig
-from fsd_calib.calibration.run_file import CHAIN
 from fsd_calib.cli.requested import Requested
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.registry import load_task
@@ -17,7 +15,7 @@ from fsd_decoding.config import DecodingConfig
 from fsd_decoding.divergence import check_name
 from fsd_decoding.loading import as_dtype, check_device, load_tokenizer
 from fsd_decoding.sampling import Sampling
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.trees.shape import read_shape
 
 _DECODING = ("rule", "divergence", "draft_length", "threshold_policy", "stop_policy")
 _RUN = (
@@ -55,13 +53,9 @@ def _decoding(asked: Requested) -> DecodingConfig:
     if asked.certified is not None:
         return replace(decoding_of(asked.certified), seed=asked.seed)
     fields = {name: asked.of_decoding(name) for name in _DECODING}
-    return DecodingConfig(
-        **fields, tree=_trees(asked.of_decoding("tree")), sampling=Sampling(*asked.sampling), seed=asked.seed
-    )
-
-
-def _trees(named: Sequence[str] | None) -> tuple[TreeShape | None, ...] | None:
-    return None if named is None else tuple(None if name == CHAIN else TreeShape.parse(name) for name in named)
+    named = asked.of_decoding("tree")
+    trees = None if named is None else tuple(map(read_shape, named))
+    return DecodingConfig(**fields, tree=trees, sampling=Sampling(*asked.sampling), seed=asked.seed)
 
 
 def _run(asked: Requested, progress: Progress) -> RunConfig:

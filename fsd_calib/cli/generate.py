@@ -75,6 +75,14 @@ def command(
         float | None,
         typer.Option(help="Use this threshold instead of the profile's, of which the certificate says nothing."),
     ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft trees of this shape (TOP_K,NODES, such as 2,6), or chains (chain), instead of what the profile "
+            "drafts; its certificate says nothing of them.",
+            metavar="<str>",
+        ),
+    ] = None,
     raw: RawOption = False,
     allow_edited: AllowEditedOption = False,
     *,
@@ -94,14 +102,17 @@ def command(
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.drafts import draft_of
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
+    from fsd_decoding.trees.shape import read_shape
 
     followed = ThresholdProfile.load(profile, allow_edited=allow_edited)
     # The rule too, as an uncertified profile would run a lossless one.
     settings: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
+    if tree is not None:
+        settings["tree"] = read_shape(tree)
     decoder = SpeculativeDecoder.from_pretrained(
         target or followed.target.id, given(draft, head) or draft_of(followed.draft), profile=followed, device=device,
-        dtype=dtype,
-        model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **settings,
+        dtype=dtype, model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited,
+        **settings,
     )  # fmt: skip
     form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
     started = time.perf_counter()

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from fsd_calib.inspection.inspected import InspectedText
     from fsd_decoding.decoder import SpeculativeDecoder
     from fsd_decoding.profile.threshold_profile import ThresholdProfile
-    from fsd_decoding.trees.shape import TreeShape
 
 NAME = "fsd-inspect"
 _BUNDLED = "arithmetic"  # the task of the bundled pair
@@ -89,9 +88,10 @@ class SettingOptions(OptionGroup):
     tree: Annotated[
         str | None,
         typer.Option(
-            help="Draft trees: TOP_K,NODES, such as 2,6 for six nodes a round, each with up to two children.",
+            help="Draft trees: TOP_K,NODES, such as 2,6 for six nodes a round, each with up to two children; or chain. "
+            "By default as the profile does, or chain.",
             rich_help_panel=DECODING,
-            metavar="<int,int>",
+            metavar="<str>",
         ),
     ] = None
     temperature: Annotated[
@@ -167,10 +167,11 @@ def command(
 
     from fsd_calib.inspection.inspected import inspect_text
     from fsd_calib.inspection.terminal import print_texts
+    from fsd_decoding.trees.shape import read_shape
 
     followed = _followed(profile, allow_edited)
     keywords = asdict(setting) | {
-        "threshold": thresholds[0] if thresholds else None, "tree": _shape(setting.tree),
+        "threshold": thresholds[0] if thresholds else None, "tree": setting.tree and read_shape(setting.tree),
         "device": device, "dtype": dtype,
         "model_kwargs": loading.target, "draft_model_kwargs": loading.draft, "allow_edited": allow_edited,
     }  # fmt: skip
@@ -198,12 +199,6 @@ def _for_programs(text: InspectedText) -> dict[str, Any]:
         "title": text.title, "setting": text.setting, "text": text.text, "rounds": text.rounds, "tokens": tokens,
         "trees": trees,
     }  # fmt: skip
-
-
-def _shape(tree: str | None) -> TreeShape | None:
-    from fsd_decoding.trees.shape import TreeShape
-
-    return None if tree is None else TreeShape.parse(tree)
 
 
 def _check_shown(thresholds: Sequence[float], html: Path | None, table: bool, as_json: bool) -> None:

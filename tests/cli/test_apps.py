@@ -282,6 +282,22 @@ def test_generate_follows_an_edited_profile_only_where_that_is_allowed(
     assert "drafted tokens accepted" in capsys.readouterr().err
 
 
+def test_generate_drafts_chains_or_another_tree_than_the_profile(
+    tiny_profile: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile(tiny_profile | {"tree": {"top_k": 2, "nodes": 6}}).save(tmp_path / "profile.json")
+    common = ["--profile", str(tmp_path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
+    assert generate(*common) == 0
+    for given, shown in (("chain", "'chain'"), ("3,4", r"TreeShape\(top_k=3, nodes=4\)")):
+        with pytest.warns(
+            UserWarning, match=rf"^tree is {shown} instead of TreeShape.* certificate .* does not apply$"
+        ):
+            assert generate(*common, "--tree", given) == 0
+    capsys.readouterr()
+    assert generate(*common, "--tree", "twigs") == 2
+    assert "--tree is 'twigs'; give TOP_K,NODES, such as 2,6, or chain" in capsys.readouterr().err
+
+
 def test_generate_says_where_a_threshold_leaves_the_certificate(tiny_profile: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     profile(tiny_profile).save(path)

@@ -38,7 +38,7 @@ from fsd_decoding.profile.drift import watch
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.sampling import Sampling
 from fsd_decoding.tree_support import check_tree
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.trees.shape import Chain, TreeShape
 
 
 @dataclass
@@ -65,7 +65,7 @@ def fsd_generate(
     fsd_draft_length: int | None = None,
     fsd_tokenizer: Any = None,
     fsd_allow_edited: bool = False,
-    fsd_tree: TreeShape | None = None,
+    fsd_tree: TreeShape | Chain | None = None,
     streamer: Any = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
@@ -91,7 +91,7 @@ def fsd_generate(
         fsd_rule, fsd_divergence, fsd_threshold, fsd_draft_length: as in `SpeculativeDecoder`.
         fsd_tokenizer: checked against the profile's tokenizer. Without it the tokenizer is not checked.
         fsd_allow_edited: follow a profile that was changed after its calibration, without a certificate.
-        fsd_tree: draft trees of this shape.
+        fsd_tree: draft trees of this shape; "chain": chains, whatever the profile drafts.
 
     Returns:
         (B, prompt + new) token ids, including EOS, padded on the right; with `return_dict_in_generate`, an
@@ -130,7 +130,8 @@ def _decoder(
         return SpeculativeDecoder(model, draft, tokenizer, **keywords)
     followed = profile_config(profile, (model, draft), tokenizer, allow_edited)
     decoder = SpeculativeDecoder(model, draft, tokenizer, coverage=followed.coverage, drift=followed.drift)
-    decoder = decoder.reconfigured(configured("fsd_generate", None, keywords, followed.config))
+    base = followed.coverage.drafts.changed(followed.config, keywords)
+    decoder = decoder.reconfigured(configured("fsd_generate", None, keywords, base))
     for message in followed.warnings(decoder.setting):
         warnings.warn(message, stacklevel=level_of_user())
     return decoder

@@ -11,10 +11,11 @@ from fsd_decoding.acceptance.proposal import Criterion
 from fsd_decoding.acceptance.rules import Rule
 from fsd_decoding.policies.stopping import StopPolicy
 from fsd_decoding.policies.threshold import ThresholdPolicy
+from fsd_decoding.profile.draft_shapes import DraftsByRule
 from fsd_decoding.profile.policy import brief
 from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.settings import Settings
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.trees.shape import CHAIN, TreeShape
 
 _LONGEST = 60  # characters of a value that are shown
 
@@ -55,7 +56,7 @@ class DecodingSetting:
             "threshold_policy": _key(moving),
             "draft_length": self.draft_length if self.rule.drafts else None,
             "stop_policy": _key(self.stop_policy) if self.rule.drafts else None,
-            "tree": self.tree if self.rule.drafts else None,
+            "tree": (self.tree or CHAIN) if self.rule.drafts else None,
             **{name: getattr(self.sampling, name) for name in (*SETTINGS, "processors")},
         }
 
@@ -68,11 +69,13 @@ class Coverage:
         setting: what the profile sets.
         task: the profile's task.
         certified: whether its certificate is for this setting.
+        drafts: what the profile sets of drafts, by rule.
     """
 
     setting: DecodingSetting
     task: str
     certified: bool
+    drafts: DraftsByRule
 
     def covers(self, setting: DecodingSetting) -> bool:
         """Whether a setting is the profile's own."""

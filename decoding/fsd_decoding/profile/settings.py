@@ -12,6 +12,7 @@ from fsd_decoding.config_resolution import resolve
 from fsd_decoding.policies.threshold import ThresholdPolicy
 from fsd_decoding.profile.content import MET
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
+from fsd_decoding.profile.draft_shapes import DraftsByRule
 from fsd_decoding.profile.drift import Drift
 from fsd_decoding.profile.early_stop import early_stop
 from fsd_decoding.profile.parts import OWN_ENGINE
@@ -92,7 +93,8 @@ def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer
 
 
 def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
-    return Coverage(_setting(config), profile.task, profile.certificate.certified and profile.bound)
+    certified = profile.certificate.certified and profile.bound
+    return Coverage(_setting(config), profile.task, certified, DraftsByRule.of(profile))
 
 
 def _setting(config: DecodingConfig) -> DecodingSetting:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field
 
 from fsd_decoding.argument_checks import check_count
 from fsd_decoding.errors import UsageError
 
+Chain = Literal["chain"]
+CHAIN: Final[Chain] = "chain"
+"""What stands for chains where a shape of trees may be given, and None would keep a shape."""
 _MOST = 4096  # nodes: more than any model reads as fast as a few
 
 
@@ -43,7 +46,7 @@ class TreeShape:
         try:
             top_k, nodes = map(int, text.split(","))
         except ValueError as error:
-            raise UsageError(f"--tree is {text!r:.40}; give TOP_K,NODES, such as 2,6") from error
+            raise UsageError(f"--tree is {text!r:.40}; give TOP_K,NODES, such as 2,6, or {CHAIN}") from error
         return cls(top_k, nodes)
 
     @property
@@ -57,3 +60,15 @@ class TreeShape:
 
     def __str__(self) -> str:
         return f"{self.nodes} nodes, top {self.top_k}"
+
+
+def read_shape(text: str) -> TreeShape | Chain:
+    """Returns the shape of a text such as "2,6", or "chain" for chains. UsageError: it is neither."""
+    return CHAIN if text == CHAIN else TreeShape.parse(text)
+
+
+def without_chain(tree: Any) -> Any:
+    """Returns a shape, or several, as a decoder has them, where None stands for chains; anything else as it is."""
+    if isinstance(tree, (list, tuple)):
+        return tuple(map(without_chain, tree))
+    return None if isinstance(tree, str) and tree == CHAIN else tree

@@ -11,6 +11,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from fsd_calib import SpeculativeDecoder, ThresholdProfile, TreeShape, calibrate
+from fsd_calib.calibration.api import Calibration
+from fsd_calib.calibration.goal import Goal
 from fsd_calib.calibration.recertify import decoding_of, setting_of
 from fsd_calib.engines.base import Limits
 from fsd_calib.engines.cache_key import key_of
@@ -82,6 +84,17 @@ def test_a_setting_of_trees_is_certified_as_such() -> None:
     assert setting_of(found).tree == SMALL
     assert decoding_of(found).tree == SMALL
     assert "trees of 4 nodes, top 2" in str(setting_of(found))
+
+
+@pytest.mark.parametrize("tree", ["chain", ["chain"], (None,)], ids=str)
+def test_chains_may_be_named_and_are_no_trees(tree: Any) -> None:
+    calibration = Calibration("arithmetic", "a", "b", Goal(min_acc=0.9), DecodingConfig(tree=tree))
+    assert calibration._space == Calibration("arithmetic", "a", "b", Goal(min_acc=0.9))._space
+    assert DecodingConfig(tree=("chain", SMALL)) == DecodingConfig(tree=(None, SMALL))
+    message = usage_error(
+        lambda: calibrate("arithmetic", "a", "b", min_acc=0.9, tree=tree, engine="vllm", device="cpu")
+    )
+    assert "--device" in message  # not that of trees
 
 
 def test_a_configuration_is_read_back_from_json() -> None:

@@ -70,7 +70,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_trees_write_what_generate_gives() -> None:
     tree = TreeShape(top_k=3, nodes=8)
     assert same(fsd(batch(), fsd_tree=tree), plain_batch())
-    with pytest.raises(UsageError, match="tree is given, and a repetition penalty"):
+    with pytest.raises(UsageError, match=r"tree is TreeShape.*, and a repetition penalty"):
         fsd(batch(), fsd_tree=tree, repetition_penalty=1.5)
 
 

@@ -69,7 +69,7 @@ def test_what_is_given_is_used_and_one_line_says_what_differs(way: Any, given: d
 @pytest.mark.parametrize("way", [by_loading, by_with_config])
 def test_a_tree_is_not_what_was_certified(way: Any) -> None:
     tree = TreeShape(top_k=2, nodes=6)
-    assert warned(way, tree=tree) == [f"tree is {tree!r} instead of None: {DOES_NOT_APPLY}"]
+    assert warned(way, tree=tree) == [f"tree is {tree!r} instead of 'chain': {DOES_NOT_APPLY}"]
 
 
 @pytest.mark.parametrize("way", WAYS)

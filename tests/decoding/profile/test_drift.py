@@ -20,6 +20,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.hf.generate import fsd_generate
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
+from fsd_decoding.profile.draft_shapes import Drafts, DraftsByRule
 from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
 from fsd_decoding.profile.parts import AcceptanceInfo, ModelInfo
 from fsd_decoding.sampling import Sampling
@@ -80,8 +81,8 @@ def test_false_alarms_among_a_million_texts_are_rare(name: str, most: float, tex
 
 
 def watching(info: AcceptanceInfo, **changes: Any) -> Drift:
-    setting = DecodingSetting(rule_named("fsd-coupled"), Criterion(), Sampling(), 0.0625, 5)
-    return Drift(info, Coverage(setting, "arithmetic", certified=True), **changes)
+    setting, chains = DecodingSetting(rule_named("fsd-coupled"), Criterion(), Sampling(), 0.0625, 5), Drafts(5, None)
+    return Drift(info, Coverage(setting, "arithmetic", True, DraftsByRule(chains, chains)), **changes)
 
 
 def test_a_million_like_texts_pass_and_the_first_unlike_ones_do_not() -> None:

@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "moves T along a chain",
     ),
     "a penalty": ({"repetition_penalty": 1.1}, "read the text before each token, of which a tree has several"),
-    "no shape": ({"tree": (3, 8)}, r"tree is \(3, 8\); it must be a TreeShape"),
+    "no shape": ({"tree": (3, 8)}, r"tree is \(3, 8\); write a shape as TreeShape"),
 }
 
 
@@ -54,7 +54,7 @@ def test_what_does_not_go_with_trees_is_refused(decoder: SpeculativeDecoder, cas
 
 @pytest.mark.parametrize("keywords", [{"rule": "ensemble", "threshold": 0.2}, {"repetition_penalty": 1.1}], ids=str)
 def test_in_a_call_too(decoder: SpeculativeDecoder, keywords: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="tree is given, and"):
+    with pytest.raises(UsageError, match=r"tree is TreeShape.*give tree='chain'"):
         decoder.generate(ragged_prompts(1), 4, **keywords)
 
 
@@ -82,7 +82,7 @@ def test_more_children_than_words_are_refused(decoder: SpeculativeDecoder) -> No
 
 def test_a_draft_of_chains_is_refused(decoder: SpeculativeDecoder) -> None:
     chains = SpeculativeDecoder(decoder.target, Fours(), decoder.tokenizer, tree=TREE)
-    with pytest.raises(UsageError, match="tree is given, and Fours drafts chains alone; leave tree out"):
+    with pytest.raises(UsageError, match=r"tree is TreeShape.*, and Fours drafts chains alone; give tree='chain'"):
         chains.generate(ragged_prompts(1), 4)
 
 
