@@ -78,6 +78,16 @@ def check_criterion(name: str, profile: ThresholdProfile, criterion: Criterion) 
             )
 
 
+def check_chains(name: str, profile: ThresholdProfile) -> None:
+    """Raises UsageError if the profile's T is for trees, which policies with profiles do not go with. `name` is how to
+    call the profile in the message."""
+    if profile.tree is not None:
+        raise UsageError(
+            f"the profile of {name} is for trees of {profile.tree}, and this policy sets T for chains alone; use a "
+            "profile that was calibrated for chains, or decode with this one's own T instead of the policy"
+        )
+
+
 class ModelsCheck:
     """Compares a policy's profile with the models it is used with, once for each pair, as that reads their weights.
 
@@ -111,11 +121,12 @@ class ProfileCheck(ModelsCheck):
     """Checks a budget's profile against the decoder that it is used with.
 
     Raises:
-        UsageError: the profile is edited, without `allow_edited`, or a policy moves its T already.
+        UsageError: the profile is edited, without `allow_edited`, a policy moves its T already, or it is for trees.
     """
 
     def __init__(self, profile: ThresholdProfile, allow_edited: bool) -> None:
         super().__init__(profile)
+        check_chains(repr(profile.task), profile)
         if not allow_edited:
             profile.require_unedited()
         if profile.policy is not None:

@@ -67,9 +67,9 @@ class DivergenceBudget(ThresholdPolicy):
 
     Raises:
         UsageError: a number is negative, NaN or infinite, or the ceiling is 0; no token can spend more than
-            `per_token`; `start` is above the ceiling; a policy moves the profile's T, or the profile is edited, or
-            has no threshold and no ceiling is given. In use: the divergence has no largest value and no ceiling is
-            given, or it is another one than before.
+            `per_token`; `start` is above the ceiling; a policy moves the profile's T, or the profile is for trees, or
+            edited, or has no threshold and no ceiling is given. In use: the divergence has no largest value and no
+            ceiling is given, or it is another one than before.
     """
 
     budget = True

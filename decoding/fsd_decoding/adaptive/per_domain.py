@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsd_decoding.adaptive.budget import ModelsCheck, check_criterion
+from fsd_decoding.adaptive.budget import ModelsCheck, check_chains, check_criterion
 from fsd_decoding.argument_checks import number
 from fsd_decoding.batch import Request
 from fsd_decoding.errors import UsageError
@@ -36,9 +36,9 @@ class PerDomain(ThresholdPolicy):
         allow_edited: follow profiles that were changed after their calibration.
 
     Raises:
-        UsageError: `domains` or `tags` are malformed, a tag is unknown, a profile has a policy or is edited, or
-            profiles disagree. In use: the decoder's models or settings are not those of the profiles, or a prompt has
-            no tag.
+        UsageError: `domains` or `tags` are malformed, a tag is unknown, a profile has a policy, is for trees or is
+            edited, or profiles disagree. In use: the decoder's models or settings are not those of the profiles, or a
+            prompt has no tag.
     """
 
     def __init__(self, domains: Mapping[str, object], tags: Sequence[str], *, allow_edited: bool = False) -> None:
@@ -120,8 +120,9 @@ def _load_domain(tag: str, value: object, allow_edited: bool) -> ThresholdProfil
 
 
 def _threshold(tag: str, domain: ThresholdProfile | float) -> float:
-    """Returns a domain's T. Raises UsageError for a profile whose T is moved by a policy."""
+    """Returns a domain's T. Raises UsageError for a profile whose T is moved by a policy, or for trees."""
     if isinstance(domain, ThresholdProfile):
+        check_chains(repr(tag), domain)
         if domain.policy is not None:
             raise UsageError(
                 f"the threshold of the profile of {tag!r} is already moved by the policy {domain.policy.name!r}; use "

@@ -73,7 +73,7 @@ def reachable_points(profile: ThresholdProfile, beyond: bool) -> Sequence[CurveP
     Raises:
         UsageError: there are none.
     """
-    arm = arm_of(profile.rule, profile.divergence, profile.draft_length, policy=None, tree=profile.tree)
+    arm = arm_of(profile.rule, profile.divergence, profile.draft_length, policy=None)
     by_threshold = {p.threshold: p for p in corrected(profile.curve) if p.arm == arm and p.threshold is not None}
     most = math.inf if beyond else profile.threshold
     if most is None:
@@ -94,7 +94,7 @@ def _lossless_tokens(profile: ThresholdProfile) -> float:
     if profile.rule == "fsd":
         return 1.0
     own = [p for p in corrected(profile.curve) if p.draft is None]
-    sd = [p for p in own if p.rule == "sd" and p.draft_length == profile.draft_length]
+    sd = [p for p in own if p.rule == "sd" and p.draft_length == profile.draft_length and p.tree is None]
     return sd[0].tokens_per_round if sd else profile.tokens_per_round.sd
 
 
@@ -136,8 +136,8 @@ class SpeedBudget(ThresholdPolicy):
 
     Raises:
         UsageError: `tokens_per_second` is not above 0, or, without `beyond`, faster than the profile's fastest point;
-            the profile has no threshold, without `beyond`, or is edited. In use: the profile is of other models,
-            or of another rule, divergence or draft length.
+            the profile has no threshold, without `beyond`, is for trees, or is edited. In use: the profile is of other
+            models, or of another rule, divergence or draft length.
     """
 
     budget = True

@@ -22,7 +22,9 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.trees.shape import TreeShape
 from support.calibration.profiles import profile
+from support.messages import usage_error
 from support.models.tiny_models import llama
 
 
@@ -36,6 +38,7 @@ def fitting() -> ThresholdProfile:
     return made.model_copy(update={"draft_length": DRAFTS, "threshold": 0.3, "sampling": warm}).sealed()
 
 
+TREE = TreeShape(top_k=2, nodes=6)
 TAGS = ["sums", "tales", "lossless"] * 8
 
 
@@ -72,6 +75,12 @@ def test_profiles_that_mean_something_else_by_a_threshold_are_refused(
     (name,) = changes
     with pytest.raises(UsageError, match=f"the profile of 'tales' has {name} .*, but that of 'sums' has"):
         PerDomain(domains(fitting, **changes), TAGS)
+
+
+def test_a_profile_of_trees_is_refused_by_name(fitting: ThresholdProfile) -> None:
+    found = domains(fitting, tree=TREE)
+    message = "the profile of 'tales' is for trees of 6 nodes, top 2, and this policy sets T for chains alone"
+    assert usage_error(lambda: PerDomain(found, TAGS)).startswith(message)
 
 
 def test_a_decoder_that_means_something_else_by_a_threshold_is_refused(fitting: ThresholdProfile) -> None:

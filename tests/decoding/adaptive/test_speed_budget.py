@@ -21,8 +21,10 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
+from fsd_decoding.trees.shape import TreeShape
 from lib.policies.budget_world import Law, Point, profile_of, simulate
 from support.calibration.profiles import FRONT, UNCERTIFIED, profile
+from support.messages import usage_error
 from support.models.tiny_models import word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related
 
@@ -154,6 +156,28 @@ def test_without_a_profile_or_with_no_points_it_is_refused() -> None:
         SpeedBudget(60)
     with pytest.raises(UsageError, match="has no threshold for its own rule"):
         SpeedBudget(60, profile({"draft_length": 7}))
+
+
+SHAPE = {"top_k": 2, "nodes": 6}
+
+
+@pytest.mark.parametrize("rule", ["fsd-coupled", "fsd"])
+def test_a_profile_of_trees_is_refused_by_name(rule: str) -> None:
+    points = {f"curve.{place}.tree": SHAPE for place in range(5)}
+    trees = profile({"rule": rule, "tree": SHAPE, **points})
+    for refused in (lambda: SpeedBudget(60, trees), lambda: DivergenceBudget(profile=trees)):
+        assert usage_error(refused) == (
+            "the profile of 'arithmetic' is for trees of 6 nodes, top 2, and this policy sets T for chains alone; use "
+            "a profile that was calibrated for chains, or decode with this one's own T instead of the policy"
+        )
+
+
+def test_lossless_tokens_of_chains_are_not_those_of_trees() -> None:
+    """Chains and trees of one search are points of one curve, in any order."""
+    chains = profile()
+    trees = [point.model_copy(update={"tree": TreeShape(**SHAPE), "tokens_per_round": 9.0}) for point in chains.curve]
+    both = chains.model_copy(update={"curve": [*trees, *chains.curve]}).sealed()
+    assert TokensCurve.of(both, True) == TokensCurve.of(chains, True)
 
 
 @settings(max_examples=50)
