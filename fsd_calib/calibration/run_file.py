@@ -14,6 +14,7 @@ from fsd_calib.calibration.goal import MAX_MIN_ACC, Acc, Guarantee, Test
 from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
 from fsd_calib.strict_yaml import Strict, read_yaml
 from fsd_decoding.profile.parts import DraftKind
+from fsd_decoding.trees.shape import CHAIN
 
 NAME = "run.yaml"
 
@@ -24,6 +25,13 @@ _Share = Annotated[float, Field(gt=0, lt=1)]
 def _listed(value: Any) -> Any:
     """A value alone as several, and a list as the tuple that strict types ask for."""
     return tuple(value) if isinstance(value, list) else value if value is None else (value,)
+
+
+def _shapes(value: Any) -> Any:
+    """Refuses what is no text, such as `[2, 6]`, which YAML reads as two numbers."""
+    if not all(isinstance(each, str) for each in _listed(value) or ()):
+        raise ValueError(f"write a shape as '2,6', in quotes (top_k,nodes), or {CHAIN}, or a list of such")
+    return value
 
 
 _One = TypeVar("_One")
@@ -73,7 +81,7 @@ class DecodingSection(_Section):
     seed: int = 0
     stop_policy: str | None = None
     threshold_policy: _Several[str] | None = None
-    tree: _Several[str] | None = None
+    tree: Annotated[_Several[str] | None, BeforeValidator(_shapes)] = None
 
 
 class RunSection(_Section):

@@ -66,6 +66,17 @@ def test_shapes_of_trees_are_saved_and_read(asked: list[Calibration]) -> None:
     assert [each.decoding.tree for each in asked] == [(None, TreeShape(2, 6))] * 2
 
 
+@pytest.mark.parametrize(("written", "shapes"), [
+    ("2,6", TreeShape(2, 6)), ("chain", None), ("[chain, '2,6']", (None, TreeShape(2, 6))),
+])  # fmt: skip
+def test_shapes_of_trees_are_written_as_on_the_command_line(
+    asked: list[Calibration], tmp_path: Path, written: str, shapes: Any
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"task: arithmetic\ngoal: {{min_acc: 0.9}}\ndecoding:\n  tree: {written}\n")
+    assert calibrated("--config", tmp_path / "mine.yaml") == 0
+    assert asked[0].decoding.tree == (shapes if isinstance(shapes, tuple) else (shapes,))
+
+
 def test_options_go_before_the_file(asked: list[Calibration], tmp_path: Path) -> None:
     assert calibrated(*EVERYTHING, "--out", "out") == 0
     options = ["--min-speed", "60", "--limit", "40", "--divergence", "js", "--greedy", "--timing", "run",
@@ -115,6 +126,18 @@ def test_a_setting_to_certify_may_be_named_in_a_file(asked: list[Calibration], t
         (
             "decoding: {sampling: {temp: 1}}",
             "key 'decoding.sampling.temp' is not known; the keys there are temperature",
+        ),
+        (
+            "decoding: {tree: [2, 6]}",
+            "key 'decoding.tree' is [2, 6]; write a shape as '2,6', in quotes (top_k,nodes), or chain",
+        ),
+        (
+            "decoding: {tree: 6}",
+            "key 'decoding.tree' is 6; write a shape as '2,6'",
+        ),
+        (
+            "decoding: {tree: {top_k: 2, nodes: 6}}",
+            "key 'decoding.tree' is {'top_k': 2, 'nodes': 6}; write a shape as",
         ),
         ("certify: x\ndecoding: {rule: fsd}", "certify takes the profile's own setting and searches nothing"),
         ("goal: [", "line 1: not YAML"),
