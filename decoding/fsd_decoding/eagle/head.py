@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from fsd_decoding.eagle.drafter import EagleDrafter
+from fsd_decoding.eagle.target_output import TargetOutput
 from fsd_decoding.models.attention import attend, fold_mask
 from fsd_decoding.models.known_digests import known_weights_digest
 
@@ -148,10 +149,8 @@ class Eagle1Head(EagleHead):
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
         self.self_attn, self.mlp = Attention(config, config.hidden_size), GatedMLP(config)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self._shared = target.get_input_embeddings(), target.get_output_embeddings()  # a tuple is no part of the module
-        own = target.config.get_text_config()
-        self._factor = getattr(own, "logit_scale", None) or 1 / (getattr(own, "logits_scaling", None) or 1)
-        self._cap = getattr(own, "final_logit_softcapping", None)
+        self._shared = (target.get_input_embeddings(),)  # a tuple is no part of the module
+        self._output = TargetOutput(target)
 
     def fuse(self, states: Tensor) -> Tensor:
         return states
@@ -165,9 +164,7 @@ class Eagle1Head(EagleHead):
         return out
 
     def logits(self, states: Tensor) -> Tensor:
-        """As the target's: some models scale what their output layer returns (Cohere, Granite), or cap it (Gemma 2)."""
-        out: Tensor = self._shared[1](states) * self._factor
-        return out if self._cap is None else torch.tanh(out / self._cap) * self._cap
+        return self._output(states)
 
 
 class Eagle3Layer(nn.Module):
