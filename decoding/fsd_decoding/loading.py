@@ -20,6 +20,7 @@ from fsd_decoding.model_options import USUAL, USUAL_LOADING, Loading, LoadingKey
 from fsd_decoding.models.checkpoint_files import CheckpointFiles
 from fsd_decoding.models.fingerprint import tokenizer_difference
 from fsd_decoding.models.known_digests import remember_checkpoint
+from fsd_decoding.models.rope_types import unknown_rope_type
 from fsd_decoding.quantization import check_runs, scheme_of
 from fsd_decoding.weight_bars import without_weight_bars
 
@@ -138,7 +139,8 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     requested = as_dtype(dtype)
     fetched = fetch_weights(os.fspath(source), options.revision)
     files = CheckpointFiles(fetched or Path(source))
-    keywords = _keywords(source, fetched, device, options)
+    config = _from_files(AutoConfig, "configuration", source, fetched, options.for_configuration())
+    keywords = _keywords(source, config, device, options)
     try:
         with without_weight_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -146,7 +148,8 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
             )
     except Exception as error:  # a damaged file raises whatever the libraries involved raise
         given = f"; model_kwargs gives it {', '.join(options.others)}" if options.others else ""
-        raise UsageError(_cannot_load("model", source, error) + given) from error
+        rope = unknown_rope_type(config.get_text_config().to_dict()) if isinstance(error, KeyError) else None
+        raise UsageError(_cannot_load("model", source, UsageError(rope) if rope else error) + given) from error
     model, info = loaded
     options.check_map(model)
     if "device_map" not in keywords:
@@ -157,9 +160,9 @@ def load_model(source: ModelSource, device: str, dtype: str | torch.dtype | None
     return model
 
 
-def _keywords(source: ModelSource, fetched: Path | None, device: str, options: ModelOptions) -> dict[str, Any]:
+def _keywords(source: ModelSource, config: Any, device: str, options: ModelOptions) -> dict[str, Any]:
     """The keywords that weights are loaded with; quantised ones are loaded onto their device and stay there."""
-    own = scheme_of(_from_files(AutoConfig, "configuration", source, fetched, options.for_configuration()))
+    own = scheme_of(config)
     if own is not None and options.scheme not in (None, own):
         raise UsageError(
             f"model {os.fspath(source)!r} is quantised already ({own}), so quantization {options.scheme!r:.60} cannot "

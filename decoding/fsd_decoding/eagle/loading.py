@@ -22,6 +22,7 @@ from fsd_decoding.eagle.checkpoint import LAYERS, Checkpoint
 from fsd_decoding.eagle.drafter import Rotation
 from fsd_decoding.eagle.head import Eagle1Head, Eagle3Head, EagleHead
 from fsd_decoding.errors import UsageError
+from fsd_decoding.models.rope_types import unknown_rope_type
 from fsd_decoding.models.runner import vocabulary_size
 
 _FIRST_LAYER = "layers.0."
@@ -165,6 +166,8 @@ def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
 
 def _llama(found: Checkpoint) -> LlamaConfig:
     others = ("architectures", "model_type", LAYERS)
+    if unknown := unknown_rope_type(found.values):
+        raise found.error(unknown)
     activation = found.values.get("hidden_act", "silu")
     if not isinstance(activation, str) or activation not in ACT2FN:
         raise found.error(f"hidden_act is {activation!r:.40} in its config.json; it must be one of transformers'")

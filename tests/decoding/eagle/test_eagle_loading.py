@@ -137,6 +137,7 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "Medusa": (replaced(medusa_head__0__weight=OFFSETS), "it holds 'medusa_head.0.weight', as Medusa does"),
     "a norm": (replaced(fc_norm__weight=OFFSETS), "it holds 'fc_norm.weight', as SpecForge with fc_norm does"),
 }
+ONE_OF = "in its config.json; it must be one of default, "
 ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
     "speculators": ({"speculators_model_type": "eagle3"}, "its layout is that of speculators, which is not supported"),
     "residual": ({"norm_before_residual": True}, "norm_before_residual is True in its config.json; only False is"),
@@ -151,7 +152,10 @@ ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
     "a list of engines": ({"eagle_config": [1]}, "eagle_config is [1] in its config.json; it must be an object"),
     "a size below 0": ({"intermediate_size": -4}, "its config.json is no Llama's: Trying to create tensor with"),
     "odd heads": ({"num_attention_heads": 5, "head_dim": None}, "its config.json is no Llama's: "),
-    "no such rotation": ({"rope_scaling": {"rope_type": "bend", "factor": 2.0}}, "its config.json is no Llama's: "),
+    "no such rotation": ({"rope_parameters": {"rope_type": "bend"}}, f"rope_parameters has rope_type 'bend' {ONE_OF}"),
+    "an older name": ({"rope_scaling": {"type": "bend", "factor": 2.0}}, f"rope_scaling has rope_type 'bend' {ONE_OF}"),
+    "no rotation": ({"rope_scaling": {"rope_type": None}}, f"rope_scaling has rope_type None {ONE_OF}"),
+    "rotations": ({"rope_scaling": {"rope_type": ["yarn"]}}, f"rope_scaling has rope_type ['yarn'] {ONE_OF}"),
     "a heads' number": ({"num_attention_heads": "four"}, "its config.json is no Llama's:"),
 }  # fmt: skip
 
