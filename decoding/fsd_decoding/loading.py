@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.eagle.loading import Eagle
-from fsd_decoding.errors import UsageError
+from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.hub import cannot_load, fetch_small, fetch_weights
 from fsd_decoding.model_options import USUAL, USUAL_LOADING, Loading, LoadingKeywords, ModelKwargs, ModelOptions
 from fsd_decoding.models.checkpoint_files import CheckpointFiles
@@ -248,5 +248,4 @@ def _resolved(source: ModelSource) -> str:
 def _cannot_load(what: str, source: ModelSource, error: Exception) -> str:
     if not Path(source).exists():
         return cannot_load(what, os.fspath(source), error)
-    reason = str(error).strip().split("\n")[0].rstrip(". ")
-    return f"{what} at {os.fspath(source)!r} cannot be loaded: {reason}"
+    return f"{what} at {os.fspath(source)!r} cannot be loaded: {in_one_line(error)}"

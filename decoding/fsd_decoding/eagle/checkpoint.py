@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fsd_decoding.eagle.head import Eagle3Head
-from fsd_decoding.errors import UsageError
+from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.hub import SMALL_FILES, fetch_files
 from fsd_decoding.regular_file import check_regular, read_regular
 from fsd_decoding.strict_json import parse
@@ -28,7 +27,7 @@ _CONFIG, _SAFE, _PICKLED = "config.json", "model.safetensors", "pytorch_model.bi
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the files of a head hold.
+    """The content of a head's files.
 
     Args:
         name: the folder or hub id, for messages.
@@ -45,6 +44,10 @@ class Checkpoint:
     @classmethod
     def read(cls, source: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
         """Reads a folder or hub id.
+
+        Args:
+            source: the folder or hub id.
+            revision: branch, tag or commit on the hub; None: the main branch.
 
         Raises:
             UsageError: a file is missing or damaged.
@@ -87,10 +90,10 @@ def _values(folder: Path, name: str) -> dict[str, Any]:
         values = parse(read_regular(folder / _CONFIG).decode())
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"EAGLE head {name!r}: {_CONFIG} cannot be read: {error}; give the folder of a head"
+            f"EAGLE head {name!r}: {_CONFIG} cannot be read: {in_one_line(error)}; give the folder of a head"
         ) from error
     if not isinstance(values, dict):
-        raise UsageError(f"EAGLE head {name!r}: {_CONFIG} is no object; give the folder of a head")
+        raise UsageError(f"EAGLE head {name!r}: {_CONFIG} is not a JSON object; give the folder of a head")
     return values
 
 
@@ -103,9 +106,15 @@ def _weights(folder: Path, name: str) -> dict[str, Tensor]:
             return dict(load(read_regular(file)))
         check_regular(file)
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(". ") or type(error).__name__
-        raise UsageError(f"EAGLE head {name!r}: {file.name} cannot be read: {reason}; fetch it anew") from error
+    except pickle.UnpicklingError:
+        loaded = None  # PyTorch's message is advice to run the code that the file holds
+    except Exception as error:  # what readers raise of damaged files is of all kinds
+        raise UsageError(
+            f"EAGLE head {name!r}: {file.name} cannot be read: {in_one_line(error)}; fetch it anew"
+        ) from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise UsageError(f"EAGLE head {name!r}: {file.name} holds something else than tensors by name; fetch it anew")
+        raise UsageError(
+            f"EAGLE head {name!r}: {file.name} must hold tensors by name and nothing else, and does not; fetch it "
+            f"anew, or save its tensors as {_SAFE}"
+        )
     return loaded

@@ -21,7 +21,7 @@ from transformers.activations import ACT2FN
 from fsd_decoding.eagle.checkpoint import LAYERS, Checkpoint
 from fsd_decoding.eagle.drafter import Rotation
 from fsd_decoding.eagle.head import Eagle1Head, Eagle3Head, EagleHead
-from fsd_decoding.errors import UsageError
+from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.models.rope_types import unknown_rope_type
 from fsd_decoding.models.runner import vocabulary_size
 
@@ -33,6 +33,7 @@ _FOREIGN = {  # whose layout it is, by the beginning of a key that only it has
     "layers.1.": "a head of several layers",
     "fc_norm": "SpecForge with fc_norm",
 }
+_ANOTHER = "give the head that was trained for this target"
 _OTHER_WAYS = {  # entries of config.json that change what a head computes, and the only value that is supported
     "norm_output": True,
     "norm_before_fc": False,
@@ -62,6 +63,9 @@ class Eagle:
     def load(self, target: Any) -> EagleHead:
         """Loads the head for a loaded target, in the target's dtype and on its device.
 
+        Args:
+            target: a loaded causal LM.
+
         Raises:
             UsageError: there is no head, it has another layout, or it does not fit the target.
         """
@@ -77,7 +81,7 @@ class Eagle:
 
 
 def _refuse_foreign(found: Checkpoint) -> None:
-    """UsageError: a layout that is known and not supported."""
+    """Refuses, by a UsageError, layouts that are known and not supported."""
     for part, whose in _FOREIGN.items():
         if key := next((key for key in found.weights if key.startswith(part)), None):
             raise found.error(f"it holds {key!r}, as {whose} does, which is not supported; give one in EAGLE's layout")
@@ -85,16 +89,19 @@ def _refuse_foreign(found: Checkpoint) -> None:
         raise found.error("its layout is that of speculators, which is not supported; give one in EAGLE's layout")
     for entry, supported in _OTHER_WAYS.items():
         if found.values.get(entry, supported) != supported:
-            raise found.error(f"{entry} is {found.values[entry]!r} in its config.json; only {supported} is supported")
+            raise found.error(
+                f"{entry} is {found.values[entry]!r:.40} in its config.json, and only {supported} is supported; give "
+                "another head"
+            )
 
 
 def _check_hidden(found: Checkpoint, target: Any) -> None:
+    """Refuses, by a UsageError, a head for hidden states of another size than the target's."""
     wanted, own = target.config.get_text_config().hidden_size, found.values.get("hidden_size")
     for entry in (own, found.values.get("target_hidden_size", own)):
         if entry != wanted:
             raise found.error(
-                f"it is for hidden states of {entry} components, and the target's have {wanted}; give the head "
-                "that was trained for this target"
+                f"it is for hidden states of {entry!r:.40} components, and the target's have {wanted}; {_ANOTHER}"
             )
 
 
@@ -126,15 +133,17 @@ def _eagle3(found: Checkpoint, target: Any) -> EagleHead:
 
 
 def _known(found: Checkpoint, weights: dict[str, Tensor], drafted: int, vocabulary: int) -> Tensor:
-    """The target's ids of the head's tokens, from `d2t`, which holds their distances; `t2d` must say the same."""
+    """The target's ids of the head's tokens: numbers in the head, plus the distances in `d2t`; `t2d` must agree."""
     offsets, flags = weights.pop("d2t", None), weights.pop("t2d", None)
     if offsets is None and drafted != vocabulary:
-        raise found.error(f"it drafts {drafted} tokens and has no 'd2t', and the target has {vocabulary}")
+        raise found.error(
+            f"it drafts {drafted} tokens of the target's {vocabulary}, and has no 'd2t' that says which; {_ANOTHER}"
+        )
     if offsets is not None and offsets.shape != (drafted,):
         raise found.error(f"'d2t' is of {tuple(offsets.shape)}, and 'lm_head.weight' has {drafted} rows; fetch it anew")
     known = torch.arange(drafted) + (0 if offsets is None else offsets.to(torch.int64))
     if outside := known[(known < 0) | (known >= vocabulary)].tolist():
-        raise found.error(f"'d2t' names token {outside[0]}, and the target's end at {vocabulary - 1}")
+        raise found.error(f"'d2t' names token {outside[0]}, and the target's last is {vocabulary - 1}; {_ANOTHER}")
     if known.unique().numel() != drafted:
         raise found.error("'d2t' names a token twice; fetch it anew")
     if flags is not None and not torch.equal(flags.nonzero().flatten(), known.sort().values):
@@ -153,41 +162,50 @@ def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
         return tuple(said)
     engines = found.values.get("eagle_config") or {}
     if not isinstance(engines, dict):
-        raise found.error(f"eagle_config is {engines!r:.40} in its config.json; it must be an object")
+        raise found.error(f"eagle_config is {engines!r:.40} in its config.json; it must be an object, or be left out")
     if ambiguous := engines.get("eagle_aux_hidden_state_layer_ids"):
         raise found.error(
-            f"its config.json names layers {ambiguous}, and engines differ in whether that is what goes into a layer "
-            f'or comes out; add "{LAYERS}", indices into transformers\' hidden_states'
+            f"its config.json names layers {ambiguous!r:.60}, and engines differ in whether that is what goes into a "
+            f'layer or comes out; add "{LAYERS}", indices into transformers\' hidden_states'
         )
     if count < 6:
-        raise found.error(f'the target has {count} layers, too few for 2, L/2 and L - 3; add "{LAYERS}" to config.json')
+        raise found.error(
+            f"the target has {count} layers, and a head that does not name others reads what goes into layers 2, L/2 "
+            f'and L - 3, which takes 6; add "{LAYERS}" to its config.json'
+        )
     return 2, count // 2, count - 3
 
 
 def _llama(found: Checkpoint) -> LlamaConfig:
+    """The sizes of the head's layer and its rotary encoding, from config.json."""
     others = ("architectures", "model_type", LAYERS)
     if unknown := unknown_rope_type(found.values):
         raise found.error(unknown)
     activation = found.values.get("hidden_act", "silu")
     if not isinstance(activation, str) or activation not in ACT2FN:
-        raise found.error(f"hidden_act is {activation!r:.40} in its config.json; it must be one of transformers'")
+        raise found.error(
+            f"hidden_act is {activation!r:.40} in its config.json; it must be one of transformers' activations, such "
+            "as 'silu'"
+        )
     return LlamaConfig(**{key: value for key, value in found.values.items() if key not in others})
 
 
 @contextmanager
 def _told(found: Checkpoint) -> Iterator[None]:
-    """Inside, what is made of config.json; a UsageError says what is wrong with it."""
+    """A context that makes something of config.json, whose errors become a UsageError about the head."""
     try:
         yield
     except UsageError:
         raise
     except Exception as error:  # what transformers and PyTorch raise of wrong values is of all kinds
-        reason = " ".join(str(error).split()).rstrip(". ")
-        raise found.error(f"its config.json is no Llama's: {reason:.200} ({type(error).__name__})") from error
+        raise found.error(
+            f"no Llama layer can be made of its config.json: {in_one_line(error)} ({type(error).__name__}); correct "
+            "it, or give another head"
+        ) from error
 
 
 def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor]) -> None:
-    """Copies weights into a head. UsageError: a key is missing or left over, or has another shape."""
+    """Copies weights into a head; refuses, by a UsageError, a key that is missing, left over, or of another shape."""
     wanted = head.state_dict()
     for key in sorted(wanted.keys() | weights.keys()):
         if key not in weights:
@@ -197,6 +215,6 @@ def _fill(found: Checkpoint, head: EagleHead, weights: Mapping[str, Tensor]) -> 
         if wanted[key].shape != weights[key].shape:
             raise found.error(
                 f"{key!r} is of {tuple(weights[key].shape)}, and {tuple(wanted[key].shape)} follows from its "
-                "config.json and the target; give the head that was trained for this target"
+                f"config.json and the target; {_ANOTHER}"
             )
     head.load_state_dict(dict(weights))

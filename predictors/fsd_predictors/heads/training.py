@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.eagle.checkpoint import files_of
 from fsd_decoding.eagle.head import Eagle3Head
-from fsd_decoding.errors import UsageError
+from fsd_decoding.errors import UsageError, in_one_line
 from fsd_decoding.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from fsd_decoding.models.runner import vocabulary_size
 from fsd_predictors.heads.card import card, drafts
@@ -119,8 +119,9 @@ def _new_head(target: Any, recipe: HeadRecipe) -> Eagle3Head:
     try:
         config = _config(own, size)
     except Exception as error:  # what transformers' own checks raise differs by version
-        reason = " ".join(str(error).split()).rstrip(". ")
-        raise UsageError(f"the target's sizes are not those of a head: {reason}; give another --target") from error
+        raise UsageError(
+            f"the target's sizes are not those of a head: {in_one_line(error)}; give another --target"
+        ) from error
     return Eagle3Head(config, recipe.layers_of(target), recipe.vocabulary or size, embeddings, size)
 
 

@@ -126,21 +126,22 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "no fusion": (without("fc.weight"), "'fc.weight' is missing; fetch it anew"),
     "a bias": (replaced(fc__bias=torch.zeros(32)), "it holds 'fc.bias', which EAGLE's layout does not have"),
     "an odd shape": (replaced(fc__weight=torch.zeros(32, 64)), "'fc.weight' is of (32, 64), and (32, 96) follows"),
-    "ids outside": (replaced(d2t=OFFSETS + 21), "'d2t' names token 40, and the target's end at 39"),
-    "ids below": (replaced(d2t=OFFSETS - 1), "'d2t' names token -1, and the target's end at 39"),
+    "ids outside": (replaced(d2t=OFFSETS + 21), "'d2t' names token 40, and the target's last is 39; give"),
+    "ids below": (replaced(d2t=OFFSETS - 1), "'d2t' names token -1, and the target's last is 39; give"),
     "ids twice": (replaced(d2t=OFFSETS.index_fill(0, torch.tensor([3]), 1)), "'d2t' names a token twice"),
     "other flags": (replaced(d2t=OFFSETS), "'d2t' and 't2d' name different tokens"),
     "too few ids": (replaced(d2t=OFFSETS[:7]), "'d2t' is of (7,), and 'lm_head.weight' has 20 rows"),
     "an output of no size": (replaced(lm_head__weight=torch.tensor(1.0)), "'lm_head.weight' is of (), and must have"),
-    "no ids": (without("d2t"), "it drafts 20 tokens and has no 'd2t', and the target has 40"),
+    "no ids": (without("d2t"), "it drafts 20 tokens of the target's 40, and has no 'd2t'"),
     "speculators": (replaced(verifier_norm__weight=OFFSETS), "it holds 'verifier_norm.weight', as speculators does"),
     "Medusa": (replaced(medusa_head__0__weight=OFFSETS), "it holds 'medusa_head.0.weight', as Medusa does"),
     "a norm": (replaced(fc_norm__weight=OFFSETS), "it holds 'fc_norm.weight', as SpecForge with fc_norm does"),
 }
+NO_LAYER = "no Llama layer can be made of its config.json:"
 ONE_OF = "in its config.json; it must be one of default, "
 ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
     "speculators": ({"speculators_model_type": "eagle3"}, "its layout is that of speculators, which is not supported"),
-    "residual": ({"norm_before_residual": True}, "norm_before_residual is True in its config.json; only False is"),
+    "residual": ({"norm_before_residual": True}, "norm_before_residual is True in its config.json, and only"),
     "another size": ({"hidden_size": 64}, "it is for hidden states of 64 components, and the target's have 32"),
     "another target": ({"target_hidden_size": 48}, "it is for hidden states of 48 components, and the target's have"),
     "layers beyond": ({LAYERS_ENTRY: [1, 2, 8]}, f"{LAYERS_ENTRY} is [1, 2, 8] in its config.json; it must list"),
@@ -150,13 +151,14 @@ ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
     "no activation": ({"hidden_act": "none"}, "hidden_act is 'none' in its config.json; it must be"),
     "activations": ({"hidden_act": ["silu"]}, "hidden_act is ['silu'] in its config.json; it must be"),
     "a list of engines": ({"eagle_config": [1]}, "eagle_config is [1] in its config.json; it must be an object"),
-    "a size below 0": ({"intermediate_size": -4}, "its config.json is no Llama's: Trying to create tensor with"),
-    "odd heads": ({"num_attention_heads": 5, "head_dim": None}, "its config.json is no Llama's: "),
+    "a size below 0": ({"intermediate_size": -4}, f"{NO_LAYER} Trying to create tensor with"),
+    "odd heads": ({"num_attention_heads": 5, "head_dim": None}, NO_LAYER),
     "no such rotation": ({"rope_parameters": {"rope_type": "bend"}}, f"rope_parameters has rope_type 'bend' {ONE_OF}"),
     "an older name": ({"rope_scaling": {"type": "bend", "factor": 2.0}}, f"rope_scaling has rope_type 'bend' {ONE_OF}"),
     "no rotation": ({"rope_scaling": {"rope_type": None}}, f"rope_scaling has rope_type None {ONE_OF}"),
     "rotations": ({"rope_scaling": {"rope_type": ["yarn"]}}, f"rope_scaling has rope_type ['yarn'] {ONE_OF}"),
-    "a heads' number": ({"num_attention_heads": "four"}, "its config.json is no Llama's:"),
+    "no factor": ({"rope_scaling": {"rope_type": "linear"}}, f"{NO_LAYER} \"Missing required keys in"),
+    "a heads' number": ({"num_attention_heads": "four"}, f"{NO_LAYER} Validation error for field 'num_attention_h"),
 }  # fmt: skip
 
 
@@ -176,6 +178,14 @@ def test_configurations_that_do_not_fit_are_refused(name: str, target: Any, tmp_
     assert usage_error(lambda: Eagle(folder).load(target)).startswith(f"EAGLE head {str(folder)!r}: {message}")
 
 
+def test_errors_of_several_lines_are_told_whole_in_one(target: Any, tmp_path: Path) -> None:
+    """transformers names the field in the first line, and what is wrong with it in the next."""
+    folder = written(tmp_path / "head", eagle3_files(eagle3(target), target), num_attention_heads="four")
+    message = usage_error(lambda: Eagle(folder).load(target))
+    assert "'num_attention_heads': TypeError: Field 'num_attention_heads' expected int, got str" in message
+    assert message.endswith("; correct it, or give another head")
+
+
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("key", ["layers.0.input_layernorm.weight", "layers.1.mlp.up_proj.weight"])
 def test_layers_of_other_kinds_are_refused(kind: str, key: str, target: Any, tmp_path: Path) -> None:
@@ -187,7 +197,7 @@ def test_layers_of_other_kinds_are_refused(kind: str, key: str, target: Any, tmp
 def test_a_target_with_too_few_layers_is_refused(target: Any, tmp_path: Path) -> None:
     folder = written(tmp_path / "head", eagle3_files(eagle3(target), target))
     message = usage_error(lambda: Eagle(folder).load(llama(seed=0, layers=4)))
-    assert "the target has 4 layers, too few for 2, L/2 and L - 3" in message
+    assert "the target has 4 layers, and a head that does not name others reads" in message
 
 
 def pickled(value: Any) -> Callable[[Path], object]:
@@ -205,6 +215,12 @@ def as_folder(folder: Path) -> None:
     (folder / "model.safetensors").mkdir()
 
 
+def as_damaged_pickle(folder: Path) -> None:
+    """A pickle that appends to nothing."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02a")
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no config": lambda folder: os.unlink(folder / "config.json"),
     "config of a list": lambda folder: (folder / "config.json").write_text("[1]"),
@@ -213,6 +229,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no weights": lambda folder: os.unlink(folder / "model.safetensors"),
     "weights cut short": lambda folder: (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}"),
     "a folder": as_folder,
+    "a damaged pickle": as_damaged_pickle,
     "a pickle of code": pickled(os.getcwd),
     "a pickle of a list": pickled([1]),
 }
