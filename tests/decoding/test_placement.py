@@ -10,6 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.trees.shape import TreeShape
+from support.models.tiny_heads import HEADS
 from support.models.tiny_models import llama, word_tokenizer
 from support.models.tiny_pair import ragged_prompts, related
 
@@ -53,6 +55,39 @@ def test_a_split_target_decodes_like_the_whole(checkpoint: Path, tmp_path: Path)
     for device_map in ("auto", places):
         pieces = AutoModelForCausalLM.from_pretrained(checkpoint, device_map=device_map, offload_folder=tmp_path)
         assert texts(pieces, draft, threshold=0.2) == texts(whole, draft, threshold=0.2)
+
+
+PIECES = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", *(f"model.layers.{i}" for i in range(8))]
+
+
+def drafted(target: Any, kind: str) -> list[tuple[list[int], int]]:
+    """Texts and rounds with a head, which has the same weights for each target."""
+    torch.manual_seed(0)
+    decoder = SpeculativeDecoder(target, HEADS[kind](target), word_tokenizer(), tree=TreeShape(2, 6))
+    return [(r.tokens, r.rounds) for r in decoder.generate(PROMPTS, NEW, threshold=0.2)]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_drafts_from_a_split_target_as_from_the_whole(kind: str, tmp_path: Path) -> None:
+    """Whose output layer, which the head of EAGLE-1 shares, is read from disk for each call."""
+    pytest.importorskip("accelerate", reason="device_map needs accelerate")
+    whole = llama(seed=1, layers=8)
+    whole.save_pretrained(tmp_path / "target")
+    places = dict.fromkeys(PIECES, "cpu") | dict.fromkeys(["model.layers.1", "model.layers.7", "lm_head"], "disk")
+    pieces = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "target", device_map=places, offload_folder=tmp_path / "disk"
+    )
+    assert drafted(pieces, kind) == drafted(whole, kind)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device beside the CPU")
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_drafts_from_a_target_on_two_devices_as_on_one(kind: str) -> None:
+    """The head is where the embeddings are; the states that it reads, and the output layer, are on the other one."""
+    accelerate = pytest.importorskip("accelerate", reason="models on several devices need accelerate")
+    places = dict.fromkeys(PIECES, "cuda:0") | dict.fromkeys(["model.embed_tokens", "model.layers.0"], "cpu")
+    pieces = accelerate.dispatch_model(llama(seed=1, layers=8), places, main_device="cpu")
+    assert drafted(pieces, kind) == drafted(llama(seed=1, layers=8), kind)
 
 
 def test_a_quantised_target_decodes_losslessly(checkpoint: Path) -> None:

@@ -57,7 +57,7 @@ class EagleDrafter:
         for start in range(0, until - 1, PREFILL_CHUNK):
             slots = torch.arange(start, min(start + PREFILL_CHUNK, until - 1), device=tokens.device)
             slots = slots.expand(len(rows), -1)
-            features = self._head.fuse(self._target.cache.states(rows, slots))
+            features = self._features_of_text(rows, slots)
             self._run(tokens.gather(1, slots + 1), features, slots, slots, int(slots.shape[1]) + start, rows=rows)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class EagleDrafter:
             slots = lengths[:, None] - 1 - torch.arange(self._fed_again, 0, -1, device=lengths.device)
             slots = slots.clamp_min(0)
             fed = tokens.gather(1, torch.minimum(slots + 1, lengths[:, None] - 1))
-            features = self._head.fuse(self._target.cache.states(None, slots))
+            features = self._features_of_text(None, slots)
         else:
             slots = _beyond(lengths)[:, None] - 1 + step
             fed, features = tokens.gather(1, lengths[:, None] - 1 + step), self._last[: len(tokens)]
@@ -90,6 +90,10 @@ class EagleDrafter:
     def commit(self, lengths: Tensor, places: Tensor) -> None:
         """Does nothing, as the next round feeds what is text again."""
 
+    def _features_of_text(self, rows: Tensor | None, slots: Tensor) -> Tensor:
+        """Returns features (B, Q, H), where the head is, from the states that the target keeps where its layers are."""
+        return self._head.fuse(self._target.cache.states(rows, slots).to(self._slots.device))
+
     def _run(
         self,
         tokens: Tensor,
@@ -109,7 +113,7 @@ class EagleDrafter:
         return states
 
     def _logits(self, states: Tensor) -> Tensor:
-        logits = self._head.logits(states)[..., : self._vocabulary]
+        logits = self._head.logits(states)[..., : self._vocabulary].to(states.device)  # its output may be the target's
         return logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -158,7 +158,8 @@ class Eagle1Head(EagleHead):
     def forward(
         self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys
     ) -> Tensor:
-        hidden = self.fc(torch.cat([self._shared[0](tokens), features], -1))
+        embedded = self._shared[0](tokens).to(features.device)  # layers of a target may be on several
+        hidden = self.fc(torch.cat([embedded, features], -1))
         hidden = hidden + self.self_attn(hidden, rotation, mask, cache)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
@@ -223,7 +224,7 @@ class Eagle3Head(EagleHead):
         self, tokens: Tensor, features: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, cache: Keys
     ) -> Tensor:
         embed = self._shared[0] if self._shared[0] is not None else self.embed_tokens
-        embedded = embed(tokens).detach().to(features.dtype)  # training leaves embeddings as they are
+        embedded = embed(tokens).detach().to(features)  # training leaves embeddings as they are
         out: Tensor = self.midlayer(embedded, features, rotation, mask, cache)
         return out
 

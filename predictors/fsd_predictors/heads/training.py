@@ -142,8 +142,9 @@ def _choose_known(head: Eagle3Head, target: Any, texts: Sequence[Text]) -> None:
     """Has a head draft the most frequent tokens, beginning with the target's output layer."""
     known = _frequent(texts, len(head.known), head.vocabulary)
     head.known.copy_(known)
+    output = target.get_output_embeddings().weight  # layers of a target may be on several devices
     with torch.no_grad():
-        head.lm_head.weight.copy_(target.get_output_embeddings().weight[known.to(target.device)])
+        head.lm_head.weight.copy_(output[known.to(output.device)])
 
 
 def _frequent(texts: Sequence[Text], count: int, size: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ class Texts:
             mask = torch.ones_like(tokens)  # some models warn without one
             out = target(input_ids=tokens, attention_mask=mask, use_cache=False, output_hidden_states=True)
         states = torch.cat([out.hidden_states[layer].to(tokens.device) for layer in layers], -1)
-        return cls(tokens, begins, ends, states.float(), out.logits.float())
+        return cls(tokens, begins, ends, states.float(), out.logits.to(tokens.device).float())
 
 
 @dataclass(frozen=True)
