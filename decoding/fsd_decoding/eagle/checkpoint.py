@@ -31,7 +31,7 @@ class Checkpoint:
 
     Args:
         name: the folder or hub id, for messages.
-        values: of `config.json`.
+        values: the entries of `config.json`.
         weights: tensors by name, on the CPU.
         revision: commit on the hub; None: of a folder.
     """
@@ -58,7 +58,7 @@ class Checkpoint:
         return cls(name, _values(folder, name), _weights(folder, name), None if fetched is None else fetched.name)
 
     def error(self, what: str) -> UsageError:
-        """Returns an error about this head."""
+        """Returns a `UsageError` about this head: what is wrong with it, and the way out."""
         return UsageError(f"EAGLE head {self.name!r}: {what}")
 
 
@@ -79,7 +79,12 @@ def files_of(head: Eagle3Head) -> dict[str, bytes]:
 
 
 def save_head(head: Eagle3Head, folder: Path) -> None:
-    """Writes the files of a head; see `files_of`."""
+    """Writes the files of a head; see `files_of`.
+
+    Args:
+        head: the head.
+        folder: where to; it is made if it is not there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files_of(head).items():
         (folder / name).write_bytes(content)

@@ -29,7 +29,7 @@ class EagleDrafter:
 
     Args:
         head: the head.
-        rows, slots: of the caches.
+        rows, slots: number of rows of its cache, and of slots in each.
         vocabulary: width that logits are cut to.
     """
 
@@ -46,6 +46,7 @@ class EagleDrafter:
         self._last = self._features = weight.new_zeros((rows, 1, head.config.hidden_size))
 
     def read(self, target: ModelRunner, longest_round: int) -> None:
+        """See `ReadsTarget`."""
         self._target, self._fed_again = target, longest_round
 
     @property
@@ -104,7 +105,15 @@ class EagleDrafter:
         branches: Branches | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Returns the head's states (B, Q, H) of pairs of tokens and features."""
+        """Returns the head's own states (B, Q, H) of pairs of tokens and features, and keeps their keys and values.
+
+        Args:
+            tokens, positions, slots: (B, Q).
+            features: (B, Q, H).
+            reach: number of slots to attend to.
+            branches: where the pairs are nodes of trees; None: each sees all slots up to its own.
+            rows: (B,) rows of the cache; None: all.
+        """
         self._cache.aim(rows, slots, reach)
         seen = self._slots[:reach]
         visible = seen <= slots.unsqueeze(-1) if branches is None else branches.visible(seen)
@@ -123,7 +132,13 @@ def _beyond(lengths: Tensor) -> Tensor:
 
 
 class Rotation:
-    """The rotary encoding of a head for texts of up to `length` tokens, as its own configuration says."""
+    """The cosines and sines of a head's rotary encoding.
+
+    Args:
+        config: the head's, which says what kind of encoding it is.
+        length: the most tokens of a text.
+        like: a tensor of the device and dtype that they have.
+    """
 
     def __init__(self, config: LlamaConfig, length: int, like: Tensor) -> None:
         rotary = LlamaRotaryEmbedding(config).to(like.device)

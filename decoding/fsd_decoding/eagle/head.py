@@ -35,7 +35,7 @@ class Attention(nn.Module):
     """Grouped-query attention with rotary positions.
 
     Args:
-        config: sizes, and the rotary encoding.
+        config: sizes, and whether there are biases.
         width: size of the states that queries, keys and values are projected from.
     """
 
@@ -63,7 +63,11 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Llama's feed-forward network."""
+    """Llama's feed-forward network.
+
+    Args:
+        config: sizes, the activation, and whether there are biases.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -74,6 +78,7 @@ class GatedMLP(nn.Module):
         self._activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """(B, Q, H) -> (B, Q, H)."""
         projected: Tensor = self.down_proj(self._activation(self.gate_proj(hidden)) * self.up_proj(hidden))
         return projected
 
@@ -138,8 +143,8 @@ class Eagle1Head(EagleHead):
     The layer has no norm before attention, and nothing has one at the end. Embeddings and output are the target's.
 
     Args:
-        config: sizes.
-        target: a causal LM, whose embeddings and output layer are used.
+        config: sizes, and the rotary encoding.
+        target: a causal LM, whose embeddings and output are used.
         bias: whether the fusion has a bias.
     """
 
@@ -153,6 +158,7 @@ class Eagle1Head(EagleHead):
         self._output = TargetOutput(target)
 
     def fuse(self, states: Tensor) -> Tensor:
+        """Returns the states, of a single layer: they are the features."""
         return states
 
     def forward(
@@ -169,7 +175,11 @@ class Eagle1Head(EagleHead):
 
 
 class Eagle3Layer(nn.Module):
-    """The layer of an EAGLE-3 head: attention over the token's embedding beside the feature."""
+    """The layer of an EAGLE-3 head: attention over the token's embedding beside the feature.
+
+    Args:
+        config: sizes, and whether there are biases.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -193,11 +203,11 @@ class Eagle3Head(EagleHead):
     Its tokens are in the order of the target's ids, so one that knows all has the target's own.
 
     Args:
-        config: sizes; `vocab_size` is that of the embeddings.
+        config: sizes, and the rotary encoding; `vocab_size` is that of the embeddings.
         layers: which hidden states of the target are read.
         draft_vocabulary: number of tokens that the head can draft.
         embeddings: the target's, where the checkpoint has none of its own; None: it has.
-        vocabulary: size of the target's.
+        vocabulary: number of the target's tokens.
     """
 
     known: Tensor
