@@ -183,6 +183,16 @@ class Calibration:
         if any(self._trees):
             self._check_walked("tree is given", "trees")
 
+    def _check_sizes(self, vocabulary: int, context: int | None) -> None:
+        """UsageError: a tree is larger than the vocabulary or the models' context, which decoding would show late."""
+        for tree in filter(None, self._trees):
+            if tree.top_k > vocabulary:
+                raise UsageError(
+                    f"tree is {tree.text}, and there are {vocabulary} tokens to draft; give a smaller top_k"
+                )
+            if context is not None and tree.nodes >= context:
+                raise UsageError(f"tree is {tree.text}, and the models' context is {context} tokens; give fewer nodes")
+
     def _check_walked(self, given: str, what: str) -> None:
         """UsageError: something is given that needs traces along the target, which only chains of models have."""
         if self._predictor is not None:
@@ -246,7 +256,9 @@ class Calibration:
         for draft in drafts[1:]:
             shared_tokenizer(self.target, draft, tokenizer, loading)
         models = [(self.target, loading.target), *((draft, loading.draft) for draft in loaded)]
-        task = usable(self._task(tokenizer), tokenizer, context_of(models, config.dtype), config.reporter.note)
+        context = context_of(models, config.dtype)
+        self._check_sizes(len(tokenizer), context)
+        task = usable(self._task(tokenizer), tokenizer, context, config.reporter.note)
         parts, memory = self._checked(task, tokenizer)  # before the weights: any of it may be refused
         capacity = capacity_of((*parts.tuning, *parts.certification), memory, self.config.batch_size or MOST_AT_ONCE)
         config = replace(

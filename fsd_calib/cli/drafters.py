@@ -9,9 +9,10 @@ from typing import Any
 from fsd_calib.cli.choices import DRAFTERS
 from fsd_calib.cli.options import BUNDLED, given_or_default
 from fsd_decoding.errors import UsageError
+from fsd_decoding.trees.shape import CHAIN
 
 AUTO = "auto"
-AUTO_TREES = ("chain", "2,6", "3,16")
+AUTO_TREES = (CHAIN, "2,6", "3,16")
 """The shapes that `--drafter auto` chooses among where no others are given."""
 
 

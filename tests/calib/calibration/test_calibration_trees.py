@@ -131,7 +131,7 @@ def test_vllm_is_told_that_it_drafts_no_trees() -> None:
         ({"tree": {"top_k": 2, "nodes": 6}}, "tree is {'top_k': 2, 'nodes': 6}; write a shape as"),
         ({"tree": iter([SMALL])}, "tree is <list_iterator object"),
         ({"tree": ()}, "tree is (); write a shape as"),
-        ({"predictor": "auto"}, "tree is given, and a predictor ends chains early"),
+        ({"predictor": "auto"}, "tree is given, and a predictor ends chains of draft models early"),
         (
             {"threshold_policy": "schedule"},
             "tree is given, and how fast trees are with policy schedule is not forecast",
@@ -144,3 +144,18 @@ def test_what_trees_do_not_go_with_is_refused_before_anything_is_loaded(settings
     asked = {"tree": SMALL, **settings}
     message = usage_error(lambda: calibrate("arithmetic", target="nowhere", draft="nowhere", min_acc=0.9, **asked))
     assert named in message
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (TreeShape(41, 60), "tree is 41,60, and there are 40 tokens to draft; give a smaller top_k"),
+        (TreeShape(2, 4000), "tree is 2,4000, and the models' context is"),
+    ],
+    ids=str,
+)
+def test_trees_larger_than_the_models_are_refused_before_anything_is_decoded(
+    shape: TreeShape, message: str, tmp_path: Path
+) -> None:
+    assert usage_error(lambda: run(tmp_path, tree=shape)).startswith(message)
+    assert not (tmp_path / "cache").exists()
