@@ -426,7 +426,7 @@ class SpeculativeDecoder:
         elif threshold is None and rule.bounds_divergence:
             policy = self.threshold_policy
         if policy is not None:
-            policy.check(self._models(), self.tokenizer, rule.name, self.divergence)
+            policy.check((self.target, self.draft), self.tokenizer, rule.name, self.divergence)
         return policy
 
     def engine(self, settings: Settings, requests: list[Request], batch_size: int) -> Engine:

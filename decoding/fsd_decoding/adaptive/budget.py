@@ -144,11 +144,6 @@ class ProfileCheck(ModelsCheck):
                     f"the profile was calibrated with {name} {then!r}, but this decoder runs {now!r}; pass "
                     f"{name}={then!r} to it"
                 )
-        if len(models) != 2:
-            raise UsageError(
-                f"the profile was calibrated with the draft model {profile.draft.id!r}, but this decoder drafts "
-                "without a model; load that draft model"
-            )
         self.compare(models, tokenizer)
 
     def departures(self, settings: Sequence[DecodingSetting]) -> list[str]:

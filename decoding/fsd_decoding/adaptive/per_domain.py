@@ -58,7 +58,6 @@ class PerDomain(ThresholdPolicy):
         for tag, profile in self.profiles.items():
             for name, now in (("rule", rule), ("divergence", divergence)):
                 _check_equal(name, tag, getattr(profile, name), "this decoding", now)
-            self._check_drafts(tag, models)
             self._checks[tag].compare(models, tokenizer)
 
     def departures(self, settings: Sequence[Any]) -> list[str]:
@@ -89,13 +88,6 @@ class PerDomain(ThresholdPolicy):
             first, other = next(iter(self.profiles.items()))
             for name in _SHARED:
                 _check_equal(name, tag, getattr(profile, name), f"that of {first!r}", getattr(other, name))
-
-    def _check_drafts(self, tag: str, models: Sequence[Any]) -> None:
-        if len(models) < 2:
-            raise UsageError(
-                f"the profile of {tag!r} was calibrated with the draft model {self.profiles[tag].draft.id!r}, but this "
-                f"decoder drafts without a model; load that draft model, or set a number as the T of {tag!r}"
-            )
 
     def _threshold_of(self, request: Request) -> float:
         if request.index >= len(self.tags):

@@ -19,6 +19,7 @@ from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.drafters.ngram import NGram
 from fsd_decoding.errors import UsageError
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.drafts import info_of
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import TreeShape
@@ -261,11 +262,22 @@ def test_a_decoder_that_does_not_match_the_profile_is_refused(pair: SpeculativeD
     others = [
         (SpeculativeDecoder(pair.draft, pair.draft, pair.tokenizer), "load that model"),
         (SpeculativeDecoder(pair.target, pair.draft, pair.tokenizer, divergence="tv"), "with divergence 'js'"),
-        (SpeculativeDecoder(pair.target, NGram(), pair.tokenizer), "drafts without a model"),
+        (SpeculativeDecoder(pair.target, NGram(), pair.tokenizer), r"draft model .*, but this draft is NGram\(\)"),
     ]
     for other, word in others:
         with pytest.raises(UsageError, match=word):
             other.generate(prompts, 8, threshold=budget)
+
+
+def test_a_profile_of_a_draft_that_is_no_model_is_followed_with_that_draft(pair: SpeculativeDecoder) -> None:
+    of_ngrams = divergences_of_pair(pair).model_copy(update={"draft": info_of(NGram(2), pair.target)}).sealed()
+    drafting = SpeculativeDecoder(pair.target, NGram(2), pair.tokenizer)
+    for budget in (SpeedBudget(1.0, of_ngrams), DivergenceBudget(profile=of_ngrams)):
+        assert drafting.generate(ragged_prompts(1), 8, threshold=budget)[0].drafted > 0
+        with pytest.raises(
+            UsageError, match=r"calibrated with the n-gram draft .*, but this draft is LlamaForCausalLM"
+        ):
+            pair.generate(ragged_prompts(1), 8, threshold=budget)
 
 
 @pytest.mark.parametrize("changes", [{"logits": "processed"}, {"within_support": True}])
