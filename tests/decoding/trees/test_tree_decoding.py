@@ -19,6 +19,7 @@ from support.models.tiny_pair import disturb, ragged_prompts, related, tiny_deco
 from support.plain_trees import PlainTrees
 
 NEW = 24
+_NOISE = 1e-9  # of D in float64, and far below the distance of any two
 TEMPERATURES = [0.0, 0.9]
 ONE, CHAIN, WIDE, DEEP, LARGE = (
     TreeShape(1, 1), TreeShape(1, 9), TreeShape(6, 7), TreeShape(2, 6), TreeShape(4, 30)
@@ -168,15 +169,18 @@ def test_results_do_not_depend_on_the_batch(decoder: SpeculativeDecoder, rule: s
 
 @pytest.mark.parametrize("rule", ["fsd", "fsd-coupled", "fsd-sd"])
 def test_every_threshold_in_the_interval_gives_the_same_text(decoder: SpeculativeDecoder, rule: str) -> None:
-    """And one outside gives another, but for `fsd`, where the drafted token may be the target's own."""
+    """And one outside gives another, but for `fsd`, where the drafted token may be the target's own.
+
+    A bound is the D of a token, whose last bits depend on the batch on some CPUs: thresholds are a little off it.
+    """
     prompts = ragged_prompts(12)
     for result, prompt, number in zip(
         over(decoder, LARGE, rule, 0.08).generate(prompts, NEW, 0.9, draft_length=3), prompts, range(12), strict=True
     ):
         low, high = result.interval
         assert low <= 0.08 < high
-        inside = [max(low, -1.0), math.nextafter(min(high, 2.0), -math.inf)]
-        outside = [math.nextafter(low, -math.inf)] * (low > -math.inf) + [high] * (high < math.inf)
+        inside = [max(low, -1.0) + _NOISE, min(high, 2.0) - _NOISE]
+        outside = [low - _NOISE] * (low > -math.inf) + [high + _NOISE] * (high < math.inf)
         for threshold in inside + outside * (rule != "fsd"):
             (again,) = over(decoder, LARGE, rule, threshold).generate([prompt], NEW, 0.9, draft_length=3, ids=[number])
             same = (again.tokens, again.rounds) == (result.tokens, result.rounds)
