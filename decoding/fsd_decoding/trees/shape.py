@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from fsd_decoding.argument_checks import check_count
 from fsd_decoding.errors import UsageError
@@ -24,7 +24,14 @@ class TreeShape:
     highest scores get `top_k` children each, and of all of these the `nodes` with the highest scores are drafted.
     """
 
-    top_k: Annotated[int, Field(ge=1, le=_MOST)]  # for the JSON schema of profiles, of which shapes are a part
+    # A shape is a part of profiles: these and the bounds are for their files and their JSON schema.
+    __pydantic_config__ = ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        json_schema_extra={"description": "A shape of trees, whose depth is the draft length."},
+    )
+
+    top_k: Annotated[int, Field(ge=1, le=_MOST)]
     """Children of a node, and nodes of a level that get children."""
     nodes: Annotated[int, Field(ge=1, le=_MOST)]
     """The most tokens that are drafted in a round, all of which the target reads in one forward pass."""

@@ -65,7 +65,7 @@ def test_keywords_go_before_the_objects_fields() -> None:
         ({"threshold_policy": "slow"}, "threshold_policy is 'slow'; it must be one of"),
         ({"sampling": Sampling(0.6, min_p=0.3)}, "a calibration takes temperature, top_k and top_p"),
         ({"repetition_penalty": 1.2}, "a calibration takes temperature, top_k and top_p"),
-        ({"tree": "2,6"}, "tree is '2,6'; it must be a TreeShape, None for chains, or a tuple of these"),
+        ({"tree": "2,6"}, "tree is '2,6'; write a shape as TreeShape"),
         ({"on": "processed"}, "on='processed', within_support=False ask for more"),
         ({"predictor": "a", "stop_policy": "b"}, "predictor= and stop_policy= are both given"),
         ({"goal": 0.98}, "goal is 0.98; it must be a Goal, or give its fields as keywords"),
