@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.eagle.footprint import Footprint
 from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.graphs.callers import Eager
 from fsd_decoding.loading import as_dtype, is_source, load_config
@@ -67,7 +68,7 @@ class ModelSize:
         if isinstance(model, DraftSource):
             return cls(0, 0, 0, 0, _FP32, None)
         if isinstance(model, Eagle):
-            raise UnknownSizeError(f"the EAGLE head {model.name!r} is not loaded yet")
+            return cls._of_head(Footprint.of(model), dtype)
         if not is_source(model) and getattr(model, "config", None) is None:
             raise UnknownSizeError(f"{model!r:.40} is not a model")  # a decoder refuses it
         if getattr(model, "hf_device_map", None):
@@ -85,6 +86,13 @@ class ModelSize:
         activations = (_HIDDEN * text.hidden_size + _INNER * inner) * element
         sizes = activations, vocabulary_size(built), element, context_length(built)
         return cls(weights, _slot(built), *sizes, copies)
+
+    @classmethod
+    def _of_head(cls, head: Footprint, dtype: str | torch.dtype | None) -> ModelSize:
+        """Its logits are over the target's vocabulary. dtype: the target's; None: it is that of the head's files."""
+        element = head.bytes if dtype is None else as_dtype(dtype).itemsize
+        activations = (_HIDDEN * head.hidden + _INNER * head.inner) * element
+        return cls(head.weights * element, head.slot * element, activations, 0, element, None)
 
 
 def skeleton(config: Any, dtype: str | torch.dtype | None) -> Any:

@@ -16,6 +16,8 @@ from fsd_decoding import memory
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.divergence import chunk_elements
 from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.eagle.drafter import EagleDrafter
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.engine.kv_pool import Models, PooledCaches
 from fsd_decoding.errors import UsageError
 from fsd_decoding.graphs.callers import Eager
@@ -23,6 +25,7 @@ from fsd_decoding.loading import load_model
 from fsd_decoding.memory import ModelSize, UnknownSizeError, Work, available, need
 from fsd_decoding.models.lean_choice import packed_bytes
 from fsd_decoding.models.runner import vocabulary_size
+from support.models.tiny_heads import HEADS, LAYERS, eagle1_files, eagle3_files, written
 from support.models.tiny_models import FAMILIES, llama, random_model, word_tokenizer
 
 WORK = Work(longest=100, prompt=40, draft_length=5, greedy=True)
@@ -38,7 +41,8 @@ def allocated(models: Models, rows: int, slots: int) -> int:
         for prefilled in (caches.target, caches.drafter):
             prefilled.prefill(every, torch.zeros((rows, 2), dtype=torch.int64), 2)
     drafter: Any = caches.drafter
-    return caches.target.cache.nbytes + int(drafter._runner.cache.nbytes)
+    of_draft = drafter._cache if isinstance(drafter, EagleDrafter) else drafter._runner.cache
+    return caches.target.cache.nbytes + int(of_draft.nbytes)
 
 
 def test_weights_and_caches_of_the_bundled_pair_are_exact() -> None:
@@ -71,6 +75,17 @@ def test_a_slot_of_every_family_is_as_large_as_what_is_allocated(family: str) ->
 def test_a_draft_that_is_no_model_takes_nothing() -> None:
     alone = need(ModelSize.of(llama(seed=1), None), [ModelSize.of(NGram(), None)], WORK, 4, "cpu")
     assert alone.drafts == 0
+
+
+@pytest.mark.parametrize(("kind", "files"), [("EAGLE-1", eagle1_files), ("EAGLE-3", eagle3_files)])
+def test_a_slot_of_a_head_is_as_large_as_what_is_allocated(kind: str, files: Any, tmp_path: Path) -> None:
+    """Beside that of its target, whose states are kept for it."""
+    target = llama(seed=1, layers=8).double()
+    head = Eagle(written(tmp_path / "head", files(HEADS[kind](target), target), target_hidden_states=list(LAYERS)))
+    alone, size = ModelSize.of(target, None), ModelSize.of(head, torch.float64)
+    assert 64 * 3 * (alone.slot + size.slot) == allocated(Models(target, head.load(target), alone.logits), 3, 64)
+    half = ModelSize.of(head, "bfloat16")
+    assert (4 * half.weights, 4 * half.slot) == (size.weights, size.slot)
 
 
 def test_more_rows_and_sampling_take_more() -> None:

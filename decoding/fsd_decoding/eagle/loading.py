@@ -72,12 +72,17 @@ class Eagle:
         found = Checkpoint.read(self.source, self.revision)
         _refuse_foreign(found)
         _check_hidden(found, target)
-        head = (_eagle3 if any(key.startswith("midlayer.") for key in found.weights) else _eagle1)(found, target)
+        head = (_eagle3 if is_eagle3(found) else _eagle1)(found, target)
         head = head.to(target.device, target.dtype).eval()
-        with _told(found):
+        with told(found):
             Rotation(head.config, 1, next(head.parameters()))  # as its drafter will make
         head.name, head.revision = self.name, found.revision
         return head
+
+
+def is_eagle3(found: Checkpoint) -> bool:
+    """Whether a head is of EAGLE-3, by the name of its layer."""
+    return any(key.startswith("midlayer.") for key in found.weights)
 
 
 def _refuse_foreign(found: Checkpoint) -> None:
@@ -109,8 +114,8 @@ def _eagle1(found: Checkpoint, target: Any) -> EagleHead:
     """EAGLE-1 and EAGLE-2: `fc`, one layer, and perhaps a copy of the target's embeddings."""
     weights = {key.removeprefix(_FIRST_LAYER): value for key, value in found.weights.items()}
     weights.pop("embed_tokens.weight", None)
-    with _told(found):
-        head = Eagle1Head(_llama(found), target, bias="fc.bias" in weights)
+    with told(found):
+        head = Eagle1Head(llama_config(found), target, bias="fc.bias" in weights)
     _fill(found, head, weights)
     return head
 
@@ -126,8 +131,8 @@ def _eagle3(found: Checkpoint, target: Any) -> EagleHead:
     if output is not None:
         weights["lm_head.weight"] = output[order]
     embeddings = None if "embed_tokens.weight" in weights else target.get_input_embeddings()
-    with _told(found):
-        head = Eagle3Head(_llama(found), _layers(found, target), len(known), embeddings, vocabulary)
+    with told(found):
+        head = Eagle3Head(llama_config(found), _layers(found, target), len(known), embeddings, vocabulary)
     _fill(found, head, weights | {"known": known[order]})
     return head
 
@@ -176,7 +181,7 @@ def _layers(found: Checkpoint, target: Any) -> tuple[int, ...]:
     return 2, count // 2, count - 3
 
 
-def _llama(found: Checkpoint) -> LlamaConfig:
+def llama_config(found: Checkpoint) -> LlamaConfig:
     """The sizes of the head's layer and its rotary encoding, from config.json."""
     others = ("architectures", "model_type", LAYERS)
     if unknown := unknown_rope_type(found.values):
@@ -191,7 +196,7 @@ def _llama(found: Checkpoint) -> LlamaConfig:
 
 
 @contextmanager
-def _told(found: Checkpoint) -> Iterator[None]:
+def told(found: Checkpoint) -> Iterator[None]:
     """A context that makes something of config.json, whose errors become a UsageError about the head."""
     try:
         yield
