@@ -17,7 +17,10 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from fsd_calib.tasks.harness.chat import chat_renderer
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.drafts import draft_of
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import SETTINGS
 
 _AUTO = 32  # batch size
@@ -30,7 +33,8 @@ class FsdLM(LM):
     """Decodes the requests of generative tasks; a task's `generation_kwargs` say how tokens are drawn.
 
     Args:
-        target, draft: Hub ids or paths.
+        target, draft: Hub ids or paths; by default the profile's.
+        head: An EAGLE head in place of `draft`: hub id or path.
         profile: Path of a profile to follow.
         batch_size: Rows decoded at once; "auto" is 32.
         max_gen_toks: The most tokens of a text where the task gives no limit.
@@ -41,6 +45,7 @@ class FsdLM(LM):
         self,
         target: str | None = None,
         draft: str | None = None,
+        head: str | None = None,
         profile: str | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
@@ -49,13 +54,12 @@ class FsdLM(LM):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if target is None or draft is None:
-            raise UsageError("model fsd: it needs two models; give --model_args target=TARGET,draft=DRAFT")
+        models = _models(target, draft, head, profile)
         automatic = str(batch_size).startswith("auto")
         self.batch_size = (max_batch_size or _AUTO) if automatic else _count("batch_size", batch_size)
         self.max_gen_toks = _count("max_gen_toks", max_gen_toks)
         place = None if device == _USUAL and not torch.cuda.is_available() else device
-        self.decoder = SpeculativeDecoder.from_pretrained(target, draft, profile, device=place, **settings)
+        self.decoder = SpeculativeDecoder.from_pretrained(*models, profile, device=place, **settings)
         self.tokenizer = self.decoder.tokenizer
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -120,6 +124,22 @@ def _sampling(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str
     if not settings["do_sample"]:
         return {"temperature": 0.0}
     return {"temperature": 1.0, **{name: settings[name] for name in SETTINGS if settings.get(name) is not None}}
+
+
+def _models(target: str | None, draft: str | None, head: str | None, profile: str | None) -> tuple[str, Any]:
+    """Target and draft: those given, or the profile's. UsageError: one is missing, or a draft and a head are given."""
+    if draft is not None and head is not None:
+        raise UsageError("model fsd: draft and head are both given; one of them drafts, leave the other out")
+    given = draft if head is None else Eagle(head)
+    if target is not None and given is not None:
+        return target, given
+    if profile is None:
+        raise UsageError(
+            "model fsd: it needs a target and a draft; give --model_args target=TARGET,draft=DRAFT (or head=HEAD), or "
+            "profile=PROFILE"
+        )
+    followed = ThresholdProfile.load(profile, allow_edited=True)  # the decoder refuses it unless that is asked for
+    return target or followed.target.id, given or draft_of(followed.draft)
 
 
 def _count(name: str, value: object) -> int:

@@ -19,9 +19,11 @@ from lm_eval.tasks import TaskManager
 from fsd_calib.lm_eval_plugin.__main__ import main
 from fsd_calib.lm_eval_plugin.model import FsdLM
 from fsd_calib.tasks import load_task
-from fsd_data import pair_paths
+from fsd_data import head_path, pair_paths
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.models.fingerprint import tokenizer_fingerprint
+from fsd_decoding.profile.drafts import info_of, kind_of
 from fsd_decoding.profile.parts import ModelInfo
 from support.calibration.harness_tasks import write_task
 from support.calibration.profiles import profile
@@ -160,5 +162,20 @@ def test_the_command_line_of_lm_eval_knows_the_model(path: Path, tmp_path: Path,
 
 def test_the_command_line_says_what_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: FsdLM(target="x"))
-    with pytest.raises(SystemExit, match=r"^lm_eval: model fsd: it needs two models.*$"):
+    with pytest.raises(SystemExit, match=r"^lm_eval: model fsd: it needs a target and a draft.*$"):
         main()
+
+
+def test_a_head_drafts_in_place_of_a_model() -> None:
+    ours = FsdLM(target=PAIR["target"], head=str(head_path()), **LOSSY)
+    assert kind_of(ours.decoder.draft) == "eagle"
+    message = usage_error(lambda: FsdLM(**PAIR, head=str(head_path())))
+    assert message == "model fsd: draft and head are both given; one of them drafts, leave the other out"
+
+
+def test_a_profile_names_its_models(tmp_path: Path) -> None:
+    pair = SpeculativeDecoder.from_pretrained(PAIR["target"], Eagle(head_path()))
+    found = {"target": ModelInfo.of(pair.target), "draft": info_of(pair.draft, pair.target)}
+    followed = profile().model_copy(update=found | {"tokenizer": tokenizer_fingerprint(pair.tokenizer)}).sealed()
+    followed.save(tmp_path / "profile.json")
+    assert kind_of(FsdLM(profile=str(tmp_path / "profile.json")).decoder.draft) == "eagle"
