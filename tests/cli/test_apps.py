@@ -131,7 +131,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         ),
         (["--tree", "wide"], "--tree is 'wide'; give TOP_K,NODES, such as 2,6"),
         (["--tree", "0,6"], "top_k is 0"),
-        (["--tree", "2,6", "--predictor", "x"], "tree is given, and a predictor ends chains early"),
+        (["--tree", "2,6", "--predictor", "x"], "tree is given, and a predictor ends chains of draft models early"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--top-k", "0"], "top_k is 0"),
         (["--top-p", "1.5"], "top_p is 1.5"),

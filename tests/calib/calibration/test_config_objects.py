@@ -13,8 +13,6 @@ from fsd_calib.calibration.api import CalibrationKeywords
 from fsd_calib.calibration.goal import GoalKeywords
 from fsd_calib.calibration.run_config import RunKeywords
 from fsd_data import pair_paths
-from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from support.models import tiny_calibration
 from support.models.tiny_models import word_tokenizer
@@ -79,12 +77,6 @@ def test_keywords_go_before_the_objects_fields() -> None:
 def test_what_a_calibration_cannot_search_is_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         calibrate(tiny_calibration.task(60), *tiny_calibration.far_apart(), **({"min_acc": 0.5} | keywords))
-
-
-@pytest.mark.parametrize("draft", [NGram(), Eagle("head"), [pair_paths()[1], NGram()]])
-def test_drafts_that_are_no_models_are_refused(draft: Any) -> None:
-    with pytest.raises(UsageError, match="and a calibration searches over draft models"):
-        calibrate(tiny_calibration.task(60), tiny_calibration.far_apart()[0], draft, min_acc=0.5)
 
 
 def test_none_is_the_default_where_it_once_was() -> None:
