@@ -107,12 +107,16 @@ class EagleHead(nn.Module, ABC):
         """See `DraftSource`."""
         return EagleDrafter(self, rows, slots, vocabulary)
 
+    @property
+    def fingerprint(self) -> str:
+        """A digest of everything that q depends on beside the target and the dtype."""
+        facts = [type(self).__name__, self.target_layers, *(str(getattr(self.config, name)) for name in _COMPUTED_WITH)]
+        return hashlib.sha256((json.dumps(facts) + known_weights_digest(self)).encode()).hexdigest()
+
     def __repr__(self) -> str:
-        """Tells heads apart, in cache keys and traces: everything that q depends on beside the target."""
+        """Tells heads apart, in cache keys and traces."""
         dtype = str(next(self.parameters()).dtype).removeprefix("torch.")
-        facts = json.dumps([str(getattr(self.config, name)) for name in _COMPUTED_WITH])
-        fingerprint = hashlib.sha256((facts + known_weights_digest(self)).encode()).hexdigest()
-        return f"{type(self).__name__}({self.target_layers}, {dtype}, {fingerprint!r})"
+        return f"{type(self).__name__}({dtype}, {self.fingerprint!r})"
 
     @abstractmethod
     def fuse(self, states: Tensor) -> Tensor:

@@ -34,12 +34,14 @@ def info_of(draft: Any, target: Any, like: ModelInfo | None = None) -> ModelInfo
     kind = kind_of(draft)
     if kind == "model":
         return ModelInfo.of(draft, like)
-    dtype = next(draft.parameters()).dtype if kind == "eagle" else "float32"
-    return ModelInfo(
-        id=getattr(draft, "name", None) or repr(draft), revision=getattr(draft, "revision", None),
-        fingerprint=hashlib.sha256(repr(draft).encode()).hexdigest(), vocab_size=vocabulary_size(target),
-        dtype=str(dtype).removeprefix("torch."), kind=kind or "model",
-    )  # fmt: skip
+    name, vocabulary = repr(draft), vocabulary_size(target)
+    if kind == "eagle":
+        dtype = str(next(draft.parameters()).dtype).removeprefix("torch.")
+        return ModelInfo(id=draft.name or name, revision=draft.revision, fingerprint=draft.fingerprint,
+                         vocab_size=vocabulary, dtype=dtype, kind=kind)  # fmt: skip
+    fingerprint = hashlib.sha256(name.encode()).hexdigest()
+    return ModelInfo(id=name, revision=None, fingerprint=fingerprint, vocab_size=vocabulary, dtype="float32",
+                     kind=kind or "model")  # fmt: skip
 
 
 def draft_of(info: ModelInfo) -> Any:

@@ -126,6 +126,9 @@ def test_records_of_drafts_are_read_back(head: Path) -> None:
     found = info_of(Eagle(head).load(loaded), loaded)
     assert (found.kind, found.id, found.vocab_size) == ("eagle", str(head), 40)
     assert draft_of(ModelInfo.model_validate(found.model_dump())) == Eagle(str(head))
+    halved = info_of(Eagle(head).load(target().bfloat16()), loaded)
+    again = info_of(Eagle(head).load(target().bfloat16().float()), loaded)
+    assert (halved.fingerprint, halved.dtype) == (again.fingerprint, "bfloat16")  # so that a dtype is told as such
     for ngram in (NGram(), NGram(order=5)):
         assert draft_of(info_of(ngram, loaded)) == ngram
     model = ModelInfo(id="small", revision=None, fingerprint="f", vocab_size=3, dtype="float32")
