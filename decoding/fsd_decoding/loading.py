@@ -94,13 +94,26 @@ def check_loading(
     loading = Loading.of(model_kwargs, draft_model_kwargs)
     _check_given("target", target, model_kwargs, loading.target)
     for draft in drafts:
-        _check_given("draft", draft, draft_model_kwargs, loading.draft)
+        if isinstance(draft, DraftSource | Eagle):
+            _check_no_model(draft, loading)
+        else:
+            _check_given("draft", draft, draft_model_kwargs, loading.draft)
     if followed is not None:
         loading = loading.following(followed, target, drafts[0])
     for models, options in (([target], loading.target), (drafts, loading.draft)):
         if any(map(is_source, models)):
             options.check(device, default_device())
     return loading
+
+
+def _check_no_model(draft: Any, loading: Loading) -> None:
+    """UsageError: options are given for a draft that is no model. What is given for the target is not for it."""
+    own, revision = getattr(draft, "revision", None), loading.draft.revision
+    if different := [*["revision"] * (revision not in (None, own)), *loading.draft.differing(loading.target)]:
+        raise UsageError(
+            f"{', '.join(different)} of the draft {'is' if len(different) == 1 else 'are'} given, and the draft is "
+            f"{draft!r:.80}, which is not loaded as a model is; leave that out"
+        )
 
 
 def keywords_of(loading: Loading, target: Any, draft: Any) -> LoadingKeywords:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -92,6 +93,12 @@ class ModelOptions:
         """Returns these options, and `usual` where they say nothing."""
         given = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
         return replace(usual, **given, others={**usual.others, **self.others})
+
+    def differing(self, usual: ModelOptions) -> list[str]:
+        """Returns the names of what is given here and not equal in `usual`; a revision is one model's own."""
+        own = {"device_map": self.device_map, "quantization": self.quantization, "attn": self.attn, **self.others}
+        like = {name: getattr(usual, name) for name in _FIELDS} | dict(usual.others)
+        return [name for name, value in own.items() if value is not None and value != like.get(name)]
 
     def following(self, then: ModelInfo, model: Any) -> ModelOptions:
         """Returns these options, and where they say nothing what a profile recorded of the model.
@@ -211,7 +218,9 @@ class Loading:
 
     def following(self, profile: ThresholdProfile, target: Any, draft: Any) -> Loading:
         """Returns how the profile's models are loaded: as recorded, where nothing else is given."""
-        return Loading(self.target.following(profile.target, target), self.draft.following(profile.draft, draft))
+        both_models = profile.draft.kind == "model" and isinstance(draft, str | os.PathLike)
+        draft_options = self.draft.following(profile.draft, draft) if both_models else self.draft
+        return Loading(self.target.following(profile.target, target), draft_options)
 
 
 USUAL_LOADING = Loading()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 from fsd_calib.calibration.policy_families import Shaped
 from fsd_calib.calibration.predictor import EarlyStop
 from fsd_calib.calibration.session import Session
+from fsd_calib.calibration.walked_rounds import walked_rounds
 from fsd_calib.engines.base import DecodingRequest, KeyedPrompt
 from fsd_calib.engines.configuration import Configuration, Drafting
 from fsd_calib.engines.own.engine import OwnEngine
@@ -58,20 +59,21 @@ class TracedDrafts:
         """
         speeds: dict[Configuration, float] = {}
         longest = self.session.engine.longest_draft
+        lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
         for draft, seen in self.traces.items():
-            lengths = SD_LENGTHS if longest is None else range(1, min(longest, max(SD_LENGTHS)) + 1)
             frame = sweep(seen, ["sd"], draft_lengths=lengths, costs=self.costs[Drafting(draft)])
             for length, speed in zip(frame["draft_length"], frame["tokens_per_second"], strict=True):
                 speeds[self.session.configuration("sd", int(length), draft)] = float(speed)
         for drafting in self._untraced:
-            for length in self.space.lengths(drafting.tree):
+            for length in self.space.lengths(drafting.tree) if drafting.tree else lengths:
                 sd = self._lossless(drafting, length).under("sd")
                 speeds[sd] = forecast.tokens_per_second(sd)
         return tuple(sorted(speeds, key=lambda sd: -speeds[sd])[:count])
 
     @property
     def _untraced(self) -> list[Drafting]:
-        return [each for each in self.space.draftings if each.tree is not None or each.draft not in self.traces]
+        """Trees, and the chains of drafts that are no models, also where trees alone are searched: `sd` is compared."""
+        return [each for each in self.space.compared if each.tree is not None or each.draft not in self.traces]
 
     def _walked(self, drafting: Drafting) -> WalkedForecast:
         """The forecast from rounds of the first tuning problems, at some draft lengths."""
@@ -82,13 +84,13 @@ class TracedDrafts:
         # With sampling `sd` accepts otherwise, and its trees are of other tokens.
         rules = [LOSSLESS] if engine.decoding.sampling.greedy else [LOSSLESS, "sd"]
         lengths = self.space.lengths(drafting.tree)
-        lengths = _spread(lengths) if drafting.tree is None else lengths
+        lengths = _spread({*lengths, *SD_LENGTHS}) if drafting.tree is None else lengths
         walked: dict[str, dict[int, Walked]] = {rule: {} for rule in rules}
         with session.progress.step(f"drafting {drafting}", len(rules) * len(lengths)) as advance:
             for rule, length in product(rules, lengths):
                 lossless = self._lossless(drafting, length).under(rule)
                 request = DecodingRequest(lossless, engine.decoding.seed, prompts, session.batch_size)
-                walked[rule][length] = engine.walked(request, self.space.divergences)
+                walked[rule][length] = walked_rounds(engine, request, self.space.divergences, session.cache)
                 advance(1)
         return WalkedForecast(walked, self.space.divergences, self.costs[drafting])
 
@@ -96,7 +98,7 @@ class TracedDrafts:
         return replace(self.session.configuration(LOSSLESS, length, drafting.draft), tree=drafting.tree)
 
 
-def _spread(lengths: Sequence[int]) -> tuple[int, ...]:
+def _spread(lengths: Collection[int]) -> tuple[int, ...]:
     """The least and the greatest length of chains, and powers of two between.
 
     Tokens per round of the others lie on a line of log L. Not those of trees, which have all their nodes at some depth.

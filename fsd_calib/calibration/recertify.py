@@ -11,7 +11,8 @@ from fsd_calib.engines.base import Pair
 from fsd_calib.engines.configuration import Configuration
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile.parts import OWN_ENGINE
+from fsd_decoding.loading import is_source
+from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.quantization import UNQUANTISED
 from fsd_decoding.sampling import Sampling
@@ -53,18 +54,21 @@ def as_recorded(profile: ThresholdProfile, config: RunConfig, models: tuple[Any,
     """Returns the settings of a run, and where they say nothing of the models, what the profile recorded of them.
 
     vLLM loads models by arguments of its own: those of a profile that vLLM certified. A dtype is one of both models;
-    where the profile has two, each checkpoint's own remains.
+    where the profile has two, each checkpoint's own remains. Heads and n-grams go with the target.
 
     Args:
         models: The target and the draft, as they are given.
     """
-    if profile.target.dtype == profile.draft.dtype:
+    of_model = profile.draft.kind == "model"
+    if profile.target.dtype == profile.draft.dtype or not of_model:
         config = replace(config, dtype=config.dtype or profile.target.dtype)
     if config.engine != OWN_ENGINE:
         recorded = profile.engine.arguments if profile.engine_name == config.engine and profile.engine else None
         return replace(config, engine_args=recorded if config.engine_args is None else config.engine_args)
     loading = config.loading.following(profile, *models)
     draft = loading.draft
+    if not (of_model and is_source(models[1])):
+        return replace(config, model_kwargs=loading.target)
     if draft.quantization is None and loading.target.quantization is not None:
         draft = replace(draft, quantization=UNQUANTISED)  # or it would be loaded as the target is
     return replace(config, model_kwargs=loading.target, draft_model_kwargs=draft)
@@ -73,7 +77,9 @@ def as_recorded(profile: ThresholdProfile, config: RunConfig, models: tuple[Any,
 def other_models(profile: ThresholdProfile, pair: Pair) -> Iterator[str]:
     """Yields a line for each model that is not the profile's."""
     for role, then, now in (("target", profile.target, pair.target), ("draft", profile.draft, pair.draft)):
-        if (now.fingerprint, now.quantization) != (then.fingerprint, then.quantization):
+        if now.kind != then.kind:
+            yield f"the draft {now.id!r} is not the {IN_WORDS[then.kind]} that the setting was found with ({then.id!r})"
+        elif (now.fingerprint, now.quantization) != (then.fingerprint, then.quantization):
             yield (
                 f"the {role} {now.id!r} is not the one that the setting was found with ({then.id!r}"
                 f"{'' if then.quantization is None else f', {then.quantization}'}): its weights or quantisation differ"

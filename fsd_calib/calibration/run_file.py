@@ -6,14 +6,13 @@ A key that is missing means the default of the option of that name. Paths mean w
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from fsd_calib.calibration.goal import MAX_MIN_ACC, Acc, Guarantee, Test
 from fsd_calib.calibration.run_config import Compiling, EngineName, Timing
 from fsd_calib.strict_yaml import Strict, read_yaml
-from fsd_decoding.profile.parts import DraftKind
 from fsd_decoding.trees.shape import CHAIN
 
 NAME = "run.yaml"
@@ -122,7 +121,7 @@ class RunFile(_Section):
     target: str | None = None
     draft: _Several[str] | None = None
     head: _Several[str] | None = None
-    drafter: _Several[DraftKind] | None = None
+    drafter: _Several[Literal["model", "eagle", "ngram", "auto"]] | None = None
     certify: str | None = None
     goal: GoalSection = GoalSection()
     decoding: DecodingSection = DecodingSection()
@@ -134,6 +133,8 @@ class RunFile(_Section):
             raise ValueError(
                 f"certify takes the profile's own setting and searches nothing; leave {min(more)} out of decoding"
             )
+        if self.certify is not None and self.drafter is not None:
+            raise ValueError("certify takes the profile's own draft; leave drafter out, or give draft or head")
         return self
 
 

@@ -90,7 +90,7 @@ def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -
     content = {
         "task": _task(calibration.task),
         "target": _place(calibration.target),
-        **_drafts(drafts_of(calibration.draft)),
+        **_drafts(drafts_of(calibration.draft), certify is not None),
         "certify": None if certify is None else _place(certify),
         "goal": _known(calibration.goal, GoalSection),
         "decoding": {"seed": calibration.decoding.seed} if certify else _decoding(calibration.decoding),
@@ -99,10 +99,12 @@ def _content(calibration: Asked, certify: Path | None, engines: Sequence[str]) -
     return {name: content[name] for name in RunFile.model_fields if content.get(name) is not None}
 
 
-def _drafts(drafts: Sequence[Any]) -> dict[str, Any]:
-    """What drafts; only an n-gram draft has to be named."""
+def _drafts(drafts: Sequence[Any], certify: bool) -> dict[str, Any]:
+    """What drafts; only an n-gram draft has to be named, and nothing that the profile to certify names."""
     models, heads = models_among(drafts), [draft for draft in drafts if isinstance(draft, Eagle)]
     ngrams = [draft for draft in drafts if isinstance(draft, NGram)]
+    if certify:
+        heads, ngrams = [head for head in heads if head.revision is None], []
     if any(head.revision is not None for head in heads) or any(ngram != NGram() for ngram in ngrams):
         raise _UnnamedError
     kinds = ["model"] * bool(models) + ["eagle"] * bool(heads) + ["ngram"]

@@ -24,6 +24,7 @@ class Drafters:
         models: of --draft.
         heads: of --head.
         named: of --drafter; empty: what --draft and --head say.
+        revision: of --draft-revision, which is a head's where no model drafts.
 
     Raises:
         UsageError: a name is unknown, or options contradict each other.
@@ -32,6 +33,7 @@ class Drafters:
     models: Sequence[str]
     heads: Sequence[str]
     named: Sequence[str]
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.named:
@@ -40,7 +42,7 @@ class Drafters:
         if AUTO in self.named and len(self.named) > 1:
             raise UsageError(f"--drafter is {','.join(self.named)!r}; auto is all of them, give it alone")
         for option, given, kind in (("--draft", self.models, "model"), ("--head", self.heads, "eagle")):
-            if given and self.named and not self.auto and kind not in self.named:
+            if given and not self.takes(kind):
                 raise UsageError(
                     f"{option} and --drafter {','.join(self.named)} are both given, which leaves {kind} out; leave "
                     f"--drafter out, or add {kind} to it"
@@ -49,6 +51,10 @@ class Drafters:
     @property
     def auto(self) -> bool:
         return AUTO in self.named
+
+    def takes(self, kind: str) -> bool:
+        """Whether drafts of this kind are among what --drafter names, if it is given."""
+        return self.auto or not self.named or kind in self.named
 
     def with_target(self, task: str, target: str | None) -> tuple[str, list[Any]]:
         """Returns the target and the drafts, without repeats: those given, or the task's defaults.
@@ -65,7 +71,8 @@ class Drafters:
         if "eagle" in kinds and not heads:
             raise UsageError(f"--drafter eagle needs a head of {large}; give --head, or train one with fsd-train-eagle")
         drafts: list[Any] = [*(self.models or [small])] if "model" in kinds else []
-        drafts += [Eagle(head) for head in heads] if "eagle" in kinds else []
+        revision = None if drafts else self.revision
+        drafts += [Eagle(head, revision) for head in heads] if "eagle" in kinds else []
         drafts += [NGram()] if "ngram" in kinds else []
         return large, list(dict.fromkeys(drafts))
 
@@ -81,11 +88,11 @@ def check_one(draft: str | None, head: str | None) -> None:
         raise UsageError("--head and --draft are both given; one of them drafts, leave the other out")
 
 
-def given(draft: str | None, head: str | None) -> Any:
-    """Returns the draft that a command is given; None: none is."""
+def given(draft: str | None, head: str | None, revision: str | None) -> Any:
+    """Returns the draft that a command is given; None: none is. revision: of --draft-revision."""
     from fsd_decoding.eagle.loading import Eagle
 
-    return draft if head is None else Eagle(head)
+    return draft if head is None else Eagle(head, revision)
 
 
 def _bundled_heads(task: str, target: str | None) -> list[str]:

@@ -109,10 +109,10 @@ def command(
     settings: DecodingKeywords = {} if threshold is None else {"rule": followed.rule, "threshold": threshold}
     if tree is not None:
         settings["tree"] = read_shape(tree)
+    drafts = given(draft, head, loading.draft.revision) or draft_of(followed.draft)
     decoder = SpeculativeDecoder.from_pretrained(
-        target or followed.target.id, given(draft, head) or draft_of(followed.draft), profile=followed, device=device,
-        dtype=dtype, model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited,
-        **settings,
+        target or followed.target.id, drafts, profile=followed, device=device, dtype=dtype,
+        model_kwargs=loading.target, draft_model_kwargs=loading.draft, allow_edited=allow_edited, **settings,
     )  # fmt: skip
     form = PromptFormat.of(None if raw else kind_of_profile(NAME, followed.task), decoder.tokenizer)
     started = time.perf_counter()

@@ -248,7 +248,7 @@ def _decoders(
         own = followed.target.id, draft_of(followed.draft)
         if thresholds:  # the rule too, as an uncertified profile would run a lossless one
             keywords["rule"] = rule or followed.rule
-    drafts = given(draft, head) or own[1]
+    drafts = given(draft, head, keywords["draft_model_kwargs"].revision) or own[1]
     first = SpeculativeDecoder.from_pretrained(target or own[0], drafts, profile=followed, **keywords)
     return [first, *(first.with_config(threshold=threshold) for threshold in thresholds[1:])]
 

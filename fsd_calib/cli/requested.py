@@ -85,13 +85,15 @@ class Requested:
 
     @property
     def drafters(self) -> Drafters:
-        """What drafts. UsageError: options contradict each other."""
-        models, file = self.models, self.file
-        named = () if models.drafter is None else several("--drafter", models.drafter)
-        if file is None:
-            return Drafters(models.draft or (), models.head or (), named)
-        of_file = file.drafter if self.certify is None else None
-        return Drafters(models.draft or file.draft or (), models.head or file.head or (), named or of_file or ())
+        """What drafts: the drafts and heads that are given, or else the file's. UsageError: options contradict."""
+        given, file, revision = self.models, self.file, self.loaded.draft.revision
+        named = () if given.drafter is None else several("--drafter", given.drafter)
+        if given.draft or given.head or file is None:
+            return Drafters(given.draft or (), given.head or (), named, revision)
+        asked = Drafters((), (), named or file.drafter or ())
+        models = file.draft if asked.takes("model") else None
+        heads = file.head if asked.takes("eagle") else None
+        return Drafters(models or (), heads or (), asked.named, revision)
 
     @property
     def loaded(self) -> Loading:
@@ -165,12 +167,21 @@ class Requested:
         self.goal  # noqa: B018
         self.sampling  # noqa: B018
         self.timing  # noqa: B018
-        self.drafters  # noqa: B018
+        self._check_drafters()
         check_at_least_one({
             "--limit": self.problems.limit, "--batch-size": self.runs.batch_size, "--seeds": self.runs.seeds,
             "--workers": self.processes.workers,
         })  # fmt: skip
         self._options  # noqa: B018
+
+    def _check_drafters(self) -> None:
+        stopped, policies = self.of_decoding("stop_policy"), self.of_decoding("threshold_policy") or ()
+        if self.drafters.auto and (stopped is not None or set(policies) - {"constant"}):
+            other = "--predictor" if stopped is not None else "--threshold-policy"
+            raise UsageError(
+                f"--drafter auto and {other} are both given, and {other} goes with chains of draft models alone; leave "
+                "one of the two out"
+            )
 
     @property
     def _options(self) -> dict[str, Any]:

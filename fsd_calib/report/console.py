@@ -64,8 +64,9 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
     models = f"{profile.target.id!r}, {draft}"
     compile = COMPILE[profile.compile or "off"]
     graphs = f", compile={compile!r}" if compile else ""
+    command = f"fsd-generate --profile {shlex.quote(str(path))} 'your prompt'\n\n"
     return (
-        f"fsd-generate --profile {shlex.quote(str(path))} 'your prompt'\n\n"
+        f"{command if draft != _CORPUS else ''}"
         f"from fsd_calib import {imported}SpeculativeDecoder\n"
         f"decoder = SpeculativeDecoder.from_pretrained({models}, profile={str(path)!r}{graphs})\n"
         "# prompts as the task writes them, see fsd_calib.load_task: the certificate covers only such\n"
@@ -73,12 +74,17 @@ def usage(profile: ThresholdProfile, path: Path) -> str:
     )
 
 
+_CORPUS = "NGram(order, corpus=your_corpus)"  # a profile holds no corpus
+
+
 def _in_python(draft: ModelInfo) -> tuple[str, str]:
     """Returns a draft as an argument of Python, and what is imported for it."""
     if draft.kind == "eagle":
         revision = "" if draft.revision is None else f", revision={draft.revision!r}"
         return f"Eagle({draft.id!r}{revision})", "Eagle, "
-    return (draft.id, "NGram, ") if draft.kind == "ngram" else (repr(draft.id), "")
+    if draft.kind == "ngram":
+        return (_CORPUS if "corpus=" in draft.id else draft.id), "NGram, "
+    return repr(draft.id), ""
 
 
 def _print(console: Console, *renderables: RenderableType | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -84,8 +84,9 @@ class Prospects:
         self, settings: SettingGrid, observations: Sequence[Observation], pass_model: PassModel, lossless: float
     ) -> None:
         self.settings, self.lossless, self.observations, self.pass_model = settings, lossless, observations, pass_model
-        arms = chain(settings.arms, (s.arm for s in observations))
-        self._policies = list(dict.fromkeys(arm.policy for arm in arms))
+        arms = [*settings.arms, *(s.arm for s in observations)]
+        self._pooled = len({arm.drafting for arm in arms}) > 1
+        self._variants = list(dict.fromkeys(map(self._variant, arms)))
 
     @cached_property
     def posterior(self) -> Posterior:
@@ -130,7 +131,7 @@ class Prospects:
     def covariances(self) -> tuple[Floats, Floats]:
         """Returns two covariances between settings: of the posterior, and of the noise of the certification part.
 
-        Settings of different divergences are taken as independent.
+        Settings of different groups are taken as independent.
         """
         size = len(self.settings)
         posterior, noise = np.zeros((size, size)), np.zeros((size, size))
@@ -156,7 +157,7 @@ class Prospects:
     def _indices_by_group(self) -> dict[Configuration, NDArray[np.intp]]:
         groups: dict[Configuration, list[int]] = {}
         for i, arm in enumerate(self.settings.arms):
-            groups.setdefault(_group(arm), []).append(i)
+            groups.setdefault(self._group(arm), []).append(i)
         return {group: np.array(which) for group, which in groups.items()}
 
     @cached_property
@@ -164,22 +165,34 @@ class Prospects:
         return [(which, self._fit(self._observations_of(group))) for group, which in self._indices_by_group.items()]
 
     def _observations_of(self, group: Configuration) -> list[Observation]:
-        return [s for s in self.observations if _group(s.arm) == group]
+        return [s for s in self.observations if self._group(s.arm) == group]
 
     def _fit(self, observations: Sequence[Observation]) -> Surrogate:
         shares = np.array([s.logit_share for s in observations])
-        points = Points([s.arm for s in observations], shares, _interpolate_flips(observations, shares))
+        points = self._points_at([s.arm for s in observations], shares, _interpolate_flips(observations, shares))
         changes, problems = np.array([s.change for s in observations]), np.array([s.problems for s in observations])
-        return Surrogate(points, self.pass_model.shown(changes), problems, self.pass_model, self._policies)
+        return Surrogate(points, self.pass_model.shown(changes), problems, self.pass_model, self._variants)
 
     def _points(self, which: NDArray[np.intp]) -> Points:
         subset = self.settings.subset(which)
-        return Points(subset.arms, subset.logit_shares, self.flipped[which])
+        return self._points_at(subset.arms, subset.logit_shares, self.flipped[which])
 
+    def _points_at(self, arms: Sequence[Configuration], logit_shares: Floats, flipped: Floats) -> Points:
+        return Points(arms, [*map(self._variant, arms)], logit_shares, flipped)
 
-def _group(arm: Configuration) -> Configuration:
-    """Returns what one surrogate model covers: everything but draft length and policy."""
-    return Configuration(arm.rule, arm.divergence, 1, draft=arm.draft, tree=arm.tree)
+    def _group(self, arm: Configuration) -> Configuration:
+        """Returns what one surrogate model covers: everything but draft length and variant.
+
+        Where several drafts or shapes are compared, those of a draft have one model for all divergences and shapes: a
+        draft whose words are wrong fails with all of them, which trials of each would take the whole budget to find.
+        """
+        if self._pooled:
+            return Configuration(arm.rule, "", 1, draft=arm.draft)
+        return Configuration(arm.rule, arm.divergence, 1, draft=arm.draft, tree=arm.tree)
+
+    def _variant(self, arm: Configuration) -> Hashable:
+        """Returns what tells the settings of a group apart, beside their draft length."""
+        return (arm.policy, arm.divergence, arm.tree) if self._pooled else arm.policy
 
 
 def _interpolate_flips(observations: Sequence[Observation], at: Floats) -> Floats:

@@ -1,8 +1,9 @@
-"""A surrogate model of retention: a Gaussian process over threshold, draft length and policy.
+"""A surrogate model of retention: a Gaussian process over threshold, draft length and variant.
 
-The observation of a trial is modelled as the sum of three terms:
+Variants are settings that differ in their policy, and where drafts of several kinds are compared also in their
+divergence and tree (see `acquisition`). The observation of a trial is modelled as the sum of three terms:
  1. the true retention, which is smooth in logit(u), nearly the same at all draft lengths and, as far as the data say
-     so, under all policies;
+     so, of all variants;
  2. the sampling noise of the tuning part, which is correlated between settings that lie close together, since they flip
      the same problems. On 3,000 problems of the bundled pair, outcomes at shares .5 apart in logit(u) correlate by .5
      to .9, 2 apart by .3 to .5, and those of L = 5 and 12 at one share by .7 to .9;
@@ -13,7 +14,7 @@ The hyperparameters of the first term maximise the marginal likelihood; those of
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,23 +70,24 @@ class _SamplingNoise(Kernel):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Points:
-    """Settings of one divergence: arms, logit(u), and the variance of one problem's outcome difference (see
-    `PassModel`)."""
+    """Settings of one group: arms with their variants, logit(u), and the variance of one problem's outcome difference
+    (see `PassModel`)."""
 
     arms: Sequence[Configuration]
+    variants: Sequence[Hashable]
     logit_shares: Floats
     flipped: Floats
 
 
 class Surrogate:
-    """The surrogate model of one rule, divergence and draft.
+    """The surrogate model of one group of settings, of one rule and draft.
 
     Args:
         points: Settings that were tried; empty before the first trial.
         observed: The retention (or accuracy) that each showed.
         problems: The number of problems that each was tried on.
         pass_model: Gives the scale: what is wanted, and what lossless decoding shows.
-        policies: Identities of all policies in the search space.
+        variants: All of them.
     """
 
     def __init__(
@@ -94,13 +96,13 @@ class Surrogate:
         observed: Floats,
         problems: NDArray[np.int64],
         pass_model: PassModel,
-        policies: Sequence[str | None],
+        variants: Sequence[Hashable],
     ) -> None:
-        self._pass_model, self._policies = pass_model, list(policies)
+        self._pass_model, self._variants = pass_model, list(variants)
         # The unit of retention is the gap between lossless and wanted, but no less than 1 / sqrt(problems): a
         # smaller one would drown in sampling noise.
         self._unit = max(pass_model.lossless - pass_model.wanted, pass_model.per_change / np.sqrt(pass_model.tuning))
-        self._truth: Any = _truth(len(self._policies))
+        self._truth: Any = _truth(len(self._variants))
         self._x, self._weights, self._root = np.empty((0, 0)), np.empty(0), np.empty((0, 0))
         if len(observed):
             self._fit(points, observed, problems)
@@ -156,28 +158,28 @@ class Surrogate:
 
     def _features(self, points: Points) -> Floats:
         length = np.log([arm.draft_length for arm in points.arms])
-        policy = np.array([[arm.policy == known for known in self._policies] for arm in points.arms], float)
-        return np.column_stack([points.logit_shares, length, policy, self._noise(points.flipped)])
+        variant = np.array([[each == known for known in self._variants] for each in points.variants], float)
+        return np.column_stack([points.logit_shares, length, variant, self._noise(points.flipped)])
 
     def _noise(self, flipped: Floats) -> Floats:
         """Returns the standard deviation of what the whole tuning part shows, in units of `_unit`."""
         return np.asarray(self._pass_model.per_change * np.sqrt(flipped / self._pass_model.tuning) / self._unit)
 
 
-def _truth(policies: int) -> Kernel:
-    """Returns the kernel of the true retention: a term that all policies share, plus one term of each policy.
+def _truth(variants: int) -> Kernel:
+    """Returns the kernel of the true retention: a term that all variants share, plus one term of each variant.
 
-    The smaller the second term is fitted, the more a trial of one policy says about another.
+    The smaller the second term is fitted, the more a trial of one variant says about another.
     """
     # A kernel can neither skip columns nor fix some of its length scales, except by bounds.
-    ignored = [_LONG] * (policies + 1)
+    ignored = [_LONG] * (variants + 1)
     shared = ConstantKernel(2.0, (0.3, 10.0)) * Matern(
         [0.7, 4.0, *ignored], [(0.3, 1.0), (1.0, 20.0), *([(_LONG, 1.01 * _LONG)] * len(ignored))], nu=1.5
     )
-    if policies == 1:
+    if variants == 1:
         return shared
     return shared + ConstantKernel(0.5, (0.01, 10.0)) * Matern(
-        [1.0, 4.0, *([_SHORT] * policies), _LONG], "fixed", nu=1.5
+        [1.0, 4.0, *([_SHORT] * variants), _LONG], "fixed", nu=1.5
     )
 
 

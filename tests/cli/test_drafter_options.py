@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from fsd_calib import Eagle, NGram
+from fsd_calib.calibration.run_file import read_run_file
+from fsd_calib.cli.calibrate import app
 from fsd_calib.cli.drafters import Drafters
+from fsd_calib.cli.requested import Requested
 from fsd_data import head_path, pair_paths
+from fsd_decoding.errors import UsageError
 from support.messages import usage_error
 
 SMALL, HEAD = str(pair_paths()[1]), Eagle(str(head_path()))
@@ -54,3 +60,43 @@ def test_contradictions_are_refused(
     models: Sequence[str], heads: Sequence[str], named: Sequence[str], message: str
 ) -> None:
     assert usage_error(lambda: Drafters(models, heads, named)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("asked", "drafts"),
+    [
+        ([], ["m", Eagle("h")]),
+        (["--drafter", "ngram"], [NGram()]),
+        (["--drafter", "model"], ["m"]),
+        (["--drafter", "auto"], ["m", Eagle("h"), NGram()]),
+        (["--draft", "d"], ["d"]),
+        (["--head", "i"], [Eagle("i")]),
+    ],
+    ids=str,
+)
+def test_drafts_that_are_given_go_in_place_of_a_files(
+    asked: list[str], drafts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.yaml").write_text("{task: gsm8k, target: t, draft: m, head: h, goal: {min_acc: 0.9}}")
+    seen: list[Any] = []
+
+    def kept(asked: Requested, progress: Any) -> Any:
+        seen.append(asked.target_and_drafts)
+        raise UsageError("seen")
+
+    monkeypatch.setattr("fsd_calib.cli.asked_calibration.calibration_of", kept)
+    arguments = ["--config", str(tmp_path), "--out", str(tmp_path / "out"), *asked]
+    assert usage_error(lambda: typer.main.get_command(app).main(arguments, standalone_mode=False)) == "seen"
+    assert seen == [("t", drafts)]
+
+
+@pytest.mark.parametrize("other", [["--predictor", "auto"], ["--threshold-policy", "entropy"]])
+def test_auto_goes_with_nothing_that_is_of_chains_of_models(other: list[str]) -> None:
+    command = ["--task", "arithmetic", "--min-acc", "0.9", "--drafter", "auto", *other]
+    message = usage_error(lambda: typer.main.get_command(app).main(command, standalone_mode=False))
+    assert message.startswith(f"--drafter auto and {other[0]} are both given")
+
+
+def test_a_file_that_certifies_names_no_drafter(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("{certify: profile.json, drafter: ngram}")
+    assert "certify takes the profile's own draft" in usage_error(lambda: read_run_file(tmp_path))

@@ -53,6 +53,11 @@ class Checkpoint:
             UsageError: a file is missing or damaged.
         """
         name = os.fspath(source)
+        if revision is not None and Path(source).exists():
+            raise UsageError(
+                f"EAGLE head {name!r}: its revision is {revision!r}, and a local folder has none; leave the revision "
+                "out, or give a hub id"
+            )
         fetched = fetch_files("EAGLE head", name, (*SMALL_FILES, _SAFE, _PICKLED), revision)
         folder = fetched or Path(source)
         return cls(name, _values(folder, name), _weights(folder, name), None if fetched is None else fetched.name)

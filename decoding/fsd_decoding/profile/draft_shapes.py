@@ -28,9 +28,9 @@ class DraftsByRule:
 
     @classmethod
     def of(cls, profile: ThresholdProfile) -> DraftsByRule:
-        """Where `sd` was timed with another shape than the chosen one, lossless rules take that, as deep as it was."""
+        """Where `sd` was timed with another shape of the same draft, lossless rules take that, as deep as it was."""
         own = Drafts(profile.effective_draft_length, profile.effective_tree)
-        if profile.sd_draft_length is None or profile.sd_tree == own.tree:
+        if profile.sd_draft_length is None or profile.sd_draft is not None or profile.sd_tree == own.tree:
             return cls(own, own)
         return cls(own, Drafts(profile.sd_draft_length, profile.sd_tree))
 

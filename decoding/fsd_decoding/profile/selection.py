@@ -10,7 +10,7 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.curve import Configuration, CurvePoint
 from fsd_decoding.profile.parts import Certificate
 from fsd_decoding.profile.policy import PolicyInfo, moved
-from fsd_decoding.trees.shape import TreeShape
+from fsd_decoding.trees.shape import CHAIN, Chain, TreeShape
 
 if TYPE_CHECKING:
     from fsd_decoding.policies.threshold import ScalePolicy
@@ -28,8 +28,8 @@ class Choice:
         lower_bound: the certified retention; None: none is.
         forecast: tokens/s of one stream.
         policy: scales T; None: T is constant.
-        draft: the id of the model to draft with; None: the profile's own.
-        tree: the shape of the trees to draft; None: chains.
+        draft: the id of what to draft with, see `profile.drafts.draft_of`; None: the profile's own.
+        tree: the shape of the trees to draft, or "chain", as decoders take it.
     """
 
     rule: str
@@ -42,7 +42,7 @@ class Choice:
     forecast: float | None
     policy: PolicyInfo | None = None
     draft: str | None = None
-    tree: TreeShape | None = None
+    tree: TreeShape | Chain = CHAIN
 
     @property
     def moved(self) -> float | ScalePolicy:
@@ -100,7 +100,7 @@ class PointSelector:
         assert point.threshold is not None
         return Choice(
             point.rule, point.divergence, point.threshold, point.draft_length, certified, self._measured(point),
-            self._guarantee(point), point.forecast, point.policy, point.draft, point.tree,
+            self._guarantee(point), point.forecast, point.policy, point.draft, point.tree or CHAIN,
         )  # fmt: skip
 
     def _instead(self, superlative: str, best: _Judged | None, name: str) -> str:

@@ -39,7 +39,8 @@ class Sources:
         """Returns the draft of this name; models are named by what they are loaded from. None: the first."""
         if name is None:
             return self.drafts[0]
-        return next((draft for draft in self.drafts if getattr(draft, "name", None) == name), name)
+        others = (draft for draft in self.drafts if isinstance(draft, Eagle | NGram))
+        return next((draft for draft in others if draft.name == name), name)
 
     def check_loadable(self, setting: str, process: str, way_out: str) -> None:
         """Raises UsageError where a model cannot be loaded by another process.

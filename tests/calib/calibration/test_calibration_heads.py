@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,22 @@ def test_a_file_repeats_what_drafts(head: Path, tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"task": "arithmetic", "head": str(head), "drafter": ["eagle", "ngram"]}))
     found = read_run_file(file)
     assert (found.head, found.drafter) == ((str(head),), ("eagle", "ngram"))
+
+
+def test_options_of_the_target_are_not_for_its_head(head: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    target().save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    both = {"model_kwargs": {"attn": "eager"}, "draft_model_kwargs": {"attn": "eager"}}  # as commands pass them
+    decoder = SpeculativeDecoder.from_pretrained(folder, Eagle(head), **both)  # type: ignore[arg-type]
+    assert decoder.target.config._attn_implementation == "eager"
+    for own, named in (({"attn": "sdpa"}, "attn"), ({"revision": "main"}, "revision")):
+        loading = partial(SpeculativeDecoder.from_pretrained, folder, Eagle(head), draft_model_kwargs=own)
+        message = usage_error(loading)
+        assert message.startswith(f"{named} of the draft is given, and the draft is Eagle(")
+        assert message.endswith("which is not loaded as a model is; leave that out")
+
+
+def test_a_folder_has_no_revisions(head: Path) -> None:
+    message = usage_error(lambda: Eagle(head, "main").load(target()))
+    assert "its revision is 'main', and a local folder has none; leave the revision out, or give a hub id" in message

@@ -17,6 +17,8 @@ from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.attempt_ledger import attempt_level
 from fsd_calib.engines.own.engine import OwnEngine
 from fsd_collectors.replay.cost import CostModel
+from fsd_decoding.drafters.ngram import NGram
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import EngineInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -133,3 +135,17 @@ def test_what_has_no_threshold_cannot_be_certified() -> None:
     found = profile({}).model_copy(update=none)
     with pytest.raises(UsageError, match=r"has no threshold .*; calibrate instead"):
         setting_of(found)
+
+
+@pytest.mark.parametrize(("kind", "draft"), [("eagle", Eagle("h")), ("ngram", NGram())])
+def test_heads_and_n_grams_take_no_options_from_the_profile(kind: str, draft: Any) -> None:
+    """Their dtype is that of the target, which n-grams do not record."""
+    target = {"dtype": "bfloat16", "quantization": "bnb-8bit", "attention": "eager"}
+    of_kind = {"kind": kind, "dtype": "bfloat16" if kind == "eagle" else "float32"}
+    found = profile({**{f"target.{name}": value for name, value in target.items()},
+                     **{f"draft.{name}": value for name, value in of_kind.items()}})  # fmt: skip
+    run = as_recorded(found, RunConfig(), ("big", draft))
+    assert run.dtype == "bfloat16"
+    assert (run.loading.target.quantization, run.loading.target.attn) == ("bnb-8bit", "eager")
+    assert run.draft_model_kwargs is None
+    assert run.loading.draft.quantization == "bnb-8bit"  # as a model would be loaded, which this is not

@@ -13,6 +13,7 @@ from fsd_calib.search.acquisition import Prospects, SettingGrid
 from fsd_calib.search.candidates import choose_sequence, expected_speed, simulate_passes
 from fsd_calib.search.history import Observation
 from fsd_calib.search.pass_model import PassModel
+from fsd_decoding.trees.shape import TreeShape
 
 PASS_MODEL = PassModel(wanted=0.98, accuracy=0.9, tuning=900, certification=2100, delta=0.03)
 LOSSLESS = 100.0
@@ -99,3 +100,20 @@ def test_a_bad_policy_lowers_the_prediction_of_another_only_a_little() -> None:
 
 def test_a_setting_that_will_fail_is_not_tested() -> None:
     assert choose_sequence(prospects([("js", 4.5, 200.0, 0.9)])) == []
+
+
+def test_a_draft_that_fails_in_one_shape_is_not_tried_at_length_in_the_others() -> None:
+    """Nor with the other divergence; trials of a draft say nothing of another one."""
+    small, large = TreeShape(2, 6), TreeShape(3, 16)
+    arms = [
+        Configuration("fsd-coupled", divergence, 4, draft=draft, tree=tree)
+        for draft in ("good", "bad") for tree in (None, small, large) for divergence in ("js", "doubt")
+    ]  # fmt: skip
+    tried = Configuration("fsd-coupled", "js", 4, draft="bad", tree=small)
+    failed = [Observation(tried, at, -0.8, 0.8, 64) for at in (3.0, 4.0, 5.0)]
+    grid = SettingGrid(arms, np.full(len(arms), 4.0), np.full(len(arms), 150.0))
+    chances = Prospects(grid, failed, PASS_MODEL, LOSSLESS).chances
+    bad = np.array([arm.draft == "bad" for arm in arms])
+    untried = Prospects(grid, [], PASS_MODEL, LOSSLESS).chances
+    assert chances[bad].max() < 0.25 * untried[bad].min()
+    assert np.allclose(chances[~bad], untried[~bad])

@@ -19,7 +19,7 @@ FLIPPED = 0.02
 
 def points(shares: list[float], length: int = 8, policy: str | None = None) -> Points:
     arm = Configuration("fsd-coupled", "js", length, policy=policy)
-    return Points([arm] * len(shares), np.array(shares), np.full(len(shares), FLIPPED))
+    return Points([arm] * len(shares), [None] * len(shares), np.array(shares), np.full(len(shares), FLIPPED))
 
 
 def after(observed: dict[float, float], problems: int = PASS_MODEL.tuning, length: int = 8) -> Surrogate:
@@ -83,7 +83,7 @@ def test_policies_are_pooled_as_far_as_the_data_support_it() -> None:
     def deviation_of_third(own: list[float], other: list[float]) -> float:
         both = [points(shares, policy=name) for name in (None, "shape")]
         arms = [arm for some in both for arm in some.arms]
-        both_policies = Points(arms, np.array(shares * 2), np.full(10, FLIPPED))
+        both_policies = Points(arms, [arm.policy for arm in arms], np.array(shares * 2), np.full(10, FLIPPED))
         surrogate = Surrogate(
             both_policies, np.array(own + other), np.full(10, PASS_MODEL.tuning), PASS_MODEL, [None, "shape", "third"]
         )

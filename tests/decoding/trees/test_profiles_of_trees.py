@@ -150,3 +150,19 @@ def test_a_decoder_says_how_a_shape_is_written(tree: Any) -> None:
     for way in WAYS:
         message = usage_error(lambda: way(tree=tree))  # noqa: B023
         assert f"tree is {tree!r:.60}; write a shape as TreeShape(top_k=4, nodes=16), and chains as 'chain'" in message
+
+
+def test_a_choice_of_chains_replaces_the_trees_of_the_profile() -> None:
+    chains = {**TREES, "curve.1.tree": None, "curve.1.retention": 0.995}
+    choice = followed(chains).at(min_acc=0.991, certified=False)
+    assert choice.tree == "chain"
+    decoder = load(TREES)
+    assert decoder.tree == OWN
+    assert decoder.with_config(tree=choice.tree).tree is None
+
+
+def test_lossless_rules_do_not_take_the_shape_of_another_draft() -> None:
+    """`sd` was timed with chains of a draft that is not the profile's own."""
+    other = {**TREES, "sd_draft": "other", "sd_draft_length": 9}
+    assert load({**TREES, "sd_draft_length": 9}, rule="sd").tree is None
+    assert (load(other, rule="sd").tree, load(other, rule="sd").draft_length) == (OWN, load(TREES).draft_length)
