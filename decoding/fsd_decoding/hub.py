@@ -129,7 +129,7 @@ def explain(name: str, error: BaseException, command: str = "hf download") -> st
     """
     chain = list(_causes(error))
     if any(type(cause).__name__ == "HFValidationError" for cause in chain):
-        return "it is no id either, NAME or OWNER/NAME; --target and --draft take ids and paths of local folders"
+        return "it is no id either, NAME or OWNER/NAME; give an id, or the path of a local folder"
     if _is_offline(chain):
         return (
             "HF_HUB_OFFLINE is set, and it is not whole in the local cache; unset HF_HUB_OFFLINE, or fetch it "

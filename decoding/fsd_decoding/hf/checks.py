@@ -11,6 +11,7 @@ from transformers import GenerationConfig, MaxTimeCriteria, StoppingCriteriaList
 
 from fsd_decoding.batch import Request
 from fsd_decoding.drafters.base import DraftSource
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
 from fsd_decoding.hf.caller import argument_of_generate
 from fsd_decoding.models.compatibility import CACHE_ARGUMENTS
@@ -27,6 +28,8 @@ def check_draft(draft: Any) -> None:
         raise UsageError("assistant_model does not reach fsd_generate; pass the model as draft_model=")
     if draft is None:
         raise UsageError("draft_model is missing; pass a loaded causal LM as draft_model=")
+    if isinstance(draft, Eagle):
+        raise UsageError(f"draft_model is {draft!r:.80}, which is not loaded; pass {draft!r:.80}.load(model)")
     if isinstance(draft, type) or not isinstance(draft, (torch.nn.Module, DraftSource)):
         raise UsageError(f"draft_model is {draft!r:.80}; it must be a loaded causal LM, or a DraftSource")
 

@@ -22,9 +22,12 @@ from transformers import (
 
 from fsd_data.tokenizer import build_tokenizer
 from fsd_decoding.decoder import SpeculativeDecoder
+from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
+from fsd_decoding.hf.checks import check_draft
 from fsd_decoding.hf.generate import FsdGenerateOutput
 from fsd_decoding.trees.shape import TreeShape
+from support.messages import usage_error
 from support.models.hf_pair import (
     DRAFT,
     NEW,
@@ -178,3 +181,11 @@ def test_text_can_be_read_from_another_thread(skip_prompt: bool) -> None:
         texts.append(list(streamer))
     assert "".join(texts[0]) == "".join(texts[1])
     assert len(texts[1]) > 3, "came in one piece"
+
+
+def test_a_head_that_is_not_loaded_is_refused_with_the_way_to_load_it() -> None:
+    message = usage_error(lambda: check_draft(Eagle("h")))
+    assert message == (
+        "draft_model is Eagle(source='h', revision=None), which is not loaded; pass Eagle(source='h', "
+        "revision=None).load(model)"
+    )
