@@ -137,7 +137,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: pyt
         (["--top-p", "1.5"], "top_p is 1.5"),
         (["--device", "abacus"], "device 'abacus' cannot be used here"),
         (["--dtype", "int8", "--target", "x", "--draft", "x"], "dtype is 'int8'"),
-        (["--target", "./no/such/folder", "--draft", "x"], "--target and --draft"),
+        (["--target", "./no/such/folder", "--draft", "x"], "give an id, or the path of a local folder"),
     ],
 )
 def test_bad_settings_are_one_line(
