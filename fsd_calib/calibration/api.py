@@ -43,6 +43,7 @@ from fsd_decoding.config import DecodingConfig, DecodingKeywords
 from fsd_decoding.config_keywords import check_type, override, refuse_rest, rename_former
 from fsd_decoding.errors import UsageError
 from fsd_decoding.loading import check_loading, shared_tokenizer
+from fsd_decoding.profile.drafts import kind_of
 from fsd_decoding.profile.io import FILE_NAME
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.sampling import Sampling
@@ -150,7 +151,7 @@ class Calibration:
         self._check_sampling()
         self._check_trees()
         drafts = drafts_of(self.draft)
-        if other := next((draft for draft in drafts if draft not in models_among(drafts)), None):
+        if other := next((draft for draft in drafts if kind_of(draft) != "model"), None):
             self._check_walked(f"the draft is {other!r:.60}", "drafts by it")
         if len(drafts) > 1 and self.fixed is not None:
             raise UsageError(f"the profile's setting has one draft, and {len(drafts)} are given; give one of them")

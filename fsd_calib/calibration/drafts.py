@@ -8,8 +8,8 @@ from typing import Any
 from fsd_calib.engines.base import Engine
 from fsd_decoding.drafters.base import DraftSource
 from fsd_decoding.drafters.ngram import NGram
-from fsd_decoding.eagle.loading import Eagle
 from fsd_decoding.errors import UsageError
+from fsd_decoding.profile.drafts import kind_of
 
 
 def drafts_of(draft: Any) -> tuple[Any, ...]:
@@ -32,7 +32,7 @@ def drafts_of(draft: Any) -> tuple[Any, ...]:
 
 def models_among(drafts: Sequence[Any]) -> list[Any]:
     """Returns the drafts that are models, loaded or not."""
-    return [draft for draft in drafts if not isinstance(draft, Eagle | NGram)]
+    return [draft for draft in drafts if kind_of(draft) == "model"]
 
 
 def named(engines: Sequence[Engine]) -> dict[str, Engine]:

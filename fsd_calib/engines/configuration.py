@@ -34,7 +34,7 @@ class Configuration:
     Attributes:
         threshold: None: the rule has none.
         policy: Identity of the policy that moves T; None: T is constant.
-        draft: Name of the draft model; None: there is only one, or the rule does not draft.
+        draft: Name of the draft; None: there is only one, or the rule does not draft.
         tree: Shape of the trees that are drafted, `draft_length` deep; None: chains.
     """
 

@@ -30,7 +30,7 @@ class Space:
     Args:
         policies: Identities of policies that move T; None: T is constant. A policy sets the shape of T, and T its
             level.
-        drafts: Names of the draft models; (None,) where there is only one.
+        drafts: Names of the drafts; (None,) where there is only one.
         trees: Shapes of the trees that are drafted; None: chains.
         depths: The draft lengths of trees; empty: those of chains.
 
