@@ -58,6 +58,7 @@ def measure_speeds(
     run = TimedRun(
         {kind: emitted / streams for kind, emitted in tokens.items()},
         {kind: np.median(taken, 0) for kind, taken in seconds.items()},
+        len(warm_up) / streams,
     )
     return TimedSpeeds([run], sum(map(len, work)), confidence)
 

@@ -50,6 +50,10 @@ class Speeds(ABC, Generic[C]):
     def ratio(self, fast: C, slow: C) -> Interval:
         """Returns the speed of `fast` divided by that of `slow`."""
 
+    @abstractmethod
+    def answer_seconds(self, configuration: C) -> float | None:
+        """Returns the seconds that a stream takes for each problem; None: nothing was timed."""
+
 
 class ForecastSpeeds(Speeds[C]):
     """Speeds that were forecast, not timed: intervals have no width.
@@ -69,6 +73,9 @@ class ForecastSpeeds(Speeds[C]):
     def ratio(self, fast: C, slow: C) -> Interval:
         return _zero_width(self._forecast(fast) / self._forecast(slow))
 
+    def answer_seconds(self, configuration: C) -> float | None:
+        return None
+
 
 def _zero_width(value: float) -> Interval:
     return Interval(value, value, value)
@@ -77,10 +84,11 @@ def _zero_width(value: float) -> Interval:
 @dataclass(frozen=True, eq=False)
 class TimedRun(Generic[C]):
     """The timings of the same pieces of work in one process: arrays (pieces,) of tokens emitted per stream, and of
-    seconds."""
+    seconds; and the number of problems that a stream answers in each piece."""
 
     tokens: Mapping[C, Floats]
     seconds: Mapping[C, Floats]
+    answers: float = 1.0
 
     @property
     def pieces(self) -> int:
@@ -118,6 +126,9 @@ class TimedSpeeds(Speeds[C]):
     def ratio(self, fast: C, slow: C) -> Interval:
         """Returns the ratio, paired by piece and process."""
         return self._interval(lambda run, weights: run.log_rate(fast, weights) - run.log_rate(slow, weights))
+
+    def answer_seconds(self, configuration: C) -> float:
+        return float(np.mean([run.seconds[configuration].mean() / run.answers for run in self.runs]))
 
     def _interval(self, log_of: Callable[[TimedRun[C], Floats], Floats]) -> Interval:
         """Returns an interval from two independent errors: pieces drawn, shared by all runs, and processes.

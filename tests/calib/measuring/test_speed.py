@@ -59,6 +59,16 @@ def test_the_speed_is_that_of_one_stream() -> None:
     assert speeds.ratio("sd", "target").value == pytest.approx(2.5)
 
 
+def test_answers_take_the_seconds_of_a_stream_for_each_problem() -> None:
+    """Each problem has 10 rounds. The machine makes as many rounds a second however many streams share them."""
+    problems = [(3 * i, 10.0) for i in range(400)]
+    for streams in (1, 4):
+        speeds = Machine().measure(problems, streams=streams)
+        assert speeds.answer_seconds("sd") == pytest.approx(streams * 10 / SPEEDS["sd"])
+        assert speeds.answer_seconds("target") == pytest.approx(streams * 10 / SPEEDS["target"])
+    assert ForecastSpeeds(SPEEDS.__getitem__).answer_seconds("sd") is None
+
+
 def test_fewer_problems_give_smaller_pieces_and_too_few_are_refused() -> None:
     machine = Machine()
     machine.measure(drawn(60), streams=4)
