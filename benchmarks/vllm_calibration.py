@@ -30,7 +30,7 @@ _ERRORS = 3.0  # standard errors by which retention of the two engines may diffe
 def claims(rows: list[dict[str, Any]], calibrations: list[dict[str, Any]], retention: Retention | None) -> list[Claim]:
     """Returns what is claimed of calibrating with vLLM, with what was measured."""
     by_engine = {one["engine"]: one for one in calibrations}
-    certified = float(by_engine["vllm"]["outcome"] == "certified")
+    certified = float(by_engine["vllm"]["outcome"].startswith("certified"))
     found = [Claim.at_least("vLLM's calibration certifies (1: yes)", 1, certified)]
     found.append(Claim.at_most("difference of the engines' retention, in standard errors, the largest", _ERRORS,
                                max(map(_difference, rows))))  # fmt: skip

@@ -96,6 +96,11 @@ def tokens(count: int) -> str:
     return f"{count:,} tokens" if count < 10_000 else f"{count / 1e6:.2f} M tokens"
 
 
+def answer_seconds(value: float | None) -> str:
+    """Returns how long an answer takes, in seconds, to three digits."""
+    return NONE if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.4g} ms"
 

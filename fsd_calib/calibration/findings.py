@@ -18,7 +18,7 @@ from fsd_calib.measuring.speed import Speeds
 from fsd_calib.report.record import Step
 from fsd_calib.search.history import FinishedTrial
 from fsd_calib.tasks.base import Problem
-from fsd_decoding.profile.content import Outcome
+from fsd_decoding.profile.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Findings:
     """Everything a calibration found.
 
     Attributes:
-        chosen: what passed, even where `sd` suffices, else what is given as an estimate, else `sd`.
+        chosen: what passed, else what is given as an estimate, else `sd`.
         sd: `sd` at its fastest draft length.
+        followed: what decoders of the profile run, `chosen` or `sd`.
         single: speeds with one stream, beside those of several.
         steps: what the baseline, the search, the certificate and the timing took, as far as the calibration came.
         trials: of the search.
@@ -39,6 +40,7 @@ class Findings:
     outcome: Outcome
     chosen: Configuration
     sd: Configuration
+    followed: Configuration
     baseline: Baseline
     timed: Timed
     single: Speeds[Configuration] | None
@@ -49,12 +51,8 @@ class Findings:
 
     @property
     def lossy(self) -> bool:
-        return self.outcome in ("certified", "untested")
-
-    @property
-    def followed(self) -> Configuration:
-        """What decoders of the profile run: `chosen` where it may be lossy, else `sd`."""
-        return self.chosen if self.lossy else self.sd
+        """Whether decoders of the profile may change texts."""
+        return self.followed.threshold is not None
 
     @property
     def certifying(self) -> tuple[Evidence | None, bool]:

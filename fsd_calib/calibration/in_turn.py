@@ -16,7 +16,6 @@ from fsd_calib.calibration.run_config import RunConfig
 from fsd_calib.certification.engine_sequence import EngineSequence
 from fsd_calib.engines.vllm.arguments import EngineArguments
 from fsd_decoding.errors import UsageError
-from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 One = Callable[[Calibration], int | None]
 """Plans or runs the calibration of one engine; returns the number of its attempt, None where the sequence ends."""
@@ -47,14 +46,6 @@ def in_turn(calibration: Calibration, engines: Sequence[str], one: One) -> list[
             return list(engines[place + 1 :])
         _free_memory()
     return []
-
-
-def passed(profile: ThresholdProfile) -> bool:
-    """Whether the setting passed its test, even where it is then not chosen, since it is hardly faster than `sd`."""
-    found = profile.certificate
-    bound = found.lower_bound if found.acc == "retention" else found.accuracy_lower_bound
-    shown = bound is not None and found.wanted is not None and bound >= found.wanted
-    return found.certified or (shown and not found.lossless)  # which is evidence on the target alone
 
 
 def _check_certifies(calibration: Calibration, engines: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from fsd_calib.certification.certificate import Evidence
 from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
-from fsd_calib.measuring.speed import Interval, Speeds
+from fsd_calib.measuring.speed import Speeds
 from fsd_calib.outlook import Outlook
 from fsd_calib.report.record import Step
 from fsd_calib.search.agreement import agreed
@@ -28,8 +28,8 @@ from fsd_calib.search.max_speed import Chance, MaxSpeed
 from fsd_calib.search.objective import Objective, retention
 from fsd_calib.search.pareto import FrontPoint, ParetoFront, selectable_retention, thin_out
 from fsd_calib.search.search import freeze, record_recounts, search
-from fsd_decoding.profile.content import Outcome
 from fsd_decoding.profile.costs import Work
+from fsd_decoding.profile.outcome import FOLLOWED, Outcome, timed_outcome
 
 _SD = 300  # problems of a part on which the tokens per round of `sd` are counted
 _CLOSE, _CONTEST = 0.93, 3  # share of the best forecast, and number of settings, that are timed to find the fastest
@@ -76,7 +76,7 @@ def find(ready: Prepared, outlook: Outlook) -> Findings:
         timed = _time(ready)
         if timed.speeds.of(_fastest_sd(ready, timed.speeds)).low >= wanted:
             meter.begin("timing")
-            return _export(ready, Decision("lossless-suffices"), baseline, timed, meter)
+            return _export(ready, Decision("lossless"), baseline, timed, meter)
     alone = ready.session.tuning.measure(ready.alone)
     meter.begin("search")
     objective = _objective(ready, baseline, alone)
@@ -112,6 +112,7 @@ class Decision:
     """What search and test came to.
 
     Attributes:
+        outcome: before the clock decides: of what passed its test `certified-speed-unknown`.
         chosen: what passed, else what is given as an estimate; None: the lossless rule.
         opened: the certification part; None: nothing was tested.
         evidence: by tested configuration; of the target alone it is evidence on lossless decoding.
@@ -130,9 +131,9 @@ class Decision:
 def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Timed, meter: Meter) -> Findings:
     """Returns the findings, with the outcome that follows from the timing."""
     sd = _agreed_sd(ready, decision.study, timed.speeds)
-    outcome, chosen = _timed_outcome(ready, decision, timed.speeds, sd), decision.chosen
-    if chosen is None or (outcome == "lossless-suffices" and ready.alone in decision.evidence):
-        chosen = sd
+    outcome, chosen = _timed_outcome(ready, decision, timed.speeds, sd), decision.chosen or sd
+    needed = outcome == "certified-slower" and not _lossless_meets(ready)
+    followed = chosen if outcome in FOLLOWED or needed else sd
     (decision.opened or ready.session.tuning).measure(sd, _SD)
     ready.session.tuning.measure(sd, _SD)  # for its forecast
     for configuration in (ready.alone, chosen):
@@ -140,30 +141,27 @@ def _export(ready: Prepared, decision: Decision, baseline: Baseline, timed: Time
     single = ready.timer.time_single([ready.alone, sd, chosen], decision.opened)
     meter.end()
     return Findings(
-        ready, outcome, chosen, sd, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
+        ready, outcome, chosen, sd, followed, baseline, timed, single, meter.steps, decision.opened, decision.evidence,
         decision.trials,
     )  # fmt: skip
 
 
 def _timed_outcome(ready: Prepared, decision: Decision, speeds: Speeds[Configuration], sd: Configuration) -> Outcome:
-    """Returns the outcome, which a choice loses where its timed speed does not justify it.
-
-    That is a speed below the requested one, or one that may be no higher than that of `sd` where `sd` meets the goal.
-    """
-    wanted = ready.goal.min_speed
-    if decision.chosen is None or decision.outcome not in ("certified", "untested"):
+    """Returns the outcome after timing, which shows of a setting that would be followed how fast it is, if anything."""
+    if decision.chosen is None or not speeds.timed:
         return decision.outcome
-    if speeds.ratio(decision.chosen, sd).low <= 1 and _lossless_meets(ready, speeds.of(sd)):
-        return "lossless-suffices"
-    return decision.outcome if wanted is None or speeds.of(decision.chosen).value >= wanted else "too-slow"
+    over_sd, own = speeds.ratio(decision.chosen, sd), speeds.of(decision.chosen)
+    return timed_outcome(
+        decision.outcome, (over_sd.low, over_sd.high), (own.low, own.high), ready.goal.min_speed,
+        lossless_meets=_lossless_meets(ready),
+    )  # fmt: skip
 
 
-def _lossless_meets(ready: Prepared, sd: Interval) -> bool:
-    """Returns whether lossless decoding at this speed meets the goal, as far as that was to be shown."""
-    goal = ready.goal
-    if goal.min_speed is not None:
-        return sd.value >= goal.min_speed
-    return bool(_lossless_rung(ready)) if goal.acc == "absolute" else _needs_no_gain(ready)
+def _lossless_meets(ready: Prepared) -> bool:
+    """Returns whether lossless decoding meets the goal, as far as that was to be shown, where it is the faster."""
+    if ready.goal.min_speed is not None:
+        return True
+    return bool(_lossless_rung(ready)) if ready.goal.acc == "absolute" else _needs_no_gain(ready)
 
 
 def _needs_no_gain(ready: Prepared) -> bool:
@@ -249,7 +247,7 @@ def _nothing_to_test(
     ready: Prepared, objective: Objective, frozen: Sequence[Configuration], baseline: Baseline
 ) -> Decision:
     if _needs_no_gain(ready) and not _faster(ready, frozen, baseline):
-        return Decision("lossless-suffices")
+        return Decision("lossless")
     return Decision("too-slow" if isinstance(objective, MaxAccuracy) else "not-certified", next(iter(frozen), None))
 
 
@@ -261,7 +259,7 @@ def _test(ready: Prepared, objective: Objective, rungs: Sequence[Configuration])
         return Decision(*_outcome(ready, "not-certified", rungs[0]), opened, evidence)
     passed = rungs[: verdict.passed + 1]
     best = passed[-1] if ready.fixed else _agreed_fastest(ready, objective, opened, passed)
-    return Decision(*_outcome(ready, "certified", best), opened, evidence)
+    return Decision(*_outcome(ready, "certified-speed-unknown", best), opened, evidence)
 
 
 def _agreed_fastest(
@@ -296,7 +294,7 @@ def _outcome(ready: Prepared, outcome: Outcome, best: Configuration) -> tuple[Ou
     """Returns outcome and choice; where lossless decoding is the best, nothing fuzzy is chosen."""
     if best != ready.alone:
         return outcome, best
-    return (outcome if outcome == "not-certified" else "lossless-suffices"), None
+    return (outcome if outcome == "not-certified" else "lossless"), None
 
 
 def _lossless_rung(ready: Prepared) -> list[Configuration]:

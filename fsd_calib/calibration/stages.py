@@ -10,7 +10,7 @@ from fsd_calib.engines.configuration import Configuration
 from fsd_calib.formatting import percent
 from fsd_calib.outlook import Stage
 from fsd_calib.search.history import FinishedTrial
-from fsd_decoding.profile.content import Outcome
+from fsd_decoding.profile.outcome import CERTIFIED, Outcome
 
 _GRAPHS, _SEARCH, _TIMING = "graphs", "search", "timing"
 
@@ -47,5 +47,6 @@ def best_so_far(trials: Sequence[FinishedTrial], lossless: float, front: bool) -
 
 
 def decided(outcome: Outcome, chosen: Configuration | None) -> str:
-    """Returns what the test decided, before the clock may change it: a choice may turn out to be too slow."""
-    return f"{outcome}, before timing{'' if chosen is None else f': {chosen}'}"
+    """Returns what the test decided, before the clock says what is known of speed."""
+    tested = "certified" if outcome in CERTIFIED else outcome
+    return f"{tested}, before timing{'' if chosen is None else f': {chosen}'}"

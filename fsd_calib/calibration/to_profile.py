@@ -17,10 +17,12 @@ from fsd_calib.certification.holdout import HoldoutAttempt
 from fsd_calib.certification.outcomes import Paired
 from fsd_calib.engines.configuration import Configuration
 from fsd_calib.measuring.measurement import Measurement
+from fsd_calib.measuring.repetition import ends_in_loop
 from fsd_calib.measuring.speed import Speeds
 from fsd_decoding.divergence import DIVERGENCE_VERSION
 from fsd_decoding.profile.costs import CostInfo, Effort, Speed, Work
 from fsd_decoding.profile.curve import CurvePoint
+from fsd_decoding.profile.outcome import CERTIFIED
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
@@ -28,6 +30,8 @@ from fsd_decoding.profile.parts import (
     Counts,
     DataInfo,
     Estimate,
+    Lengths,
+    Repetition,
     SamplingInfo,
     TokensPerRound,
     Truncation,
@@ -78,6 +82,10 @@ def to_profile(findings: Findings) -> ThresholdProfile:
         costs=CostInfo(**ready.costs_of(findings.followed).model_dump(), batch=ready.goal.serve_batch),
         numerical_churn=findings.baseline.numerical_churn,
         truncation=_truncation(findings, fuzzy),
+        lengths=Lengths(target=_mean_length(findings.alone(fuzzy)), chosen=_mean_length(fuzzy)),
+        repetition=Repetition(
+            texts=fuzzy.correct.size, target=_loops(findings.alone(fuzzy)), chosen=_loops(fuzzy)
+        ),
         acceptance=_acceptance(fuzzy) if findings.lossy else None,  # of what decoders of the profile run
         other_drafts=tuple(
             other.pair.draft for other in ready.session.drafts.values() if other is not engine
@@ -119,7 +127,7 @@ def _certificate(findings: Findings) -> Certificate:
     nothing = {"retention": None, "lower_bound": None, "problems": 0} | dict.fromkeys(Counts.model_fields, 0)
     return Certificate.model_validate(
         {
-            **nothing, **shown, "certified": findings.outcome == "certified", "wanted": goal.min_acc, "acc": goal.acc,
+            **nothing, **shown, "certified": findings.outcome in CERTIFIED, "wanted": goal.min_acc, "acc": goal.acc,
             "confidence": goal.confidence, "guarantee": goal.guarantee, "seeds": findings.ready.session.decode.seeds,
             "method": _method(findings),
             "attempt": opened.attempt.number if opened else None,
@@ -156,6 +164,14 @@ def _truncation(findings: Findings, chosen: Measurement) -> Truncation:
     return Truncation(max_new_tokens=limit, texts=chosen.correct.size, target=target, chosen=fuzzy)
 
 
+def _mean_length(of: Measurement) -> float:
+    return of.tokens / of.correct.size
+
+
+def _loops(of: Measurement) -> int:
+    return sum(ends_in_loop(decoding.text) for seeds in of.decodings for decoding in seeds)
+
+
 def _method(findings: Findings) -> str:
     if findings.opened is None:
         return "not tested"
@@ -183,13 +199,15 @@ def _forecasts(findings: Findings) -> dict[str, float]:
 def _figures(findings: Findings, speeds: Speeds[Configuration]) -> dict[str, Any]:
     """Fields of `SpeedFigures`."""
     chosen, sd, alone = findings.chosen, findings.sd, findings.ready.alone
-    intervals = {"target": speeds.of(alone), "sd": speeds.of(sd), "chosen": speeds.of(chosen)}
+    settings = {"target": alone, "sd": sd, "chosen": chosen}
+    intervals = {name: speeds.of(setting) for name, setting in settings.items()}
     figures = {name: speed.value for name, speed in intervals.items()} | {"timed": speeds.problems}
     if not speeds.timed:
         return figures
     intervals |= {"over_sd": speeds.ratio(chosen, sd), "over_target": speeds.ratio(chosen, alone)}
     ends = {name: (speed.low, speed.high) for name, speed in intervals.items()}
-    return figures | {"intervals": {**ends, "confidence": findings.ready.goal.confidence}}
+    answer = {name: speeds.answer_seconds(setting) for name, setting in settings.items()}
+    return figures | {"answer": answer, "intervals": {**ends, "confidence": findings.ready.goal.confidence}}
 
 
 def _estimate(findings: Findings, fuzzy: Measurement) -> Estimate | None:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from fsd_calib.calibration.api import Calibration
-from fsd_calib.calibration.in_turn import in_turn, passed
+from fsd_calib.calibration.in_turn import in_turn
 from fsd_calib.calibration.plan import Plan
 from fsd_calib.report.console import print_report
 from fsd_calib.report.plan import print_plan
@@ -95,7 +95,7 @@ def run(calibration: Calibration, engines: Sequence[str], *, plan: bool, report:
         if report:
             _print_turn(one, found.attempt, console)
             print_report(profile, files[-1], console)
-        return found.attempt if passed(profile) else None
+        return found.attempt if found.certified else None
 
     untested = in_turn(calibration, engines, one_engine)
     for engine in untested if report else ():

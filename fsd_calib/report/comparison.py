@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fsd_calib.formatting import NONE, bound, interval, pace, percent, threshold
+from fsd_calib.formatting import NONE, answer_seconds, bound, interval, pace, percent, threshold
 from fsd_calib.report.charts.marks import levels, retention_axis
 from fsd_calib.report.charts.speed import main_settings
 from fsd_calib.report.diff import shared_settings
-from fsd_calib.report.rows import own_threshold, rows
+from fsd_calib.report.figures import own_threshold
+from fsd_calib.report.rows import rows
 from fsd_calib.report.run_folder import Run
 from fsd_calib.report.timing import pace_axis
 from fsd_collectors.pages.blocks import Block, Page, Paragraph, Section
@@ -34,7 +35,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 def _glance(names: Sequence[str], runs: Sequence[Run]) -> Section:
     headings = ("run", "outcome", "T", "divergence", "L", "retention", "at least", "tokens\n/round", "tokens/s",
-                "times\nthe target", "times\nsd")  # fmt: skip
+                "times\nthe target", "times\nsd", "seconds\n/answer")  # fmt: skip
     table = Sheet("", headings, tuple(map(_line, names, runs)), names=2, sortable=True)
     doubts = [Paragraph(doubt, "note") for doubt in _doubts(runs)]
     return Section(
@@ -56,6 +57,7 @@ def _line(name: str, run: Run) -> tuple[str, ...]:
         name, outcome, threshold(value), p.divergence if value is not None else NONE, str(length),
         percent(retention), bound(low), pace(p.tokens_per_round.chosen, 2), f"{pace(speed.chosen)}\n{ends}",
         f"{speed.chosen / speed.target:.2f}×", f"{speed.chosen / speed.sd:.2f}×",
+        answer_seconds(None if speed.answer is None else speed.answer.chosen),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from fsd_decoding.profile.costs import COMPILE
 from fsd_decoding.profile.parts import OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
-_WITH_FRONT = ("not-certified", "lossless-suffices", "too-slow", "front")
+_WITH_FRONT = ("not-certified", "lossless", "too-slow", "front")
 
 
 def print_report(profile: ThresholdProfile, path: Path | None = None, console: Console | None = None) -> None:

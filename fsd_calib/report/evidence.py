@@ -5,7 +5,8 @@ from __future__ import annotations
 from fsd_calib.certification.floor import Floor
 from fsd_calib.formatting import at_most, bound, confidence, exact, level, percent, points, points_between
 from fsd_calib.report.summary import was_selected
-from fsd_decoding.profile.content import MET
+from fsd_decoding.profile.outcome import MET
+from fsd_decoding.profile.parts import TextCounts
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 LIKE = {"population": "on problems like these", "dataset": "on these very problems", "none": ""}
@@ -25,8 +26,8 @@ def shown(profile: ThresholdProfile) -> str:
 
 
 def scope(profile: ThresholdProfile) -> str:
-    """Returns what the figures do not cover, and how many texts may have been cut short."""
-    return " ".join(filter(None, (_tested_scope(profile), _cut_short(profile))))
+    """Returns what the figures do not cover, and how many texts may have been cut short or end in a loop."""
+    return " ".join(filter(None, (_tested_scope(profile), _cut_short(profile), _repeating(profile))))
 
 
 def is_bounded_front(profile: ThresholdProfile) -> bool:
@@ -129,10 +130,21 @@ def _cut_short(profile: ThresholdProfile) -> str:
     cut = profile.truncation
     if cut is None or not cut.target + cut.chosen:
         return ""
-    fuzzy = profile.threshold is not None or profile.estimate is not None
-    target, chosen = (percent(count / cut.texts) for count in (cut.target, cut.chosen))
     return (
-        f"The limit of {cut.max_new_tokens} new tokens, or the end of the context, was reached by {target} of the "
-        f"target's texts and {chosen} of {'the fuzzy setting' if fuzzy else 'sd'}'s ({cut.texts:,} texts each), which "
-        "may be cut short."
+        f"The limit of {cut.max_new_tokens} new tokens, or the end of the context, was reached by "
+        f"{_shares(profile, cut)}, which may be cut short."
     )
+
+
+def _repeating(profile: ThresholdProfile) -> str:
+    loops = profile.repetition
+    if loops is None or not loops.target + loops.chosen:
+        return ""
+    return f"A loop, one passage three times or more in a row, is the end of {_shares(profile, loops)}."
+
+
+def _shares(profile: ThresholdProfile, counts: TextCounts) -> str:
+    fuzzy = profile.threshold is not None or profile.estimate is not None
+    target, chosen = (percent(count / counts.texts) for count in (counts.target, counts.chosen))
+    whose = "the fuzzy setting" if fuzzy else "sd"
+    return f"{target} of the target's texts and {chosen} of {whose}'s ({counts.texts:,} texts each)"

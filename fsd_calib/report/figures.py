@@ -10,8 +10,8 @@ from fsd_decoding.profile.curve import CurvePoint, Source
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from fsd_decoding.trees.shape import TreeShape
 
-_NO_CHOICE = ("lossless-suffices", "front")  # unless there is an estimate
-_NOT_CHOSEN = {"too-slow": "too slow", "lossless-suffices": "not shown faster"}
+_NO_CHOICE = ("lossless", "front")  # unless there is an estimate
+_NOT_FOLLOWED = {"too-slow": "too slow", "certified-slower": "certified, slower", "lossless": "slower"}
 
 
 class Figures(NamedTuple):
@@ -46,6 +46,11 @@ def drafts(profile: ThresholdProfile) -> str:
 def draft_among(profile: ThresholdProfile, other: str | None) -> str:
     """Returns the draft's name where several were tried. `other`: the id of one that is not the profile's own."""
     return f", draft {PurePath(other or profile.draft.id).name}" if profile.other_drafts else ""
+
+
+def own_threshold(profile: ThresholdProfile) -> float | None:
+    """Returns the profile's T, else that of its estimate; None: it has neither."""
+    return profile.estimate.threshold if profile.estimate is not None else profile.threshold
 
 
 def sd_draft_length(profile: ThresholdProfile) -> int:
@@ -113,7 +118,7 @@ def _configuration(profile: ThresholdProfile) -> str:
     if profile.threshold is not None:
         return f"{profile.rule}\nT = {profile.threshold:.4g}, {drafts(profile)}{draft_among(profile, None)}"
     if profile.estimate is not None:
-        label = _NOT_CHOSEN.get(profile.outcome, "not certified")
+        label = _NOT_FOLLOWED.get(profile.outcome, "not certified")
         among = draft_among(profile, profile.estimate.draft)
         return f"{label}\nT = {profile.estimate.threshold:.4g}, {drafts(profile)}{among}"
     return (

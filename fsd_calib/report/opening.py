@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from fsd_calib.formatting import bound, exact, interval, pace, percent, threshold
+from fsd_calib.formatting import answer_seconds, bound, exact, interval, pace, percent, threshold
 from fsd_calib.report.curve import front
 from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front
-from fsd_calib.report.figures import drafts, main_figures
+from fsd_calib.report.figures import drafts, main_figures, own_threshold
 from fsd_calib.report.rows import setting_name
 from fsd_calib.report.verdict import unbound, verdict
 from fsd_collectors.pages.blocks import Section, Tone, Verdict
 from fsd_collectors.pages.sheet import Sheet
 from fsd_decoding.profile.costs import Speed
+from fsd_decoding.profile.outcome import CERTIFIED
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 _EQUALS = "\u00a0=\u00a0"  # on a phone lines break elsewhere
 _BADGES: dict[str, tuple[str, Tone]] = {
-    "certified": ("Certified", "good"), "not-certified": ("Not certified", "bad"), "too-slow": ("Too slow", "bad"),
-    "lossless-suffices": ("Lossless decoding suffices", "good"), "untested": ("Untested", "bad"),
-    "front": ("A front to choose from", ""),
+    "certified-faster": ("Certified", "good"), "certified-speed-unknown": ("Certified, speed not shown", "good"),
+    "certified-slower": ("Certified, slower than sd", "good"), "not-certified": ("Not certified", "bad"),
+    "too-slow": ("Too slow", "bad"), "untested": ("Untested", "bad"), "front": ("A front to choose from", ""),
+    "lossless": ("Lossless", "good"),
 }  # fmt: skip
 
 
@@ -45,7 +47,7 @@ def _covered(profile: ThresholdProfile) -> str:
         return f"this holds {where}, and says nothing about other tasks"
     if profile.outcome == "front" and is_bounded_front(profile):
         return f"their bounds hold together {where}, and say nothing about other tasks"
-    if profile.outcome == "lossless-suffices" and c.lossless:
+    if profile.outcome == "lossless" and c.lossless:
         return f"that lossless decoding reaches what was asked holds {where}, and no fuzzy setting is certified"
     return "nothing is certified"
 
@@ -65,15 +67,17 @@ def _asked(profile: ThresholdProfile) -> str:
 
 def _found(profile: ThresholdProfile) -> str:
     speed = profile.speed
-    if profile.threshold is not None:
-        setting = f"{profile.rule} at T = {threshold(profile.threshold)} on {profile.divergence} with {drafts(profile)}"
-        return f"{setting}, which {' and '.join(filter(None, (_keeps(profile), _runs(speed))))}"
+    value = own_threshold(profile)
+    if value is not None and profile.outcome in (*CERTIFIED, "untested"):
+        setting = f"{profile.rule} at T = {threshold(value)} on {profile.divergence} with {drafts(profile)}"
+        slower = ", but is slower than sd, which decoders of this profile run" if profile.threshold is None else ""
+        return f"{setting}, which {' and '.join(filter(None, (_keeps(profile), _runs(speed))))}{slower}"
     if profile.outcome == "front":
         fuzzy = any(point.threshold is not None for point in front(profile))
         return "the points below, to choose from" if fuzzy else "no fuzzy setting that is expected to be faster than sd"
-    if profile.outcome == "lossless-suffices":
+    if profile.outcome == "lossless":
         makes = "makes" if speed.timed else "is forecast to make"
-        return f"that plain sd suffices, which {makes} {pace(speed.sd)} {speed.unit} without any loss"
+        return f"that plain sd does so, which {makes} {pace(speed.sd)} {speed.unit} without any loss"
     return "no setting that was shown to do so, so decoders of this profile decode losslessly"
 
 
@@ -107,7 +111,8 @@ def figures_sheet(profile: ThresholdProfile) -> Sheet:
     )  # fmt: skip
     marked = frozenset(i for i, row in enumerate(figures) if row.which == "chosen" and profile.threshold is not None)
     timed = speed.unit if speed.timed else f"{speed.unit}\n(forecast)"
-    headings = ("", "accuracy", "retention", "tokens\n/round", timed, "times\nthe target")
+    answer = () if speed.answer is None else ("seconds\n/answer",)
+    headings = ("", "accuracy", "retention", "tokens\n/round", timed, "times\nthe target", *answer)
     return Sheet("", headings, rows, marked=marked)
 
 
@@ -126,7 +131,8 @@ def _bounded(share: float | None, low: float | None) -> str:
     return percent(share) if low is None else f"{percent(share)}\n≥ {bound(low)}"
 
 
-def _speed(speed: Speed, which: str) -> tuple[str, str]:
+def _speed(speed: Speed, which: str) -> tuple[str, ...]:
     value = getattr(speed, which)
     ends = "" if speed.intervals is None else f"\n{interval(getattr(speed.intervals, which))}"
-    return pace(value) + ends, f"{value / speed.target:.2f}×"
+    answer = () if speed.answer is None else (answer_seconds(getattr(speed.answer, which)),)
+    return pace(value) + ends, f"{value / speed.target:.2f}×", *answer

@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from fsd_calib.engines.configuration import DRAFT_ALONE
 from fsd_calib.formatting import in_trees
+from fsd_calib.report.figures import own_threshold
 from fsd_calib.report.record import DraftAlone, Measured, Setting
 from fsd_calib.report.run_folder import Run
 from fsd_decoding.profile.curve import CurvePoint, Source
@@ -84,11 +85,6 @@ def rows(run: Run) -> list[Row]:
     if record is not None and record.draft_alone is not None:
         found.append(_of_draft(profile, record.draft_alone))
     return _with_front(found)
-
-
-def own_threshold(profile: ThresholdProfile) -> float | None:
-    """Returns the profile's T, else that of its estimate; None: it has neither."""
-    return profile.estimate.threshold if profile.estimate is not None else profile.threshold
 
 
 def series_of(found: Sequence[Row]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from fsd_calib.formatting import NONE, ROUNDS, bound, confidence, interval, pace, percent
+from fsd_calib.formatting import NONE, ROUNDS, answer_seconds, bound, confidence, interval, pace, percent
 from fsd_calib.report.figures import Figures, main_figures, point_of, sd_draft_length, source_of
 from fsd_calib.report.timing import FORECAST, busy_note, timing_note
 from fsd_collectors.report.terminal import TITLE, literal
@@ -18,7 +18,7 @@ _PART, _TIMED, _FORECAST = "¹", "²", "³"
 def profile_table(profile: ThresholdProfile) -> Table:
     """Returns the table. Marks say on which part a number was measured; `notes` explains them."""
     title = literal(f"{profile.task}: what was measured", TITLE)
-    narrow = profile.speed.single is not None or _is_forecast_beside(profile.speed)  # so that it fits into 80 columns
+    narrow = _is_narrow(profile.speed)
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", collapse_padding=narrow, pad_edge=not narrow)
     table.add_column("")
     headings = ("accuracy", "retention", *_pace_headings(profile.speed))
@@ -72,9 +72,16 @@ def _pace_headings(speed: Speed) -> tuple[str, ...]:
     if not speed.timed:
         return "tokens/round", "forecast"
     forecast = ["forecast"] if _is_forecast_beside(speed) else []
+    answer = ["s/\nanswer"] if speed.answer is not None else []
     if speed.single is None:
-        return "tokens/\nround" if forecast else "tokens/round", speed.unit, *forecast
-    return "tokens/\nround", "\n".join([speed.unit, f"at batch {speed.batch}", *forecast]), f"{speed.unit}\nat batch 1"
+        return "tokens/\nround" if _is_narrow(speed) else "tokens/round", speed.unit, *answer, *forecast
+    several = "\n".join([speed.unit, f"at batch {speed.batch}", *forecast])
+    return "tokens/\nround", several, *answer, f"{speed.unit}\nat batch 1"
+
+
+def _is_narrow(speed: Speed) -> bool:
+    """Returns whether there are so many columns that they must be narrow to fit into 80 characters."""
+    return speed.single is not None or speed.answer is not None or _is_forecast_beside(speed)
 
 
 def _is_forecast_beside(speed: Speed) -> bool:
@@ -117,9 +124,10 @@ def _bounded(share: float | None, low: float | None) -> str:
 def _paces(speed: Speed, which: str) -> tuple[str, ...]:
     """The cells below `_pace_headings`."""
     forecast = [_marked(pace(getattr(speed.forecast, which)), _FORECAST)] if _is_forecast_beside(speed) else []
+    answer = [] if speed.answer is None else [_marked(answer_seconds(getattr(speed.answer, which)), _TIMED)]
     if speed.single is None:
-        return _speed(speed, which), *forecast
-    return "\n".join([_speed(speed, which), *forecast]), _speed(speed.single, which)
+        return _speed(speed, which), *answer, *forecast
+    return "\n".join([_speed(speed, which), *forecast]), *answer, _speed(speed.single, which)
 
 
 def _speed(speed: SpeedFigures, which: str) -> str:

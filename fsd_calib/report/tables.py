@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fsd_calib.formatting import (
     ROUNDS,
+    answer_seconds,
     at_most,
     bound,
     exact,
@@ -140,7 +141,7 @@ def _costs(p: ThresholdProfile) -> dict[str, str]:
 
 
 def _texts(p: ThresholdProfile) -> dict[str, str]:
-    """Churn by rounding, truncation, and the acceptance rate that live decoding is compared with."""
+    """Churn by rounding, lengths and ends of texts, and the acceptance rate that live decoding is compared with."""
     lines, churn, cut, acceptance = {}, p.numerical_churn, p.truncation, p.acceptance
     if churn is not None:
         lines["changed by rounding"] = (
@@ -150,6 +151,22 @@ def _texts(p: ThresholdProfile) -> dict[str, str]:
         lines["possibly cut short"] = (
             f"{cut.target} of the target's {cut.texts:,} texts and {cut.chosen} of the chosen setting's reached the "
             f"limit of {cut.max_new_tokens} tokens or the end of the context"
+        )
+    if p.repetition is not None:
+        loops = p.repetition
+        lines["ending in a loop"] = (
+            f"{loops.target} of the target's {loops.texts:,} texts and {loops.chosen} of the chosen setting's"
+        )
+    if p.lengths is not None:
+        lines["new tokens"] = (
+            f"{p.lengths.target:.1f} per text of the target, {p.lengths.chosen:.1f} of the chosen setting: "
+            f"{p.lengths.ratio:.2f} times as long"
+        )
+    if p.speed.answer is not None:
+        answer = p.speed.answer
+        lines["seconds per answer"] = (
+            f"{answer_seconds(answer.target)} of the target, {answer_seconds(answer.sd)} of sd, "
+            f"{answer_seconds(answer.chosen)} of the chosen setting"
         )
     if acceptance is not None:
         mean, deviation = percent(acceptance.mean), percent(acceptance.deviation)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsd_calib.formatting import exact, interval
+from fsd_calib.formatting import answer_seconds, exact, interval
 from fsd_decoding.profile.costs import Speed, SpeedFigures
+from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 FORECAST = "tokens/s that the cost model predicts from rounds counted on tuning problems and the cost of a round"
 
@@ -47,6 +48,23 @@ def gain(speed: Speed) -> str:
         return f"by the cost model's forecast {_times(speed, speed.unit)}"
     single = "" if speed.single is None else f"; with one stream {_times(speed.single, speed.unit)}"
     return _times(speed, speed.unit, f" {interval_scope(speed)}") + single
+
+
+def answers(profile: ThresholdProfile) -> str:
+    """Returns how long the chosen setting's answers take, and whether longer texts use up what it gains."""
+    speed, lengths = profile.speed, profile.lengths
+    answer = speed.answer
+    if answer is None:
+        return ""
+    long = "" if lengths is None else f"texts are {lengths.ratio:.2f} times as long as the target's"
+    own, sd, target = map(answer_seconds, (answer.chosen, answer.sd, answer.target))
+    if long and speed.chosen > speed.sd and answer.chosen >= answer.sd:
+        return (
+            f"Its {long}, so its answers take no less time than those of sd: {own} s each, against {sd} s, and "
+            f"{target} s of the target alone."
+        )
+    more = f"; its {long}" if long else ""
+    return f"An answer takes {own} s, with sd {sd} s and with the target alone {target} s{more}."
 
 
 def _timed(speed: Speed) -> str:

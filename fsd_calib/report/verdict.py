@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fsd_calib.formatting import bound, exact, in_trees, interval, percent, tokens
 from fsd_calib.report.evidence import LIKE, by_agreement, is_bounded_front, rounding, scope, shown
-from fsd_calib.report.figures import draft_among, drafts, sd_draft_length
-from fsd_calib.report.timing import gain, interval_scope, over_sd
+from fsd_calib.report.figures import draft_among, drafts, own_threshold, sd_draft_length
+from fsd_calib.report.timing import answers, gain, interval_scope, over_sd
 from fsd_decoding.profile.costs import Speed
+from fsd_decoding.profile.outcome import CERTIFIED
+from fsd_decoding.profile.parts import Estimate
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 
 
@@ -54,42 +56,36 @@ def _untried(profile: ThresholdProfile) -> str:
     return "Nothing was tried: no setting was expected both to decode faster and to pass."
 
 
-def _lossless_suffices(profile: ThresholdProfile) -> str:
+def _lossless(profile: ThresholdProfile) -> str:
     speed, c = profile.speed, profile.certificate
     pace = f"{speed.sd:.1f} {speed.unit} (L = {sd_draft_length(profile)}{in_trees(profile.sd_tree)})"
     than = f"plain sd, which {_makes(speed)} {pace}, so there is no need to lose accuracy."
-    outcome = f"No fuzzy setting that keeps the requested accuracy was found to be faster than {than}"
-    if speed.wanted is not None:
-        outcome = f"Plain sd already makes {pace}, so there is no need to lose accuracy. {_no_faster(profile)}"
+    outcome = f"No fuzzy setting that keeps the requested accuracy is expected to be faster than {than}"
+    if profile.estimate is not None:
+        outcome = f"{_slower_untested(profile, profile.estimate)} There is no need to lose accuracy."
+    elif speed.wanted is not None:
+        outcome = f"Plain sd already makes {pace}, so there is no need to lose accuracy."
     elif c.lossless and c.wanted is not None:
         outcome = (
             f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
-            f"{LIKE[c.guarantee]}. No fuzzy setting was shown both to do so and to be faster than {than}"
+            f"{LIKE[c.guarantee]}. No fuzzy setting was shown to do so too that is expected to be faster than {than}"
         )
     elif c.acc == "absolute" and c.guarantee == "none":
         outcome += " Whether plain sd reaches the requested accuracy was not tested (--guarantee none)."
-    elif profile.estimate is not None:
-        outcome = f"{_no_faster(profile)} There is no need to lose accuracy."
-    return f"{outcome.strip()} Decoders that follow this profile run {profile.effective_rule}."
+    return f"{outcome} Decoders that follow this profile run {profile.effective_rule}."
 
 
 def _makes(speed: Speed) -> str:
     return "makes" if speed.timed else "is forecast to make"
 
 
-def _no_faster(profile: ThresholdProfile) -> str:
-    """On the setting that would have been chosen, had it been faster."""
-    estimate, c, speed = profile.estimate, profile.certificate, profile.speed
-    if estimate is None:
-        return ""
-    tested = "was chosen on the tuning part, untested"
-    if estimate.lower_bound is not None:
-        kept = _claim(profile, bound(c.lower_bound) if c.wanted is None else exact(c.wanted))
-        tested = f"was tested and {kept} {LIKE[c.guarantee]} ({exact(c.confidence)} confidence)"
+def _slower_untested(profile: ThresholdProfile, estimate: Estimate) -> str:
+    """On the setting that would have been chosen, had it not been slower."""
+    speed = profile.speed
     return (
-        f"{_setting(profile, estimate.threshold, estimate.draft)} {tested}, but was not shown to be faster than plain "
-        f"sd: it {_makes(speed)} {over_sd(speed)} the {speed.unit} of sd, which {_makes(speed)} {speed.sd:.1f} "
-        f"(L = {sd_draft_length(profile)}{in_trees(profile.sd_tree)})."
+        f"{_setting(profile, estimate.threshold, estimate.draft)} was chosen on the tuning part, untested, and was "
+        f"shown to be slower than plain sd: it {_makes(speed)} {over_sd(speed)} the {speed.unit} of sd, which "
+        f"{_makes(speed)} {speed.sd:.1f} (L = {sd_draft_length(profile)}{in_trees(profile.sd_tree)})."
     )
 
 
@@ -122,14 +118,15 @@ def _front(profile: ThresholdProfile) -> str:
 
 
 _OUTCOMES = {
-    "certified": _certified, "not-certified": _not_certified, "lossless-suffices": _lossless_suffices,
-    "too-slow": _too_slow, "untested": _untested, "front": _front,
+    **dict.fromkeys(CERTIFIED, _certified), "not-certified": _not_certified, "too-slow": _too_slow,
+    "untested": _untested, "front": _front, "lossless": _lossless,
 }  # fmt: skip
 
 
 def _chosen(profile: ThresholdProfile) -> str:
-    assert profile.threshold is not None
-    return _setting(profile, profile.threshold)
+    value = own_threshold(profile)
+    assert value is not None
+    return _setting(profile, value, None if profile.estimate is None else profile.estimate.draft)
 
 
 def _setting(profile: ThresholdProfile, threshold: float, other_draft: str | None = None) -> str:
@@ -184,24 +181,39 @@ def _needed(profile: ThresholdProfile) -> str:
 
 
 def _gain(profile: ThresholdProfile) -> str:
-    """The speed-up of what decoders run, and whether it is certain."""
-    if profile.threshold is None:
+    """The speed of a setting that is certified or followed, and what the clock showed of it."""
+    if profile.outcome not in (*CERTIFIED, "untested"):
         return ""
     paces = profile.tokens_per_round
-    faster = "" if _is_faster(profile.speed) else " It was not shown to be faster than sd."
-    return f"It makes {paces.chosen / paces.sd:.2f}x the tokens per round of sd, {gain(profile.speed)}.{faster}"
+    by = f"It makes {paces.chosen / paces.sd:.2f}x the tokens per round of sd, {gain(profile.speed)}."
+    return " ".join(filter(None, (by, answers(profile), _shown_speed(profile))))
 
 
-def _is_faster(speed: Speed) -> bool:
-    return (speed.chosen / speed.sd if speed.intervals is None else speed.intervals.over_sd[0]) > 1
+def _shown_speed(profile: ThresholdProfile) -> str:
+    """What decoders run where it is not known to be faster than `sd`, or than requested, and how to know more."""
+    ends, follow = profile.speed.intervals, "decoders that follow this profile run"
+    again = f"{follow} it, and fsd-profile retime PROFILE times it again, in minutes and without an attempt"
+    if ends is None:
+        return "" if profile.speed.timed else f"Nothing was timed: {again}."
+    if ends.over_sd[1] < 1 and profile.threshold is None:
+        return f"It was shown to be slower than sd, so {follow} {profile.effective_rule}, which loses nothing."
+    if ends.over_sd[1] < 1:
+        return f"It was shown to be slower than sd, which was not shown to do what was requested, so {follow} it."
+    if profile.outcome != "certified-faster" and ends.over_sd[0] <= 1:
+        return f"It was not shown to be faster than sd, nor slower: {again}."
+    open_speed = profile.speed.wanted is not None and ends.chosen[0] < profile.speed.wanted
+    return f"Its speed may be below what was requested: {again}." if open_speed else ""
 
 
 def _requested_speed(profile: ThresholdProfile) -> str:
     speed = profile.speed
     if speed.wanted is None:
         return ""
-    which = "sd" if profile.outcome == "lossless-suffices" else "chosen"
-    pace = getattr(speed, which)
-    compared = "reached" if pace >= speed.wanted else "not reached"
-    ends = "" if speed.intervals is None else f" ({interval(getattr(speed.intervals, which))} {interval_scope(speed)})"
-    return f"The requested {speed.wanted:g} {speed.unit} were {compared}: {pace:.1f}{ends}."
+    which = "sd" if profile.outcome == "lossless" else "chosen"
+    pace, ends = getattr(speed, which), speed.intervals
+    low, high = (pace, pace) if ends is None else getattr(ends, which)
+    known = "" if ends is None else f" ({interval((low, high))} {interval_scope(speed)})"
+    wanted = f"the requested {speed.wanted:g} {speed.unit}"
+    if low < speed.wanted <= high:
+        return f"Whether {wanted} are reached was not shown: {pace:.1f}{known}."
+    return f"T{wanted[1:]} were {'reached' if low >= speed.wanted else 'not reached'}: {pace:.1f}{known}."

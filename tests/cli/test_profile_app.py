@@ -148,7 +148,7 @@ def test_diff_shows_what_differs_in_its_section(files: tuple[Path, Path], capsys
     assert app("diff", *files) == 1
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     for line in (
-        ["outcome", "certified", "not-certified"],
+        ["outcome", "certified-faster", "not-certified"],
         ["threshold", "0.0625", "–"],
         ["certificate.wanted", "0.98", "0.995"],
         ["speed.sd", "51", "50"],

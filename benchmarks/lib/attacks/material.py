@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 
 from fsd_calib import ThresholdProfile
+from fsd_decoding.profile.outcome import FOLLOWED
 from lib.attacks.commands import run
 from lib.attacks.jobs import Calibration, Collection, Job, Training
 from lib.attacks.readers import CACHE, DATABASE, JOURNAL, LEDGER, Asked
@@ -31,9 +32,9 @@ class Material:
         job = Calibration(self.folder / "calibration")
         if not (job.folder / _ENDED).exists():
             finish(job)
-            if (outcome := ThresholdProfile.load(job.profile).outcome) != "certified":
+            if (outcome := ThresholdProfile.load(job.profile).outcome) not in FOLLOWED:
                 raise RuntimeError(
-                    f"the calibration to attack ended as {outcome}, not certified; give another --scratch"
+                    f"the calibration to attack ended as {outcome}, without a threshold; give another --scratch"
                 )
         return job
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
 from fsd_decoding.profile.costs import CostInfo, Effort, Rounds, Speed
 from fsd_decoding.profile.curve import Configuration, CurvePoint, arm_of
 from fsd_decoding.profile.io import SCHEMA_VERSION
+from fsd_decoding.profile.outcome import CERTIFIED, FOLLOWED, Outcome, timed_outcome
 from fsd_decoding.profile.parts import (
     AcceptanceInfo,
     Accuracy,
@@ -20,21 +21,18 @@ from fsd_decoding.profile.parts import (
     EarlyStopInfo,
     EngineInfo,
     Estimate,
+    Lengths,
     ModelInfo,
     Natural,
     NumericalChurn,
     Part,
+    Repetition,
     SamplingInfo,
     TokensPerRound,
     Truncation,
 )
 from fsd_decoding.profile.policy import PolicyInfo
 from fsd_decoding.trees.shape import TreeShape
-
-Outcome = Literal["certified", "not-certified", "lossless-suffices", "too-slow", "untested", "front"]
-_WITH_THRESHOLD: Final = ("certified", "untested")
-MET: Final = (*_WITH_THRESHOLD, "lossless-suffices", "front")
-"""Outcomes in which the calibration reached what was requested."""
 
 
 def _date_time(created: Any) -> Any:
@@ -59,10 +57,12 @@ class ProfileContent(Part):
     created: Annotated[AwareDatetime, BeforeValidator(_date_time)]
     """When the calibration began, ISO 8601 with a time zone."""
     outcome: Outcome
-    """certified: `threshold` is certified. not-certified: no candidate passed the test. lossless-suffices: plain `sd`
-    reaches the requested speed, or retains what was requested while no fuzzy candidate that does is surely faster.
-    too-slow: nothing reaches the requested speed. untested: the test was waived (--guarantee none). front: the whole
-    curve was requested, and no point was chosen."""
+    """What the test showed of accuracy, and then the clock of speed. certified-faster, -speed-unknown, -slower: the
+    chosen setting passed the test, and its speed was shown to be higher than that of `sd` (or at least what was
+    requested), was not shown to be higher or lower, or was shown to be lower. not-certified: no candidate passed the
+    test. too-slow: nothing reaches the requested speed. untested: the test was waived (--guarantee none). front: the
+    whole curve was requested, and no point was chosen. lossless: `sd` itself does what was requested, and no fuzzy
+    setting was chosen."""
     task: str
     """Name of the task."""
     data: DataInfo
@@ -117,13 +117,17 @@ class ProfileContent(Part):
     speed: Speed
     """Speeds of the target, of `sd` and of the chosen configuration, as in `accuracy`."""
     estimate: Estimate | None
-    """A configuration without a guarantee. null: there is none, or `threshold` is certified."""
+    """The configuration that was tested or chosen and that decoders do not run. null: there is none, or they run it."""
     costs: CostInfo | None = None
     """The cost model that speeds are forecast with. null: not measured."""
     numerical_churn: NumericalChurn | None = None
     """What rounding alone changes. null: not measured."""
     truncation: Truncation | None = None
     """How many texts reached the limit on new tokens. null: not measured."""
+    lengths: Lengths | None = None
+    """How long texts are. null: not measured."""
+    repetition: Repetition | None = None
+    """How many texts end in a loop. null: not measured."""
     acceptance: AcceptanceInfo | None = None
     """The acceptance rates that a decoder's own are compared with. null: not measured."""
     other_drafts: tuple[ModelInfo, ...] = ()
@@ -153,12 +157,17 @@ class ProfileContent(Part):
                 f"lossy is {self.lossy}, but threshold is {self.threshold}; a profile with a threshold is lossy, one "
                 "without is not"
             )
-        if self.certificate.certified != (self.outcome == "certified"):
+        if self.certificate.certified != (self.outcome in CERTIFIED):
             raise ValueError(f"certificate.certified is {self.certificate.certified}, but outcome is {self.outcome!r}")
-        if (self.outcome in _WITH_THRESHOLD) != (self.threshold is not None):
+        if self.outcome != "certified-slower" and (self.outcome in FOLLOWED) != (self.threshold is not None):
             raise ValueError(
-                f"outcome is {self.outcome!r}, but threshold is {self.threshold}; only the outcomes 'certified' and "
-                "'untested' have a threshold, that of any other outcome belongs in estimate"
+                f"outcome is {self.outcome!r}, but threshold is {self.threshold}; the outcomes {', '.join(FOLLOWED)} "
+                "have a threshold, that of any other outcome belongs in estimate"
+            )
+        if self.outcome == "certified-slower" and (self.threshold is None) == (self.estimate is None):
+            raise ValueError(
+                f"outcome is 'certified-slower', but threshold is {self.threshold} and estimate "
+                f"{'null' if self.estimate is None else 'given'}; exactly one of them must have the certified setting"
             )
         if self.outcome == "untested" and self.certificate.guarantee != "none":
             raise ValueError(
@@ -171,23 +180,28 @@ class ProfileContent(Part):
         speed = self.speed
         if self.outcome == "too-slow" and speed.wanted is None:
             raise ValueError("outcome is 'too-slow', but speed.wanted is null; it must be the requested speed")
-        claimed = {"lossless-suffices": speed.sd, "certified": speed.chosen, "untested": speed.chosen}
-        measured = claimed.get(self.outcome)
-        if speed.wanted is not None and measured is not None and measured < speed.wanted:
+        if self.outcome == "too-slow" and self.certificate.problems and self.estimate and not speed.is_below_wanted:
             raise ValueError(
-                f"outcome is {self.outcome!r}, but the speed, {measured} {speed.unit}, is below speed.wanted, "
-                f"{speed.wanted}"
+                f"outcome is 'too-slow', but what passed its test may reach speed.wanted, {speed.wanted}; its "
+                "interval must be below that"
+            )
+        if self.outcome in ("certified-faster", "certified-slower") and self.outcome != (shown := _shown_by(speed)):
+            raise ValueError(f"outcome is {self.outcome!r}, but the intervals of speed show {shown!r}")
+        tested = self.certificate.guarantee != "none"
+        if self.outcome == "lossless" and speed.wanted is not None and tested and speed.sd < speed.wanted:
+            raise ValueError(
+                f"outcome is 'lossless', but the speed, {speed.sd} {speed.unit}, is below speed.wanted, {speed.wanted}"
             )
         return self
 
     @property
     def effective_rule(self) -> str:
-        """The rule that decoders run; without a threshold `sd` if that suffices, else the lossless counterpart."""
+        """The rule that decoders run; without a threshold `sd` if the request was met, else its lossless form."""
         from fsd_decoding.acceptance.rules import rule_named
 
-        if self.outcome == "lossless-suffices":
-            return "sd"
-        return self.rule if self.threshold is not None else rule_named(self.rule).lossless
+        if self.threshold is not None:
+            return self.rule
+        return "sd" if self.outcome in ("lossless", "certified-slower") else rule_named(self.rule).lossless
 
     @property
     def effective_draft_length(self) -> int:
@@ -205,5 +219,14 @@ class ProfileContent(Part):
 
     @property
     def configuration(self) -> Configuration:
-        """The chosen configuration, in the form that points of the curve have."""
-        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, tree=self.tree), self.threshold
+        """The certified or else followed configuration, in the form that points of the curve have."""
+        slower = self.estimate if self.outcome == "certified-slower" else None
+        threshold, draft = (self.threshold, None) if slower is None else (slower.threshold, slower.draft)
+        return arm_of(self.rule, self.divergence, self.draft_length, self.policy, draft, self.tree), threshold
+
+
+def _shown_by(speed: Speed) -> Outcome:
+    """The outcome of a setting with these speeds that passed its test."""
+    unknown: Outcome = "certified-speed-unknown"
+    ends = speed.intervals
+    return unknown if ends is None else timed_outcome(unknown, ends.over_sd, ends.chosen, speed.wanted)

@@ -36,37 +36,41 @@ class SpeedIntervals(Part):
     """Confidence of each interval."""
 
 
-class SpeedFigures(Part):
-    """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
-    turn on the same problems."""
-
+class _EachOfThree(Part):
     target: Positive
     """Of the target alone."""
     sd: Positive
     """Of `sd` at its own best draft length."""
     chosen: Positive
     """Of the chosen configuration."""
+
+
+class AnswerSeconds(_EachOfThree):
+    """Seconds that a stream takes for each answer, from the same timing as the speeds. What writes longer texts may
+    make more tokens a second and still take longer."""
+
+
+class SpeedFigures(_EachOfThree):
+    """Speeds of the target alone, of `sd` at its own best draft length and of the chosen configuration, measured in
+    turn on the same problems."""
+
     timed: Count
     """Number of timed problems. 0: nothing was timed, and these are forecasts of the cost model."""
     intervals: SpeedIntervals | None = None
     """Their confidence intervals. null: forecasts have none."""
+    answer: AnswerSeconds | None = None
+    """How long answers take. null: nothing was timed."""
 
     @model_validator(mode="after")
-    def _a_forecast_has_no_intervals(self) -> Self:
-        if not self.timed and self.intervals is not None:
-            raise ValueError("timed is 0, but intervals are given; speeds that are only forecast have none")
+    def _a_forecast_has_no_clock(self) -> Self:
+        for name in ("intervals", "answer"):
+            if not self.timed and getattr(self, name) is not None:
+                raise ValueError(f"timed is 0, but {name} is given; speeds that are only forecast have none")
         return self
 
 
-class Forecasts(Part):
+class Forecasts(_EachOfThree):
     """The same three speeds by the cost model alone, timed or not, as the curve has them for these settings."""
-
-    target: Positive
-    """Of the target alone."""
-    sd: Positive
-    """Of `sd` at its own best draft length."""
-    chosen: Positive
-    """Of the chosen configuration."""
 
 
 class Speed(SpeedFigures):
@@ -91,6 +95,12 @@ class Speed(SpeedFigures):
     """Speeds of the same settings with one prompt at a time. null: not timed."""
     forecast: Forecasts | None = None
     """What the cost model forecast. null: the profile has an older schema."""
+
+    @property
+    def is_below_wanted(self) -> bool:
+        """Whether the chosen configuration is shown not to reach the requested speed, if there is one."""
+        highest = self.chosen if self.intervals is None else self.intervals.chosen[1]
+        return self.wanted is not None and highest < self.wanted
 
     @property
     def busy(self) -> bool:

@@ -54,8 +54,11 @@ def _forecast_of_2(point: Any) -> Any:
 
 
 def _from_3(content: dict[str, Any]) -> dict[str, Any]:
-    """Schema 3 had no digest, and one made later would not show that the threshold is the certified one."""
-    return content | {digest.FIELD: None}
+    """Schema 3 had no digest, and one made later would not show that the threshold is the certified one; and its
+    outcomes did not tell what was shown of speed."""
+    renamed = {"certified": "certified-speed-unknown", "lossless-suffices": "lossless"}
+    outcome = content.get("outcome")
+    return content | {digest.FIELD: None, "outcome": renamed.get(str(outcome), outcome)}
 
 
 _STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2, 3: _from_3}

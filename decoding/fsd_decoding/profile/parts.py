@@ -164,8 +164,7 @@ class Counts(Part):
 
 
 class Certificate(Counts):
-    """Results on the certification part for one configuration: the chosen one, the one that passed but was no faster
-    than `sd`, or the safest one if none passed."""
+    """Results on the certification part for one configuration: the chosen one, or the safest one if none passed."""
 
     certified: bool
     """Whether what was wanted is certified."""
@@ -273,9 +272,9 @@ class TokensPerRound(Part):
 
 
 class Estimate(Part):
-    """A configuration without a guarantee, which no decoder uses. If nothing was certified: the safest one tested, or
-    the fastest if speed was requested. If `sd` suffices: the one that was tested, or chosen without a test, and is no
-    faster."""
+    """A configuration that no decoder uses: the certified one, if it is slower than `sd`. If nothing was certified: the
+    safest one tested, or the fastest if speed was requested. In the outcome `lossless`: the one that was chosen without
+    a test, and is slower."""
 
     threshold: Amount
     """Its T."""
@@ -287,23 +286,46 @@ class Estimate(Part):
     """The id of its draft model, if it is not the profile's own."""
 
 
-class Truncation(Part):
-    """How many texts reached the limit on new tokens, or the end of the models' context, and may be cut short."""
+class TextCounts(Part):
+    """How many of the texts whose accuracy was measured are of some kind."""
 
-    max_new_tokens: Natural
-    """The limit."""
     texts: Natural
     """Number of texts, of each, whose accuracy was measured."""
     target: Count
-    """How many texts of the target alone reached either."""
+    """How many texts of the target alone are."""
     chosen: Count
-    """How many texts of the chosen configuration reached either."""
+    """How many texts of the chosen configuration are."""
 
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> Self:
         if max(self.target, self.chosen) > self.texts:
-            raise ValueError(f"{max(self.target, self.chosen)} texts are truncated, but there are only {self.texts}")
+            raise ValueError(f"{max(self.target, self.chosen)} texts are counted, but there are only {self.texts}")
         return self
+
+
+class Truncation(TextCounts):
+    """How many texts reached the limit on new tokens, or the end of the models' context, and may be cut short."""
+
+    max_new_tokens: Natural
+    """The limit."""
+
+
+class Repetition(TextCounts):
+    """How many texts end in a loop: in one passage, three times or more in a row, over at least 60 characters."""
+
+
+class Lengths(Part):
+    """Mean numbers of new tokens of the texts whose accuracy was measured."""
+
+    target: Positive
+    """Of the target alone."""
+    chosen: Positive
+    """Of the chosen configuration."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long the texts of the chosen configuration are as the target's."""
+        return self.chosen / self.target
 
 
 class NumericalChurn(Part):

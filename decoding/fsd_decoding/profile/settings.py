@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 from fsd_decoding.config import DecodingConfig
 from fsd_decoding.config_resolution import resolve
 from fsd_decoding.policies.threshold import ThresholdPolicy
-from fsd_decoding.profile.content import MET
 from fsd_decoding.profile.coverage import Coverage, DecodingSetting
 from fsd_decoding.profile.draft_shapes import DraftsByRule
 from fsd_decoding.profile.drift import Drift
 from fsd_decoding.profile.early_stop import early_stop
+from fsd_decoding.profile.outcome import MET
 from fsd_decoding.profile.parts import OWN_ENGINE
 from fsd_decoding.profile.policy import moved
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
@@ -93,7 +93,7 @@ def _with_early_stop(profile: ThresholdProfile, models: Sequence[Any], tokenizer
 
 
 def _coverage(profile: ThresholdProfile, config: DecodingConfig) -> Coverage:
-    certified = profile.certificate.certified and profile.bound
+    certified = profile.certificate.certified and profile.bound and profile.threshold is not None
     return Coverage(_setting(config), profile.task, certified, DraftsByRule.of(profile))
 
 

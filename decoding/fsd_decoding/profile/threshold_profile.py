@@ -16,9 +16,10 @@ from pydantic import PrivateAttr, ValidationError
 
 from fsd_decoding.errors import UsageError
 from fsd_decoding.notebook import html_of
-from fsd_decoding.profile.content import MET, ProfileContent
+from fsd_decoding.profile.content import ProfileContent
 from fsd_decoding.profile.digest import digest_of, edited_message
 from fsd_decoding.profile.io import file_of, first_problem, read, upgrade, write_atomically
+from fsd_decoding.profile.outcome import MET
 from fsd_decoding.profile.parts import IN_WORDS, OWN_ENGINE, ModelInfo
 from fsd_decoding.profile.selection import Choice, PointSelector
 from fsd_decoding.quantization import UNQUANTISED

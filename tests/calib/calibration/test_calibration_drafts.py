@@ -144,7 +144,7 @@ def test_what_was_tested_is_named_with_its_own_draft(tmp_path: Path, monkeypatch
     """Where lossless decoding suffices, with the draft that is best for that."""
     fix_speeds(monkeypatch, 0.8)
     made = run(tmp_path, "near", "far", min_acc=0.4, guarantee="population", draft_length=4)
-    assert made.outcome == "lossless-suffices"
+    assert made.outcome == "lossless"
     assert made.draft.id == "drafts/near"
     if made.estimate is not None:
         draft = made.estimate.draft or made.draft.id

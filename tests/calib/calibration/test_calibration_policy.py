@@ -81,7 +81,7 @@ def made(folder: Path) -> ThresholdProfile:
 
 @pytest.mark.slow
 def test_a_shape_is_certified_and_saved(made: ThresholdProfile, folder: Path) -> None:
-    assert made.outcome == "certified"
+    assert made.certificate.certified
     assert made.policy is not None
     assert made.policy.name == "schedule"
     assert made.certificate.certified
@@ -128,7 +128,7 @@ def test_an_interrupted_search_comes_to_the_same_end(made: ThresholdProfile, fol
 def test_other_families_are_found_tested_and_followed(policy: str, tmp_path: Path) -> None:
     made = run(tmp_path, threshold_policy=policy)
     assert made.policy is not None
-    assert (made.outcome, made.policy.name) == ("certified", policy)
+    assert (made.certificate.certified, made.policy.name) == (True, policy)
     following = decoder(made)
     texts = following.generate([p.prompt for p in TASK.problems[:40]], 12, ids=[p.id for p in TASK.problems[:40]])
     configuration = Configuration(made.rule, made.divergence, made.draft_length, made.threshold, made.policy.identity)

@@ -7,22 +7,33 @@ from typing import Any
 import pytest
 
 from fsd_calib.report.figures import main_figures
-from fsd_calib.report.opening import front_sheet, plain_sentence, verdict_section
-from support.calibration.profiles import FRONT, SD_SUFFICES, UNCERTIFIED, UNTESTED, profile
+from fsd_calib.report.opening import figures_sheet, front_sheet, plain_sentence, verdict_section
+from support.calibration.profiles import (
+    ANSWERS,
+    FAST_ENOUGH,
+    FRONT,
+    NOT_TIMED,
+    SLOWER,
+    UNCERTIFIED,
+    UNKNOWN,
+    UNTESTED,
+    profile,
+)
 
-FORECAST = {"speed.timed": 0, "speed.intervals": None}
 ABSOLUTE = {"certificate.acc": "absolute", "certificate.wanted": 0.9}
-LOSSLESS = {"certificate.lossless": True, "certificate.certified": False}
+OF_LOSSLESS = {"certificate.lossless": True, "certificate.certified": False}
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({}, "which kept 99.8% (at least 98.9%) and is 3.1 times as fast as the target alone; this holds on problems"),
-        (FORECAST, "and is forecast to be 3.1 times as fast as the target alone"),
-        (SD_SUFFICES | FORECAST, "plain sd suffices, which is forecast to make 51.0 tokens/s"),
+        (NOT_TIMED, "and is forecast to be 3.1 times as fast as the target alone"),
+        (NOT_TIMED | FAST_ENOUGH, "plain sd does so, which is forecast to make 51.0 tokens/s"),
         (ABSOLUTE, "with at least 90% accuracy; found fsd-coupled at T = 0.0625 on js with L = 5, which reached 93.1%"),
         ({"certificate.wanted": None, "speed.wanted": 60.0}, "and makes 61.5 tokens/s, 3.1 times the target's"),
+        (UNKNOWN, "which kept 99.8% (at least 98.9%) and is 3.1 times as fast as the target alone; this holds on"),
+        (SLOWER, "is 2.1 times as fast as the target alone, but is slower than sd, which decoders of this profile run"),
         (UNTESTED, "with L = 5, which is 3.1 times as fast as the target alone; nothing is certified"),
         ({"task": "agreement:my.jsonl"}, "keeps to the target's own text for at least 98% of prompts"),
         (FRONT, "found the points below, to choose from; their bounds hold together on problems like these"),
@@ -30,17 +41,23 @@ LOSSLESS = {"certificate.lossless": True, "certificate.certified": False}
             FRONT | {"curve": FRONT["curve"][:1]},
             "found no fuzzy setting that is expected to be faster than sd; nothing",
         ),
-        (SD_SUFFICES | ABSOLUTE | LOSSLESS, "that lossless decoding reaches what was asked holds on problems like"),
-        (UNCERTIFIED | LOSSLESS, "nothing is certified"),
+        (FAST_ENOUGH | ABSOLUTE | OF_LOSSLESS, "that lossless decoding reaches what was asked holds on problems like"),
+        (UNCERTIFIED | OF_LOSSLESS, "nothing is certified"),
     ],
 )
 def test_the_sentence_says_what_the_verdict_says(changes: dict[str, Any], says: str) -> None:
     assert says in plain_sentence(profile(changes))
 
 
+def test_seconds_per_answer_stand_beside_speeds() -> None:
+    assert figures_sheet(profile(ANSWERS)).headings[-1] == "seconds\n/answer"
+    assert [cells[-1] for cells in figures_sheet(profile(ANSWERS)).rows] == ["3.5", "1.37", "1.15"]
+    assert "seconds" not in "".join(figures_sheet(profile()).headings)
+
+
 def test_figures_of_the_target_are_not_shown_as_those_of_an_estimate() -> None:
     estimate = {"threshold": 0.25, "retention": 0.86, "lower_bound": None}
-    figures = main_figures(profile(UNCERTIFIED | LOSSLESS | {"estimate": estimate}))
+    figures = main_figures(profile(UNCERTIFIED | OF_LOSSLESS | {"estimate": estimate}))
     (chosen,) = [row for row in figures if row.which == "chosen"]
     assert (chosen.retention, chosen.retention_bound, chosen.accuracy_bound) == (0.86, None, None)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.calibration.profiles import TOO_SLOW, UNCERTIFIED, UNTESTED, values
+from support.calibration.profiles import TOO_SLOW, UNCERTIFIED, UNKNOWN, UNTESTED, values
 from support.calibration.reports import OUTCOMES, one_line, printed, printed_details, row
 
 
@@ -40,7 +40,7 @@ def test_marks_say_where_a_number_was_measured() -> None:
         in one_line(text)
     )
     assert "≥ lower bound at 96.9% confidence, individually and not corrected for the choice" in text
-    assert "interval" not in printed({"speed.intervals": None})
+    assert "interval" not in printed(UNKNOWN | {"speed.intervals": None})
 
 
 def test_without_a_test_numbers_are_the_tuning_parts() -> None:

@@ -11,7 +11,7 @@ from fsd_decoding.config import CallOverrides, DecodingConfig
 from fsd_decoding.decoder import SpeculativeDecoder
 from fsd_decoding.sampling import SETTINGS, Sampling
 from fsd_decoding.trees.shape import TreeShape
-from support.calibration.profiles import SD_SUFFICES, UNCERTIFIED, UNTESTED
+from support.calibration.profiles import FAST_ENOUGH, SLOWER, UNCERTIFIED, UNTESTED
 from support.messages import usage_error
 from support.models.followed_pair import (
     DOES_NOT_APPLY,
@@ -216,7 +216,7 @@ def test_an_attribute_that_is_assigned_is_told_of_too(attribute: str, value: Any
 
 
 def test_without_a_certificate_that_is_said_instead() -> None:
-    for outcome in (UNCERTIFIED, SD_SUFFICES):
+    for outcome in (UNCERTIFIED, FAST_ENOUGH, SLOWER):
         (message,) = warned(lambda: load(outcome, rule="fsd", threshold=0.5))  # noqa: B023
         assert message.startswith("rule is 'fsd' instead of '")
         assert message.endswith(UNKNOWN_COST)

@@ -24,7 +24,7 @@ from fsd_decoding.profile.draft_shapes import Drafts, DraftsByRule
 from fsd_decoding.profile.drift import WINDOW, Drift, expected_range
 from fsd_decoding.profile.parts import AcceptanceInfo, ModelInfo
 from fsd_decoding.sampling import Sampling
-from support.calibration.profiles import FRONT, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED
+from support.calibration.profiles import FAST_ENOUGH, FRONT, TOO_SLOW, UNCERTIFIED, UNTESTED
 from support.models.profile_decoders import decoder_with_profile, unique_profile
 from support.models.tiny_models import llama, word_tokenizer
 
@@ -268,5 +268,5 @@ def test_an_outcome_that_grants_nothing_is_warned_of(
 def test_where_sd_suffices_it_runs_without_a_warning(pair: tuple[Any, Any], unlike: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        decoder = decoder_with_profile(pair, unlike | SD_SUFFICES)
+        decoder = decoder_with_profile(pair, unlike | FAST_ENOUGH)
     assert (decoder.rule, decoder.draft_length) == ("sd", 4)

@@ -17,11 +17,14 @@ from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.parts import ModelInfo
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import (
+    ANSWERS,
+    FAST_ENOUGH,
     FRONT,
-    NOT_FASTER,
-    SD_SUFFICES,
+    LOSSLESS,
+    SLOWER,
     TOO_SLOW,
     UNCERTIFIED,
+    UNKNOWN,
     UNTESTED,
     profile,
     simultaneous,
@@ -32,12 +35,12 @@ from support.models.tiny_models import VOCABULARY, llama
 # The schema
 
 
-OUTCOMES = (UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT)
+OUTCOMES = (UNKNOWN, SLOWER, UNCERTIFIED, TOO_SLOW, FAST_ENOUGH, LOSSLESS, UNTESTED, FRONT)
 
 
 def test_outcomes_say_whether_the_request_was_met() -> None:
     assert profile().met
-    assert [profile(outcome).met for outcome in OUTCOMES] == [False, False, True, True, True, True]
+    assert [profile(outcome).met for outcome in OUTCOMES] == [True, True, False, False, True, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_outcomes_say_whether_the_request_was_met() -> None:
         ({"certificate.difference": 0.5}, "difference is 0.5, but the counts give"),
         (
             {"truncation": {"max_new_tokens": 9, "texts": 5, "target": 0, "chosen": 6}},
-            "6 texts are truncated, but there are only 5",
+            "6 texts are counted, but there are only 5",
         ),
         ({"curve.4.problems": 699}, "counts add up to 700, but problems is 699"),
         ({"certificate.problems": 699}, "counts add up to 700, but problems is 699"),
@@ -73,20 +76,31 @@ def test_outcomes_say_whether_the_request_was_met() -> None:
         ({"curve.3.simultaneous": True}, "simultaneous is true, but lower_bound is null"),
         ({"lossy": False}, "lossy is False, but threshold is 0.0625"),
         ({**UNCERTIFIED, "lossy": True}, "lossy is True, but threshold is None"),
-        ({"certificate.certified": False}, "certified is False, but outcome is 'certified'"),
+        ({"certificate.certified": False}, "certified is False, but outcome is 'certified-faster'"),
         ({"outcome": "not-certified"}, "certified is True, but outcome is 'not-certified'"),
         ({"outcome": "not-certified", "certificate.certified": False}, "belongs in estimate"),
         ({"threshold": None, "lossy": False}, "but threshold is None"),
         ({**UNTESTED, "threshold": None, "lossy": False}, "but threshold is None"),
         ({**UNTESTED, "certificate.guarantee": "population"}, "'untested', but certificate.guarantee is 'population'"),
-        ({"speed.wanted": 61.6}, "'certified', but the speed, 61.5 tokens/s, is below speed.wanted, 61.6"),
-        ({**SD_SUFFICES, "speed.wanted": 52.0}, "but the speed, 51.0 tokens/s, is below speed.wanted, 52.0"),
+        ({**UNKNOWN, "certificate.certified": False}, "is False, but outcome is 'certified-speed-unknown'"),
+        ({**SLOWER, "certificate.certified": False}, "is False, but outcome is 'certified-slower'"),
+        ({**UNKNOWN, "threshold": None, "lossy": False}, "but threshold is None"),
+        ({**SLOWER, "estimate": None}, "threshold is None and estimate null; exactly one of them"),
+        ({**SLOWER, "threshold": 0.0625, "lossy": True}, "threshold is 0.0625 and estimate given; exactly one of"),
+        ({"speed.intervals.over_sd": [1.0, 1.23]}, "'certified-faster', but the intervals of speed show"),
+        ({"speed.intervals": None}, "'certified-faster', but the intervals of speed show 'certified-speed-unknown'"),
+        ({"speed.wanted": 60.3}, "'certified-faster', but the intervals of speed show 'certified-speed-unknown'"),
+        ({**SLOWER, "speed.intervals.over_sd": [0.82, 1.0]}, "'certified-slower', but the intervals of speed show"),
+        ({**TOO_SLOW, "estimate": UNCERTIFIED["estimate"], "speed.wanted": 62.8}, "may reach speed.wanted, 62.8"),
+        ({"speed.timed": 0, "speed.intervals": None, **ANSWERS}, "timed is 0, but answer is given"),
+        ({**ANSWERS, "repetition.chosen": 701}, "701 texts are counted, but there are only 700"),
+        ({**FAST_ENOUGH, "speed.wanted": 52.0}, "but the speed, 51.0 tokens/s, is below speed.wanted, 52.0"),
         ({**TOO_SLOW, "speed.wanted": None}, "speed.wanted is null"),
         ({"speed.intervals.sd": [51.0, 50.0]}, "is not an interval"),
-        ({"speed.timed": 0}, "timed is 0, but intervals are given"),
+        ({"speed.timed": 0}, "timed is 0, but intervals is given"),
         ({"numerical_churn.outcomes_flipped": 2}, "only a changed text flips"),
         ({"numerical_churn.texts_changed": 701}, "only a changed text flips"),
-        ({"outcome": "splendid"}, "Input should be 'certified'"),
+        ({"outcome": "splendid"}, "Input should be 'certified-faster'"),
         ({"data.split": "random"}, "content-hash"),
         ({"schema_version": 5}, "Input should be 4"),
     ],
@@ -118,11 +132,18 @@ def test_without_a_threshold_the_lossless_rule_runs(rule: str, lossless: str) ->
     assert profile({**UNCERTIFIED, "rule": rule}).effective_rule == lossless
 
 
+def test_what_is_certified_and_slower_is_followed_only_where_its_threshold_is_kept() -> None:
+    slow = profile(SLOWER)
+    assert (slow.effective_rule, slow.effective_draft_length, slow.certificate.certified) == ("sd", 4, True)
+    kept = profile(SLOWER | {"threshold": 0.0625, "lossy": True, "estimate": None})
+    assert (kept.effective_rule, kept.effective_draft_length, kept.met) == ("fsd-coupled", 5, True)
+
+
 def test_where_sd_suffices_it_runs_at_its_own_draft_length() -> None:
-    made = profile(SD_SUFFICES)
+    made = profile(FAST_ENOUGH)
     assert (made.effective_rule, made.effective_draft_length) == ("sd", 4)
     assert profile(TOO_SLOW).effective_draft_length == 4
-    assert profile({**SD_SUFFICES, "sd_draft_length": None}).effective_draft_length == 5
+    assert profile({**FAST_ENOUGH, "sd_draft_length": None}).effective_draft_length == 5
 
 
 # The file
@@ -274,6 +295,11 @@ def test_of_several_bounds_only_the_certified_choice_stays_certified() -> None:
     assert both.at(min_speed=61).threshold == profile().at(min_speed=61).threshold == 0.0625
     with pytest.raises(UsageError, match=r"the measured point with the highest retention is .*; set a lower min_acc$"):
         profile().at(min_acc=0.999, certified=False)  # 1.0 was sd's
+
+
+def test_what_is_certified_and_slower_may_be_chosen_by_its_certificate() -> None:
+    both = profile(second_certified(0.07, 0.985) | SLOWER)
+    assert (both.at(min_acc=0.98).threshold, both.at(min_acc=0.98).certified) == (0.0625, True)
 
 
 def test_of_simultaneous_bounds_any_may_be_chosen() -> None:

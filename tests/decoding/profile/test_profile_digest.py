@@ -16,7 +16,7 @@ from fsd_decoding.adaptive.speed_budget import SpeedBudget
 from fsd_decoding.errors import UsageError
 from fsd_decoding.profile.settings import profile_config
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
-from support.calibration.profiles import FRONT, SD_SUFFICES, UNCERTIFIED, UNTESTED, profile, values
+from support.calibration.profiles import FAST_ENOUGH, FRONT, UNCERTIFIED, UNTESTED, profile, values
 from support.paths import FILES
 
 OLD = [FILES / f"profile-{version}.json" for version in (1, 2, 3)]
@@ -188,12 +188,12 @@ def test_decoders_refuse_what_is_edited(saved: Path) -> None:
 def test_a_warning_says_what_the_digest_does_not_show() -> None:
     edited = profile().model_copy(update={"threshold": 0.9})
     assert "does not cover" in str(edited.digest_doubt())
-    for changes in ({}, UNCERTIFIED, SD_SUFFICES, FRONT):
+    for changes in ({}, UNCERTIFIED, FAST_ENOUGH, FRONT):
         assert "calibrate again" in str(ThresholdProfile.model_validate(values(changes)).digest_doubt())
         assert profile(changes).digest_doubt() is None
 
 
-@pytest.mark.parametrize("changes", [{}, SD_SUFFICES, FRONT, UNTESTED], ids=lambda changes: changes.get("outcome"))
+@pytest.mark.parametrize("changes", [{}, FAST_ENOUGH, FRONT, UNTESTED], ids=lambda changes: changes.get("outcome"))
 def test_a_file_whose_digest_was_taken_out_certifies_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     """A front used to load in silence, and `at` to call its typed bounds certified."""
     profile(changes).save(tmp_path / "profile.json")

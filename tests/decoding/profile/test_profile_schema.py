@@ -15,11 +15,13 @@ from fsd_decoding.profile.io import SCHEMA_VERSION, upgrade
 from fsd_decoding.profile.json_schema import schema_text
 from fsd_decoding.profile.threshold_profile import ThresholdProfile
 from support.calibration.profiles import (
+    FAST_ENOUGH,
     FRONT,
-    NOT_FASTER,
-    SD_SUFFICES,
+    LOSSLESS,
+    SLOWER,
     TOO_SLOW,
     UNCERTIFIED,
+    UNKNOWN,
     UNTESTED,
     profile,
     values,
@@ -27,6 +29,7 @@ from support.calibration.profiles import (
 from support.json_schema import schema_errors
 from support.paths import FILES
 
+NOW = {"schema_version": 4, "outcome": "certified-speed-unknown"}  # what older files say of speed is not read
 OLD = FILES / "profile-1.json"  # as schema 1 wrote it
 LAST = FILES / "profile-3.json"  # before there was a digest
 EARLIER = FILES / "profile-2.json"  # of a real calibration, before its schema's later fields
@@ -78,7 +81,9 @@ def _descriptions(schema: Any, path: str = "$") -> dict[str, Any]:
     return own | {k: v for key, one in schema.items() for k, v in _descriptions(one, f"{path}.{key}").items()}
 
 
-@pytest.mark.parametrize("changes", [{}, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT])
+@pytest.mark.parametrize(
+    "changes", [{}, UNKNOWN, SLOWER, UNCERTIFIED, TOO_SLOW, FAST_ENOUGH, LOSSLESS, UNTESTED, FRONT]
+)
 def test_saved_profiles_match_the_schema(changes: dict[str, Any]) -> None:
     assert schema_errors(json.loads(profile(changes).model_dump_json()), json.loads(committed(SCHEMA_VERSION))) == []
 
@@ -125,7 +130,8 @@ def test_the_schema_of_old_files_still_describes_them() -> None:
 
 def test_old_files_load() -> None:
     loaded = ThresholdProfile.load(OLD)
-    assert (loaded.schema_version, loaded.outcome, loaded.met) == (4, "certified", False)  # nothing binds it
+    assert (loaded.schema_version, loaded.outcome) == (4, "certified-speed-unknown")
+    assert not loaded.met  # nothing binds it
     assert (loaded.threshold, loaded.sd_draft_length, loaded.seeds) == (0.0625, 5, 1)
     assert (loaded.certificate.acc, loaded.certificate.guarantee) == ("retention", "population")
     assert (loaded.acceptance, loaded.effort, loaded.certificate.attempt) == (None, None, None)
@@ -139,7 +145,7 @@ def test_files_of_schema_2_load_and_mean_the_same() -> None:
     content, loaded = json.loads(EARLIER.read_text(encoding="utf-8")), ThresholdProfile.load(EARLIER)
     assert schema_errors(content, json.loads(committed(2))) == []
     assert [p.forecast for p in loaded.curve] == [p.pop("tokens_per_second") for p in content["curve"]]
-    assert _kept(content | {"schema_version": 4}, json.loads(loaded.model_dump_json())) == []
+    assert _kept(content | NOW, json.loads(loaded.model_dump_json())) == []
     assert (loaded.effective_rule, loaded.effective_draft_length, loaded.lossy) == ("fsd-coupled", 2, True)
     assert (loaded.threshold, loaded.certificate.certified) == (0.9942314547331697, True)
     assert not loaded.at(min_acc=0.7, certified=False).certified
@@ -148,7 +154,7 @@ def test_files_of_schema_2_load_and_mean_the_same() -> None:
 def test_files_of_schema_3_load_and_mean_the_same() -> None:
     content, loaded = json.loads(LAST.read_text(encoding="utf-8")), ThresholdProfile.load(LAST)
     assert schema_errors(content, json.loads(committed(3))) == []
-    assert _kept(content | {"schema_version": 4}, json.loads(loaded.model_dump_json())) == []
+    assert _kept(content | NOW, json.loads(loaded.model_dump_json())) == []
     assert loaded.digest is None
 
 

@@ -21,7 +21,7 @@ from fsd_collectors.replay.cost import CostModel
 
 _PIECES = 20
 _PACES = {"target": 50.0, "sd": 100.0}  # tokens/s
-_COSTS = CostModel(draft_step=0.2, verify=1.0, position=0.01)
+_COSTS = CostModel(draft_step=0.002, verify=0.01, position=0.0001)  # seconds
 
 
 def fix_speeds(monkeypatch: pytest.MonkeyPatch, over_sd: float, spread: float = 0.0) -> None:

@@ -19,7 +19,7 @@ VALUES: dict[str, Any] = {
     "schema_version": 4,
     "digest": None,
     "created": "2026-01-02T03:04:05Z",
-    "outcome": "certified",
+    "outcome": "certified-faster",
     "task": "arithmetic",
     "data": {"source": "generated", "fingerprint": "d", "split": "content-hash", "tuning": 300,
              "certification": 700},
@@ -88,8 +88,18 @@ _NOTHING_CHOSEN: dict[str, Any] = {
     "threshold": None, "lossy": False, "certificate.certified": False, "certificate.wanted": None,
 }  # fmt: skip
 TOO_SLOW = {**_NOTHING_CHOSEN, "outcome": "too-slow", "speed.wanted": 90.0}
-SD_SUFFICES = {**_NOTHING_CHOSEN, "outcome": "lossless-suffices", "speed.wanted": 50.0}
-NOT_FASTER = {**_NOTHING_CHOSEN, "outcome": "lossless-suffices", "certificate.wanted": 0.98}
+FAST_ENOUGH = {**_NOTHING_CHOSEN, "outcome": "lossless", "speed.wanted": 50.0}
+LOSSLESS = {**_NOTHING_CHOSEN, "outcome": "lossless", "certificate.wanted": 0.98}
+UNKNOWN = {"outcome": "certified-speed-unknown", "speed.intervals.over_sd": [0.97, 1.48]}
+NOT_TIMED = {"outcome": "certified-speed-unknown", "speed.timed": 0, "speed.intervals": None}
+SLOWER: dict[str, Any] = {
+    "outcome": "certified-slower", "threshold": None, "lossy": False, "estimate": UNCERTIFIED["estimate"],
+    "speed.chosen": 43.0, "speed.intervals.chosen": [42.0, 44.0], "speed.intervals.over_sd": [0.82, 0.87],
+}  # fmt: skip
+ANSWERS: dict[str, Any] = {
+    "speed.answer": {"target": 3.5, "sd": 1.37, "chosen": 1.152}, "lengths": {"target": 70.0, "chosen": 70.7},
+    "repetition": {"texts": 700, "target": 0, "chosen": 14},
+}  # fmt: skip
 UNTESTED: dict[str, Any] = {
     "outcome": "untested",
     "curve": VALUES["curve"][:3],

@@ -9,13 +9,25 @@ from typing import Any
 from rich.console import Console
 
 from fsd_calib.report.console import print_details, print_report
-from support.calibration.profiles import FRONT, NOT_FASTER, SD_SUFFICES, TOO_SLOW, UNCERTIFIED, UNTESTED, profile
+from support.calibration.profiles import (
+    FAST_ENOUGH,
+    FRONT,
+    LOSSLESS,
+    SLOWER,
+    TOO_SLOW,
+    UNCERTIFIED,
+    UNKNOWN,
+    UNTESTED,
+    profile,
+)
 
 HARM: dict[str, Any] = {
     "certificate.harm": 3 / 653, "certificate.harm_upper_bound": 0.01251, "certificate.difference": -1 / 700,
     "certificate.difference_interval": [-0.0084, 0.0056],
 }  # fmt: skip
-OUTCOMES: tuple[dict[str, Any], ...] = ({}, HARM, UNCERTIFIED, TOO_SLOW, SD_SUFFICES, NOT_FASTER, UNTESTED, FRONT)
+OUTCOMES: tuple[dict[str, Any], ...] = (
+    {}, UNKNOWN, SLOWER, HARM, UNCERTIFIED, TOO_SLOW, FAST_ENOUGH, LOSSLESS, UNTESTED, FRONT,
+)  # fmt: skip
 
 
 def one_line(text: str) -> str:

@@ -35,8 +35,8 @@ def saved(folder: Path) -> tuple[Path, Path]:
     return folder / "target", folder / "draft"
 
 
-def tiny_decoder(seed: int = 0) -> SpeculativeDecoder:
-    return SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=seed)
+def tiny_decoder(seed: int = 0, **settings: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder(*related(seed=1, spread=0.05), word_tokenizer(), seed=seed, **settings)
 
 
 def ragged_prompts(count: int) -> list[list[int]]:

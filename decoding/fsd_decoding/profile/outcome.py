@@ -1,0 +1,42 @@
+"""Outcomes of a calibration: the test alone certifies accuracy, then the clock alone says what is known of speed."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Outcome = Literal[
+    "certified-faster", "certified-speed-unknown", "certified-slower", "not-certified", "too-slow", "untested", "front",
+    "lossless",
+]  # fmt: skip
+CERTIFIED: Final = ("certified-faster", "certified-speed-unknown", "certified-slower")
+"""Outcomes in which the test passed, whatever the clock showed."""
+FOLLOWED: Final = ("certified-faster", "certified-speed-unknown", "untested")
+"""Outcomes in which decoders always run the chosen setting."""
+MET: Final = (*CERTIFIED, "untested", "lossless", "front")
+"""Outcomes in which the calibration reached what was requested."""
+
+
+def timed_outcome(
+    tested: Outcome, over_sd: tuple[float, float], chosen: tuple[float, float], wanted: float | None = None, *,
+    lossless_meets: bool = True,
+) -> Outcome:  # fmt: skip
+    """Returns the outcome after timing: of a setting that would be followed, by the intervals [low, high] of its speed.
+
+    Args:
+        tested: the outcome before: of what passed its test `certified-speed-unknown`. One that follows nothing stands.
+        over_sd: of its speed divided by that of `sd`.
+        chosen: of its speed.
+        wanted: the speed that was requested; None: the highest was, so it is compared with `sd`.
+        lossless_meets: whether `sd` does what was requested, too.
+    """
+    if tested not in FOLLOWED:
+        return tested
+    if wanted is not None and chosen[1] < wanted:
+        return "too-slow"
+    slower = over_sd[1] < 1
+    if tested == "untested":
+        return "lossless" if slower and lossless_meets else "untested"
+    if slower:
+        return "certified-slower"
+    shown = over_sd[0] > 1 if wanted is None else chosen[0] >= wanted
+    return "certified-faster" if shown else "certified-speed-unknown"
