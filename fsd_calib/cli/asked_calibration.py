@@ -8,6 +8,7 @@ from pathlib import Path
 from fsd_calib.calibration.api import Calibration
 from fsd_calib.calibration.recertify import decoding_of
 from fsd_calib.calibration.run_config import RunConfig
+from fsd_calib.cli.options import default_pair
 from fsd_calib.cli.requested import Requested
 from fsd_calib.progress import Progress
 from fsd_calib.tasks.registry import load_task
@@ -43,7 +44,7 @@ def calibration_of(asked: Requested, progress: Progress) -> Calibration:
 
 def first_prompt(asked: Requested) -> str:
     """Returns the prompt of the first problem. Reads the tokenizer, and no weights."""
-    tokenizer = load_tokenizer(asked.target_and_drafts[0], asked.loaded.target)
+    tokenizer = load_tokenizer(asked.target or default_pair(asked.task)[0], asked.loaded.target)
     data = asked.of_run("data")
     problems = load_task(asked.task, asked.seed, asked.of_run("limit"), data and Path(data), tokenizer).problems
     return problems[0].prompt

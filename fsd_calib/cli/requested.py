@@ -75,13 +75,17 @@ class Requested:
         return named_task(task, self.problems.subjects)
 
     @property
+    def target(self) -> str | None:
+        """The target that is given, or that of the profile; None: it is the task's default."""
+        given = self.models.target or (self.file and self.file.target) or None
+        return given if self.certified is None else given or self.certified.target.id
+
+    @property
     def target_and_drafts(self) -> tuple[str, list[Any]]:
-        """Target and drafts: those given, those of the profile, or the task's defaults."""
-        target = self.models.target or (self.file and self.file.target) or None
+        """Target and drafts: those given, those of the profile, or the task's default pair."""
         if self.certified is not None and not (self.drafters.models or self.drafters.heads):
-            return models_of(self.certified, target)
-        usual = target if self.certified is None else target or self.certified.target.id
-        return self.drafters.with_target(self.task, usual)
+            return models_of(self.certified, self.target)
+        return self.drafters.with_target(self.task, self.target)
 
     @property
     def drafters(self) -> Drafters:

@@ -23,7 +23,8 @@ from support.messages import error_line
 from support.models import tiny_calibration
 
 EVERYTHING = [
-    "--task", "arithmetic", "--min-acc", "0.9", "--confidence", "0.9", "--draft", "a", "--draft", "b", "--attn", "sdpa",
+    "--task", "arithmetic", "--min-acc", "0.9", "--confidence", "0.9", "--target", "t", "--draft", "a", "--draft", "b",
+    "--attn", "sdpa",
     "--draft-attn", "eager", "--rule", "fsd,fsd-sd", "--divergence", "tv", "--draft-length", "2-4",
     "--threshold-policy", "constant,schedule", "--temperature", "0.6", "--top-k", "9", "--seed", "7", "--seeds", "2",
     "--limit", "500", "--no-timing", "--compile", "off", "--workers", "1", "--storage", "study.db",
