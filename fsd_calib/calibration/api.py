@@ -283,7 +283,8 @@ class Calibration:
                 )  # fmt: skip
                 plan = replace(
                     ready.plan, memory=memory, compile=ready.facts.compile, devices=opened.devices,
-                    on_cpu=opened.on_cpu, engine=engine.info, attempt=ready.facts.attempt,
+                    on_cpu=opened.on_cpu, engine=engine.info,
+                    attempt=None if self.goal.explore else ready.facts.attempt,
                 )  # fmt: skip
                 yield replace(ready, plan=plan, seconds=time.monotonic() - began)
 
@@ -295,7 +296,7 @@ class Calibration:
         """
         parts, goal = parts_of(task), self.goal
         count = len(parts.certification)
-        if goal.guarantee != "none":
+        if not goal.explore:
             seeds = 1 if self.decoding.sampling.greedy else self.config.seeds
             check_enough(claim_of(goal, count), count, attempt_level(goal.confidence, 1), seeds=seeds)
         self._timing.check_enough(parts, goal.serve_batch)

@@ -64,8 +64,8 @@ def _check_certifies(calibration: Calibration, engines: Sequence[str]) -> None:
             f"engines are {named}, which can certify one setting in turn, not search for it; calibrate with one of "
             "them, then certify its profile with both"
         )
-    if calibration.goal.guarantee == "none":
-        raise UsageError(f"engines are {named}, and --guarantee none certifies nothing; give one engine")
+    if calibration.goal.explore:
+        raise UsageError(f"engines are {named}, and --explore certifies nothing; give one engine")
 
 
 def _of(calibration: Calibration, engines: Sequence[str], place: int, attempt: int | None) -> Calibration:

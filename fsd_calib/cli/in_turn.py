@@ -63,7 +63,7 @@ def planned(calibration: Calibration, engines: Sequence[str], silent: bool) -> l
     """
     found: list[dict[str, Any]] = []
 
-    def plan(one: Calibration) -> int:
+    def plan(one: Calibration) -> int | None:
         made = one.plan()
         if not silent:
             console = LiteralConsole()

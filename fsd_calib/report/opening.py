@@ -16,7 +16,7 @@ from fsd_decoding.profile.threshold_profile import ThresholdProfile
 _EQUALS = "\u00a0=\u00a0"  # on a phone lines break elsewhere
 _BADGES: dict[str, tuple[str, Tone]] = {
     "certified": ("Certified", "good"), "not-certified": ("Not certified", "bad"), "too-slow": ("Too slow", "bad"),
-    "lossless-suffices": ("Lossless decoding suffices", "good"), "untested": ("Untested", "bad"),
+    "lossless-suffices": ("Lossless decoding suffices", "good"), "untested": ("Explored, not certified", ""),
     "front": ("A front to choose from", ""),
 }  # fmt: skip
 

@@ -38,6 +38,8 @@ def _certified(profile: ThresholdProfile) -> str:
 
 def _not_certified(profile: ThresholdProfile) -> str:
     c, subject = profile.certificate, "no threshold"
+    if c.guarantee == "none":
+        return f"Explored: no setting was found that is expected to decode faster. {_runs_lossless(profile)}"
     outcome = "Not certified: what was tested has no bound."
     if c.lossless:
         subject = "not even the target alone, and so no lossless decoding,"
@@ -66,8 +68,6 @@ def _lossless_suffices(profile: ThresholdProfile) -> str:
             f"At {exact(c.confidence)} confidence lossless decoding {_claim(profile, exact(c.wanted))} "
             f"{LIKE[c.guarantee]}. No fuzzy setting was shown both to do so and to be faster than {than}"
         )
-    elif c.acc == "absolute" and c.guarantee == "none":
-        outcome += " Whether plain sd reaches the requested accuracy was not tested (--guarantee none)."
     elif profile.estimate is not None:
         outcome = f"{_no_faster(profile)} There is no need to lose accuracy."
     return f"{outcome.strip()} Decoders that follow this profile run {profile.effective_rule}."
@@ -95,17 +95,22 @@ def _no_faster(profile: ThresholdProfile) -> str:
 
 def _too_slow(profile: ThresholdProfile) -> str:
     outcome = "Too slow: the setting that was chosen by its forecast did not reach the requested speed when timed."
-    if profile.certificate.guarantee == "none":
-        outcome = "Too slow: no setting that was tried reaches the requested speed."
-    elif not profile.certificate.problems:
+    if not profile.certificate.problems:
         outcome = "Too slow: no setting that was tried is forecast to reach the requested speed, so none was tested."
     return " ".join(filter(None, (outcome, _runs_lossless(profile), _estimate(profile))))
 
 
 def _untested(profile: ThresholdProfile) -> str:
+    """What --explore came to."""
+    point = next((p for p in profile.curve if p.configuration == profile.configuration and p.interval), None)
+    estimate = ""
+    if point is not None and point.interval is not None:
+        low, high = map(percent, point.interval)
+        at = f"at {exact(profile.certificate.confidence)} confidence, on {point.problems} problems of the tuning part"
+        estimate = f" has an estimated retention of {percent(point.retention)} ({low} to {high} {at})"
     return (
-        f"Untested: {_chosen(profile)} was chosen on the tuning part and tested on no other problems (--guarantee "
-        "none). A setting looks better on the problems it was chosen on than it is on others."
+        f"Explored: {_chosen(profile)}{estimate or ' was chosen on the tuning part'}. It looks better on these "
+        "problems, which it was chosen on, than on others. Nothing is certified (--explore), and no attempt was spent."
     )
 
 

@@ -61,7 +61,7 @@ class ProfileContent(Part):
     outcome: Outcome
     """certified: `threshold` is certified. not-certified: no candidate passed the test. lossless-suffices: plain `sd`
     reaches the requested speed, or retains what was requested while no fuzzy candidate that does is surely faster.
-    too-slow: nothing reaches the requested speed. untested: the test was waived (--guarantee none). front: the whole
+    too-slow: nothing reaches the requested speed. untested: the calibration explored (--explore). front: the whole
     curve was requested, and no point was chosen."""
     task: str
     """Name of the task."""
@@ -171,7 +171,7 @@ class ProfileContent(Part):
         speed = self.speed
         if self.outcome == "too-slow" and speed.wanted is None:
             raise ValueError("outcome is 'too-slow', but speed.wanted is null; it must be the requested speed")
-        claimed = {"lossless-suffices": speed.sd, "certified": speed.chosen, "untested": speed.chosen}
+        claimed = {"lossless-suffices": speed.sd, "certified": speed.chosen}
         measured = claimed.get(self.outcome)
         if speed.wanted is not None and measured is not None and measured < speed.wanted:
             raise ValueError(

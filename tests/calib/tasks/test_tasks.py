@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fsd_calib.tasks import TASKS, Task, load_task
 from fsd_calib.tasks.base import Example, pick
-from fsd_data.problems import GeneratedProblem, fresh, generate, part_of
+from fsd_data.problems import GeneratedProblem, fresh, part_of
 from support.calibration.task_files import PROBLEMS, QWEN, lines, load_refusal, tokenizer_of, write_file
 from support.paths import GSM8K
 
