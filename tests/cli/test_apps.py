@@ -310,6 +310,19 @@ def test_generate_says_where_a_threshold_leaves_the_certificate(tiny_profile: di
             assert generate(*common, "--threshold", same) == 0
 
 
+def test_generate_says_what_it_follows(
+    tiny_profile: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile(tiny_profile).save(tmp_path / "profile.json")
+    common = ["--profile", str(tmp_path), "--max-new-tokens", "10", "--device", "cpu", "How many?"]
+    whose = f"following profile {str(tmp_path)!r} of task {tiny_profile.get('task', 'arithmetic')!r}"
+    for more, line in (([], f"{whose}: LOSSY, drafted tokens"), (["--threshold", "-1"], f"lossless: {whose}, with")):
+        assert generate(*common, *more) == 0
+        assert f"fsd-generate: {line}" in capsys.readouterr().err
+    assert generate(*common, "--quiet") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_generate_refuses_other_models(
     tiny_profile: dict[str, Any], tiny_pair: tuple[Path, Path], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
