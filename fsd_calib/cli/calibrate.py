@@ -85,7 +85,7 @@ def command(
     task_kind(asked.task)  # raises UsageError if it is unknown
     if not files.show_prompt:
         asked.check()
-        check_writable(asked.folder, _EARLIER)
+        check_writable(asked.out or asked.usual_folder, _EARLIER)
     load_libraries(progress)
 
     from fsd_calib.calibration.saved_run import save_run
@@ -104,7 +104,7 @@ def command(
                 reply_json(NAME, {"plans": plans})
             return
         done = in_turn.run(calibration, asked.engines, plan=not output.quiet, report=not output.as_json)
-    save_run(calibration, asked.certify, asked.engines)
+    save_run(calibration, next(iter(done.profiles), None), asked.certify, asked.engines)
     if output.as_json:
         reply_json(NAME, done.result)
     if not done.met and not calibration.goal.explore:

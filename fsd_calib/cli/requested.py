@@ -130,13 +130,18 @@ class Requested:
         return tuple(self.of_run("engine"))
 
     @property
-    def folder(self) -> Path:
-        """Where the profile is written."""
-        if self.of_run("out") is not None:
-            return Path(self.of_run("out"))
-        # One engine's profile does not replace another's, nor a certified setting a searched one.
+    def out(self) -> Path | None:
+        """Where the profile is written; None: nothing says so."""
+        given = self.of_run("out")
+        return None if given is None else Path(given)
+
+    @property
+    def usual_folder(self) -> Path:
+        """Where the first such calibration is written if nothing says where."""
+        # One engine's profile does not replace another's, nor a certified setting or an estimate a searched one.
         of_engine = "-vllm" if self.engines == ("vllm",) else ""  # of several each has a folder of its own in it
-        return Path("fsd-profile") / (folder_name(self.task) + of_engine + "-certified" * (self.certify is not None))
+        kind = "-certified" * (self.certify is not None) + "-explored" * self.goal.explore
+        return Path("fsd-profile") / (folder_name(self.task) + of_engine + kind)
 
     @property
     def sampling(self) -> SamplingOptions:

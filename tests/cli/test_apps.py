@@ -166,9 +166,13 @@ sys.exit(code)
     )
 
 
-def test_the_check_of_the_folder_leaves_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert calibrate(*GOOD, "--out", str(tmp_path / "new"), "--divergence", "kl") == 2
-    assert list((tmp_path / "new").iterdir()) == []
+def test_bad_input_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert calibrate(*GOOD, "--out", "deep/new", "--divergence", "kl") == 2
+    assert calibrate(*GOOD, "--divergence", "kl") == 2
+    assert calibrate(*GOOD, "--limit", "20", "--cache", "c", "--state", "s") == 2
+    assert not (tmp_path / "deep").exists()
+    assert not (tmp_path / "fsd-profile").exists()
 
 
 @pytest.mark.parametrize(
